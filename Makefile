@@ -1,0 +1,59 @@
+# The one door. `make` alone lists what there is; every target makes or refreshes .venv first, if it has to.
+# Needs Python 3.11-3.14 and make. PYTHON=/path/to/python picks the interpreter.
+MAKEFLAGS += --no-print-directory
+BIN := .venv/bin
+FAST_TESTS = $(wildcard tests/unit tests/property)
+BENCH = $(BIN)/postdate bench
+
+# A setting of the caller's shell must not decide how tests come out.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV SPARK_HOME JAVA_TOOL_OPTIONS
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo lint check test bench services-up services-down lock fmt docs clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+install: ## make .venv from the pinned requirements, or bring it up to date
+	@PYTHON="$(PYTHON)" scripts/bootstrap
+
+demo: install ## run the demo
+	$(BIN)/postdate demo
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+check: lint ## lint, formatting, types, import rules and the fast tests: under a minute
+	$(BIN)/pytest -q $(FAST_TESTS)
+
+test: lint ## all of check, and every other test
+	@$(MAKE) services-up
+	$(BIN)/pytest
+
+bench: install ## measure this machine with the embedded store and transport
+	$(BENCH) drain --store sqlite --transport local
+	$(BENCH) backlog --store sqlite --transport local
+	$(BENCH) lateness --store sqlite --transport local
+
+services-up: ## start the servers the tests need
+	@scripts/services up
+
+services-down: ## stop them
+	@scripts/services down
+
+lock: install ## write the requirement files anew from pyproject.toml (UPGRADE=1: newest versions)
+	scripts/lock $(if $(UPGRADE),--upgrade)
+
+fmt: install ## format, and mend what ruff can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: install ## run every snippet and command line of the documentation
+	$(BIN)/pytest tests/docs
+
+clean: ## remove .venv and everything generated
+	rm -rf .venv build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache spark-warehouse metastore_db derby.log
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,42 @@
+"""Time to be received: when a message is past its use. The rule itself, pure. Source: specification 2.4."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from postdate.errors import InvalidTimestamp
+from postdate.messages import Headers, expires_at_of, format_timestamp, parse_time_span, parse_timestamp
+
+
+def discard_reason(headers: Mapping[str, str], now: datetime, allowance: timedelta = timedelta(0)) -> str | None:
+    """Return why a received message is to be discarded, or ``None`` when it still counts.
+
+    Two rules: the time to be received counts from the time sent and needs both headers; the absolute expiry stands for
+    itself. Both are strict: at the very instant of expiry a message is still processed.
+
+    Args:
+        headers: of the received message.
+        now: UTC.
+        allowance: added to the expiry, for clocks that differ.
+
+    Raises:
+        InvalidTimestamp: the time sent or the absolute expiry is malformed, or the sum is outside the calendar.
+    """
+    expires_at = expires_at_of(headers)
+    if expires_at is None:
+        expires_at = _expiry_of_time_to_be_received(headers)
+    if expires_at is None or now - expires_at <= allowance:
+        return None
+    return f"expired at {format_timestamp(expires_at)}"
+
+
+def _expiry_of_time_to_be_received(headers: Mapping[str, str]) -> datetime | None:
+    text, sent = headers.get(Headers.TIME_TO_BE_RECEIVED), headers.get(Headers.TIME_SENT)
+    span = None if text is None else parse_time_span(text)
+    if span is None or sent is None:
+        return None
+    try:
+        return parse_timestamp(sent) + span
+    except OverflowError as error:
+        raise InvalidTimestamp(f"time sent {sent!r} and time to be received {text!r} end outside the calendar") from error

@@ -1,0 +1,97 @@
+"""The message pump: receives from one queue and hands each message to a handler, several at a time."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+import anyio
+
+from postdate.clock import Clock
+from postdate.core.circuit_breaker import RepeatedFailures
+from postdate.errors import PostdateError
+from postdate.ports import Received, Receiver
+
+log = logging.getLogger("postdate.pump")
+
+Handle = Callable[[Received], Awaitable[None]]
+"""Handles one message completely: it commits or rolls back. What it raises is a failure of that, not of a handler."""
+
+
+class MessagePump:
+    """Start :meth:`run` as a task; :meth:`stop` stops receiving and lets what is in hand finish.
+
+    Args:
+        receiver: of the queue.
+        handle: see :data:`Handle`.
+        concurrency: messages in hand at once; 1 or more.
+        clock: for the breaker.
+        breaker: for failing receives and commits.
+    """
+
+    def __init__(
+        self, receiver: Receiver, handle: Handle, concurrency: int, clock: Clock, breaker: RepeatedFailures
+    ) -> None:
+        self._receiver, self._handle, self._concurrency = receiver, handle, concurrency
+        self._clock, self._breaker = clock, breaker
+        self._stop = anyio.Event()
+        self._in_hand = 0
+        self._one_done = anyio.Event()
+
+    async def run(self) -> None:
+        """Receive and hand over until stopped; then wait for what is in hand."""
+        try:
+            async with anyio.create_task_group() as messages:
+                receiving = anyio.CancelScope()
+                messages.start_soon(self._end_at_stop, receiving)
+                with receiving:
+                    while not self._stop.is_set():
+                        await self._receive_some(messages)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._receiver.close()
+
+    async def _end_at_stop(self, receiving: anyio.CancelScope) -> None:
+        await self._stop.wait()
+        receiving.cancel()
+
+    async def _receive_some(self, messages: anyio.abc.TaskGroup) -> None:
+        while self._in_hand >= self._concurrency:
+            self._one_done = anyio.Event()
+            await self._one_done.wait()
+        try:
+            received = await self._receiver.receive(self._concurrency - self._in_hand)
+        except PostdateError as error:
+            await self._pause_after(error)
+            return
+        self._breaker.success()
+        for each in received:
+            self._in_hand += 1
+            messages.start_soon(self._handle_one, each)
+
+    async def _handle_one(self, received: Received) -> None:
+        try:
+            await self._handle(received)
+        except PostdateError as error:
+            log.error("message %s was not finished: %s", received.envelope.message_id, error)
+            await self._give_back(received)
+            self._breaker.failure(error, self._clock.now())
+        finally:
+            self._in_hand -= 1
+            self._one_done.set()
+
+    async def _give_back(self, received: Received) -> None:
+        try:
+            await self._receiver.roll_back(received)
+        except PostdateError as error:
+            log.error("message %s cannot be given back now: %s", received.envelope.message_id, error)
+
+    async def _pause_after(self, error: PostdateError) -> None:
+        log.error("cannot receive: %s", error)
+        pause: timedelta = self._breaker.failure(error, self._clock.now())
+        await anyio.sleep(pause.total_seconds())
+
+    def stop(self) -> None:
+        """Stop receiving."""
+        self._stop.set()

@@ -1,0 +1,188 @@
+"""What to do after a failure: one pure function for each place where something can fail. Source: specification 1.6, 5."""
+
+from __future__ import annotations
+
+import os
+import platform
+import traceback
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from postdate.errors import ConfigurationError, InvalidTimestamp, MessageError, PostdateError, QueueNotFound
+from postdate.messages import Headers, format_timestamp, parse_timestamp
+
+LONGEST_RETRY_DELAY = timedelta(minutes=1)
+EXCEPTION_MESSAGE_LIMIT = 16_384
+_RETRIES_END_AFTER = timedelta(hours=24)
+
+
+@dataclass(frozen=True, slots=True)
+class ImmediateRetry:
+    """Give the message back to its queue; it is handled again at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedRetry:
+    """Try again after ``delay``."""
+
+    delay: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class MoveToError:
+    """Move the message to the error queue."""
+
+    queue: str
+
+
+Decision = ImmediateRetry | DelayedRetry | MoveToError
+
+
+@dataclass(frozen=True, slots=True)
+class Recoverability:
+    """How often handling a message is tried.
+
+    Args:
+        error_queue: where messages go that cannot be handled.
+        immediate_retries: tries in a row after the first; 0 or more.
+        delayed_retries: rounds after a delay, each with its own immediate retries; 0 or more.
+        time_increase: the n-th delayed retry waits n times this.
+        unrecoverable: exceptions that no retry mends; subclasses count.
+    """
+
+    error_queue: str = "error"
+    immediate_retries: int = 5
+    delayed_retries: int = 3
+    time_increase: timedelta = timedelta(seconds=10)
+    unrecoverable: tuple[type[BaseException], ...] = (MessageError,)
+
+    def __post_init__(self) -> None:
+        if self.immediate_retries < 0 or self.delayed_retries < 0 or self.time_increase < timedelta(0):
+            raise ConfigurationError("numbers of retries and their time increase must not be negative")
+
+
+def after_handling_failed(
+    error: BaseException, failures: int, headers: Mapping[str, str], policy: Recoverability, now: datetime
+) -> Decision:
+    """Decide about a message whose handling failed.
+
+    Args:
+        error: what the handler raised.
+        failures: how often handling failed in this round, this one included; 1 or more.
+        headers: of the message: performed delayed retries and when the last one was scheduled.
+        policy: how often to try.
+        now: UTC.
+    """
+    if isinstance(error, policy.unrecoverable):
+        return MoveToError(policy.error_queue)
+    if failures <= policy.immediate_retries:
+        return ImmediateRetry()
+    performed = performed_delayed_retries(headers)
+    if performed < policy.delayed_retries and not _retried_too_long(headers, now):
+        return DelayedRetry(policy.time_increase * (performed + 1))
+    return MoveToError(policy.error_queue)
+
+
+def performed_delayed_retries(headers: Mapping[str, str]) -> int:
+    """Return how many delayed retries a message has behind it; an unreadable count is none."""
+    text = headers.get(Headers.DELAYED_RETRIES, "0")
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def _retried_too_long(headers: Mapping[str, str], now: datetime) -> bool:
+    text = headers.get(Headers.DELAYED_RETRIES_TIMESTAMP)
+    if text is None:
+        return False
+    try:
+        return now - parse_timestamp(text) > _RETRIES_END_AFTER
+    except InvalidTimestamp:  # specified: ignored when unreadable
+        return False
+
+
+def delayed_retry_headers(headers: Mapping[str, str], now: datetime) -> dict[str, str]:
+    """Return the headers of a message for its next delayed retry; the given ones are left alone."""
+    return {
+        **headers,
+        Headers.DELAYED_RETRIES: str(performed_delayed_retries(headers) + 1),
+        Headers.DELAYED_RETRIES_TIMESTAMP: format_timestamp(now),
+    }
+
+
+def after_dispatch_failed(error: PostdateError, failures: int, number_of_retries: int, error_queue: str) -> Decision:
+    """Decide about a due message that could not be sent to its destination.
+
+    ``number_of_retries`` means what it says: after it, the message has been attempted ``number_of_retries + 1`` times
+    (upstream makes two or more; specification D4). A missing queue is not retried (row 38).
+
+    Args:
+        error: why it could not be sent.
+        failures: failed attempts before this one.
+        number_of_retries: the setting; 0 or more.
+        error_queue: where it goes then.
+    """
+    if isinstance(error, (QueueNotFound, MessageError)) or failures >= number_of_retries:
+        return MoveToError(error_queue)
+    return DelayedRetry(retry_delay(failures))
+
+
+def retry_delay(failures: int) -> timedelta:
+    """Return the pause after a failed attempt: 1 s, doubled by each failure before it, at most one minute."""
+    return min(timedelta(seconds=1) * 2 ** min(failures, 10), LONGEST_RETRY_DELAY)
+
+
+# --- error copies -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where a message was processed; part of every error copy."""
+
+    endpoint: str
+    machine: str = field(default_factory=platform.node)
+    host_id: str = field(default_factory=lambda: uuid.uuid5(uuid.NAMESPACE_DNS, platform.node()).hex)
+    display_name: str = field(default_factory=lambda: f"{platform.node()} {os.getpid()}")
+
+
+def error_headers(
+    headers: Mapping[str, str], error: BaseException, failed_queue: str, now: datetime, host: Host
+) -> dict[str, str]:
+    """Return the headers of the copy for the error queue: the message's own, and everything about the failure.
+
+    Args:
+        headers: of the message.
+        error: the last failure.
+        failed_queue: where to return the copy to, to have it tried again.
+        now: UTC.
+        host: where it failed.
+
+    Source: specification 5, "Move to error".
+    """
+    kept = {k: v for k, v in headers.items() if k not in {Headers.DELAYED_RETRIES, Headers.IMMEDIATE_RETRIES}}
+    added = {
+        Headers.FAILED_QUEUE: failed_queue,
+        Headers.TIME_OF_FAILURE: format_timestamp(now),
+        Headers.PROCESSING_MACHINE: host.machine,
+        Headers.PROCESSING_ENDPOINT: host.endpoint,
+        Headers.HOST_ID: host.host_id,
+        Headers.HOST_DISPLAY_NAME: host.display_name,
+        Headers.EXCEPTION_TYPE: _type_name(error),
+        Headers.EXCEPTION_MESSAGE: _encodable(str(error))[:EXCEPTION_MESSAGE_LIMIT],
+        Headers.EXCEPTION_SOURCE: type(error).__module__,
+        Headers.EXCEPTION_STACK_TRACE: _encodable("".join(traceback.format_exception(error))),
+    }
+    if error.__cause__ is not None:
+        added[Headers.EXCEPTION_INNER_TYPE] = _type_name(error.__cause__)
+    if isinstance(error, PostdateError):
+        added[Headers.ERROR_CODE] = error.code
+    return {**kept, **added}
+
+
+def _type_name(error: BaseException) -> str:
+    return f"{type(error).__module__}.{type(error).__qualname__}"
+
+
+def _encodable(text: str) -> str:
+    """Replace what no header can carry: an exception may quote a lone surrogate, and must still reach the error queue."""
+    return text.encode(errors="backslashreplace").decode()

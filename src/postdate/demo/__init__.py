@@ -1,0 +1,1 @@
+"""What `postdate demo` shows."""

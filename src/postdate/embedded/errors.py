@@ -1,0 +1,51 @@
+"""The one place where errors of SQLite become errors of Postdate."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from postdate.errors import NotADatabase, PostdateError, StoreFull, StoreNotSetUp, StoreNotWritable, StoreUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PRIMARY_CODE = 0xFF
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    """Return whether another connection holds the lock."""
+    return _code(error) in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+
+
+def _code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & _PRIMARY_CODE
+
+
+def translate(error: sqlite3.Error, path: Path) -> PostdateError:
+    """Return what went wrong with the database at ``path`` and what to do about it."""
+    code, said = _code(error), str(error)
+    if code == sqlite3.SQLITE_FULL:
+        return StoreFull(f"{path}: the disk or the database is full ({said}); nothing was written; make room and go on")
+    if code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}:
+        return StoreNotWritable(f"{path} may not be written ({said}); check the owner and mode of the file and folder")
+    if code == sqlite3.SQLITE_CANTOPEN:
+        return StoreNotWritable(
+            f"{path} cannot be opened or created ({said}); check that the folder {path.parent} exists and is writable"
+        )
+    if code in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
+        return NotADatabase(f"{path} is no SQLite database or is damaged ({said}); it was left as it is")
+    if "no such table" in said or "no such column" in said:
+        return StoreNotSetUp(f"{path} lacks tables of Postdate ({said}); run `postdate setup`")
+    return StoreUnavailable(f"{path}: {said}")
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Raise errors of SQLite as errors of Postdate."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise translate(error, path) from error

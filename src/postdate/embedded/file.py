@@ -1,0 +1,410 @@
+"""One SQLite file as this process uses it: fair, grouped write transactions, snapshots for reading, claims, news.
+
+A process opens a file once, however many stores and transports are on it: they share one writing connection, so they
+never wait for each other's locks, and writes that arrive together are committed together.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import anyio
+from anyio import to_thread
+from anyio.lowlevel import RunVar
+
+from postdate.embedded.connection import check_schema, connect, create_schema, patiently
+from postdate.embedded.errors import translate, translated
+from postdate.embedded.presence import Presence, is_gone
+from postdate.embedded.wakeup import Wakeups
+from postdate.errors import ConfigurationError, PostdateError
+from postdate.ports import Recording, Wake
+
+DUE = "due"
+"""Topic: a message was stored that is due before all others."""
+
+_JOBS_IN_ONE_COMMIT = 500
+_HOUSEKEEPING_SECONDS = 1.0
+# After a commit beside another writer: long enough for its turn (it asks every 0.3 ms), short beside a batch.
+_COURTESY_SECONDS = 0.001
+
+log = logging.getLogger("postdate.embedded")
+
+T = TypeVar("T")
+
+_GROUPS: RunVar[dict[SqliteFile, _Group]] = RunVar("postdate.embedded.groups")
+
+
+def queue_topic(queue: str) -> str:
+    """Return the topic for messages that arrive in ``queue``."""
+    return f"queue:{queue}"
+
+
+class Transaction:
+    """An open write transaction on the file; what :data:`postdate.ports.Work` is given.
+
+    Args:
+        connection: in a transaction; do not commit or roll back.
+        claimant: number under which this process holds messages.
+        recording: how much is recorded.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, claimant: int, recording: Recording) -> None:
+        self.connection = connection
+        self.claimant = claimant
+        self.recording = recording
+        self.topics: set[str] = set()
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
+        """Execute one statement."""
+        return self.connection.execute(sql, parameters)
+
+    def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> sqlite3.Cursor:
+        """Execute one statement for every row."""
+        return self.connection.executemany(sql, rows)
+
+    def signal(self, topic: str) -> None:
+        """Tell whoever listens to ``topic``, after the commit."""
+        self.topics.add(topic)
+
+
+@dataclass(slots=True)
+class _Job(Generic[T]):
+    """A piece of a write transaction and what became of it."""
+
+    work: Callable[[Transaction], T]
+    result: T | None = None
+    error: BaseException | None = None
+    done: anyio.Event | None = None
+
+    def outcome(self) -> T:
+        if self.error is not None:
+            raise self.error
+        return self.result  # type: ignore[return-value]
+
+
+@dataclass(slots=True)
+class _Group:
+    """Works of one event loop that wait for the next commit on one file."""
+
+    waiting: deque[_Job[Any]] = field(default_factory=deque[_Job[Any]])
+    led: bool = False
+
+
+class SqliteFile:
+    """The shared handle of one file in this process. Use :meth:`open`, and :meth:`close` as often.
+
+    Args:
+        path: absolute.
+        synchronous: see :func:`postdate.embedded.connection.connect`.
+        recording: how much the store and the queues of this process record.
+    """
+
+    _open: ClassVar[dict[tuple[int, Path], SqliteFile]] = {}
+    _open_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    @classmethod
+    def open(
+        cls, path: str | Path, *, synchronous: str = "full", recording: Recording = Recording.ALL, create: bool = True
+    ) -> SqliteFile:
+        """Return the handle of this process for ``path``; nothing is read or written before the first use.
+
+        Raises:
+            ConfigurationError: it is open already with other settings, or ``synchronous`` is unknown.
+        """
+        if synchronous not in {"full", "normal"}:
+            raise ConfigurationError(f"synchronous must be 'full' or 'normal', not {synchronous!r}")
+        real = Path(path).expanduser().resolve()
+        with cls._open_lock:
+            file = cls._open.setdefault(
+                (os.getpid(), real), cls(real, synchronous=synchronous, recording=recording, create=create)
+            )
+            if (file.synchronous, file.recording) != (synchronous, recording):
+                raise ConfigurationError(
+                    f"{real} is open in this process with synchronous={file.synchronous!r} and "
+                    f"recording={file.recording.value!r}; the store and the transport on one file need the same settings"
+                )
+            file._users += 1
+        return file
+
+    def __init__(self, path: Path, *, synchronous: str, recording: Recording, create: bool) -> None:
+        self.path = path
+        self.synchronous = synchronous
+        self.recording = recording
+        self._create = create
+        self._users = 0
+        self._writer: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._presence: Presence | None = None
+        self._claimant = 0
+        self._writing = threading.RLock()
+        self._reading = threading.RLock()
+        self._beside_others = False
+        self._data_version = 0
+        self._wakeups = Wakeups(_HOUSEKEEPING_SECONDS, self._housekeeping)
+
+    # --- writing ------------------------------------------------------------------------------------------------
+
+    async def write(self, work: Callable[[Transaction], T]) -> T:
+        """Do ``work`` in a write transaction and return its result after the commit.
+
+        Works that arrive while a transaction runs share the next one; one that raises is rolled back alone.
+
+        Raises:
+            StoreError: the transaction failed; nothing of it was kept.
+        """
+        job = _Job(work)
+        group = self._group()
+        group.waiting.append(job)
+        # Followers and leader alike see their work through: cancelled half-way nobody would know what was committed.
+        with anyio.CancelScope(shield=True):
+            if group.led:
+                job.done = anyio.Event()
+                await job.done.wait()
+            else:
+                await self._lead(group)
+        return job.outcome()
+
+    def _group(self) -> _Group:
+        try:
+            groups = _GROUPS.get()
+        except LookupError:
+            groups = {}
+            _GROUPS.set(groups)
+        return groups.setdefault(self, _Group())
+
+    async def _lead(self, group: _Group) -> None:
+        group.led = True
+        try:
+            while group.waiting:
+                jobs = [group.waiting.popleft() for _ in range(min(len(group.waiting), _JOBS_IN_ONE_COMMIT))]
+                await to_thread.run_sync(self._commit_together, jobs)
+                for job in jobs:
+                    if job.done is not None:
+                        job.done.set()
+        finally:
+            group.led = False
+
+    def write_blocking(self, work: Callable[[Transaction], T]) -> T:
+        """Do the same as :meth:`write` in the calling thread; for pipeline processes and the command line."""
+        job = _Job(work)
+        self._commit_together([job])
+        return job.outcome()
+
+    async def give_way(self) -> None:
+        """Give other processes a turn if one wrote lately; for whoever writes batch after batch."""
+        if self._beside_others:
+            await anyio.sleep(_COURTESY_SECONDS)
+
+    def _commit_together(self, jobs: Sequence[_Job[Any]]) -> None:
+        with self._writing:
+            try:
+                with translated(self.path):
+                    topics, elsewhere = self._transaction(self._writing_connection(), jobs)
+            except BaseException as error:  # noqa: BLE001 - handed to each caller, whose thread this is not
+                for job in jobs:
+                    job.error = job.error or error
+                return
+        self._wakeups.signal(topics, elsewhere)
+
+    def _transaction(
+        self, connection: sqlite3.Connection, jobs: Sequence[_Job[Any]]
+    ) -> tuple[set[str], list[tuple[str, int]]]:
+        patiently(connection, "BEGIN IMMEDIATE")
+        try:
+            self._notice_others(connection)
+            topics: set[str] = set()
+            for job in jobs:
+                topics |= self._part(connection, job, alone=len(jobs) == 1)
+            elsewhere = self._listeners(connection, topics)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        return topics, elsewhere
+
+    def _part(self, connection: sqlite3.Connection, job: _Job[Any], *, alone: bool) -> set[str]:
+        transaction = Transaction(connection, self._claimant, self.recording)
+        if alone:
+            job.result = job.work(transaction)
+            return transaction.topics
+        connection.execute("SAVEPOINT part")
+        try:
+            job.result = job.work(transaction)
+        except Exception as error:
+            if not connection.in_transaction:  # a full disk rolls back the whole transaction, not only this part
+                raise
+            connection.execute("ROLLBACK TO part")
+            job.error = translate(error, self.path) if isinstance(error, sqlite3.Error) else error
+            transaction.topics.clear()
+        connection.execute("RELEASE part")
+        return transaction.topics
+
+    def _notice_others(self, connection: sqlite3.Connection) -> None:
+        version: int = connection.execute("PRAGMA data_version").fetchone()[0]
+        self._beside_others, self._data_version = version != self._data_version, version
+
+    def _listeners(self, connection: sqlite3.Connection, topics: set[str]) -> list[tuple[str, int]]:
+        if not topics:
+            return []
+        marks = ",".join("?" * len(topics))
+        rows = connection.execute(
+            f"SELECT topic, port FROM listener WHERE topic IN ({marks}) AND claimant <> ?",  # noqa: S608 - only marks
+            (*topics, self._claimant),
+        )
+        return rows.fetchall()
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Return what ``work`` reads from one consistent snapshot."""
+        return await to_thread.run_sync(self.read_blocking, work)
+
+    def read_blocking(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Do the same as :meth:`read` in the calling thread."""
+        with self._reading, translated(self.path):
+            connection = self._reading_connection()
+            connection.execute("BEGIN")
+            try:
+                return work(connection)
+            finally:
+                connection.execute("COMMIT")
+
+    def snapshot(self) -> sqlite3.Connection:
+        """Return a connection of the caller's own, in a read transaction; to be closed by the caller. Blocking."""
+        connection = connect(self.path, read_only=True)
+        with translated(self.path):
+            check_schema(connection, self.path)
+            connection.execute("BEGIN")
+        return connection
+
+    # --- claims and news ----------------------------------------------------------------------------------------
+
+    async def listen(self, topic: str, wake: Wake) -> Callable[[], None]:
+        """Call ``wake`` at news of ``topic`` from this and every other process, until the returned function is called."""
+        return await to_thread.run_sync(self.listen_blocking, topic, wake)
+
+    def listen_blocking(self, topic: str, wake: Wake) -> Callable[[], None]:
+        """Do the same as :meth:`listen` in the calling thread."""
+        port = self._wakeups.port
+        self.write_blocking(
+            lambda tx: tx.execute("INSERT OR REPLACE INTO listener VALUES (?, ?, ?)", (tx.claimant, topic, port))
+        )
+        return self._wakeups.subscribe(topic, wake)
+
+    def setup_blocking(self) -> None:
+        """Create the file and its tables."""
+        with self._writing:
+            self._writing_connection()
+
+    async def setup(self) -> None:
+        """Create the file and its tables; idempotent."""
+        await to_thread.run_sync(self.setup_blocking)
+
+    def _housekeeping(self) -> None:
+        """Free what processes held that are gone. Runs in the listening thread."""
+        try:
+            self.free_claims_of_the_dead()
+        except PostdateError as error:
+            log.warning("cannot look for processes that ended: %s", error)
+
+    def free_claims_of_the_dead(self) -> int:
+        """Give back what processes held that are gone; return how many were. Blocking."""
+        others = self.read_blocking(
+            lambda c: c.execute("SELECT claimant FROM claimant WHERE claimant <> ?", (self._claimant,)).fetchall()
+        )
+        gone = [claimant for (claimant,) in others if is_gone(self._presence_folder, claimant)]
+        for claimant in gone:
+            log.info("process with claimant number %d is gone; what it held is free again", claimant)
+            self.write_blocking(lambda tx, claimant=claimant: _forget(tx, claimant))
+        return len(gone)
+
+    # --- connections --------------------------------------------------------------------------------------------
+
+    @property
+    def _presence_folder(self) -> Path:
+        return self.path.with_name(self.path.name + "-claimants")
+
+    def _writing_connection(self) -> sqlite3.Connection:
+        if self._writer is None:
+            connection = connect(self.path, synchronous=self.synchronous)
+            try:
+                if self._create:
+                    create_schema(connection, self.path)
+                else:
+                    check_schema(connection, self.path)
+                self._register(connection)
+            except BaseException:
+                connection.close()
+                raise
+            self._writer = connection
+        return self._writer
+
+    def _register(self, connection: sqlite3.Connection) -> None:
+        patiently(connection, "BEGIN IMMEDIATE")
+        try:
+            cursor = connection.execute(
+                "INSERT INTO claimant (pid, started_at) VALUES (?, CAST(strftime('%s', 'now') AS INTEGER) * 1000000)", (os.getpid(),)
+            )
+            # Locked before the commit: nobody ever sees the row without the lock.
+            self._claimant = int(cursor.lastrowid or 0)
+            self._presence = Presence(self._presence_folder, self._claimant)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+
+    def _reading_connection(self) -> sqlite3.Connection:
+        if self._reader is None:
+            self.setup_blocking()
+            self._reader = connect(self.path, read_only=True)
+        return self._reader
+
+    def close(self) -> None:
+        """Give the handle back; the last user's call frees what is still held and closes the file. Blocking."""
+        with self._open_lock:
+            self._users -= 1
+            if self._users > 0:
+                return
+            self._open.pop((os.getpid(), self.path), None)
+        self._wakeups.stop_listening()
+        with self._writing, self._reading:
+            if self._writer is not None:
+                with suppress(PostdateError):  # full or unwritable by now: the next process finds us gone and does it
+                    self.write_blocking(lambda tx: _forget(tx, tx.claimant))
+                self._writer.close()
+                self._writer = None
+            if self._presence is not None:
+                self._presence.leave()
+                self._presence = None
+            if self._reader is not None:
+                self._reader.close()
+                self._reader = None
+        self._wakeups.close()
+
+
+def _forget(tx: Transaction, claimant: int) -> None:
+    """Free what a claimant holds and forget it."""
+    freed = tx.execute(
+        "UPDATE delayed_message SET claimant = NULL, attempt_at = due WHERE claimant = ?", (claimant,)
+    ).rowcount
+    queues = tx.execute(
+        "UPDATE queue_message SET claimant = NULL WHERE claimant = ? RETURNING queue_id", (claimant,)
+    ).fetchall()
+    tx.execute("DELETE FROM listener WHERE claimant = ?", (claimant,))
+    tx.execute("DELETE FROM claimant WHERE claimant = ?", (claimant,))
+    if freed:
+        tx.signal(DUE)
+    for queue_id in {queue_id for (queue_id,) in queues}:
+        (name,) = tx.execute("SELECT name FROM queue WHERE queue_id = ?", (queue_id,)).fetchone()
+        tx.signal(queue_topic(name))

@@ -1,0 +1,103 @@
+"""News between processes on one machine: a datagram on the loopback interface, sent after the commit, never before.
+
+A datagram carries only the name of a topic. One that is lost costs a poll interval, never a message: everyone who
+waits also looks by itself from time to time.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from postdate.ports import Wake
+
+_LOOPBACK = "127.0.0.1"
+_LONGEST_TOPIC_BYTES = 2048
+
+log = logging.getLogger("postdate.embedded")
+
+
+class Wakeups:
+    """Topics this process listens to, in process and by datagram.
+
+    Args:
+        every: seconds between two calls of ``housekeeping``.
+        housekeeping: called from the listening thread.
+    """
+
+    def __init__(self, every: float, housekeeping: Callable[[], None]) -> None:
+        self._every, self._housekeeping = every, housekeeping
+        self._subscribers: dict[str, list[Wake]] = defaultdict(list)
+        self._lock = threading.Lock()
+        self._sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._listener: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def port(self) -> int:
+        """UDP port on the loopback interface; the listening thread starts with the first call."""
+        with self._lock:
+            if self._listener is None:
+                self._listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+                self._listener.bind((_LOOPBACK, 0))
+                self._listener.settimeout(self._every)
+                self._thread = threading.Thread(target=self._listen, name="postdate-wakeups", daemon=True)
+                self._thread.start()
+            port: int = self._listener.getsockname()[1]
+            return port
+
+    def subscribe(self, topic: str, wake: Wake) -> Callable[[], None]:
+        """Call ``wake`` at news of ``topic`` until the returned function is called."""
+        with self._lock:
+            self._subscribers[topic].append(wake)
+
+        def unsubscribe() -> None:
+            with self._lock:
+                if wake in self._subscribers[topic]:
+                    self._subscribers[topic].remove(wake)
+
+        return unsubscribe
+
+    def signal(self, topics: Iterable[str], elsewhere: Iterable[tuple[str, int]]) -> None:
+        """Tell subscribers here about ``topics`` and processes elsewhere, given as (topic, port)."""
+        for topic in topics:
+            self._wake(topic)
+        for topic, port in elsewhere:
+            try:
+                self._sender.sendto(topic.encode(), (_LOOPBACK, port))
+            except OSError as error:  # no loopback, or its buffers are full: the listener's own poll finds the message
+                log.debug("no datagram to port %d: %s", port, error)
+
+    def stop_listening(self) -> None:
+        """End the listening thread; signals can still be sent."""
+        with self._lock:
+            listener, self._listener = self._listener, None
+        if listener is not None:
+            self._sender.sendto(b"", listener.getsockname())
+            if self._thread is not None and self._thread is not threading.current_thread():
+                self._thread.join()
+            listener.close()
+
+    def close(self) -> None:
+        """Release the sending socket."""
+        self._sender.close()
+
+    def _wake(self, topic: str) -> None:
+        with self._lock:
+            subscribers = list(self._subscribers.get(topic, ()))
+        for wake in subscribers:
+            wake()
+
+    def _listen(self) -> None:
+        next_round = time.monotonic() + self._every
+        while (listener := self._listener) is not None:
+            with suppress(TimeoutError):
+                self._wake(listener.recv(_LONGEST_TOPIC_BYTES).decode(errors="replace"))
+            if time.monotonic() >= next_round:
+                self._housekeeping()
+                next_round = time.monotonic() + self._every

@@ -1,0 +1,48 @@
+"""The endpoint for programs without an event loop: the same calls, blocking."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from functools import partial
+from types import TracebackType
+from typing import Self, Unpack
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from postdate.endpoint.endpoint import Endpoint
+from postdate.endpoint.sending import SendKeywords
+from postdate.errors import ConfigurationError
+
+
+class BlockingEndpoint:
+    """Runs an endpoint in an event loop of its own, in another thread. Use it as a context manager.
+
+    Handlers run in that thread, one event loop for all; a handler that blocks holds up the others.
+
+    Args:
+        endpoint: configured, with its handlers registered, not started.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._stack = ExitStack()
+        self._portal: BlockingPortal | None = None
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self._portal = stack.enter_context(start_blocking_portal())
+            stack.enter_context(self._portal.wrap_async_context_manager(self._endpoint))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._portal = None
+        return self._stack.__exit__(kind, error, trace)
+
+    def send(self, message: object, **options: Unpack[SendKeywords]) -> str:
+        """Send a message and return its id; see :meth:`postdate.Endpoint.send`. May be called from any thread."""
+        if self._portal is None:
+            raise ConfigurationError("the endpoint is not running; use it as a context manager")
+        return self._portal.call(partial(self._endpoint.send, message, **options))

@@ -1,0 +1,167 @@
+"""From a message of the application to what is sent or stored. Pure; time is an argument. Source: specification 1.5, 5."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TypedDict
+
+from postdate.errors import DelayConflict, InvalidMessage, InvalidTimestamp
+from postdate.messages import (
+    DelayedMessage,
+    Envelope,
+    Headers,
+    aware_utc,
+    check_headers,
+    delay_headers,
+    format_time_span,
+    format_timestamp,
+    new_message_id,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SendOptions:
+    """How one message is sent. May be used again for other messages.
+
+    Args:
+        destination: queue; ``None``: where messages of this type are routed.
+        delay: not to be delivered before this long from now; zero is allowed.
+        deliver_at: not to be delivered before this instant; aware; a past one is delivered promptly.
+        expires_at: not to be delivered after this instant; aware; may go together with a delay.
+        time_to_be_received: discarded if not received this long after sending; excludes a delay, because it counts
+            from sending.
+        headers: of your own.
+        message_id: of your own; must be unique among delayed messages.
+
+    Raises:
+        DelayConflict: options that exclude each other.
+        InvalidMessage: a negative delay, or a time to be received of zero or less.
+        InvalidTimestamp: a date-time without a time zone.
+    """
+
+    destination: str | None = None
+    delay: timedelta | None = None
+    deliver_at: datetime | None = None
+    expires_at: datetime | None = None
+    time_to_be_received: timedelta | None = None
+    headers: Mapping[str, str] | None = None
+    message_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.delay is not None and self.deliver_at is not None:
+            raise DelayConflict("delay and deliver_at exclude each other: give one of them")
+        for name in ("delay", "time_to_be_received"):
+            span: object = getattr(self, name)
+            if span is not None and not isinstance(span, timedelta):
+                raise InvalidMessage(f"{name} must be a timedelta, not {type(span).__name__} {span!r}")
+        if self.delay is not None and self.delay < timedelta(0):
+            raise InvalidMessage(f"delay must not be negative, not {self.delay}")
+        if self.time_to_be_received is not None and self.time_to_be_received <= timedelta(0):
+            raise InvalidMessage(f"time_to_be_received must be above zero, not {self.time_to_be_received}")
+        for name in ("deliver_at", "expires_at"):
+            if getattr(self, name) is not None:
+                aware_utc(getattr(self, name), name)
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether it is to be delivered later."""
+        return self.delay is not None or self.deliver_at is not None
+
+    def due(self, now: datetime) -> datetime | None:
+        """Return the absolute due time in UTC, or ``None`` for a message to be sent at once."""
+        if self.deliver_at is not None:
+            return aware_utc(self.deliver_at, "deliver_at")
+        if self.delay is None:
+            return None
+        try:
+            return now + self.delay
+        except OverflowError as error:
+            raise InvalidTimestamp(f"a delay of {self.delay} ends after the year 9999") from error
+
+
+class SendKeywords(TypedDict, total=False):
+    """The fields of :class:`SendOptions` as keywords of ``send``."""
+
+    destination: str | None
+    delay: timedelta | None
+    deliver_at: datetime | None
+    expires_at: datetime | None
+    time_to_be_received: timedelta | None
+    headers: Mapping[str, str] | None
+    message_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who sends."""
+
+    endpoint: str
+    replies_to: str | None
+
+
+def outgoing_headers(
+    content: Mapping[str, str], options: SendOptions, sender: Sender, message_id: str, now: datetime
+) -> dict[str, str]:
+    """Return the headers of a message that is sent; the caller's own win where both say the same name.
+
+    Raises:
+        DelayConflict: a delay together with a time to be received (row 75); names the message type.
+    """
+    own = options.headers or {}
+    check_headers(own)
+    headers = {
+        Headers.MESSAGE_ID: message_id,
+        Headers.CORRELATION_ID: message_id,
+        Headers.CONVERSATION_ID: message_id,
+        Headers.MESSAGE_INTENT: "Send",
+        Headers.ORIGINATING_ENDPOINT: sender.endpoint,
+        Headers.ORIGINATING_MACHINE: platform.node(),
+        Headers.TIME_SENT: format_timestamp(now),
+        **content,
+        **own,
+    }
+    if sender.replies_to is not None:
+        headers.setdefault(Headers.REPLY_TO_ADDRESS, sender.replies_to)
+    if options.time_to_be_received is not None:
+        headers[Headers.TIME_TO_BE_RECEIVED] = format_time_span(options.time_to_be_received)
+    if options.is_delayed and Headers.TIME_TO_BE_RECEIVED in headers:
+        kind = content.get(Headers.ENCLOSED_MESSAGE_TYPES, "this message")
+        raise DelayConflict(
+            f"{kind} has both a delay and a time to be received, which counts from sending and may run out before the "
+            f"message is due; use expires_at for an absolute end"
+        )
+    if options.expires_at is not None:
+        headers[Headers.EXPIRES_AT] = format_timestamp(options.expires_at)
+    due = options.due(now)
+    if due is not None:
+        headers.setdefault(Headers.DELIVER_AT, format_timestamp(due))
+    return headers
+
+
+def outgoing_message(
+    content: Mapping[str, str], body: bytes, destination: str, options: SendOptions, sender: Sender, now: datetime
+) -> Envelope | DelayedMessage:
+    """Return what is to be kept until it is due, or the envelope of what is due already.
+
+    Args:
+        content: headers that describe the body.
+        body: bytes.
+        destination: queue.
+        options: of this send.
+        sender: who sends.
+        now: UTC.
+    """
+    message_id = options.message_id or new_message_id()
+    headers = outgoing_headers(content, options, sender, message_id, now)
+    due = options.due(now)
+    if due is None or due <= now:
+        return Envelope(destination, message_id, headers, body, options.expires_at)
+    return DelayedMessage(message_id, due, destination, headers, body, options.expires_at)
+
+
+def through_queue(message: DelayedMessage, queue: str) -> Envelope:
+    """Return the envelope that carries a delayed message to a timeouts queue."""
+    return Envelope(queue, message.message_id, delay_headers(message), message.body)

@@ -1,0 +1,74 @@
+"""Messages of the application to bytes and back: JSON, by type.
+
+A message type is a dataclass, a ``msgspec.Struct``, or anything else that msgspec reads and writes. Its name on the
+wire is ``module.Class`` unless the endpoint is told another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from postdate.errors import InvalidMessage, UnknownMessageType
+from postdate.messages import Headers
+
+JSON_CONTENT_TYPE = "application/json"
+
+
+def type_name(message_type: type[Any]) -> str:
+    """Return the default name of a message type on the wire."""
+    return f"{message_type.__module__}.{message_type.__qualname__}"
+
+
+class MessageTypes:
+    """Message types by the names under which they travel."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, type[Any]] = {}
+        self._names: dict[type[Any], str] = {}
+
+    def add(self, message_type: type[Any], name: str | None = None) -> str:
+        """Register a type; return its name."""
+        known = name or self._names.get(message_type) or type_name(message_type)
+        self._by_name[known] = message_type
+        self._names.setdefault(message_type, known)
+        return known
+
+    def encode(self, message: object) -> tuple[dict[str, str], bytes]:
+        """Return content headers and body.
+
+        Raises:
+            InvalidMessage: the message cannot be written as JSON.
+        """
+        name = self._names.get(type(message)) or type_name(type(message))
+        try:
+            body = msgspec.json.encode(message)
+        except (TypeError, ValueError, msgspec.MsgspecError) as error:
+            raise InvalidMessage(f"a message of type {name} cannot be written as JSON: {error}") from error
+        return {Headers.ENCLOSED_MESSAGE_TYPES: name, Headers.CONTENT_TYPE: JSON_CONTENT_TYPE}, body
+
+    def decode(self, headers: Mapping[str, str], body: bytes) -> object:
+        """Return the message.
+
+        Several names may be enclosed, separated by semicolons, the most specific first; a name may be followed by
+        assembly details after a comma, as .NET endpoints write them.
+
+        Raises:
+            UnknownMessageType: no enclosed name is registered here.
+            InvalidMessage: the body does not fit the type.
+        """
+        names = [name.split(",")[0].strip() for name in headers.get(Headers.ENCLOSED_MESSAGE_TYPES, "").split(";")]
+        for name in names:
+            if name in self._by_name:
+                return _decode(name, self._by_name[name], body)
+        known = ", ".join(sorted(self._by_name)) or "none"
+        raise UnknownMessageType(f"no handler here for message type {names[0]!r}; handled types: {known}")
+
+
+def _decode(name: str, message_type: type[Any], body: bytes) -> object:
+    try:
+        return msgspec.json.decode(body, type=message_type)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise InvalidMessage(f"the body is no {name}: {error}") from error

@@ -1,0 +1,207 @@
+"""Every error Postdate raises, in one tree.
+
+::
+
+    PostdateError
+    ├── MessageError                    the message itself is wrong; sending it again changes nothing
+    │   ├── InvalidMessage              a field has the wrong type, is empty or too long
+    │   ├── InvalidTimestamp            not the wire format, or a date-time without a zone
+    │   ├── InvalidHeaders              keys or values that no wire format can carry
+    │   ├── MessageTooLarge             over the limit of the store or the transport
+    │   ├── NotADelayedMessage          arrived at a timeouts queue without its due time or destination
+    │   └── UnknownMessageType          no handler, no class or no route for it
+    ├── DelayConflict                   delay with an absolute time, or with a time to be received
+    ├── ConfigurationError              found at start-up; says which setting and what to do
+    │   ├── UnknownSetting              "did you mean"
+    │   ├── DelayedDeliveryNotConfigured
+    │   ├── ErrorQueueNotConfigured
+    │   └── UnsupportedTransactionMode
+    ├── StoreError
+    │   ├── DuplicateMessage            the id is stored already; the first one is unchanged
+    │   ├── StoreUnavailable            transient: locked, unreachable, disk full
+    │   │   └── StoreFull
+    │   ├── StoreNotWritable            permissions or a read-only file system
+    │   ├── StoreNotSetUp               the tables are missing: run `postdate setup`
+    │   ├── StoreFromNewerVersion       written by a later Postdate
+    │   └── NotADatabase                the file is something else, or damaged
+    ├── TransportError
+    │   ├── QueueNotFound
+    │   ├── TransportUnavailable        transient
+    │   └── ClaimLost                   another process took the message over; nothing was committed
+    └── PipelineError                   a bulk job was asked for something it cannot do
+
+``code`` is stable: logs, headers, the command line and exit documents use it. ``transient`` is the only
+thing retry code looks at: ``True`` means the same call may succeed later without anyone mending anything
+in the message or the configuration.
+
+Source: house-style.md, "Errors".
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class PostdateError(Exception):
+    """Base of every error that Postdate raises on purpose."""
+
+    code: ClassVar[str] = "postdate_error"
+    transient: ClassVar[bool] = False
+
+
+class MessageError(PostdateError):
+    """The message itself is wrong; the same message fails again."""
+
+    code = "message_error"
+
+
+class InvalidMessage(MessageError, ValueError):
+    """A field of a message has the wrong type, is empty or too long."""
+
+    code = "invalid_message"
+
+
+class InvalidTimestamp(MessageError, ValueError):
+    """A text that is not a wire timestamp, or a date-time without a time zone."""
+
+    code = "invalid_timestamp"
+
+
+class InvalidHeaders(MessageError, ValueError):
+    """Headers that are not text, or text that no wire format can carry."""
+
+    code = "invalid_headers"
+
+
+class MessageTooLarge(MessageError, ValueError):
+    """The body or the headers exceed what the store or transport takes."""
+
+    code = "message_too_large"
+
+
+class NotADelayedMessage(MessageError):
+    """A message arrived at a timeouts queue without a due time or destination in its headers."""
+
+    code = "not_a_delayed_message"
+
+
+class UnknownMessageType(MessageError, LookupError):
+    """No handler, message class or route is known for this message."""
+
+    code = "unknown_message_type"
+
+
+class DelayConflict(PostdateError, ValueError):
+    """Options that exclude each other: a delay and an absolute time, or a delay and a time to be received."""
+
+    code = "delay_conflict"
+
+
+class ConfigurationError(PostdateError, ValueError):
+    """A setting is missing or wrong. Found at start-up, before any message moves."""
+
+    code = "configuration_error"
+
+
+class UnknownSetting(ConfigurationError):
+    """A key that no setting has."""
+
+    code = "unknown_setting"
+
+
+class DelayedDeliveryNotConfigured(ConfigurationError):
+    """A delayed send on an endpoint that has no delayed message store (specification row 15)."""
+
+    code = "delayed_delivery_not_configured"
+
+
+class ErrorQueueNotConfigured(ConfigurationError):
+    """Delayed delivery on an endpoint that names no error queue (specification row 54)."""
+
+    code = "error_queue_not_configured"
+
+
+class UnsupportedTransactionMode(ConfigurationError):
+    """The store and transport together cannot keep the promise of the requested transaction mode."""
+
+    code = "unsupported_transaction_mode"
+
+
+class StoreError(PostdateError):
+    """The delayed message store failed."""
+
+    code = "store_error"
+
+
+class DuplicateMessage(StoreError):
+    """The message id was stored before; the first message is unchanged (specification row 17)."""
+
+    code = "duplicate_message"
+
+
+class StoreUnavailable(StoreError):
+    """The store did not answer or was locked too long. The call left nothing behind and may be repeated."""
+
+    code = "store_unavailable"
+    transient = True
+
+
+class StoreFull(StoreUnavailable):
+    """The disk or database is full. The call left nothing behind; it succeeds once there is room."""
+
+    code = "store_full"
+
+
+class StoreNotWritable(StoreError):
+    """The store may not be written: permissions, or a read-only file system."""
+
+    code = "store_not_writable"
+
+
+class StoreNotSetUp(StoreError):
+    """The tables of the store do not exist yet."""
+
+    code = "store_not_set_up"
+
+
+class StoreFromNewerVersion(StoreError):
+    """The store was written by a later version of Postdate, which this one must not touch."""
+
+    code = "store_from_newer_version"
+
+
+class NotADatabase(StoreError):
+    """The file exists and is not a database of Postdate, or it is damaged."""
+
+    code = "not_a_database"
+
+
+class TransportError(PostdateError):
+    """A queue operation failed."""
+
+    code = "transport_error"
+
+
+class QueueNotFound(TransportError):
+    """The destination queue does not exist."""
+
+    code = "queue_not_found"
+
+
+class TransportUnavailable(TransportError):
+    """The transport did not answer. Nothing was sent; the call may be repeated."""
+
+    code = "transport_unavailable"
+    transient = True
+
+
+class ClaimLost(TransportError):
+    """The claim on a message was taken over by another process; the transaction was rolled back."""
+
+    code = "claim_lost"
+
+
+class PipelineError(PostdateError):
+    """A bulk job was asked for something it cannot do; nothing was changed."""
+
+    code = "pipeline_error"

@@ -1,0 +1,454 @@
+"""Messages, their headers, and the formats in which both travel.
+
+Pure values: nothing here does I/O or reads a clock. Header names and formats are those of the specification
+(section 1.5, rows 10-14), so that endpoints on either side of a queue understand each other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from xml.etree import ElementTree
+
+from postdate.errors import InvalidHeaders, InvalidMessage, InvalidTimestamp, NotADelayedMessage
+
+MESSAGE_ID_LIMIT = 250
+"""Characters in a message id: what the narrowest supported store holds (specification 1.3)."""
+
+DESTINATION_LIMIT = 200
+"""Characters in a destination: what the narrowest supported store holds (specification 1.3)."""
+
+
+
+class Headers:
+    """Names of the headers that Postdate reads or writes."""
+
+    MESSAGE_ID = "NServiceBus.MessageId"
+    CORRELATION_ID = "NServiceBus.CorrelationId"
+    CONVERSATION_ID = "NServiceBus.ConversationId"
+    RELATED_TO = "NServiceBus.RelatedTo"
+    ENCLOSED_MESSAGE_TYPES = "NServiceBus.EnclosedMessageTypes"
+    CONTENT_TYPE = "NServiceBus.ContentType"
+    MESSAGE_INTENT = "NServiceBus.MessageIntent"
+    REPLY_TO_ADDRESS = "NServiceBus.ReplyToAddress"
+    ORIGINATING_ENDPOINT = "NServiceBus.OriginatingEndpoint"
+    ORIGINATING_MACHINE = "NServiceBus.OriginatingMachine"
+    TIME_SENT = "NServiceBus.TimeSent"
+    DELIVER_AT = "NServiceBus.DeliverAt"
+    TIME_TO_BE_RECEIVED = "NServiceBus.TimeToBeReceived"
+    EXPIRES_AT = "Postdate.ExpiresAt"
+    DELAYED_RETRIES = "NServiceBus.Retries"
+    DELAYED_RETRIES_TIMESTAMP = "NServiceBus.Retries.Timestamp"
+    IMMEDIATE_RETRIES = "NServiceBus.FLRetries"
+    FAILED_QUEUE = "NServiceBus.FailedQ"
+    TIME_OF_FAILURE = "NServiceBus.TimeOfFailure"
+    PROCESSING_MACHINE = "NServiceBus.ProcessingMachine"
+    PROCESSING_ENDPOINT = "NServiceBus.ProcessingEndpoint"
+    HOST_ID = "$.diagnostics.hostid"
+    HOST_DISPLAY_NAME = "$.diagnostics.hostdisplayname"
+    ERROR_CODE = "Postdate.ErrorCode"
+
+    EXCEPTION_TYPE = "NServiceBus.ExceptionInfo.ExceptionType"
+    EXCEPTION_INNER_TYPE = "NServiceBus.ExceptionInfo.InnerExceptionType"
+    EXCEPTION_MESSAGE = "NServiceBus.ExceptionInfo.Message"
+    EXCEPTION_SOURCE = "NServiceBus.ExceptionInfo.Source"
+    EXCEPTION_STACK_TRACE = "NServiceBus.ExceptionInfo.StackTrace"
+    EXCEPTION_DATA_PREFIX = "NServiceBus.ExceptionInfo.Data."
+
+    TIMEOUT_PROPERTIES_PREFIX = "NServiceBus.Timeouts.Properties."
+    TIMEOUT_DESTINATION = TIMEOUT_PROPERTIES_PREFIX + "NServiceBus.Timeout.Destination"
+    TIMEOUT_EXPIRE = TIMEOUT_PROPERTIES_PREFIX + "NServiceBus.Timeout.Expire"
+    TIMEOUT_DELAY = TIMEOUT_PROPERTIES_PREFIX + "DelayDeliveryFor"
+    TIMEOUT_DELIVER_AT = TIMEOUT_PROPERTIES_PREFIX + "DeliverAt"
+
+
+def new_message_id() -> str:
+    """Return a new id: a UUID whose leading 48 bits are the time in milliseconds (version 7).
+
+    Ids made one after the other are neighbours in an index, which is what makes storing with a unique id cheap.
+    """
+    milliseconds = time.time_ns() // 1_000_000
+    random_bits = int.from_bytes(os.urandom(10), "big")
+    value = (milliseconds << 80) | random_bits
+    value = (value & ~(0xF << 76)) | (0x7 << 76)
+    value = (value & ~(0x3 << 62)) | (0x2 << 62)
+    return str(uuid.UUID(int=value))
+
+
+# --- time on the wire -------------------------------------------------------------------------------------------
+
+
+_TIMESTAMP = re.compile(r"([0-9]{4}).([0-9]{2}).([0-9]{2}).([0-9]{2}).([0-9]{2}).([0-9]{2}).([0-9]{6})..", re.DOTALL)
+_TIME_SPAN = re.compile(
+    r"\s*(?P<sign>-)?(?:(?P<days_only>[0-9]{1,8})"
+    r"|(?:(?P<days>[0-9]{1,8})\.)?(?P<hours>[0-9]{1,2}):(?P<minutes>[0-9]{1,2})"
+    r"(?::(?P<seconds>[0-9]{1,2})(?:\.(?P<fraction>[0-9]{1,7}))?)?)\s*",
+    re.ASCII,
+)
+
+
+def aware_utc(instant: datetime, what: str = "the time") -> datetime:
+    """Return ``instant`` in UTC.
+
+    Raises:
+        InvalidTimestamp: it is not a date-time or has no time zone.
+    """
+    if not isinstance(instant, datetime):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without types
+        raise InvalidTimestamp(f"{what} must be a datetime with a time zone, not {type(instant).__name__} {instant!r}")
+    if instant.tzinfo is None or instant.utcoffset() is None:
+        raise InvalidTimestamp(
+            f"{what} {instant.isoformat()} has no time zone; pass an aware datetime, for example "
+            f"datetime(..., tzinfo=UTC) or datetime(..., tzinfo=ZoneInfo('Europe/Paris'))"
+        )
+    try:
+        return instant.astimezone(UTC)
+    except OverflowError as error:
+        raise InvalidTimestamp(f"{what} {instant!r} is outside the years 1 to 9999 in UTC") from error
+
+
+def format_timestamp(instant: datetime) -> str:
+    """Return the wire form ``yyyy-MM-dd HH:mm:ss:ffffff Z``: 28 characters, UTC, microseconds after a colon.
+
+    Source: specification 1.5, row 14.
+    """
+    utc = aware_utc(instant)
+    return (
+        f"{utc.year:04d}-{utc.month:02d}-{utc.day:02d} "
+        f"{utc.hour:02d}:{utc.minute:02d}:{utc.second:02d}:{utc.microsecond:06d} Z"
+    )
+
+
+def parse_timestamp(text: str) -> datetime:
+    """Return the aware UTC instant of a wire timestamp, to the microsecond.
+
+    As specified, the length and the digits are checked and the separators are not.
+
+    Raises:
+        InvalidTimestamp: the text is blank, not 28 characters long, has no digit where one must be, or names no
+            existing date.
+    """
+    if not isinstance(text, str) or not text.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidTimestamp("a timestamp is blank; expected 'yyyy-MM-dd HH:mm:ss:ffffff Z'")
+    match = _TIMESTAMP.fullmatch(text)
+    if match is None:
+        raise InvalidTimestamp(f"{text!r} is not a timestamp of the form 'yyyy-MM-dd HH:mm:ss:ffffff Z'")
+    try:
+        return datetime(*(int(digits) for digits in match.groups()), tzinfo=UTC)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise InvalidTimestamp(f"{text!r} names no existing instant: {error}") from error
+
+
+def format_time_span(span: timedelta) -> str:
+    """Return ``[-][d.]hh:mm:ss[.fffffff]``, the constant time-span form, for example ``31.00:00:01``."""
+    microseconds = span // timedelta(microseconds=1)
+    sign, microseconds = ("-", -microseconds) if microseconds < 0 else ("", microseconds)
+    seconds, fraction = divmod(microseconds, 1_000_000)
+    days, seconds = divmod(seconds, 86_400)
+    text = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+    return f"{sign}{f'{days}.' if days else ''}{text}{f'.{fraction:06d}0' if fraction else ''}"
+
+
+def parse_time_span(text: str) -> timedelta | None:
+    """Return the duration of a time-span text, or ``None`` when it is not one.
+
+    A bare whole number counts days; hours, minutes and seconds must be in their ranges; digits below a
+    microsecond are dropped. Source: specification 2.4.
+    """
+    match = _TIME_SPAN.fullmatch(text)
+    if match is None:
+        return None
+    part = match.groupdict()
+    if part["days_only"] is not None:
+        span = _days(int(part["days_only"]))
+        return -span if span is not None and part["sign"] else span
+    hours, minutes, seconds = int(part["hours"]), int(part["minutes"]), int(part["seconds"] or 0)
+    whole_days = _days(int(part["days"] or 0))
+    if hours > 23 or minutes > 59 or seconds > 59 or whole_days is None:
+        return None
+    microseconds = int((part["fraction"] or "0").ljust(7, "0")[:6])
+    span = whole_days + timedelta(hours=hours, minutes=minutes, seconds=seconds, microseconds=microseconds)
+    return -span if part["sign"] else span
+
+
+_LONGEST_SPAN_DAYS = 10_675_198
+"""Days in the longest time span of the wire format (64 bits of 100 ns)."""
+
+
+def _days(days: int) -> timedelta | None:
+    return timedelta(days=days) if days <= _LONGEST_SPAN_DAYS else None
+
+
+# --- headers on the wire ----------------------------------------------------------------------------------------
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Refuse headers that cannot be carried unchanged.
+
+    Raises:
+        InvalidHeaders: a key or value is not text, a key is empty, or a text has a lone surrogate.
+    """
+    for key, value in headers.items():
+        if not isinstance(key, str) or not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidHeaders(
+                f"header {key!r} is {type(value).__name__} {value!r}; keys and values of headers must be str"
+            )
+        if not key:
+            raise InvalidHeaders("a header has an empty name")
+        if not (key.isascii() and value.isascii()):
+            _check_encodable(key, value)
+
+
+def _check_encodable(key: str, value: str) -> None:
+    try:
+        (key + value).encode()
+    except UnicodeEncodeError as error:
+        raise InvalidHeaders(f"header {key!r} has text that UTF-8 cannot encode: {error}") from error
+
+
+def encode_headers(headers: Mapping[str, str]) -> str:
+    """Return the headers as a compact JSON object: the form in which our stores and queues keep them."""
+    return json.dumps(dict(headers), ensure_ascii=False, separators=(",", ":"))
+
+
+def decode_headers(text: str | bytes) -> dict[str, str]:
+    """Return the headers of a JSON object of texts.
+
+    Raises:
+        InvalidHeaders: not JSON, not an object, or a value that is no text.
+    """
+    try:
+        decoded = json.loads(text)
+    except ValueError as error:
+        raise InvalidHeaders(f"headers are not JSON: {error}") from error
+    if not isinstance(decoded, dict) or not all(isinstance(value, str) for value in decoded.values()):  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        raise InvalidHeaders(f"headers must be a JSON object of texts, got {str(text[:80])!r}")
+    return decoded  # pyright: ignore[reportUnknownVariableType]
+
+
+_XML_ROOT = "ArrayOfHeaderInfo"
+_NOT_XML = re.compile(r"[^\t\n\r\x20-\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]")
+
+
+def encode_headers_xml(headers: Mapping[str, str]) -> bytes:
+    """Return the headers as the XML blob of MSMQ messages: ``ArrayOfHeaderInfo`` of ``Key`` and ``Value``, UTF-8.
+
+    Raises:
+        InvalidHeaders: a character that XML 1.0 cannot carry.
+
+    Source: specification 1.2.
+    """
+    root = ElementTree.Element(_XML_ROOT)
+    for key, value in headers.items():
+        if _NOT_XML.search(key) or _NOT_XML.search(value):
+            raise InvalidHeaders(f"header {key!r} has a character that XML cannot carry")
+        info = ElementTree.SubElement(root, "HeaderInfo")
+        ElementTree.SubElement(info, "Key").text = key
+        ElementTree.SubElement(info, "Value").text = value
+    # Parsers turn a bare carriage return into a line feed; the reference survives. '\r' occurs only in texts here.
+    return ElementTree.tostring(root, encoding="utf-8", xml_declaration=True).replace(b"\r", b"&#13;")
+
+
+def decode_headers_xml(blob: bytes) -> dict[str, str]:
+    """Return the headers of an ``ArrayOfHeaderInfo`` blob.
+
+    Raises:
+        InvalidHeaders: not XML, another root, a document type declaration (never part of the format, and the way
+            to make a parser expand without end), or a key twice.
+    """
+    if b"<!DOCTYPE" in blob or b"<!ENTITY" in blob:
+        raise InvalidHeaders("the header blob declares a document type, which the format does not have")
+    try:
+        root = ElementTree.fromstring(blob)  # noqa: S314 - declarations are refused above
+    except ElementTree.ParseError as error:
+        raise InvalidHeaders(f"the header blob is not XML: {error}") from error
+    if root.tag != _XML_ROOT:
+        raise InvalidHeaders(f"the header blob has root {root.tag!r} instead of {_XML_ROOT}")
+    headers: dict[str, str] = {}
+    for info in root:
+        key = info.findtext("Key") or ""
+        if not key or key in headers:
+            raise InvalidHeaders(f"header {key!r} is empty or stands twice in the blob")
+        headers[key] = info.findtext("Value") or ""
+    return headers
+
+
+# --- messages ---------------------------------------------------------------------------------------------------
+
+
+def check_text(value: str, what: str, limit: int) -> None:
+    """Refuse an id or address that is not text, is blank, or is longer than ``limit`` characters.
+
+    Raises:
+        InvalidMessage: with the value and the limit.
+    """
+    if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise InvalidMessage(f"{what} must be str, not {type(value).__name__}")
+    if not value.strip():
+        raise InvalidMessage(f"{what} is blank")
+    if len(value) > limit:
+        raise InvalidMessage(f"{what} has {len(value)} characters, at most {limit} are allowed: {value[:60]!r}…")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidMessage(f"{what} has text that UTF-8 cannot encode: {error}") from error
+    if "\0" in value:
+        raise InvalidMessage(f"{what} has a NUL character: {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedMessage:
+    """A message that waits until it is due.
+
+    Args:
+        message_id: key of this delayed send, unique in a store; 1 to 250 characters. It is the id of the message in
+            its queue, not the ``NServiceBus.MessageId`` header, which a retried message keeps.
+        due: instant from which it may be delivered; aware, stored in UTC to the microsecond.
+        destination: address of the queue it is meant for; 1 to 200 characters.
+        headers: text to text; delivered unchanged.
+        body: bytes, delivered unchanged.
+        expires_at: instant after which nobody wants it any more: then it is recorded as expired and not delivered;
+            ``None`` means never. Not before ``due``.
+        number_of_failures: failed dispatch attempts so far; written by stores only.
+
+    Raises:
+        InvalidMessage, InvalidTimestamp, InvalidHeaders: when built from wrong values.
+
+    Source: specification 1.2.
+    """
+
+    message_id: str
+    due: datetime
+    destination: str
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    body: bytes = b""
+    expires_at: datetime | None = None
+    number_of_failures: int = 0
+
+    def __post_init__(self) -> None:
+        check_text(self.message_id, "message id", MESSAGE_ID_LIMIT)
+        check_text(self.destination, "destination", DESTINATION_LIMIT)
+        check_headers(self.headers)
+        if not isinstance(self.body, bytes):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise InvalidMessage(f"the body of message {self.message_id!r} must be bytes, not {type(self.body).__name__}")
+        object.__setattr__(self, "due", aware_utc(self.due, f"the due time of message {self.message_id!r}"))
+        if self.expires_at is not None:
+            expires_at = aware_utc(self.expires_at, f"the expiry of message {self.message_id!r}")
+            if expires_at < self.due:
+                raise InvalidMessage(
+                    f"message {self.message_id!r} would expire at {expires_at.isoformat()}, "
+                    f"before it is due at {self.due.isoformat()}"
+                )
+            object.__setattr__(self, "expires_at", expires_at)
+
+    def __hash__(self) -> int:
+        return hash((self.message_id, self.due, self.destination, self.body))
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A message on its way to a queue.
+
+    Args:
+        destination: address of the queue.
+        message_id: id of this message in the queue (its native id); 1 to 250 characters.
+        headers: text to text.
+        body: bytes.
+        expires_at: discard it if not received by then; ``None`` means never.
+        due: set on a delayed message that has become due: what its lateness is measured against.
+    """
+
+    destination: str
+    message_id: str
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    body: bytes = b""
+    expires_at: datetime | None = None
+    due: datetime | None = None
+
+    def __post_init__(self) -> None:
+        check_text(self.message_id, "message id", MESSAGE_ID_LIMIT)
+        check_text(self.destination, "destination", DESTINATION_LIMIT)
+
+    def __hash__(self) -> int:
+        return hash((self.message_id, self.destination, self.body))
+
+
+def to_envelope(message: DelayedMessage) -> Envelope:
+    """Return what is sent when ``message`` is due: same id and headers, without the internal delay headers (row 11)."""
+    headers = without_delay_headers(message.headers)
+    if message.expires_at is not None:
+        headers.setdefault(Headers.EXPIRES_AT, format_timestamp(message.expires_at))
+    return Envelope(
+        destination=message.destination,
+        message_id=message.message_id,
+        headers=headers,
+        body=message.body,
+        expires_at=message.expires_at,
+        due=message.due,
+    )
+
+
+def without_delay_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers without those that only steer delayed delivery."""
+    prefix = Headers.TIMEOUT_PROPERTIES_PREFIX
+    return {key: value for key, value in headers.items() if not key.startswith(prefix)}
+
+
+def delay_headers(message: DelayedMessage) -> dict[str, str]:
+    """Return the headers that carry destination and due time through a timeouts queue (specification 1.5).
+
+    Raises:
+        InvalidHeaders: the message already has a header with the reserved prefix.
+    """
+    prefix = Headers.TIMEOUT_PROPERTIES_PREFIX
+    clash = next((key for key in message.headers if key.startswith(prefix)), None)
+    if clash is not None:
+        raise InvalidHeaders(f"header {clash!r} has the prefix {prefix!r}, which is reserved for delayed delivery")
+    due = format_timestamp(message.due)
+    headers = {
+        **message.headers,
+        Headers.TIMEOUT_DESTINATION: message.destination,
+        Headers.TIMEOUT_EXPIRE: due,
+        Headers.TIMEOUT_DELIVER_AT: due,
+    }
+    if message.expires_at is not None:
+        headers[Headers.EXPIRES_AT] = format_timestamp(message.expires_at)
+    return headers
+
+
+def from_delay_headers(message_id: str, headers: Mapping[str, str], body: bytes) -> DelayedMessage:
+    """Return the delayed message that arrived at a timeouts queue.
+
+    Raises:
+        NotADelayedMessage: destination or due time is missing from the headers.
+        InvalidTimestamp: the due time is malformed.
+    """
+    destination, due = headers.get(Headers.TIMEOUT_DESTINATION), headers.get(Headers.TIMEOUT_EXPIRE)
+    if not destination or not due:
+        missing = Headers.TIMEOUT_EXPIRE if destination else Headers.TIMEOUT_DESTINATION
+        raise NotADelayedMessage(f"message {message_id!r} is no delayed message: header {missing!r} is missing")
+    return DelayedMessage(
+        message_id=message_id,
+        due=parse_timestamp(due),
+        destination=destination,
+        headers=without_delay_headers(headers),
+        body=body,
+        expires_at=expires_at_of(headers),
+    )
+
+
+def expires_at_of(headers: Mapping[str, str]) -> datetime | None:
+    """Return the instant of the absolute expiry header, or ``None`` without one."""
+    text = headers.get(Headers.EXPIRES_AT)
+    return None if text is None else parse_timestamp(text)
+
+
+def with_failures(message: DelayedMessage, number_of_failures: int) -> DelayedMessage:
+    """Return the message with another count of failed dispatch attempts."""
+    return replace(message, number_of_failures=number_of_failures)

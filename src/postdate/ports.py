@@ -1,0 +1,520 @@
+"""What the core needs from the outside: stores, transports, and what each of them can do.
+
+Ports are small. A store of one's own is the class :class:`DelayedMessageStore`; everything else is a capability that
+an adapter declares as a value and that is checked at start-up, never silently assumed.
+
+Source: specification 1.1 and 6; design.md sections 3 and 4; ADR 0002 (claims), ADR 0003 (one file).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Protocol, runtime_checkable
+
+from postdate.errors import PostdateError
+from postdate.messages import DelayedMessage, Envelope
+
+
+class TransactionMode(enum.Enum):
+    """What receiving, handling and sending have in common when something fails (specification 6)."""
+
+    NONE = "none"
+    RECEIVE_ONLY = "receive_only"
+    SENDS_ATOMIC_WITH_RECEIVE = "sends_atomic_with_receive"
+    TRANSACTION_SCOPE = "transaction_scope"
+
+
+class Outcome(enum.Enum):
+    """How a delayed message ended."""
+
+    DELIVERED = "delivered"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class RecordKind(enum.IntEnum):
+    """What a record says happened. The numbers are stored; they never change."""
+
+    SCHEDULED = 1
+    DELIVERED = 2
+    HANDLED = 3
+    RETRIED = 4
+    EXPIRED = 5
+    CANCELLED = 6
+    FAILED = 7
+    RESCHEDULED = 8
+    DISCARDED = 9
+
+
+OUTCOME_RECORDS: Mapping[Outcome, RecordKind] = {
+    Outcome.DELIVERED: RecordKind.DELIVERED,
+    Outcome.EXPIRED: RecordKind.EXPIRED,
+    Outcome.CANCELLED: RecordKind.CANCELLED,
+    Outcome.FAILED: RecordKind.FAILED,
+}
+
+
+class Recording(enum.Enum):
+    """How much of what happens to delayed messages is kept for audits.
+
+    ``ALL`` keeps scheduled, delivered, expired, cancelled, failed, rescheduled, retried and handled; ``OUTCOMES`` leaves
+    out retried and handled; ``NONE`` keeps nothing once a message has left the store, so that an id may be used again
+    and nothing can be audited.
+    """
+
+    ALL = "all"
+    OUTCOMES = "outcomes"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line of what happened to a delayed message; written in the transaction in which it happened.
+
+    Args:
+        kind: what happened.
+        message_id: of the delayed message.
+        at: when, on the clock of the process that did it; UTC.
+        due: the due time then; UTC.
+        destination: where it was meant to go.
+        detail: reason of a retry, failure, or discard; empty otherwise.
+    """
+
+    kind: RecordKind
+    message_id: str
+    at: datetime
+    due: datetime | None
+    destination: str | None
+    detail: str = ""
+
+
+NativeTransaction = Any
+"""A database transaction that is open: what the driver calls it. Only adapters of one database look inside."""
+
+Work = Callable[[NativeTransaction], None]
+"""Something to be done inside another adapter's native transaction. Raising rolls the whole transaction back."""
+
+Wake = Callable[[], None]
+"""Called from any thread to say: look again now. Never blocks."""
+
+
+# --- stores -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCapabilities:
+    """What a store can do.
+
+    Args:
+        durable: what was stored survives the process.
+        shared: several processes may use it at once.
+        time_precision: due times are kept to this; never rounded to an earlier instant.
+        transaction_modes: modes in which the store can keep its part of the promise.
+        database: identity of the database; a transport with an equal identity can share a transaction with it.
+        largest_message_bytes: headers and body together.
+    """
+
+    durable: bool
+    shared: bool
+    time_precision: timedelta
+    transaction_modes: frozenset[TransactionMode]
+    database: object | None = None
+    largest_message_bytes: int = 16 * 1024 * 1024
+
+
+@runtime_checkable
+class DelayedMessageStore(Protocol):
+    """Keeps messages until they are due. This is all that a store of one's own must have (specification 1.1)."""
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        """What this store can do; constant."""
+        ...
+
+    async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
+        """Prepare for use by ``endpoint``; called once, before :meth:`SetsUp.setup` and any other call.
+
+        Raises:
+            UnsupportedTransactionMode: the store cannot keep its part of ``mode``; the endpoint does not start.
+        """
+        ...
+
+    async def store(self, message: DelayedMessage, now: datetime) -> None:
+        """Keep one message durably; returns after the commit.
+
+        Raises:
+            DuplicateMessage: the id was stored before; the first message is unchanged.
+            MessageTooLarge: over ``largest_message_bytes``; nothing was stored.
+            StoreUnavailable: transient; nothing was stored.
+        """
+        ...
+
+    async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
+        """Claim the oldest message with ``due`` strictly before ``now``, or return ``None``.
+
+        A claimed message is hidden from every other caller until it is removed, its failure count is incremented, or
+        the claiming process dies.
+        """
+        ...
+
+    async def remove(self, message_id: str, now: datetime) -> bool:
+        """Remove a message that was delivered; ``False`` when it is not there (any more)."""
+        ...
+
+    async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
+        """Count one failed attempt and give the claim back; ``False`` when the message is not there (any more)."""
+        ...
+
+    async def next_due(self) -> datetime | None:
+        """Return the earliest due time, UTC, overdue messages included; ``None`` when the store is empty."""
+        ...
+
+
+@runtime_checkable
+class SetsUp(Protocol):
+    """A store or transport that can create what it needs (tables, indexes)."""
+
+    async def setup(self) -> None:
+        """Create what is missing; idempotent, and safe when several processes do it at once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    """What became of a batch.
+
+    Args:
+        stored: how many are new in the store.
+        already_there: ids that were stored before, in the order given; the first messages are unchanged.
+    """
+
+    stored: int
+    already_there: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A due message held by one process until it is finished, released, or the process dies.
+
+    Args:
+        message: what is held.
+        token: fences the claim: finishing or releasing with a token that was taken over has no effect and says so.
+    """
+
+    message: DelayedMessage
+    token: object
+
+
+@runtime_checkable
+class ClaimingStore(DelayedMessageStore, Protocol):
+    """A store that works in batches. Every built-in store is one."""
+
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+        """Keep a batch in one transaction, idempotent by message id.
+
+        Args:
+            messages: any number; an id that stands twice counts once as already there.
+            now: recorded as the time of scheduling.
+
+        Raises:
+            MessageTooLarge, StoreUnavailable: nothing of the batch was stored.
+        """
+        ...
+
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+        """Claim up to ``limit`` messages that may be attempted strictly before ``now``, oldest first."""
+        ...
+
+    async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
+        """Remove claimed messages and record how they ended, in one transaction; return how many were still held."""
+        ...
+
+    async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
+        """Count a failure and give the claim back; not eligible again before ``attempt_at``."""
+        ...
+
+    async def next_attempt(self) -> datetime | None:
+        """Return the earliest instant at which an unclaimed message may be attempted, UTC; ``None`` without any."""
+        ...
+
+    async def listen(self, wake: Wake) -> Callable[[], None]:
+        """Call ``wake`` after the commit of a message that is due before all others; returns the way to stop it."""
+        ...
+
+
+@runtime_checkable
+class EnlistingStore(ClaimingStore, Protocol):
+    """A store whose writes can be part of a transaction on the same database."""
+
+    def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
+        """Return the work that stores ``messages`` (ids already there are left as they are)."""
+        ...
+
+    def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
+        """Return the work that finishes ``claims``; it raises ``ClaimLost`` when one is no longer held."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MoveReport:
+    """What one move did.
+
+    Args:
+        delivered: how many went to their queue.
+        expired: how many were past their expiry and were recorded instead.
+        left_behind: how many due messages of this batch have no queue in this database; they must be claimed.
+    """
+
+    delivered: int
+    expired: int
+    left_behind: int
+
+
+@runtime_checkable
+class MovingStore(EnlistingStore, Protocol):
+    """A store that shares its database with the queues: due messages move without leaving the database."""
+
+    async def move_due(self, now: datetime, limit: int) -> MoveReport:
+        """Move up to ``limit`` due messages to their queues, oldest first, remove and record them: one transaction."""
+        ...
+
+    async def pause(self) -> None:
+        """Give other writers their turn between two moves; returns at once when there are none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """Counts of one store, consistent with each other.
+
+    Args:
+        pending: messages that wait.
+        overdue: of these, due strictly before ``now``.
+        claimed: of these, held by a process at the moment.
+        failing: of these, with at least one failed attempt.
+        next_due: earliest due time, UTC.
+    """
+
+    pending: int
+    overdue: int
+    claimed: int
+    failing: int
+    next_due: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFilter:
+    """Which pending messages; every given condition must hold. Due bounds: from inclusive, to exclusive."""
+
+    destination: str | None = None
+    due_from: datetime | None = None
+    due_to: datetime | None = None
+
+    def matches(self, message: DelayedMessage) -> bool:
+        """Return whether ``message`` fulfils every condition."""
+        return (
+            (self.destination is None or message.destination == self.destination)
+            and (self.due_from is None or message.due >= self.due_from)
+            and (self.due_to is None or message.due < self.due_to)
+        )
+
+
+@runtime_checkable
+class InspectableStore(Protocol):
+    """What an operator asks of a store."""
+
+    async def statistics(self, now: datetime) -> StoreStatistics:
+        """Count what is there; reads an index, not the messages."""
+        ...
+
+    async def record_counts(self) -> Mapping[RecordKind, int]:
+        """Count the records of each kind; reads them all."""
+        ...
+
+    async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
+        """Return up to ``limit`` pending messages by due time, then id of storing."""
+        ...
+
+    async def get(self, message_id: str) -> DelayedMessage | None:
+        """Return a pending message, or ``None``."""
+        ...
+
+    async def history(self, message_id: str) -> Sequence[Record]:
+        """Return every record of one message in the order of writing."""
+        ...
+
+
+@runtime_checkable
+class AdministrableStore(InspectableStore, Protocol):
+    """A store whose pending messages an operator can change (specification row 119)."""
+
+    async def cancel(self, message_id: str, now: datetime) -> bool:
+        """Remove a pending message for good and record it; ``False`` when it is not there or is being dispatched."""
+        ...
+
+    async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
+        """Give a pending message another due time; ``False`` when it is not there or is being dispatched.
+
+        Raises:
+            InvalidMessage: the message expires before ``due``.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScanPart:
+    """One share of a scan: rows whose number is at least ``first`` and below ``end``."""
+
+    first: int
+    end: int
+
+
+@runtime_checkable
+class ScannableStore(Protocol):
+    """Pages through everything a store holds, in shares that can be read in parallel by several processes.
+
+    Pages are lists of plain rows, in the order of the column names given; times are integers, microseconds since 1970 UTC.
+    ``what`` is one of ``pending``, ``records``, ``queued``:
+
+    - ``pending``: message_id, destination, due, expires_at, headers (JSON text), body, number_of_failures
+    - ``records``: kind (number of :class:`RecordKind`), message_id, at, due, destination, detail
+    - ``queued``: message_id, queue, due; messages that are in a queue of the same database and not yet handled
+    """
+
+    def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
+        """Split the rows that exist now into at most ``parts`` shares; blocking, meant for pipeline processes."""
+        ...
+
+    def scan(self, what: str, part: ScanPart, columns: Sequence[str], page: int) -> Iterable[list[tuple[Any, ...]]]:
+        """Yield pages of at most ``page`` rows of one share, from one consistent snapshot of the share; blocking."""
+        ...
+
+
+# --- transports -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TransportCapabilities:
+    """What a transport can do.
+
+    Args:
+        durable: what was sent survives the process.
+        transaction_modes: modes whose promise it keeps.
+        database: identity of the database that its queues live in, if any; see :class:`StoreCapabilities`.
+        largest_message_bytes: headers and body together.
+        expires_messages: a message past its expiry is discarded by the queue itself.
+    """
+
+    durable: bool
+    transaction_modes: frozenset[TransactionMode]
+    database: object | None = None
+    largest_message_bytes: int = 16 * 1024 * 1024
+    expires_messages: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message taken from a queue and held by this process.
+
+    Args:
+        envelope: the message; ``destination`` is the queue it was in.
+        failures: how often handling it failed before, as far as the transport knows.
+        token: fences the hold.
+    """
+
+    envelope: Envelope
+    failures: int
+    token: object
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How handling of a received message ended.
+
+    Args:
+        record: what is recorded of a message that had been delayed.
+        detail: reason, for the record.
+        outgoing: messages to send.
+        work: to be done in the same transaction; only with a transport in the database of the work.
+    """
+
+    record: RecordKind = RecordKind.HANDLED
+    detail: str = ""
+    outgoing: Sequence[Envelope] = ()
+    work: Sequence[Work] = ()
+
+
+HANDLED = End()
+
+
+@runtime_checkable
+class Receiver(Protocol):
+    """One queue being received from."""
+
+    async def receive(self, limit: int) -> Sequence[Received]:
+        """Wait until there is a message, then hold up to ``limit``, oldest first; never empty.
+
+        The wait may be cancelled; nothing is held then.
+        """
+        ...
+
+    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+        """Take the message off the queue for good, with everything in ``end``: one transaction where it can be.
+
+        Raises:
+            ClaimLost: another process took the message over; nothing was sent or done.
+            QueueNotFound: an outgoing message has no queue; nothing was sent or done.
+            TransportUnavailable: transient; the message is still held.
+        """
+        ...
+
+    async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+        """Give the message back to its queue; with ``failed`` its failure count grows by one."""
+        ...
+
+    async def close(self) -> None:
+        """Give back everything still held."""
+        ...
+
+
+@runtime_checkable
+class Transport(Protocol):
+    """Queues."""
+
+    @property
+    def capabilities(self) -> TransportCapabilities:
+        """What this transport can do; constant."""
+        ...
+
+    async def create_queues(self, names: Sequence[str]) -> None:
+        """Create the queues that do not exist yet; idempotent."""
+        ...
+
+    async def send(
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+    ) -> Sequence[PostdateError | None]:
+        """Send each message durably, or say why not.
+
+        Args:
+            envelopes: in the order in which they are to arrive.
+            now: time of sending.
+            work: only with a transport that lives in the database of the work: one transaction with all the sends, in
+                which any failure rolls back everything and is raised.
+
+        Returns:
+            One entry an envelope, in order: ``None`` when it was sent, else ``QueueNotFound``, ``MessageTooLarge`` or
+            ``TransportUnavailable``.
+        """
+        ...
+
+    def receiver(self, queue: str) -> Receiver:
+        """Return a receiver on ``queue``, which must exist when :meth:`Receiver.receive` is called."""
+        ...
+
+    async def close(self) -> None:
+        """Release connections."""
+        ...

@@ -1,0 +1,1 @@
+"""Delayed message stores, one file each."""

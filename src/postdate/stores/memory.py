@@ -1,0 +1,220 @@
+"""Delayed messages in this process' memory: for tests and for trying things out. All is lost when the process ends."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from postdate.errors import DuplicateMessage, InvalidMessage, MessageTooLarge
+from postdate.messages import DelayedMessage, encode_headers, with_failures
+from postdate.ports import (
+    OUTCOME_RECORDS,
+    Claim,
+    MessageFilter,
+    Outcome,
+    Record,
+    Recording,
+    RecordKind,
+    StoreCapabilities,
+    StoreReport,
+    StoreStatistics,
+    TransactionMode,
+    Wake,
+)
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A waiting message: the instant of its next attempt, or ``None`` and a token while it is held."""
+
+    message: DelayedMessage
+    attempt_at: datetime | None
+    token: int | None = None
+
+
+class MemoryStore:
+    """Keeps delayed messages in memory.
+
+    Args:
+        recording: how much is kept for audits.
+        largest_message_bytes: of headers and body together.
+    """
+
+    def __init__(self, *, recording: Recording = Recording.ALL, largest_message_bytes: int = 16 * 1024 * 1024) -> None:
+        self._capabilities = StoreCapabilities(
+            durable=False,
+            shared=False,
+            time_precision=timedelta(microseconds=1),
+            transaction_modes=frozenset(TransactionMode) - {TransactionMode.TRANSACTION_SCOPE},
+            largest_message_bytes=largest_message_bytes,
+        )
+        self._recording = recording
+        self._entries: dict[str, _Entry] = {}
+        self._known: set[str] = set()
+        self._records: list[Record] = []
+        self._tokens = itertools.count(1)
+        self._wakes: list[Wake] = []
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        """See :class:`postdate.ports.DelayedMessageStore`."""
+        return self._capabilities
+
+    async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
+        """Nothing to prepare; the mode was checked against the capabilities."""
+
+    async def store(self, message: DelayedMessage, now: datetime) -> None:
+        """See :meth:`postdate.ports.DelayedMessageStore.store`."""
+        if (await self.store_many([message], now)).already_there:
+            raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
+
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+        """See :meth:`postdate.ports.ClaimingStore.store_many`."""
+        for message in messages:
+            self._check_size(message)
+        first_before = self._first_attempt()
+        already_there = [message.message_id for message in messages if not self._add(message, now)]
+        first = self._first_attempt()
+        if first is not None and (first_before is None or first < first_before):
+            for wake in self._wakes:
+                wake()
+        return StoreReport(len(messages) - len(already_there), tuple(already_there))
+
+    def _check_size(self, message: DelayedMessage) -> None:
+        size, limit = len(encode_headers(message.headers)) + len(message.body), self._capabilities.largest_message_bytes
+        if size > limit:
+            raise MessageTooLarge(f"message {message.message_id!r} has {size:,} bytes, this store takes {limit:,}")
+
+    def _add(self, message: DelayedMessage, now: datetime) -> bool:
+        if message.message_id in self._known:
+            return False
+        self._known.add(message.message_id)
+        self._entries[message.message_id] = _Entry(with_failures(message, 0), message.due)
+        self._record(RecordKind.SCHEDULED, message, now)
+        return True
+
+    async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
+        """See :meth:`postdate.ports.DelayedMessageStore.fetch_next_due`."""
+        claims = await self.claim_due(now, 1)
+        return claims[0].message if claims else None
+
+    async def remove(self, message_id: str, now: datetime) -> bool:
+        """See :meth:`postdate.ports.DelayedMessageStore.remove`; recorded as delivered."""
+        return self._end(message_id, RecordKind.DELIVERED, now, "")
+
+    async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
+        """See :meth:`postdate.ports.DelayedMessageStore.increment_failure_count`."""
+        entry = self._entries.get(message_id)
+        return entry is not None and self._count_failure(entry, entry.message.due, now, "")
+
+    async def next_due(self) -> datetime | None:
+        """See :meth:`postdate.ports.DelayedMessageStore.next_due`."""
+        return min((entry.message.due for entry in self._entries.values()), default=None)
+
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+        """See :meth:`postdate.ports.ClaimingStore.claim_due`."""
+        due = [entry for entry in self._entries.values() if entry.attempt_at is not None and entry.attempt_at < now]
+        due.sort(key=lambda entry: entry.attempt_at or entry.message.due)
+        for entry in due[:limit]:
+            entry.attempt_at, entry.token = None, next(self._tokens)
+        return [Claim(entry.message, entry.token) for entry in due[:limit]]
+
+    async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
+        """See :meth:`postdate.ports.ClaimingStore.finish`."""
+        held = [claim for claim in claims if self._held(claim) is not None]
+        return sum(self._end(claim.message.message_id, OUTCOME_RECORDS[outcome], now, detail) for claim in held)
+
+    async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
+        """See :meth:`postdate.ports.ClaimingStore.retry_later`."""
+        entry = self._held(claim)
+        return entry is not None and self._count_failure(entry, attempt_at, now, reason)
+
+    async def next_attempt(self) -> datetime | None:
+        """See :meth:`postdate.ports.ClaimingStore.next_attempt`."""
+        return self._first_attempt()
+
+    async def listen(self, wake: Wake) -> Callable[[], None]:
+        """See :meth:`postdate.ports.ClaimingStore.listen`."""
+        self._wakes.append(wake)
+        return lambda: self._wakes.remove(wake)
+
+    async def cancel(self, message_id: str, now: datetime) -> bool:
+        """See :meth:`postdate.ports.AdministrableStore.cancel`."""
+        entry = self._entries.get(message_id)
+        return entry is not None and entry.token is None and self._end(message_id, RecordKind.CANCELLED, now, "")
+
+    async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
+        """See :meth:`postdate.ports.AdministrableStore.reschedule`."""
+        entry = self._entries.get(message_id)
+        if entry is None or entry.token is not None:
+            return False
+        expires_at = entry.message.expires_at
+        if expires_at is not None and due > expires_at:
+            raise InvalidMessage(f"message {message_id!r} expires at {expires_at.isoformat()}, before that")
+        entry.message, entry.attempt_at = replace(entry.message, due=due), due
+        self._record(RecordKind.RESCHEDULED, entry.message, now)
+        for wake in self._wakes:
+            wake()
+        return True
+
+    async def statistics(self, now: datetime) -> StoreStatistics:
+        """See :meth:`postdate.ports.InspectableStore.statistics`."""
+        entries = self._entries.values()
+        return StoreStatistics(
+            pending=len(entries),
+            overdue=sum(entry.message.due < now for entry in entries if entry.token is None),
+            claimed=sum(entry.token is not None for entry in entries),
+            failing=sum(entry.message.number_of_failures > 0 for entry in entries),
+            next_due=await self.next_due(),
+        )
+
+    async def record_counts(self) -> Mapping[RecordKind, int]:
+        """See :meth:`postdate.ports.InspectableStore.record_counts`."""
+        return Counter(record.kind for record in self._records)
+
+    async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
+        """See :meth:`postdate.ports.InspectableStore.list_pending`."""
+        found = [entry.message for entry in self._entries.values() if where.matches(entry.message)]
+        return sorted(found, key=lambda message: message.due)[:limit]
+
+    async def get(self, message_id: str) -> DelayedMessage | None:
+        """See :meth:`postdate.ports.InspectableStore.get`."""
+        entry = self._entries.get(message_id)
+        return None if entry is None else entry.message
+
+    async def history(self, message_id: str) -> Sequence[Record]:
+        """See :meth:`postdate.ports.InspectableStore.history`."""
+        return [record for record in self._records if record.message_id == message_id]
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+    def _first_attempt(self) -> datetime | None:
+        return min((e.attempt_at for e in self._entries.values() if e.attempt_at is not None), default=None)
+
+    def _held(self, claim: Claim) -> _Entry | None:
+        entry = self._entries.get(claim.message.message_id)
+        return entry if entry is not None and entry.token == claim.token else None
+
+    def _count_failure(self, entry: _Entry, attempt_at: datetime, now: datetime, reason: str) -> bool:
+        entry.message = with_failures(entry.message, entry.message.number_of_failures + 1)
+        entry.attempt_at, entry.token = attempt_at, None
+        if self._recording is Recording.ALL:
+            self._record(RecordKind.RETRIED, entry.message, now, reason)
+        return True
+
+    def _end(self, message_id: str, kind: RecordKind, now: datetime, detail: str) -> bool:
+        entry = self._entries.pop(message_id, None)
+        if entry is None:
+            return False
+        self._record(kind, entry.message, now, detail)
+        return True
+
+    def _record(self, kind: RecordKind, message: DelayedMessage, now: datetime, detail: str = "") -> None:
+        if self._recording is not Recording.NONE:
+            self._records.append(Record(kind, message.message_id, now, message.due, message.destination, detail))
+        elif message.message_id not in self._entries:
+            self._known.discard(message.message_id)

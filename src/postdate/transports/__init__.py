@@ -1,0 +1,1 @@
+"""Transports, one file each."""
