@@ -1,12 +1,21 @@
-"""What every test gets: one event loop kind, bounded and random examples, and no dependence on the host's time zone."""
+"""What every test gets: one event loop kind, bounded and random examples, no dependence on the host's time zone, and a
+check that nothing was left open.
+"""
 
 import os
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from postdate import LocalTransport, MemoryStore, MemoryTransport, SqliteStore
+from postdate.embedded import SqliteFile
+from postdate.ports import DelayedMessageStore, EnlistingStore, Recording, Transport
+from postdate.testing import StoreSubject, TransportSubject
 
 settings.register_profile("default", max_examples=50, deadline=None)
 settings.register_profile(
@@ -39,3 +48,129 @@ def hostile_time_zone() -> Iterator[None]:
 def _apply_time_zone() -> None:
     if sys.platform != "win32":
         time.tzset()
+
+
+# --- nothing left open ------------------------------------------------------------------------------------------------
+
+_THREADS_END_WITHIN_SECONDS = 10.0
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_open(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a database file open or a thread running."""
+    before = set(threading.enumerate())
+    yield
+    left = [str(path) for _, path in SqliteFile._open]
+    SqliteFile._open.clear()  # the fault is this test's, not the next one's
+    assert not left, f"left open: {left}"
+    if "pipeline" in request.path.parts:  # Spark keeps threads of its own for the whole session
+        return
+    for thread in set(threading.enumerate()) - before:
+        if not thread.daemon or thread.name.startswith("postdate"):
+            thread.join(_THREADS_END_WITHIN_SECONDS)
+            assert not thread.is_alive(), f"left running: {thread}"
+
+
+# --- waiting for what happens outside this process --------------------------------------------------------------------
+
+
+class Eventually:
+    """Waits, in real time, for what another process or thread does. Nothing else may wait for time to pass."""
+
+    def __call__(self, condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+        """Return as soon as ``condition`` holds; fail after ``seconds``."""
+        deadline = time.monotonic() + seconds
+        pause = threading.Event()
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
+            pause.wait(0.002)
+
+
+@pytest.fixture(scope="session")
+def eventually() -> Eventually:
+    """Return the one way to wait for another process."""
+    return Eventually()
+
+
+# --- adapters under test ----------------------------------------------------------------------------------------------
+
+
+class MemoryStoreSubject(StoreSubject):
+    """The store in memory: every handle is a new one."""
+
+    def open(self, **settings) -> MemoryStore:
+        return MemoryStore(**settings)
+
+
+class SqliteStoreSubject(StoreSubject):
+    """The store in an SQLite file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "store.db"
+        self._recording = Recording.ALL
+
+    def open(self, *, recording: Recording = Recording.ALL, **settings) -> SqliteStore:
+        self._recording = recording
+        return SqliteStore(self.path, synchronous="normal", recording=recording, **settings)
+
+    def open_elsewhere(self) -> DelayedMessageStore:
+        return as_another_process(lambda: SqliteStore(self.path, synchronous="normal"))
+
+    def transport(self) -> Transport:
+        return LocalTransport(self.path, synchronous="normal", recording=self._recording)
+
+
+class MemoryTransportSubject(TransportSubject):
+    """The queues in memory: every handle is a new one."""
+
+    def open(self, **settings) -> MemoryTransport:
+        return MemoryTransport(**settings)
+
+
+class LocalTransportSubject(TransportSubject):
+    """The queues in an SQLite file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "queues.db"
+
+    def open(self, **settings) -> LocalTransport:
+        return LocalTransport(self.path, synchronous="normal", **settings)
+
+    def open_elsewhere(self) -> Transport:
+        return as_another_process(lambda: LocalTransport(self.path, synchronous="normal"))
+
+    def store(self) -> EnlistingStore:
+        return SqliteStore(self.path, synchronous="normal")
+
+
+def as_another_process(open_adapter: Callable[[], object]):
+    """Open an adapter that shares nothing in memory with those open already: claims, locks and sockets of its own."""
+    here = dict(SqliteFile._open)
+    SqliteFile._open.clear()
+    try:
+        return open_adapter()
+    finally:
+        SqliteFile._open.clear()
+        SqliteFile._open.update(here)
+
+
+STORE_SUBJECTS: dict[str, Callable[[Path], StoreSubject]] = {
+    "MemoryStore": lambda _folder: MemoryStoreSubject(),
+    "SqliteStore": SqliteStoreSubject,
+}
+TRANSPORT_SUBJECTS: dict[str, Callable[[Path], TransportSubject]] = {
+    "MemoryTransport": lambda _folder: MemoryTransportSubject(),
+    "LocalTransport": LocalTransportSubject,
+}
+
+
+@pytest.fixture(params=STORE_SUBJECTS)
+def store_subject(request: pytest.FixtureRequest, tmp_path: Path) -> StoreSubject:
+    """Each store, on empty storage."""
+    return STORE_SUBJECTS[request.param](tmp_path)
+
+
+@pytest.fixture(params=TRANSPORT_SUBJECTS)
+def transport_subject(request: pytest.FixtureRequest, tmp_path: Path) -> TransportSubject:
+    """Each transport, without queues."""
+    return TRANSPORT_SUBJECTS[request.param](tmp_path)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Protocol, runtime_checkable
 
 import anyio
+import anyio.to_thread
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -32,6 +33,22 @@ class Clock(Protocol):
         ...
 
 
+_TIMER_SLACK_SECONDS = 0.0015
+"""Event loops round their timers up to a millisecond; the last stretch of a wait is slept by a thread instead."""
+
+
+async def _wait_precisely(event: anyio.Event, seconds: float) -> None:
+    """Wait for ``event`` or ``seconds``, to about a tenth of a millisecond; deaf to ``event`` in the last stretch."""
+    if seconds > _TIMER_SLACK_SECONDS:
+        started = time.monotonic()
+        with anyio.move_on_after(seconds - _TIMER_SLACK_SECONDS):
+            await event.wait()
+            return
+        seconds -= time.monotonic() - started
+    if seconds > 0 and not event.is_set():
+        await anyio.to_thread.run_sync(time.sleep, seconds)
+
+
 class SystemClock:
     """The machine's clock."""
 
@@ -41,8 +58,7 @@ class SystemClock:
 
     async def wait(self, event: anyio.Event, until: datetime) -> None:
         """Wait on the machine's clock; see :meth:`Clock.wait`."""
-        with anyio.move_on_after(max((until - self.now()).total_seconds(), 0)):
-            await event.wait()
+        await _wait_precisely(event, (until - self.now()).total_seconds())
 
     async def sleep(self, duration: timedelta) -> None:
         """Sleep in real time."""
@@ -77,8 +93,7 @@ class ScaledClock:
 
     async def wait(self, event: anyio.Event, until: datetime) -> None:
         """Wait on the scaled clock; see :meth:`Clock.wait`."""
-        with anyio.move_on_after(max((until - self.now()).total_seconds() / self.speed, 0)):
-            await event.wait()
+        await _wait_precisely(event, (until - self.now()).total_seconds() / self.speed)
 
     async def sleep(self, duration: timedelta) -> None:
         """Sleep for ``duration`` of scaled time."""

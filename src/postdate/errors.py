@@ -28,6 +28,7 @@
     │   ├── QueueNotFound
     │   ├── TransportUnavailable        transient
     │   └── ClaimLost                   another process took the message over; nothing was committed
+    ├── MessageNotFound                 an operator named a message that is not there
     └── PipelineError                   a bulk job was asked for something it cannot do
 
 ``code`` is stable: logs, headers, the command line and exit documents use it. ``transient`` is the only
@@ -199,6 +200,12 @@ class ClaimLost(TransportError):
     """The claim on a message was taken over by another process; the transaction was rolled back."""
 
     code = "claim_lost"
+
+
+class MessageNotFound(PostdateError, LookupError):
+    """No message with that id waits, is in a queue, or was ever recorded here."""
+
+    code = "message_not_found"
 
 
 class PipelineError(PostdateError):

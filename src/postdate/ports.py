@@ -267,11 +267,13 @@ class MoveReport:
         delivered: how many went to their queue.
         expired: how many were past their expiry and were recorded instead.
         left_behind: how many due messages of this batch have no queue in this database; they must be claimed.
+        next_attempt: see :meth:`ClaimingStore.next_attempt`, as of the end of the move.
     """
 
     delivered: int
     expired: int
     left_behind: int
+    next_attempt: datetime | None
 
 
 @runtime_checkable
@@ -482,6 +484,19 @@ class Receiver(Protocol):
 
 
 @runtime_checkable
+class TakingReceiver(Receiver, Protocol):
+    """A receiver that can pick one message out of its queue."""
+
+    async def take(self, message_id: str) -> Received | None:
+        """Hold one message, chosen by its id, or return ``None``: it is not in the queue, or held already.
+
+        Raises:
+            QueueNotFound: there is no such queue.
+        """
+        ...
+
+
+@runtime_checkable
 class Transport(Protocol):
     """Queues."""
 
@@ -517,4 +532,97 @@ class Transport(Protocol):
 
     async def close(self) -> None:
         """Release connections."""
+        ...
+
+
+# --- observation ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a pending message stands.
+
+    Args:
+        message: what waits.
+        attempt_at: instant after which the next attempt may be made, UTC; ``None`` while a process holds it.
+        held_by: system's number of the process that holds it.
+    """
+
+    message: DelayedMessage
+    attempt_at: datetime | None
+    held_by: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """A message in a queue, looked at without taking it.
+
+    Args:
+        queue: where it is.
+        envelope: the message.
+        failures: how often handling it failed in this queue.
+        held_by: system's number of the process that handles it at the moment.
+    """
+
+    queue: str
+    envelope: Envelope
+    failures: int
+    held_by: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that uses a store or queues.
+
+    Args:
+        pid: the system's number of it.
+        started_at: UTC, on the machine's clock.
+        alive: whether it still runs; what a dead one held is free again as soon as another process looks.
+        delivers: whether it delivers due messages.
+        receives: queues it receives from.
+    """
+
+    pid: int
+    started_at: datetime
+    alive: bool
+    delivers: bool
+    receives: tuple[str, ...]
+
+
+class Observer(Protocol):
+    """Looks at a store and its queues without changing what is in them."""
+
+    async def standing(self, message_id: str) -> Standing | None:
+        """Return how a pending message stands, or ``None`` when it does not wait here."""
+        ...
+
+    async def retries_of(self, message_id: str) -> Sequence[Standing]:
+        """Return pending messages that carry ``message_id`` as their header, but have another id of their own.
+
+        These are delayed retries of the message; reads every pending message.
+        """
+        ...
+
+    async def last_delivered_at(self) -> datetime | None:
+        """Return when a message was last delivered, UTC; ``None`` when the latest 100,000 records have no delivery."""
+        ...
+
+    async def processes(self) -> Sequence[Process]:
+        """Return every other process that uses the file, the dead ones that nobody noticed yet included."""
+        ...
+
+    async def queue_lengths(self) -> Mapping[str, int]:
+        """Return how many messages each queue holds, by name, those being handled included."""
+        ...
+
+    async def browse(self, queue: str, limit: int) -> Sequence[Queued]:
+        """Return up to ``limit`` messages of a queue, oldest first.
+
+        Raises:
+            QueueNotFound: there is no such queue.
+        """
+        ...
+
+    async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
+        """Return where a message is, by its own id or by its ``NServiceBus.MessageId`` header; reads every queue."""
         ...

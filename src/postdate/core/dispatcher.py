@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 import anyio
@@ -20,7 +20,7 @@ from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
 from postdate.core.poller import Taken
 from postdate.core.recoverability import DelayedRetry, Host, after_dispatch_failed, error_headers, retry_delay
 from postdate.errors import PostdateError, TransportUnavailable
-from postdate.messages import DelayedMessage, Envelope, delay_headers, to_envelope
+from postdate.messages import DelayedMessage, Envelope, delay_headers, to_envelope, without_delay_headers
 from postdate.ports import Claim, ClaimingStore, EnlistingStore, MovingStore, Outcome, Transport, Wake
 
 LONGEST_SEND = timedelta(seconds=30)
@@ -73,51 +73,66 @@ class Dispatcher:
         self._store, self._transport, self._settings, self._clock = store, transport, settings, clock
         self._breaker, self._failure_rate = breaker, failure_rate
         self._enlisting = enlisting(store, transport)
+        self._still_held: list[tuple[Claim, PostdateError]] = []
+
+    @property
+    def holds_some(self) -> bool:
+        """Whether claims could not be given back and must be before anybody can have their messages."""
+        return bool(self._still_held)
 
     async def take(self, now: datetime) -> Taken:
         """See :class:`postdate.core.poller.DueWork`."""
+        held, self._still_held = self._still_held, []
+        for claim, error in held:
+            await self._give_back(claim, error)
         claims = await self._store.claim_due(now, _CLAIMED_AT_ONCE)
         expired = [claim for claim in claims if is_expired(claim.message, now)]
-        if expired:
-            await self._store.finish(expired, Outcome.EXPIRED, now)
         by_destination: defaultdict[str, list[Claim]] = defaultdict(list)
         for claim in claims:
             if not is_expired(claim.message, now):
                 by_destination[claim.message.destination].append(claim)
         async with anyio.create_task_group() as destinations:
+            if expired:
+                destinations.start_soon(self._see_through, expired, self._expire)
             for group in by_destination.values():
-                destinations.start_soon(self._dispatch, group)
-        return Taken(len(claims), more=len(claims) == _CLAIMED_AT_ONCE)
-
-    async def next_attempt(self) -> datetime | None:
-        """See :class:`postdate.core.poller.DueWork`."""
-        return await self._store.next_attempt()
+                destinations.start_soon(self._see_through, group, self._dispatch)
+        if len(claims) == _CLAIMED_AT_ONCE:
+            return Taken(len(claims), more=True)
+        return Taken(len(claims), more=False, next_attempt=await self._store.next_attempt())
 
     async def listen(self, wake: Wake) -> Callable[[], None]:
         """See :class:`postdate.core.poller.DueWork`."""
         return await self._store.listen(wake)
 
-    async def _dispatch(self, claims: Sequence[Claim]) -> None:
-        """Send the messages of one destination. A failure of the handling itself leaves the claim and is counted."""
+    async def _see_through(self, claims: Sequence[Claim], step: Callable[[Sequence[Claim]], Awaitable[None]]) -> None:
+        """Do ``step``. When the handling itself fails, that is counted, and a later attempt gets the messages."""
         try:
-            errors = await (self._send_together(claims) if self._enlisting else self._send_then_remove(claims))
-            for claim, error in zip(claims, errors, strict=True):
-                if error is not None:
-                    await self._failed(claim, error)
+            await step(claims)
         except PostdateError as error:
             log.error("cannot finish %d messages for %s: %s", len(claims), claims[0].message.destination, error)
             self._failure_rate.failure(error, self._clock.now())
-            await self._give_back(claims, error)
+            for claim in claims:  # those that are finished are not held any more: giving them back has no effect
+                await self._give_back(claim, error)
 
-    async def _give_back(self, claims: Sequence[Claim], error: PostdateError) -> None:
-        """Let others, or a later attempt, have what this attempt could not finish; finished ones are not held any more."""
+    async def _give_back(self, claim: Claim, error: PostdateError) -> None:
+        """Give a claim back for a later attempt; while the store refuses that, too, keep it and try at every look."""
         now = self._clock.now()
-        for claim in claims:
-            delay = retry_delay(claim.message.number_of_failures)
-            try:
-                await self._store.retry_later(claim, now + delay, now, f"{error.code}: {error}")
-            except PostdateError as again:
-                log.error("message %s stays claimed until this process ends: %s", claim.message.message_id, again)
+        delay = retry_delay(claim.message.number_of_failures)
+        try:
+            await self._store.retry_later(claim, now + delay, now, f"{error.code}: {error}")
+        except PostdateError as again:
+            log.error("message %s cannot be given back now: %s", claim.message.message_id, again)
+            self._still_held.append((claim, error))
+
+    async def _expire(self, claims: Sequence[Claim]) -> None:
+        await self._store.finish(claims, Outcome.EXPIRED, self._clock.now())
+
+    async def _dispatch(self, claims: Sequence[Claim]) -> None:
+        """Send the messages of one destination."""
+        errors = await (self._send_together(claims) if self._enlisting else self._send_then_remove(claims))
+        for claim, error in zip(claims, errors, strict=True):
+            if error is not None:
+                await self._failed(claim, error)
 
     async def _send_then_remove(self, claims: Sequence[Claim]) -> Sequence[PostdateError | None]:
         now = self._clock.now()
@@ -137,7 +152,7 @@ class Dispatcher:
     async def _send_enlisted(
         self, claim: Claim, envelope: Envelope, outcome: Outcome, detail: str
     ) -> PostdateError | None:
-        assert self._enlisting is not None  # noqa: S101 - only called where it is
+        assert self._enlisting is not None
         now = self._clock.now()
         work = self._enlisting.finishing([claim], outcome, now, detail)
         try:
@@ -201,17 +216,13 @@ class Mover:
     async def take(self, now: datetime) -> Taken:
         """See :class:`postdate.core.poller.DueWork`."""
         report = await self._store.move_due(now, _MOVED_AT_ONCE)
-        count = report.delivered + report.expired
-        if report.left_behind:
-            count += (await self._dispatcher.take(now)).count
-        more = report.delivered + report.expired + report.left_behind >= _MOVED_AT_ONCE
-        if more:
-            await self._store.pause()
-        return Taken(count, more)
-
-    async def next_attempt(self) -> datetime | None:
-        """See :class:`postdate.core.poller.DueWork`."""
-        return await self._store.next_attempt()
+        moved = report.delivered + report.expired
+        needed = report.left_behind or self._dispatcher.holds_some
+        others = await self._dispatcher.take(now) if needed else Taken(0, False, report.next_attempt)
+        if moved + report.left_behind < _MOVED_AT_ONCE:
+            return Taken(moved + others.count, others.more, others.next_attempt)
+        await self._store.pause()
+        return Taken(moved + others.count, more=True)
 
     async def listen(self, wake: Wake) -> Callable[[], None]:
         """See :class:`postdate.core.poller.DueWork`."""
@@ -236,5 +247,6 @@ def error_copy(message: DelayedMessage, error: BaseException, settings: Dispatch
 
     It does not expire: an operator must find it.
     """
+    message = replace(message, headers=without_delay_headers(message.headers))  # as on every other way out of the store
     headers = error_headers(delay_headers(message), error, settings.timeouts_queue, now, settings.host)
     return Envelope(settings.error_queue, message.message_id, headers, message.body)

@@ -39,4 +39,6 @@ def _expiry_of_time_to_be_received(headers: Mapping[str, str]) -> datetime | Non
     try:
         return parse_timestamp(sent) + span
     except OverflowError as error:
-        raise InvalidTimestamp(f"time sent {sent!r} and time to be received {text!r} end outside the calendar") from error
+        raise InvalidTimestamp(
+            f"time sent {sent!r} and time to be received {text!r} end outside the calendar"
+        ) from error

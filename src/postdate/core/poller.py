@@ -30,10 +30,17 @@ log = logging.getLogger("postdate.poller")
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one look found: how many messages were dealt with, and whether more may be due already."""
+    """What one look found.
+
+    Args:
+        count: how many messages were dealt with.
+        more: more may be due already.
+        next_attempt: when the next message may be attempted, as of the look; ``None`` without any.
+    """
 
     count: int
     more: bool
+    next_attempt: datetime | None = None
 
 
 class DueWork(Protocol):
@@ -41,10 +48,6 @@ class DueWork(Protocol):
 
     async def take(self, now: datetime) -> Taken:
         """Deal with one batch of messages due strictly before ``now``."""
-        ...
-
-    async def next_attempt(self) -> datetime | None:
-        """Return when the next message may be attempted."""
         ...
 
     async def listen(self, wake: Wake) -> Callable[[], None]:
@@ -77,7 +80,6 @@ class Poller:
                 now = self._clock.now()
                 try:
                     taken = await self._work.take(now)
-                    next_attempt = None if taken.more else await self._work.next_attempt()
                 except PostdateError as error:
                     log.warning("cannot take due messages: %s", error)
                     await self._pause(alarm, self._breaker.failure(error, now))
@@ -85,9 +87,9 @@ class Poller:
                 self._breaker.success()
                 if taken.more:
                     continue
-                due_but_not_taken = taken.count == 0 and next_attempt is not None and next_attempt < now
+                due_but_not_taken = taken.count == 0 and taken.next_attempt is not None and taken.next_attempt < now
                 look_again = min(look_again * 2, _LONGEST_LOOK_AGAIN) if due_but_not_taken else _SHORTEST_LOOK_AGAIN
-                await self._sleep(alarm, next_attempt, look_again)
+                await self._sleep(alarm, taken.next_attempt, look_again)
         finally:
             stop_listening()
 

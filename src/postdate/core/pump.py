@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
 
 import anyio
 
 from postdate.clock import Clock
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.errors import PostdateError
+from postdate.errors import ClaimLost, PostdateError
 from postdate.ports import Received, Receiver
 
 log = logging.getLogger("postdate.pump")
@@ -63,6 +62,7 @@ class MessagePump:
         try:
             received = await self._receiver.receive(self._concurrency - self._in_hand)
         except PostdateError as error:
+            log.error("cannot receive: %s", error)
             await self._pause_after(error)
             return
         self._breaker.success()
@@ -75,22 +75,31 @@ class MessagePump:
             await self._handle(received)
         except PostdateError as error:
             log.error("message %s was not finished: %s", received.envelope.message_id, error)
+            await self._pause_after(error)
             await self._give_back(received)
-            self._breaker.failure(error, self._clock.now())
         finally:
             self._in_hand -= 1
             self._one_done.set()
 
     async def _give_back(self, received: Received) -> None:
-        try:
-            await self._receiver.roll_back(received)
-        except PostdateError as error:
-            log.error("message %s cannot be given back now: %s", received.envelope.message_id, error)
+        """Give a message back, however often it takes: one that stays held is received by nobody."""
+        while True:
+            try:
+                await self._receiver.roll_back(received)
+            except ClaimLost:
+                return
+            except PostdateError as error:
+                log.error("message %s cannot be given back now: %s", received.envelope.message_id, error)
+                if self._stop.is_set():  # closing the receiver, or the end of the process, does it
+                    return
+                await self._pause_after(error)
+            else:
+                return
 
     async def _pause_after(self, error: PostdateError) -> None:
-        log.error("cannot receive: %s", error)
-        pause: timedelta = self._breaker.failure(error, self._clock.now())
-        await anyio.sleep(pause.total_seconds())
+        """Pause as the breaker says; :meth:`stop` ends the pause."""
+        now = self._clock.now()
+        await self._clock.wait(self._stop, now + self._breaker.failure(error, now))
 
     def stop(self) -> None:
         """Stop receiving."""

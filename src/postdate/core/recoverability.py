@@ -1,4 +1,4 @@
-"""What to do after a failure: one pure function for each place where something can fail. Source: specification 1.6, 5."""
+"""What to do after a failure: one pure function for each place where it can happen. Source: specification 1.6, 5."""
 
 from __future__ import annotations
 
@@ -184,5 +184,5 @@ def _type_name(error: BaseException) -> str:
 
 
 def _encodable(text: str) -> str:
-    """Replace what no header can carry: an exception may quote a lone surrogate, and must still reach the error queue."""
+    """Replace what no header can carry: an exception may quote a lone surrogate, and must be reported all the same."""
     return text.encode(errors="backslashreplace").decode()

@@ -40,12 +40,10 @@ import pyarrow.csv as pa_csv
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 
+from postdate.demo.names import QUEUE
 from postdate.errors import PipelineError
 from postdate.messages import Headers
 from postdate.pipeline.session import require_utc
-
-QUEUE = "passengers"
-"""Destination of every message."""
 
 NEW_YORK = ZoneInfo("America/New_York")
 
@@ -158,9 +156,7 @@ def _near(table: pa.Table, day: date) -> pa.Table:
 
     near = [day + timedelta(days=offset) for offset in range(-2, 3)]
     wanted = pa.array([_date_number(which) for which in near], pa.int32())
-    number = pc.add(
-        pc.multiply(table["year"], 10_000), pc.add(pc.multiply(table["month"], 100), table["day"])
-    )
+    number = pc.add(pc.multiply(table["year"], 10_000), pc.add(pc.multiply(table["month"], 100), table["day"]))
     return table.filter(pc.is_in(number, wanted))
 
 
@@ -227,7 +223,7 @@ def _error() -> Column:
 
 def _is_clock(name: str) -> Column:
     clock = F.col(name)
-    return F.coalesce(clock.between(0, 2359) & (clock % 100 < 60), F.lit(False))  # noqa: FBT003 - F.lit takes a value
+    return F.coalesce(clock.between(0, 2359) & (clock % 100 < 60), F.lit(False))
 
 
 def _shown(*names: str) -> Column:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from postdate.errors import NotADatabase, PostdateError, StoreFull, StoreNotSetUp, StoreNotWritable, StoreUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
 _PRIMARY_CODE = 0xFF
 
@@ -43,7 +43,7 @@ def translate(error: sqlite3.Error, path: Path) -> PostdateError:
 
 
 @contextmanager
-def translated(path: Path) -> Iterator[None]:
+def translated(path: Path) -> Generator[None]:
     """Raise errors of SQLite as errors of Postdate."""
     try:
         yield

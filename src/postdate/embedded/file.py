@@ -11,7 +11,7 @@ import os
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from anyio.lowlevel import RunVar
 
 from postdate.embedded.connection import check_schema, connect, create_schema, patiently
 from postdate.embedded.errors import translate, translated
-from postdate.embedded.presence import Presence, is_gone
+from postdate.embedded.presence import Presence, is_gone, presence_folder
 from postdate.embedded.wakeup import Wakeups
 from postdate.errors import ConfigurationError, PostdateError
 from postdate.ports import Recording, Wake
@@ -63,7 +63,7 @@ class Transaction:
         self.recording = recording
         self.topics: set[str] = set()
 
-    def execute(self, sql: str, parameters: Sequence[Any] = ()) -> sqlite3.Cursor:
+    def execute(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> sqlite3.Cursor:
         """Execute one statement."""
         return self.connection.execute(sql, parameters)
 
@@ -124,15 +124,16 @@ class SqliteFile:
             raise ConfigurationError(f"synchronous must be 'full' or 'normal', not {synchronous!r}")
         real = Path(path).expanduser().resolve()
         with cls._open_lock:
-            file = cls._open.setdefault(
-                (os.getpid(), real), cls(real, synchronous=synchronous, recording=recording, create=create)
-            )
+            file = cls._open.get((os.getpid(), real))
+            if file is None:
+                file = cls(real, synchronous=synchronous, recording=recording, create=create)
+                cls._open[os.getpid(), real] = file
             if (file.synchronous, file.recording) != (synchronous, recording):
                 raise ConfigurationError(
                     f"{real} is open in this process with synchronous={file.synchronous!r} and "
                     f"recording={file.recording.value!r}; the store and the transport on one file need the same settings"
                 )
-            file._users += 1
+            file._users += 1  # noqa: SLF001 - its own class
         return file
 
     def __init__(self, path: Path, *, synchronous: str, recording: Recording, create: bool) -> None:
@@ -150,6 +151,11 @@ class SqliteFile:
         self._beside_others = False
         self._data_version = 0
         self._wakeups = Wakeups(_HOUSEKEEPING_SECONDS, self._housekeeping)
+
+    @property
+    def claimant(self) -> int:
+        """Number under which this process holds messages; 0 before its first use of the file."""
+        return self._claimant
 
     # --- writing ------------------------------------------------------------------------------------------------
 
@@ -177,7 +183,7 @@ class SqliteFile:
         try:
             groups = _GROUPS.get()
         except LookupError:
-            groups = {}
+            groups = dict[SqliteFile, _Group]()
             _GROUPS.set(groups)
         return groups.setdefault(self, _Group())
 
@@ -198,6 +204,11 @@ class SqliteFile:
         job = _Job(work)
         self._commit_together([job])
         return job.outcome()
+
+    def checkpoint_blocking(self) -> None:
+        """Bring everything from the log into the database file and start the log anew."""
+        with self._writing, translated(self.path):
+            self._writing_connection().execute("PRAGMA wal_checkpoint(truncate)")
 
     async def give_way(self) -> None:
         """Give other processes a turn if one wrote lately; for whoever writes batch after batch."""
@@ -258,7 +269,7 @@ class SqliteFile:
             return []
         marks = ",".join("?" * len(topics))
         rows = connection.execute(
-            f"SELECT topic, port FROM listener WHERE topic IN ({marks}) AND claimant <> ?",  # noqa: S608 - only marks
+            f"SELECT topic, port FROM listener WHERE topic IN ({marks}) AND claimant <> ?",
             (*topics, self._claimant),
         )
         return rows.fetchall()
@@ -290,7 +301,7 @@ class SqliteFile:
     # --- claims and news ----------------------------------------------------------------------------------------
 
     async def listen(self, topic: str, wake: Wake) -> Callable[[], None]:
-        """Call ``wake`` at news of ``topic`` from this and every other process, until the returned function is called."""
+        """Call ``wake`` at news of ``topic``, from any process, until the returned function is called."""
         return await to_thread.run_sync(self.listen_blocking, topic, wake)
 
     def listen_blocking(self, topic: str, wake: Wake) -> Callable[[], None]:
@@ -332,7 +343,7 @@ class SqliteFile:
 
     @property
     def _presence_folder(self) -> Path:
-        return self.path.with_name(self.path.name + "-claimants")
+        return presence_folder(self.path)
 
     def _writing_connection(self) -> sqlite3.Connection:
         if self._writer is None:
@@ -353,7 +364,8 @@ class SqliteFile:
         patiently(connection, "BEGIN IMMEDIATE")
         try:
             cursor = connection.execute(
-                "INSERT INTO claimant (pid, started_at) VALUES (?, CAST(strftime('%s', 'now') AS INTEGER) * 1000000)", (os.getpid(),)
+                "INSERT INTO claimant (pid, started_at) VALUES (?, CAST(strftime('%s', 'now') AS INTEGER) * 1000000)",
+                (os.getpid(),),
             )
             # Locked before the commit: nobody ever sees the row without the lock.
             self._claimant = int(cursor.lastrowid or 0)
@@ -379,6 +391,9 @@ class SqliteFile:
             self._open.pop((os.getpid(), self.path), None)
         self._wakeups.stop_listening()
         with self._writing, self._reading:
+            if self._reader is not None:  # first: only a writer that closes last takes the log away
+                self._reader.close()
+                self._reader = None
             if self._writer is not None:
                 with suppress(PostdateError):  # full or unwritable by now: the next process finds us gone and does it
                     self.write_blocking(lambda tx: _forget(tx, tx.claimant))
@@ -387,9 +402,6 @@ class SqliteFile:
             if self._presence is not None:
                 self._presence.leave()
                 self._presence = None
-            if self._reader is not None:
-                self._reader.close()
-                self._reader = None
         self._wakeups.close()
 
 

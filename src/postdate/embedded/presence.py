@@ -52,5 +52,10 @@ def is_gone(folder: Path, claimant: int) -> bool:
     return True
 
 
+def presence_folder(path: Path) -> Path:
+    """Return where the lock files of the database at ``path`` are."""
+    return path.with_name(path.name + "-claimants")
+
+
 def _lock_path(folder: Path, claimant: int) -> Path:
     return folder / f"{claimant}.lock"

@@ -42,6 +42,7 @@ from postdate.errors import (
     DelayedDeliveryNotConfigured,
     InvalidMessage,
     MessageError,
+    QueueNotFound,
     UnknownMessageType,
 )
 from postdate.messages import DelayedMessage, Envelope, Headers, expires_at_of, new_message_id
@@ -137,7 +138,7 @@ class Endpoint:
         ConfigurationError: when built from settings that do not fit together.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the one place where everything comes together; all but the name by keyword
         self,
         name: str,
         *,
@@ -385,13 +386,13 @@ class _Handling:
             return
         if endpoint.mode is TransactionMode.NONE:
             return
-        if endpoint.mode is TransactionMode.RECEIVE_ONLY and (end.outgoing or end.work):
-            # Not rolled back when taking the message off the queue fails afterwards (specification 6).
-            await self._send_first(end)
-            end = End(end.record, end.detail)
         try:
+            if endpoint.mode is TransactionMode.RECEIVE_ONLY and (end.outgoing or end.work):
+                # Not rolled back when taking the message off the queue fails afterwards (specification 6).
+                await self._send_first(end)
+                end = End(end.record, end.detail)
             await self.commit(received, endpoint.clock.now(), end)
-        except MessageError as error:  # what the handler sent cannot be sent: a failure of this message
+        except (MessageError, QueueNotFound) as error:  # what the handler sent cannot be sent
             await self._recover(received, error)
 
     async def _end(self, received: Received) -> End:

@@ -1,4 +1,4 @@
-"""From a message of the application to what is sent or stored. Pure; time is an argument. Source: specification 1.5, 5."""
+"""From a message of the application to what is sent or stored. Pure; time is an argument. Source: specification 5."""
 
 from __future__ import annotations
 

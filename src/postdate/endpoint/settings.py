@@ -21,7 +21,7 @@ class DelayedDelivery:
         time_to_trigger_store_circuit_breaker: how long storing may fail before it is a critical error; above zero.
         time_to_trigger_fetch_circuit_breaker: the same for looking for due messages.
         time_to_trigger_dispatch_circuit_breaker: the same for sending due messages.
-        maximum_recovery_failures_per_second: failures of the failure handling itself that are borne, over 30 s; above 0.
+        maximum_recovery_failures_per_second: failures of failure handling that are borne, over 30 s; above 0.
 
     Raises:
         ConfigurationError: a value is out of range.

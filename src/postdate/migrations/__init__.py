@@ -1,4 +1,4 @@
-"""Numbered SQL, the same numbers and names in every dialect. Applied in order, each in one transaction with its mark."""
+"""Numbered SQL, the same numbers and names in every dialect. Applied in order, together with its mark."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Migration:
 
 def migrations(dialect: str) -> tuple[Migration, ...]:
     """Return the migrations of a dialect (``sqlite`` …) in order."""
-    folder = resources.files(__package__) / dialect
+    folder = resources.files("postdate.migrations") / dialect
     files = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".sql"))
     return tuple(
         Migration(int(file[:4]), file[5:-4].replace("_", " "), (folder / file).read_text(encoding="utf-8"))

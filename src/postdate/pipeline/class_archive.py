@@ -69,7 +69,9 @@ def archive_options(java_home: Path) -> ArchiveOptions:
     archive = _archive_of(java_home, os.environ)
     training = os.environ.get(_TRAINING_TARGET)
     if training:
-        return ArchiveOptions(driver=(_QUIET, f"-XX:SharedArchiveFile={archive.base}", f"-XX:ArchiveClassesAtExit={training}"))
+        return ArchiveOptions(
+            driver=(_QUIET, f"-XX:SharedArchiveFile={archive.base}", f"-XX:ArchiveClassesAtExit={training}")
+        )
     if not (archive.base.is_file() and archive.spark.is_file()):
         return ArchiveOptions()
     return ArchiveOptions(

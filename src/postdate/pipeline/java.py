@@ -76,7 +76,9 @@ def runnable_java_home(home: Path, private: Path) -> Path:
         )
     runner = private / "java" / "bin" / "java"
     runner.parent.mkdir(parents=True, exist_ok=True)
-    runner.write_text(_RUNNER.format(module=VECTOR_MODULE, java=shlex.quote(str(home / "bin" / "java"))), encoding="utf-8")
+    runner.write_text(
+        _RUNNER.format(module=VECTOR_MODULE, java=shlex.quote(str(home / "bin" / "java"))), encoding="utf-8"
+    )
     runner.chmod(0o700)
     return runner.parent.parent
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from pyspark.sql import SparkSession
 from postdate.errors import PipelineError
 from postdate.pipeline.class_archive import archive_options
 from postdate.pipeline.java import STARTUP_OPTIONS, find_java_home, runnable_java_home
+from postdate.pipeline.source import register
 
 _LOOPBACK = "127.0.0.1"
 _LOG_SETTINGS = """\
@@ -46,11 +48,11 @@ def spark_session(
     *,
     cores: int | None = None,
     master: str | None = None,
-    driver_memory: str = "2g",
+    with_format: bool = False,
     java_home: Path | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Start Spark, or return the session that runs in this process; ``postdate`` is a known format in it.
+    """Start Spark, or return the session that runs in this process.
 
     Use it as a context manager, or call ``stop()``; temporary files are removed when the process ends.
 
@@ -58,10 +60,12 @@ def spark_session(
         app_name: shown in logs and in a cluster's web interface.
         cores: threads of a local Spark, at least 1; all cores of the machine by default.
         master: a cluster, or any other Spark master URL; local by default. Excludes ``cores``.
-        driver_memory: largest Java heap of the driver, which is all of Spark when it runs locally.
+        with_format: make ``postdate`` a known format at once. It takes Spark a second or two, and jobs of this package
+            do without; :func:`postdate.pipeline.source.register` does it later.
         java_home: see :func:`postdate.pipeline.java.find_java_home` for what is used by default.
         conf: Spark settings; they win over all the defaults here. ``spark.log.level`` set to ``INFO`` or ``WARN``
-            shows what Spark logs. Java options are added to those here.
+            shows what Spark logs. Java options are added to those here: ``-XX:TieredStopAtLevel=4`` for jobs of many
+            minutes in Spark's own operators, which then run about twice as fast from the second minute on.
 
     Raises:
         PipelineError: settings exclude each other, or there is no Java to run.
@@ -69,14 +73,15 @@ def spark_session(
     if cores is not None and (master is not None or cores < 1):
         raise PipelineError(f"cores={cores} is for a local Spark and at least 1; with master={master!r} leave it out")
     master = master or f"local[{cores or '*'}]"
-    settings = _settings(master, driver_memory, conf or {})
+    settings = _settings(master, conf or {})
     with _starting:
         session = SparkSession.getActiveSession()
         if session is None:
             session = _start(app_name, master, settings, java_home)
         else:
             _apply_sql_settings(session, settings)
-    _register_sources(session)
+    if with_format:
+        register(session)
     return session
 
 
@@ -94,20 +99,19 @@ def require_utc(spark: SparkSession) -> None:
         )
 
 
-def _settings(master: str, driver_memory: str, conf: Mapping[str, str]) -> dict[str, str]:
+def _settings(master: str, conf: Mapping[str, str]) -> dict[str, str]:
     directory = _private_directory()
     settings = {
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "4",
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.driver.memory": driver_memory,
+        "spark.driver.memory": "2g",
         "spark.driver.extraJavaOptions": "",
     }
     if master.startswith("local"):
-        settings |= _local_settings(directory)
+        settings |= _local_settings(directory, _cores(master))
     settings |= conf
     settings["spark.driver.extraJavaOptions"] = " ".join(
         [
@@ -120,18 +124,24 @@ def _settings(master: str, driver_memory: str, conf: Mapping[str, str]) -> dict[
     return settings
 
 
-def _local_settings(directory: Path) -> dict[str, str]:
+def _local_settings(directory: Path, cores: int) -> dict[str, str]:
     """Return what only suits a Spark in this process: nothing listens beyond loopback, nothing is left behind.
 
     Python workers are reached over loopback with a secret. Unix domain sockets would do as well, but a worker that is
     stopped while it waits then prints a broken pipe.
     """
     return {
+        "spark.sql.shuffle.partitions": str(max(cores, 2)),
         "spark.driver.host": _LOOPBACK,
         "spark.driver.bindAddress": _LOOPBACK,
         "spark.local.dir": str(directory / "local"),
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
     }
+
+
+def _cores(master: str) -> int:
+    named = re.fullmatch(r"local\[(\d+)(?:,\d+)?\]", master)
+    return int(named[1]) if named else os.cpu_count() or 1
 
 
 def _start(app_name: str, master: str, settings: dict[str, str], java_home: Path | None) -> SparkSession:
@@ -158,12 +168,6 @@ def _apply_sql_settings(session: SparkSession, settings: Mapping[str, str]) -> N
     for key, value in settings.items():
         if session.conf.isModifiable(key):
             session.conf.set(key, value)
-
-
-def _register_sources(session: SparkSession) -> None:
-    """Make ``postdate`` a known format."""
-    with contextlib.suppress(ImportError):
-        from postdate.pipeline.source import register  # noqa: F401
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from postdate.errors import DuplicateMessage, InvalidMessage, MessageTooLarge
-from postdate.messages import DelayedMessage, encode_headers, with_failures
+from postdate.messages import DelayedMessage, encode_headers, size_in_bytes, with_failures
 from postdate.ports import (
     OUTCOME_RECORDS,
     Claim,
@@ -84,7 +84,10 @@ class MemoryStore:
         return StoreReport(len(messages) - len(already_there), tuple(already_there))
 
     def _check_size(self, message: DelayedMessage) -> None:
-        size, limit = len(encode_headers(message.headers)) + len(message.body), self._capabilities.largest_message_bytes
+        size, limit = (
+            size_in_bytes(encode_headers(message.headers), message.body),
+            self._capabilities.largest_message_bytes,
+        )
         if size > limit:
             raise MessageTooLarge(f"message {message.message_id!r} has {size:,} bytes, this store takes {limit:,}")
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.embedded.file import DUE, SqliteFile, Transaction, queue_topic
 from postdate.errors import ClaimLost, DuplicateMessage, InvalidMessage, MessageTooLarge, PipelineError
-from postdate.messages import DelayedMessage, decode_headers, encode_headers
+from postdate.messages import DelayedMessage, decode_headers, encode_headers, size_in_bytes
 from postdate.ports import (
     OUTCOME_RECORDS,
     Claim,
@@ -34,25 +34,28 @@ from postdate.ports import (
     Work,
 )
 
-_COLUMNS: Final = "message_id, due, destination, headers, body, expires_at, failures"
+_COLUMNS: Final = (
+    "message_id, due, destination, expires_at, failures, "
+    "(SELECT headers FROM content AS c WHERE c.seq = content), (SELECT body FROM content AS c WHERE c.seq = content)"
+)
 
 _INSERT_SCHEDULED: Final = """
     INSERT INTO record (seq, kind, message_id, at, due, destination) VALUES (?, 1, ?, ?, ?, ?)
     ON CONFLICT (message_id) WHERE kind = 1 DO NOTHING"""
 _INSERT_MESSAGE: Final = """
-    INSERT INTO delayed_message (seq, message_id, due, attempt_at, destination, expires_at, headers, body)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
+    INSERT INTO delayed_message (seq, message_id, due, attempt_at, destination, expires_at, content)
+    VALUES (?, ?, ?, ?, ?, ?, ?)"""
+_INSERT_CONTENT: Final = "INSERT INTO content (seq, headers, body) VALUES (?, ?, ?)"
 
 # The batch is written down first: every later statement works on exactly these rows, whatever the planner does.
 _TAKE_BATCH: Final = """
-    INSERT INTO temp.batch (position, seq, queue_id, expired)
-    SELECT row_number() OVER (), seq, queue_id, expired FROM (
-        SELECT d.seq AS seq, q.queue_id AS queue_id, coalesce(d.expires_at < :now, 0) AS expired
-        FROM delayed_message AS d INDEXED BY delayed_message_attempt LEFT JOIN queue AS q ON q.name = d.destination
-        WHERE d.attempt_at < :now ORDER BY d.attempt_at LIMIT :limit)"""
+    INSERT INTO temp.batch (seq, queue_id, expired)
+    SELECT d.seq, q.queue_id, coalesce(d.expires_at < :now, 0)
+    FROM delayed_message AS d INDEXED BY delayed_message_attempt LEFT JOIN queue AS q ON q.name = d.destination
+    WHERE d.attempt_at < :now ORDER BY d.attempt_at LIMIT :limit"""
 _SEND_BATCH: Final = """
-    INSERT INTO queue_message (queue_id, message_id, due, expires_at, headers, body)
-    SELECT b.queue_id, d.message_id, d.due, d.expires_at, d.headers, d.body
+    INSERT INTO queue_message (queue_id, message_id, due, expires_at, content)
+    SELECT b.queue_id, d.message_id, d.due, d.expires_at, d.content
     FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq
     WHERE b.queue_id IS NOT NULL AND NOT b.expired ORDER BY b.position"""
 _RECORD_BATCH: Final = """
@@ -60,6 +63,9 @@ _RECORD_BATCH: Final = """
     SELECT iif(b.expired, 5, 2), d.message_id, :now, d.due, d.destination
     FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq
     WHERE b.queue_id IS NOT NULL OR b.expired ORDER BY b.position"""
+_DROP_EXPIRED_CONTENT: Final = """
+    DELETE FROM content WHERE seq IN (
+        SELECT d.content FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq WHERE b.expired)"""
 _REMOVE_BATCH: Final = """
     DELETE FROM delayed_message WHERE seq IN (SELECT seq FROM temp.batch WHERE queue_id IS NOT NULL OR expired)"""
 _FORGET_BATCH: Final = """
@@ -136,7 +142,12 @@ class SqliteStore:
 
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
         """See :meth:`postdate.ports.EnlistingStore.storing`."""
-        return self._storing(messages, now)
+        work = self._storing(messages, now)
+
+        def store(tx: Transaction) -> None:
+            work(tx)
+
+        return store
 
     def _storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Callable[[Transaction], StoreReport]:
         rows = [self._row(message) for message in messages]
@@ -146,7 +157,7 @@ class SqliteStore:
     def _row(self, message: DelayedMessage) -> tuple[Any, ...]:
         due = to_microseconds(message.due)
         headers = encode_headers(message.headers)
-        size, limit = len(headers) + len(message.body), self._capabilities.largest_message_bytes
+        size, limit = size_in_bytes(headers, message.body), self._capabilities.largest_message_bytes
         if size > limit:
             raise MessageTooLarge(
                 f"message {message.message_id!r} has {size:,} bytes, this store takes {limit:,}; keep large content "
@@ -186,7 +197,7 @@ class SqliteStore:
 
         def claim(tx: Transaction) -> list[tuple[Any, ...]]:
             return tx.execute(
-                f"UPDATE delayed_message SET claimant = ?, attempt_at = NULL WHERE seq IN (SELECT seq "  # noqa: S608
+                f"UPDATE delayed_message SET claimant = ?, attempt_at = NULL WHERE seq IN (SELECT seq "
                 f"FROM delayed_message WHERE attempt_at < ? ORDER BY attempt_at LIMIT ?) RETURNING seq, {_COLUMNS}",
                 (tx.claimant, to_microseconds(now), limit),
             ).fetchall()
@@ -215,18 +226,19 @@ class SqliteStore:
 
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
         """See :meth:`postdate.ports.ClaimingStore.retry_later`."""
-        return await self.file.write(
-            lambda tx: _count_failure(tx, claim.token, attempt_at, to_microseconds(now), reason)
-        )
+
+        def give_back(tx: Transaction) -> bool:
+            held = tx.execute(
+                "SELECT 1 FROM delayed_message WHERE seq = ? AND claimant = ? AND failures = ?",
+                (claim.token, tx.claimant, claim.message.number_of_failures),
+            ).fetchone()
+            return held is not None and _count_failure(tx, claim.token, attempt_at, to_microseconds(now), reason)
+
+        return await self.file.write(give_back)
 
     async def next_attempt(self) -> datetime | None:
         """See :meth:`postdate.ports.ClaimingStore.next_attempt`."""
-        found = await self.file.read(
-            lambda c: c.execute(
-                "SELECT attempt_at FROM delayed_message WHERE attempt_at IS NOT NULL ORDER BY attempt_at LIMIT 1"
-            ).fetchone()
-        )
-        return None if found is None else from_microseconds(found[0])
+        return await self.file.read(_next_attempt)
 
     async def listen(self, wake: Wake) -> Callable[[], None]:
         """See :meth:`postdate.ports.ClaimingStore.listen`; other processes are heard, too."""
@@ -295,7 +307,7 @@ class SqliteStore:
             if value is not None:
                 conditions.append(condition)
                 values.append(value)
-        sql = f"SELECT {_COLUMNS} FROM delayed_message WHERE {' AND '.join(conditions)} ORDER BY due, seq LIMIT ?"  # noqa: S608
+        sql = f"SELECT {_COLUMNS} FROM delayed_message WHERE {' AND '.join(conditions)} ORDER BY due, seq LIMIT ?"
         rows = await self.file.read(lambda c: c.execute(sql, (*values, limit)).fetchall())
         return [_message(row) for row in rows]
 
@@ -323,7 +335,7 @@ class SqliteStore:
         """See :meth:`postdate.ports.ScannableStore.scan_parts`."""
         table = _scanned(what).table
         first, last = self.file.read_blocking(
-            lambda c: c.execute(f"SELECT coalesce(min(seq), 0), coalesce(max(seq), -1) FROM {table}").fetchone()  # noqa: S608
+            lambda c: c.execute(f"SELECT coalesce(min(seq), 0), coalesce(max(seq), -1) FROM {table}").fetchone()
         )
         step = max(-(-(last + 1 - first) // max(parts, 1)), 1)
         return [ScanPart(start, min(start + step, last + 1)) for start in range(first, last + 1, step)]
@@ -338,7 +350,7 @@ class SqliteStore:
         connection = self.file.snapshot()
         try:
             cursor = connection.execute(
-                f"SELECT {wanted} FROM {source.relation} WHERE t.seq >= ? AND t.seq < ? ORDER BY t.seq",  # noqa: S608
+                f"SELECT {wanted} FROM {source.relation} WHERE t.seq >= ? AND t.seq < ? ORDER BY t.seq",
                 (part.first, part.end),
             )
             while rows := cursor.fetchmany(page):
@@ -357,13 +369,13 @@ class _Scanned:
 _SCANNED: Final = {
     "pending": _Scanned(
         "delayed_message",
-        "delayed_message AS t",
+        "delayed_message AS t JOIN content AS c ON c.seq = t.content",
         message_id="t.message_id",
         destination="t.destination",
         due="t.due",
         expires_at="t.expires_at",
-        headers="t.headers",
-        body="t.body",
+        headers="c.headers",
+        body="c.body",
         number_of_failures="t.failures",
     ),
     "records": _Scanned(
@@ -405,7 +417,9 @@ def _insert(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> StoreR
         duplicates = tuple(row[1] for row in numbered if row[0] not in fresh)
     if new:
         _signal_if_first(tx, min(row[2] for row in new))
-        tx.executemany(_INSERT_MESSAGE, new)
+        (content,) = tx.execute("SELECT coalesce(max(seq), 0) + 1 FROM content").fetchone()
+        tx.executemany(_INSERT_CONTENT, [(content + number, *row[6:]) for number, row in enumerate(new)])
+        tx.executemany(_INSERT_MESSAGE, [(*row[:6], content + number) for number, row in enumerate(new)])
     return StoreReport(len(new), duplicates)
 
 
@@ -424,34 +438,51 @@ def _move(tx: Transaction, now: int, limit: int) -> MoveReport:
     values = {"now": now, "limit": limit}
     taken = tx.execute(_TAKE_BATCH, values).rowcount
     if not taken:
-        return MoveReport(0, 0, 0)
+        return MoveReport(0, 0, 0, _next_attempt(tx.connection))
     delivered = tx.execute(_SEND_BATCH).rowcount
     if tx.recording is Recording.NONE:
         tx.execute(_FORGET_BATCH)
     else:
         tx.execute(_RECORD_BATCH, {"now": now})
+    tx.execute(_DROP_EXPIRED_CONTENT)
     removed = tx.execute(_REMOVE_BATCH).rowcount
     for (name,) in tx.execute(
         "SELECT name FROM queue WHERE queue_id IN (SELECT queue_id FROM temp.batch WHERE NOT expired)"
     ).fetchall():
         tx.signal(queue_topic(name))
-    return MoveReport(delivered, removed - delivered, taken - removed)
+    return MoveReport(delivered, removed - delivered, taken - removed, _next_attempt(tx.connection))
+
+
+def _next_attempt(connection: sqlite3.Connection) -> datetime | None:
+    row = connection.execute(
+        "SELECT attempt_at FROM delayed_message WHERE attempt_at IS NOT NULL ORDER BY attempt_at LIMIT 1"
+    ).fetchone()
+    return None if row is None else from_microseconds(row[0])
 
 
 def _end(tx: Transaction, message_id: str, kind: RecordKind, at: int, detail: str) -> bool:
     row = _find(tx.connection, message_id)
     if row is None:
         return False
-    tx.execute("DELETE FROM delayed_message WHERE seq = ?", (row[0],))
+    _delete(tx, "seq = ?", (row[0],))
     _record(tx, kind, message_id, at, to_microseconds(row[1].due), row[1].destination, detail)
     return True
 
 
+def _delete(tx: Transaction, condition: str, values: Sequence[Any]) -> int:
+    """Delete waiting messages with their content; return how many."""
+    found = tx.execute(f"DELETE FROM delayed_message WHERE {condition} RETURNING content", values).fetchall()
+    tx.executemany("DELETE FROM content WHERE seq = ?", found)
+    return len(found)
+
+
 def _finish(tx: Transaction, claim: Claim, kind: RecordKind, at: int, detail: str) -> int:
-    held = tx.execute(
-        "DELETE FROM delayed_message WHERE seq = ? AND claimant = ? AND message_id = ?",
-        (claim.token, tx.claimant, claim.message.message_id),
-    ).rowcount
+    # Every claim that ends without removing the message counts a failure: with the count, an old claim is told apart.
+    held = _delete(
+        tx,
+        "seq = ? AND claimant = ? AND message_id = ? AND failures = ?",
+        (claim.token, tx.claimant, claim.message.message_id, claim.message.number_of_failures),
+    )
     if held:
         message = claim.message
         _record(tx, kind, message.message_id, at, to_microseconds(message.due), message.destination, detail)
@@ -485,7 +516,7 @@ def _record(
 
 def _find(connection: sqlite3.Connection, message_id: str) -> tuple[int, DelayedMessage] | None:
     row = connection.execute(
-        f"SELECT seq, {_COLUMNS} FROM delayed_message "  # noqa: S608
+        f"SELECT seq, {_COLUMNS} FROM delayed_message "
         f"WHERE seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)",
         (message_id,),
     ).fetchone()
@@ -494,15 +525,14 @@ def _find(connection: sqlite3.Connection, message_id: str) -> tuple[int, Delayed
 
 def _is_claimed(tx: Transaction, message_id: str) -> bool:
     row = tx.execute(
-        "SELECT claimant FROM delayed_message "
-        "WHERE seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)",
+        "SELECT claimant FROM delayed_message WHERE seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)",
         (message_id,),
     ).fetchone()
     return row is not None and row[0] is not None
 
 
 def _message(row: Sequence[Any]) -> DelayedMessage:
-    message_id, due, destination, headers, body, expires_at, failures = row
+    message_id, due, destination, expires_at, failures, headers, body = row
     return DelayedMessage(
         message_id=message_id,
         due=from_microseconds(due),
@@ -533,7 +563,7 @@ def _first_due(connection: sqlite3.Connection) -> int | None:
 
 def _statistics(connection: sqlite3.Connection, now: int) -> StoreStatistics:
     def count(condition: str, *values: int) -> int:
-        sql = f"SELECT count(*) FROM delayed_message WHERE {condition}"  # noqa: S608 - conditions from below
+        sql = f"SELECT count(*) FROM delayed_message WHERE {condition}"
         number: int = connection.execute(sql, values).fetchone()[0]
         return number
 

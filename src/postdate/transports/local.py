@@ -16,18 +16,26 @@ import anyio
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.embedded.file import SqliteFile, Transaction, queue_topic
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, QueueNotFound
-from postdate.messages import Envelope, check_headers, decode_headers, encode_headers
+from postdate.messages import Envelope, check_headers, decode_headers, encode_headers, size_in_bytes
 from postdate.ports import HANDLED, End, Received, Recording, TransactionMode, TransportCapabilities, Work
 from postdate.wakeup import Alarm
 
 _INSERT: Final = """
-    INSERT INTO queue_message (queue_id, message_id, due, expires_at, headers, body)
-    SELECT queue_id, ?, ?, ?, ?, ? FROM queue WHERE name = ?"""
-_CLAIM: Final = """
+    INSERT INTO queue_message (queue_id, message_id, due, expires_at, content) VALUES (?, ?, ?, ?, ?)"""
+_COLUMNS: Final = (
+    "seq, message_id, due, expires_at, failures, "
+    "(SELECT headers FROM content AS c WHERE c.seq = content), (SELECT body FROM content AS c WHERE c.seq = content)"
+)
+_CLAIM: Final = f"""
     UPDATE queue_message SET claimant = ? WHERE seq IN (
         SELECT seq FROM queue_message INDEXED BY queue_message_free
         WHERE queue_id = ? AND claimant IS NULL ORDER BY seq LIMIT ?)
-    RETURNING seq, message_id, due, expires_at, failures, headers, body"""
+    RETURNING {_COLUMNS}"""
+
+_TAKE: Final = f"""
+    UPDATE queue_message SET claimant = ? WHERE seq = (
+        SELECT min(seq) FROM queue_message WHERE queue_id = ? AND message_id = ? AND claimant IS NULL)
+    RETURNING {_COLUMNS}"""
 
 _POLL_FLOOR_SECONDS = 1.0
 """A receiver looks by itself this often, should a wake-up be lost."""
@@ -91,7 +99,7 @@ class LocalTransport:
     def _row(self, envelope: Envelope) -> tuple[Any, ...] | MessageTooLarge:
         check_headers(envelope.headers)
         headers = encode_headers(envelope.headers)
-        size, limit = len(headers) + len(envelope.body), self._capabilities.largest_message_bytes
+        size, limit = size_in_bytes(headers, envelope.body), self._capabilities.largest_message_bytes
         if size > limit:
             return MessageTooLarge(
                 f"message {envelope.message_id!r} to {envelope.destination!r} has {size:,} bytes, this transport takes "
@@ -145,12 +153,24 @@ class LocalReceiver:
             with anyio.move_on_after(_POLL_FLOOR_SECONDS):
                 await self._alarm.wait()
 
+    async def take(self, message_id: str) -> Received | None:
+        """Hold one message of the queue, chosen by its id, or return ``None``: it is not there, or held already."""
+        await self._find_queue()
+
+        def take(tx: Transaction) -> tuple[Any, ...] | None:
+            return tx.execute(_TAKE, (tx.claimant, self._queue_id, message_id)).fetchone()
+
+        row = await self._file.write(take)
+        return None if row is None else self._received(row)
+
     async def _find_queue(self) -> None:
         row = await self._file.read(
             lambda c: c.execute("SELECT queue_id FROM queue WHERE name = ?", (self._queue,)).fetchone()
         )
         if row is None:
-            raise QueueNotFound(f"{self._file.path} has no queue {self._queue!r}; create it with `postdate setup`")
+            raise QueueNotFound(
+                f"{self._file.path} has no queue {self._queue!r}; create it: postdate setup --queue {self._queue}"
+            )
         self._queue_id = row[0]
 
     def _has_message(self, connection: Any) -> bool:
@@ -189,15 +209,19 @@ class LocalReceiver:
         self._held.pop(received.token, None)
 
     def _remove(self, tx: Transaction, received: Received) -> None:
-        held = tx.execute(
-            "DELETE FROM queue_message WHERE seq = ? AND claimant = ? AND message_id = ?",
+        # The number of a message stays the same when it is given back and received again here: the object does not.
+        held = self._held.get(received.token) is received and tx.execute(
+            "DELETE FROM queue_message WHERE seq = ? AND claimant = ? AND message_id = ? RETURNING content",
             (received.token, tx.claimant, received.envelope.message_id),
-        ).rowcount
+        ).fetchone()
         if not held:
             raise ClaimLost(f"message {received.envelope.message_id!r} in {self._queue!r} is no longer held here")
+        tx.execute("DELETE FROM content WHERE seq = ?", held)
 
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
         """See :meth:`postdate.ports.Receiver.roll_back`."""
+        if self._held.get(received.token) is not received:
+            return
 
         def give_back(tx: Transaction) -> None:
             tx.execute(
@@ -221,15 +245,19 @@ class LocalReceiver:
 def _send(tx: Transaction, row: tuple[Any, ...] | MessageTooLarge) -> PostdateError | None:
     if isinstance(row, MessageTooLarge):
         return row
-    if not tx.execute(_INSERT, row).rowcount:
-        return QueueNotFound(f"there is no queue {row[-1]!r} for message {row[0]!r}; create it with `postdate setup`")
-    tx.signal(queue_topic(row[-1]))
+    message_id, due, expires_at, headers, body, queue = row
+    found = tx.execute("SELECT queue_id FROM queue WHERE name = ?", (queue,)).fetchone()
+    if found is None:
+        return QueueNotFound(
+            f"there is no queue {queue!r} for message {message_id!r}; create it: postdate setup --queue {queue}"
+        )
+    content = tx.execute("INSERT INTO content (headers, body) VALUES (?, ?)", (headers, body)).lastrowid
+    tx.execute(_INSERT, (found[0], message_id, due, expires_at, content))
+    tx.signal(queue_topic(queue))
     return None
 
 
-def _send_and_work(
-    tx: Transaction, rows: Sequence[tuple[Any, ...] | MessageTooLarge], work: Sequence[Work]
-) -> None:
+def _send_and_work(tx: Transaction, rows: Sequence[tuple[Any, ...] | MessageTooLarge], work: Sequence[Work]) -> None:
     for row in rows:
         error = _send(tx, row)
         if error is not None:

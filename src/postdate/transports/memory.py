@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, QueueNotFound, UnsupportedTransactionMode
-from postdate.messages import Envelope, check_headers, encode_headers
+from postdate.messages import Envelope, check_headers, encode_headers, size_in_bytes
 from postdate.ports import HANDLED, End, Received, TransactionMode, TransportCapabilities, Work
 from postdate.wakeup import Alarm
 
@@ -70,9 +70,14 @@ class MemoryTransport:
         check_headers(envelope.headers)
         if envelope.destination not in self.queues:
             return QueueNotFound(f"there is no queue {envelope.destination!r} for message {envelope.message_id!r}")
-        size, limit = len(encode_headers(envelope.headers)) + len(envelope.body), self._capabilities.largest_message_bytes
+        size, limit = (
+            size_in_bytes(encode_headers(envelope.headers), envelope.body),
+            self._capabilities.largest_message_bytes,
+        )
         if size > limit:
-            return MessageTooLarge(f"message {envelope.message_id!r} has {size:,} bytes, this transport takes {limit:,}")
+            return MessageTooLarge(
+                f"message {envelope.message_id!r} has {size:,} bytes, this transport takes {limit:,}"
+            )
         return None
 
     def receiver(self, queue: str) -> MemoryReceiver:

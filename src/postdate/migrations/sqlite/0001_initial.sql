@@ -1,5 +1,13 @@
 -- Times are whole microseconds since 1970-01-01 UTC.
 
+-- What is in the messages: written once, and left where it is while the message moves from waiting to its queue. So a
+-- delivery moves only small rows, however large the messages are.
+CREATE TABLE content (
+    seq     INTEGER PRIMARY KEY,
+    headers TEXT NOT NULL,
+    body    BLOB NOT NULL
+);
+
 -- Messages that wait. attempt_at is the instant after which the next attempt may be made: the due time at first, later
 -- after a failure, NULL while a process holds the message, so that one index answers "what may be attempted now".
 CREATE TABLE delayed_message (
@@ -11,8 +19,7 @@ CREATE TABLE delayed_message (
     expires_at  INTEGER,
     failures    INTEGER NOT NULL DEFAULT 0,
     claimant    INTEGER,
-    headers     TEXT    NOT NULL,
-    body        BLOB    NOT NULL
+    content     INTEGER NOT NULL
 );
 CREATE INDEX delayed_message_attempt ON delayed_message (attempt_at);
 CREATE INDEX delayed_message_failing ON delayed_message (due) WHERE failures > 0;
@@ -43,8 +50,7 @@ CREATE TABLE queue_message (
     expires_at INTEGER,
     failures   INTEGER NOT NULL DEFAULT 0,
     claimant   INTEGER,
-    headers    TEXT    NOT NULL,
-    body       BLOB    NOT NULL
+    content    INTEGER NOT NULL
 );
 CREATE INDEX queue_message_free ON queue_message (queue_id) WHERE claimant IS NULL;
 

@@ -1,0 +1,83 @@
+"""All commands in one place. What brings Spark, or measures, is imported when it is called."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from postdate.cli import diagnosis, error_queue, messages, sending, service, settings
+from postdate.cli.exits import epilog
+
+# As an operator meets them.
+_ORDER: Final = (
+    "demo",
+    "run",
+    "setup",
+    "send",
+    "messages",
+    "errors",
+    "pipeline",
+    "bench",
+    "config",
+    "doctor",
+    "version",
+)
+
+
+class _InOrder(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=_ORDER.index)
+
+
+app = typer.Typer(
+    name="postdate",
+    cls=_InOrder,
+    help="Keeps a message until it is due, then puts it in the queue it was meant for: on time, once, never lost.",
+    epilog=epilog(),
+    rich_markup_mode=None,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback(invoke_without_command=True)
+def postdate(context: typer.Context) -> None:
+    """Keeps a message until it is due, then puts it in the queue it was meant for: on time, once, never lost."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+_PASS_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": list[str]()}
+
+
+def _later(name: str, module: str, meaning: str) -> None:
+    """Register a command whose module is imported when it is called.
+
+    The module has ``app``, a ``typer.Typer``, or a function of the name of the command.
+    """
+
+    @app.command(name, help=meaning, context_settings=_PASS_ON, add_help_option=False)
+    def pass_on(context: typer.Context) -> None:
+        room = importlib.import_module(module)
+        inner: typer.Typer | None = getattr(room, "app", None)
+        if inner is None:
+            inner = typer.Typer(add_completion=False)
+            inner.command()(getattr(room, name))
+        inner.rich_markup_mode = None
+        ended: object = inner(context.args, prog_name=context.command_path, standalone_mode=False)
+        if isinstance(ended, int) and ended:
+            raise typer.Exit(ended)
+
+
+_later("demo", "postdate.demo.command", "Deliver reminders for real flights on time, and prove it.")
+service.register(app)
+sending.register(app)
+app.add_typer(messages.app)
+app.add_typer(error_queue.app)
+_later("pipeline", "postdate.cli.pipeline", "Bulk jobs on Spark: schedule, audit.")
+_later("bench", "postdate.bench.command", "Measure this machine's own store and queues.")
+app.add_typer(settings.app)
+diagnosis.register(app)

@@ -1,0 +1,149 @@
+"""What every command has in common: its options, its settings, and how it reports."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec, TypeVar, get_type_hints
+
+import typer
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from postdate.config import Settings
+    from postdate.wiring import Plant
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_COMMON: Final[dict[str, Any]] = {
+    "config": Annotated[
+        str | None,
+        typer.Option("--config", metavar="FILE", help="Settings; default: POSTDATE_CONFIG, or postdate.toml if there."),
+    ],
+    "store": Annotated[
+        str | None, typer.Option("--store", metavar="ADDRESS", help="Where messages wait, as sqlite:///postdate.db.")
+    ],
+    "transport": Annotated[
+        str | None,
+        typer.Option("--transport", metavar="ADDRESS", help="Where the queues are; default: in the store's file."),
+    ],
+}
+_JSON: Final[Any] = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """How a command is used: what every command is given besides its own arguments.
+
+    Args:
+        config, store, transport: the common options; ``None`` when not given.
+        as_json: whether to report as JSON.
+    """
+
+    config: str | None = None
+    store: str | None = None
+    transport: str | None = None
+    as_json: bool = False
+
+    def settings(self) -> Settings:
+        """Return the settings, options of the command line included.
+
+        Raises:
+            ConfigurationError: a setting is wrong or unknown.
+        """
+        from postdate.config import load_settings
+
+        options = {"store.address": self.store, "transport.address": self.transport}
+        return load_settings(self.config, os.environ, options)
+
+    def work(self, work: Callable[[Plant, datetime], Awaitable[T]], *, create: bool = False) -> T:
+        """Open store and queues, do ``work`` and return its result."""
+        import anyio
+
+        from postdate.clock import SystemClock
+        from postdate.wiring import opened
+
+        settings = self.settings()
+
+        async def working() -> T:
+            async with opened(settings, create=create) as plant:
+                return await work(plant, SystemClock().now())
+
+        return anyio.run(working)
+
+    def report(self, found: object, lines: Callable[[], None]) -> None:
+        """Print what was found: as one JSON object, or as ``lines`` prints it."""
+        if not self.as_json:
+            lines()
+            return
+        import msgspec
+
+        typer.echo(msgspec.json.encode(found))
+
+
+Command = Callable[Concatenate[Use, P], None]
+
+
+def command(
+    app: typer.Typer, name: str, *, reports: bool = True, **settings: Any
+) -> Callable[[Command[P]], Command[P]]:
+    """Register a function as the command ``name`` of ``app``; it is given a :class:`Use` first.
+
+    Args:
+        app: group of the command.
+        name: of the command.
+        reports: whether it takes ``--json``.
+        settings: further arguments of ``typer.Typer.command``.
+    """
+    common = {**_COMMON, "as_json": _JSON} if reports else _COMMON
+
+    def register(function: Command[P]) -> Command[P]:
+        def run(**arguments: Any) -> None:
+            use = Use(**{option: arguments.pop(option) for option in common})
+            function(use, **arguments)  # pyright: ignore[reportCallIssue] - typer has checked them
+
+        run.__doc__ = function.__doc__
+        run.__signature__ = _signature(function, common)
+        app.command(name, **settings)(run)
+        return function
+
+    return register
+
+
+def _signature(function: Callable[..., None], common: dict[str, Any]) -> inspect.Signature:
+    """Return the signature that typer reads: the function's own parameters, then the common options."""
+    hints = get_type_hints(function, include_extras=True)
+    own = list(inspect.signature(function).parameters.values())[1:]
+    parameters = [each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+    for option, annotation in common.items():
+        default = False if option == "as_json" else None
+        kind = inspect.Parameter.KEYWORD_ONLY
+        parameters.append(inspect.Parameter(option, kind, default=default, annotation=annotation))
+    return inspect.Signature(parameters)
+
+
+class _WrongUsage(typer.TyperException):
+    exit_code = 2
+
+
+def wrong_usage(message: str) -> typer.TyperException:
+    """Return the error of arguments that are each right but do not go together."""
+    return _WrongUsage(message)
+
+
+def group(name: str, meaning: str) -> typer.Typer:
+    """Return an empty group of commands; named alone, it says which commands it has."""
+    app = typer.Typer(name=name, help=meaning, rich_markup_mode=None, add_completion=False)
+
+    @app.callback(invoke_without_command=True)
+    def which(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            names = [each.name or "" for each in app.registered_commands]
+            raise wrong_usage(f"which one? {context.command_path} {'|'.join(names)}")
+
+    which.__doc__ = meaning
+    return app

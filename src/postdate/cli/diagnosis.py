@@ -1,0 +1,72 @@
+"""``postdate doctor`` and ``postdate version``."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from postdate.cli.command import Use, command
+from postdate.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from postdate.operations import Check, Diagnosis
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``doctor`` and ``version`` to ``app``."""
+    command(app, "doctor", short_help="Check this installation, and say how to mend it.")(doctor)
+    command(app, "version")(version)
+
+
+def doctor(use: Use) -> None:
+    """Check this installation, without changing anything, and say how to mend what is wrong."""
+    from postdate import operations
+    from postdate.clock import SystemClock
+
+    found = operations.diagnose(use.settings(), os.environ, SystemClock().now())
+    use.report(_plain(found), lambda: _print_checks(found))
+    if found.worst is operations.Result.FAIL:
+        raise typer.Exit(Exit.NOT_KEPT)
+
+
+def _plain(found: Diagnosis) -> dict[str, Any]:
+    return {"result": found.worst, "checks": found.checks}
+
+
+def _print_checks(found: Diagnosis) -> None:
+    for check in found.checks:
+        print(_line(check))
+        if check.mend:
+            print(f"{'':<22}> {check.mend}")
+
+
+def _line(check: Check) -> str:
+    from postdate.cli.output import clean
+
+    return f"{check.result.value:<5} {check.name:<16}{clean(check.found)}"
+
+
+def version(use: Use) -> None:
+    """Say which Postdate, Python and SQLite these are."""
+    import postdate
+    from postdate.embedded.observation import newest_schema_version, sqlite_version
+
+    found = {
+        "postdate": postdate.__version__,
+        "schema": newest_schema_version(),
+        "python": platform.python_version(),
+        "sqlite": ".".join(str(part) for part in sqlite_version()),
+        "platform": platform.platform(),
+        "executable": sys.executable,
+    }
+
+    def lines() -> None:
+        from postdate.cli.output import print_pairs
+
+        print_pairs(found)
+
+    use.report(found, lines)

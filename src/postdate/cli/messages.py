@@ -1,0 +1,221 @@
+"""``postdate messages``: what waits, and why something has not arrived."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from postdate.cli.arguments import INSTANT, At, Delay, Limit, MessageId, MessageIds
+from postdate.cli.command import Use, command, group, wrong_usage
+from postdate.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from postdate.operations import Change, Explanation, MessageDetails, MessageList, Place, Statistics
+    from postdate.wiring import Plant
+
+app = group("messages", "Look at delayed messages, and change them.")
+
+
+Queue = Annotated[str | None, typer.Option("--queue", help="Only messages for this queue.")]
+DueFrom = Annotated[
+    datetime | None, typer.Option("--due-from", parser=INSTANT, metavar="TIME", help="Only those due then or later.")
+]
+DueTo = Annotated[
+    datetime | None, typer.Option("--due-to", parser=INSTANT, metavar="TIME", help="Only those due before that.")
+]
+
+
+@command(app, "list")
+def list_(use: Use, queue: Queue = None, due_from: DueFrom = None, due_to: DueTo = None, limit: Limit = 50) -> None:
+    """List messages that wait, the next due first."""
+    from postdate import operations
+    from postdate.ports import MessageFilter
+
+    where = MessageFilter(queue, due_from, due_to)
+
+    async def work(plant: Plant, now: datetime) -> MessageList:
+        return await operations.list_messages(plant, where, limit, now)
+
+    found = use.work(work)
+    use.report(found, lambda: _print_list(found, limit))
+
+
+def _print_list(found: MessageList, limit: int) -> None:
+    from postdate.cli.output import print_table
+
+    if not found.messages:
+        print("no messages wait")
+        return
+    rows = [
+        (each.message_id, each.due, "overdue" if each.overdue else "waiting", each.destination, each.number_of_failures)
+        for each in found.messages
+    ]
+    print_table(["id", "due", "state", "queue", "failures"], rows)
+    if found.more:
+        print(f"… and more; these are the first {limit:,}. See `postdate messages stats`, or use --limit")
+
+
+@command(app, "show")
+def show(use: Use, message_id: MessageId) -> None:
+    """Show a message: where it is, what it says, what happened to it."""
+    from postdate import operations
+
+    async def work(plant: Plant, now: datetime) -> MessageDetails:
+        return await operations.show_message(plant, message_id)
+
+    found = use.work(work)
+    use.report(found, lambda: _print_details(found))
+
+
+def _print_details(found: MessageDetails) -> None:
+    from postdate.cli.output import clean, print_table
+
+    print(f"message {clean(found.message_id)}")
+    for place in found.places:
+        _print_place(place)
+    if found.history:
+        print("\nhistory")
+        rows = [(event.at, event.what, event.destination, event.detail) for event in found.history]
+        print_table(["at", "what", "queue", "reason"], rows)
+
+
+def _print_place(place: Place) -> None:
+    from postdate.cli.output import print_pairs, print_table
+
+    waiting = place.where == "waiting"
+    print(f"\nwaiting for queue {place.queue}" if waiting else f"\nin queue {place.queue}")
+    print_pairs(
+        {
+            "due": place.due,
+            "next attempt": place.next_attempt_at if place.next_attempt_at != place.due else None,
+            "expires": place.expires_at,
+            "failures": place.number_of_failures or None,
+            "held by process": place.held_by and str(place.held_by),
+        }
+    )
+    if place.headers:
+        print_table(["header", "value"], place.headers.items())
+    _print_body(place)
+
+
+def _print_body(place: Place) -> None:
+    from postdate.cli.output import clean
+
+    body = place.body
+    print(f"body ({body.size_bytes:,} bytes{'' if body.base64 is None else ', base64'})")
+    if body.size_bytes:
+        print(clean(body.text if body.text is not None else body.base64 or ""))
+
+
+@command(app, "explain")
+def explain(use: Use, message_id: MessageId) -> None:
+    """Say why a message has not arrived, and what to do about it."""
+    from postdate import operations
+
+    async def work(plant: Plant, now: datetime) -> Explanation:
+        return await operations.explain(plant, message_id, now)
+
+    found = use.work(work)
+    use.report(found, lambda: _print_explanation(found))
+    if found.state is operations.State.UNKNOWN:
+        raise typer.Exit(Exit.NOT_KEPT)
+
+
+def _print_explanation(found: Explanation) -> None:
+    from postdate.cli.output import clean, print_table
+
+    print(f"{clean(found.message_id)}: {found.state.value.replace('_', ' ')}")
+    print(f"  {clean(found.headline)}")
+    for fact in found.facts:
+        print(f"  - {clean(fact)}")
+    for advice in found.advice:
+        print(f"  > {clean(advice)}")
+    if found.history:
+        print()
+        rows = [(event.at, event.what, event.destination, event.detail) for event in found.history]
+        print_table(["at", "what", "queue", "reason"], rows)
+
+
+@command(app, "cancel")
+def cancel(use: Use, message_ids: MessageIds) -> None:
+    """Remove messages that wait, for good. Those that do not wait any more are left alone."""
+    from postdate import operations
+
+    async def work(plant: Plant, now: datetime) -> list[Change]:
+        return await operations.cancel(plant, message_ids, now)
+
+    changes = use.work(work)
+    _report_changes(use, changes, "cancelled")
+
+
+@command(app, "reschedule")
+def reschedule(use: Use, message_id: MessageId, delay: Delay = None, at: At = None) -> None:
+    """Give a message that waits another due time."""
+    from postdate import operations
+
+    if (delay is None) == (at is None):
+        raise wrong_usage("say when: either --delay or --at")
+
+    async def work(plant: Plant, now: datetime) -> list[Change]:
+        due = at if at is not None else _later(now, delay)
+        return [await operations.reschedule(plant, message_id, due, now)]
+
+    _report_changes(use, use.work(work), "rescheduled")
+
+
+def _later(now: datetime, delay: timedelta | None) -> datetime:
+    try:
+        return now + (delay or timedelta(0))
+    except OverflowError as error:
+        raise wrong_usage(f"a delay of {delay} ends after the year 9999") from error
+
+
+def _report_changes(use: Use, changes: list[Change], done: str) -> None:
+    from postdate.cli.output import clean
+    from postdate.operations.plain import shown_time
+
+    def lines() -> None:
+        for change in changes:
+            due = "" if change.due is None else f", due at {shown_time(change.due)}"
+            said = f"{done}{due}" if change.done else f"not {done}: {clean(change.reason)}"
+            print(f"{clean(change.message_id)}: {said}")
+
+    use.report({"messages": changes}, lines)
+    if not all(change.done for change in changes):
+        raise typer.Exit(Exit.NOT_KEPT)
+
+
+@command(app, "stats")
+def stats(use: Use) -> None:
+    """Count what waits, what happened, and what is in the queues."""
+    from postdate import operations
+
+    async def work(plant: Plant, now: datetime) -> Statistics:
+        return await operations.statistics(plant, now)
+
+    found = use.work(work)
+    use.report(found, lambda: _print_statistics(found))
+
+
+def _print_statistics(found: Statistics) -> None:
+    from postdate.cli.output import print_pairs, print_table, time_or_dash
+
+    print_pairs(
+        {
+            "store": found.store,
+            "waiting": found.pending,
+            "overdue": found.overdue,
+            "held": found.claimed,
+            "failing": found.failing,
+            "next due": time_or_dash(found.next_due),
+            "services": found.services,
+        }
+    )
+    if found.records:
+        print("\nrecords")
+        print_pairs(dict(found.records))
+    if found.queues:
+        print()
+        print_table(["queue", "messages"], found.queues.items())

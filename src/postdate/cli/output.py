@@ -1,0 +1,80 @@
+"""How reports look on a terminal and in a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from postdate.operations.plain import shown_time
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_WIDE = 100_000
+"""Columns of what is not a terminal: a pipe is never wrapped and no id is ever cut."""
+
+_KEPT_CONTROLS = "\n\t"
+
+
+def clean(text: str) -> str:
+    """Return ``text`` with control characters written out: a message must not steer the terminal of its reader."""
+    return "".join(each if each.isprintable() or each in _KEPT_CONTROLS else repr(each)[1:-1] for each in text)
+
+
+def one_line(text: str, limit: int = 100) -> str:
+    """Return ``text`` in one line of at most ``limit`` characters."""
+    line = " ".join(clean(text).split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def time_or_dash(instant: datetime | None) -> str:
+    """Return a time as it is shown everywhere, or a dash."""
+    return "-" if instant is None else shown_time(instant)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print rows under headings; numbers to the right."""
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty()
+    console = Console(width=None if terminal else _WIDE, highlight=False)
+    with console.capture() as capture:
+        console.print(_table(columns, [list(row) for row in rows]))
+    print("\n".join(line.rstrip() for line in capture.get().splitlines()))
+
+
+def _table(columns: Sequence[str], lines: Sequence[Sequence[object]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for position, name in enumerate(columns):
+        numbers = bool(lines) and all(isinstance(line[position], int) for line in lines)
+        table.add_column(name, justify="right" if numbers else "left", overflow="fold")
+    for line in lines:
+        table.add_row(*(Text(_cell(value)) for value in line))
+    return table
+
+
+def print_pairs(pairs: Mapping[str, object]) -> None:
+    """Print names and values below each other; ``None`` and empty values are left out."""
+    width = max((len(name) for name in pairs), default=0)
+    for name, value in pairs.items():
+        if value is not None and value != "":
+            print(f"{name:<{width}}  {_cell(value)}")
+
+
+def _cell(value: object) -> str:
+    match value:
+        case None:
+            return "-"
+        case bool():
+            return "yes" if value else "no"
+        case int():
+            return f"{value:,}"
+        case datetime():
+            return shown_time(value)
+        case _:
+            return clean(str(value))

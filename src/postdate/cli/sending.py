@@ -1,0 +1,145 @@
+"""``postdate setup`` and ``postdate send``."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from postdate.cli.arguments import INSTANT, At, Delay
+from postdate.cli.command import Use, command, wrong_usage
+
+if TYPE_CHECKING:
+    from postdate.operations import Sent, SetUp
+    from postdate.wiring import Plant
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``setup`` and ``send`` to ``app``."""
+    command(app, "setup", short_help="Create tables and queues.")(setup)
+    command(app, "send")(send)
+
+
+def setup(
+    use: Use,
+    queue: Annotated[list[str] | None, typer.Option("--queue", help="Create this queue, too; may be repeated.")] = None,
+    print_sql: Annotated[
+        bool, typer.Option("--print-sql", help="Print the SQL of the tables; change nothing.")
+    ] = False,
+) -> None:
+    """Create the tables, the endpoint's queues and the queues of the settings; what is there already is left alone."""
+    if print_sql:
+        _print_sql(use)
+        return
+    from postdate import operations
+
+    async def work(plant: Plant, now: datetime) -> SetUp:
+        return await operations.set_up(plant, queue or [])
+
+    done = use.work(work, create=True)
+
+    def lines() -> None:
+        print(f"store      {done.store}")
+        print(f"transport  {done.transport}")
+        for name in done.queues:
+            print(f"queue      {name}{'' if name in done.created else ' (was there)'}")
+
+    use.report(done, lines)
+
+
+def _print_sql(use: Use) -> None:
+    from postdate.wiring import setup_sql
+
+    sql = setup_sql(use.settings().store.address)
+    use.report({"sql": sql}, lambda: print(sql, end=""))
+
+
+Header = Annotated[
+    list[str] | None, typer.Option("--header", metavar="NAME=VALUE", help="A header of your own; may be repeated.")
+]
+Body = Annotated[str | None, typer.Argument(metavar="[BODY]", help="Sent as it is; default, or -: standard input.")]
+File = Annotated[Path | None, typer.Option("--file", metavar="FILE", help="Send the content of this file.")]
+Type = Annotated[str | None, typer.Option("--type", help="Type of the message, as the receiver knows it.")]
+Id = Annotated[str | None, typer.Option("--id", help="Id of the message; default: a new one.")]
+ExpiresAt = Annotated[
+    datetime | None,
+    typer.Option("--expires-at", parser=INSTANT, metavar="TIME", help="Not to be delivered after that."),
+]
+
+
+def send(
+    use: Use,
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="Queue it is meant for.")],
+    body: Body = None,
+    delay: Delay = None,
+    at: At = None,
+    expires_at: ExpiresAt = None,
+    message_type: Type = None,
+    header: Header = None,
+    message_id: Id = None,
+    file: File = None,
+) -> None:
+    """Send a message, now or when it is due. A body that is JSON is marked as such."""
+    from postdate import operations
+
+    outgoing = operations.Outgoing(
+        destination=queue,
+        body=_body(body, file),
+        headers=_headers(header or []),
+        message_type=message_type,
+        delay=delay,
+        deliver_at=at,
+        expires_at=expires_at,
+        message_id=message_id,
+    )
+
+    async def work(plant: Plant, now: datetime) -> Sent:
+        return await operations.send(plant, outgoing)
+
+    sent = use.work(work)
+    use.report(sent, lambda: _print_sent(sent))
+
+
+def _body(argument: str | None, file: Path | None) -> bytes:
+    if file is not None:
+        if argument is not None:
+            raise wrong_usage("give the body as an argument or with --file, not both")
+        try:
+            return file.read_bytes()
+        except OSError as error:
+            raise wrong_usage(f"{file} cannot be read: {error.strerror}") from error
+    if argument is not None and argument != "-":
+        return argument.encode(errors="surrogateescape")
+    if argument is None and sys.stdin.isatty():
+        raise wrong_usage("there is no body: give one after the queue, with --file, or through a pipe")
+    return sys.stdin.buffer.read()
+
+
+def _headers(texts: list[str]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or not name:
+            raise wrong_usage(f"--header {text!r} is not NAME=VALUE")
+        headers[name] = value
+    return headers
+
+
+def _print_sent(sent: Sent) -> None:
+    from postdate.operations.plain import shown_time
+
+    if sent.due is None:
+        print(f"{sent.message_id} is in queue {sent.destination}")
+        return
+    print(f"{sent.message_id} is due at {shown_time(sent.due)} for queue {sent.destination}")
+    if not sent.queue_exists:
+        print(
+            f"postdate: warning: there is no queue {sent.destination!r} yet; without it the message goes to the error "
+            f"queue when it is due. Create it: postdate setup --queue {sent.destination}",
+            file=sys.stderr,
+        )
+    if not sent.services:
+        print("postdate: warning: no service is running to deliver it. Start one: postdate run", file=sys.stderr)

@@ -1,0 +1,151 @@
+"""``postdate run``: delivers delayed messages until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from datetime import datetime
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from postdate.cli.arguments import INSTANT
+from postdate.cli.command import Use, command, wrong_usage
+from postdate.cli.exits import Exit
+
+if TYPE_CHECKING:
+    from postdate.clock import Clock
+    from postdate.config import Settings
+    from postdate.wakeup import Alarm
+
+_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+
+log = logging.getLogger("postdate.service")
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``run`` to ``app``."""
+    command(app, "run", reports=False, short_help="Deliver delayed messages until told to stop.")(run)
+
+
+def _level(text: str) -> str:
+    if text.lower() not in _LEVELS:
+        raise typer.BadParameter(f"{text!r} is none of {', '.join(_LEVELS)}")
+    return text.upper()
+
+
+LogLevel = Annotated[
+    str, typer.Option("--log-level", parser=_level, metavar="LEVEL", help=f"Least level to log: {', '.join(_LEVELS)}.")
+]
+ExitOnCritical = Annotated[
+    bool, typer.Option("--exit-on-critical", help="Stop, with exit code 3, at the first critical error.")
+]
+NoSetup = Annotated[bool, typer.Option("--no-setup", help="Fail if tables or queues are missing; do not create them.")]
+ClockStart = Annotated[datetime | None, typer.Option("--clock-start", parser=INSTANT, metavar="TIME", hidden=True)]
+ClockSpeed = Annotated[float, typer.Option("--clock-speed", hidden=True)]
+ClockRealStart = Annotated[float | None, typer.Option("--clock-real-start", hidden=True)]
+
+
+def run(
+    use: Use,
+    log_level: LogLevel = "INFO",
+    no_setup: NoSetup = False,
+    exit_on_critical: ExitOnCritical = False,
+    clock_start: ClockStart = None,
+    clock_speed: ClockSpeed = 1.0,
+    clock_real_start: ClockRealStart = None,
+) -> None:
+    """Deliver delayed messages until SIGTERM or Ctrl-C; a second signal ends at once.
+
+    Stores what arrives in the queue {endpoint}.timeouts, and puts every message into its queue when it is due. Any
+    number of services may run on one store. Tables and queues that are missing are created.
+    """
+    import anyio
+
+    settings = use.settings()
+    _log_to_stderr(log_level)
+    service = _Service(settings, _clock(clock_start, clock_speed, clock_real_start), exit_on_critical=exit_on_critical)
+    anyio.run(service.run, not no_setup)
+    if exit_on_critical and service.critical_errors:
+        raise typer.Exit(Exit.UNAVAILABLE)
+
+
+def _clock(start: datetime | None, speed: float, real_start: float | None) -> Clock:
+    from postdate.clock import ScaledClock, SystemClock
+
+    if start is None:
+        return SystemClock()
+    if speed <= 0:
+        raise wrong_usage(f"--clock-speed must be above 0, not {speed}")
+    return ScaledClock(start, speed=speed) if real_start is None else ScaledClock(start, real_start, speed)
+
+
+def _log_to_stderr(level: str) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=level, handlers=[handler], force=True)
+
+
+class _Service:
+    """One run of the service.
+
+    Args:
+        settings: of the endpoint, its store and its queues.
+        clock: tells when messages are due.
+        exit_on_critical: stop at the first critical error.
+    """
+
+    def __init__(self, settings: Settings, clock: Clock, *, exit_on_critical: bool) -> None:
+        self._settings, self._clock, self._exit_on_critical = settings, clock, exit_on_critical
+        self._alarm: Alarm | None = None
+        self._signals = 0
+        self.critical_errors = 0
+
+    async def run(self, create: bool) -> None:
+        """Deliver until told to stop; finishes what is in hand."""
+        from postdate.wakeup import Alarm
+        from postdate.wiring import build_endpoint, opened
+
+        self._alarm = Alarm()
+        self._listen_to_signals()
+        async with opened(self._settings, create=create) as plant:
+            endpoint = build_endpoint(
+                plant, clock=self._clock, create_queues=create, critical_error=self._critical_error
+            )
+            if create and self._settings.queues.create:
+                await plant.transport.create_queues(self._settings.queues.create)
+            async with endpoint:
+                log.info(
+                    "delivering from %s; intake queue %s.timeouts, error queue %s, transaction mode %s",
+                    self._settings.store.address.shown,
+                    endpoint.name,
+                    self._settings.endpoint.error_queue,
+                    endpoint.mode.value,
+                )
+                await self._alarm.wait()
+                log.info("stopping: finishing what is in hand")
+        log.info("stopped")
+
+    def _listen_to_signals(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._signalled)
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        self._signals += 1
+        if self._signals > 1 or self._alarm is None:
+            # Safe at any instant, as every end of the process is: what is not committed never happened.
+            os.write(2, b"postdate: error [interrupted]: ended at once by a second signal\n")
+            os._exit(Exit.INTERRUPTED)
+        self._alarm.ring()
+
+    def _critical_error(self, text: str, error: BaseException) -> None:
+        self.critical_errors += 1
+        log.critical("%s: %s", text, error, exc_info=error)
+        if self._exit_on_critical and self._alarm is not None:
+            self._alarm.ring()

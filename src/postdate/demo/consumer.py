@@ -1,0 +1,77 @@
+"""The consumer process of the demo: an endpoint with a handler for each kind of message.
+
+Run as ``python -m postdate.demo.consumer FILE [STARTS_AT REAL_START SPEED]``; stops at SIGTERM, finishing what is in hand.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from datetime import datetime
+
+import anyio
+import msgspec
+
+from postdate import Clock, Endpoint, HandlerContext, LocalTransport, ScaledClock, SystemClock
+from postdate.demo.names import QUEUE
+
+_CONCURRENCY = 100
+
+
+class FlightMessage(msgspec.Struct):
+    """What every message says about its flight; times are local, with their offset."""
+
+    kind: str
+    flight: str
+    origin: str
+    dest: str
+    scheduled_departure: datetime
+    scheduled_arrival: datetime
+
+
+class CheckInReminder(FlightMessage):
+    """24 hours before departure."""
+
+
+class BoardingCall(FlightMessage):
+    """40 minutes before departure; of no use after it."""
+
+
+class FollowUp(FlightMessage):
+    """3 hours after arrival."""
+
+
+def passengers(file: str, clock: Clock) -> Endpoint:
+    """Return the endpoint that receives what passengers are told."""
+    endpoint = Endpoint(QUEUE, transport=LocalTransport(file), concurrency=_CONCURRENCY, clock=clock)
+
+    @endpoint.handler(CheckInReminder, name="flights.CheckInReminder")
+    @endpoint.handler(BoardingCall, name="flights.BoardingCall")
+    @endpoint.handler(FollowUp, name="flights.FollowUp")
+    async def tell(message: FlightMessage, context: HandlerContext) -> None:
+        """Tell the passenger. Here that needs nothing more than having understood the message."""
+        if context.due is not None and context.due > clock.now():
+            raise AssertionError(f"{message.kind} of {message.flight} arrived early: due {context.due}")
+
+    return endpoint
+
+
+async def run(file: str, clock: Clock) -> None:
+    """Receive until SIGTERM or SIGINT."""
+    endpoint = passengers(file, clock)
+    async with endpoint:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for _ in signals:
+                break
+    await endpoint.transport.close()
+
+
+def _clock(arguments: list[str]) -> Clock:
+    if not arguments:
+        return SystemClock()
+    starts_at, real_start, speed = arguments
+    return ScaledClock(datetime.fromisoformat(starts_at), float(real_start), float(speed))
+
+
+if __name__ == "__main__":
+    anyio.run(run, sys.argv[1], _clock(sys.argv[2:]))

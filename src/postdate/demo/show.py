@@ -1,0 +1,199 @@
+"""The demo itself: schedule with Spark, deliver and handle in processes of their own, prove it with Spark."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from postdate.clock import Clock, ScaledClock, SystemClock
+from postdate.demo.flights import day_bounds, flight_messages
+from postdate.demo.stage import Scene, Stage, pause
+from postdate.errors import PostdateError
+from postdate.pipeline.audit import AuditResult, audit
+from postdate.pipeline.report import write_html
+from postdate.pipeline.schedule import ScheduleJob, ScheduleResult, schedule
+from postdate.pipeline.session import spark_session
+from postdate.pipeline.stores import StoreSpec
+
+NEW_YORK = ZoneInfo("America/New_York")
+_LOOK_SECONDS = 0.25
+_START_UP_SECONDS = 2.0
+_STUCK_SECONDS = 60.0
+_LATE_REAL_SECONDS = 0.1
+_NEVER_LATE = timedelta(days=36_500)
+"""The year is delivered long after it was, so lateness says nothing there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """What to show, and where.
+
+    Args:
+        folder: for the database and the report.
+        console: for people; may be quiet.
+    """
+
+    folder: Path
+    console: Console
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / "postdate-demo.db"
+
+    @property
+    def _spec(self) -> StoreSpec:
+        return StoreSpec(f"sqlite:///{self._file}")
+
+    @property
+    def report(self) -> Path:
+        """Where the report is written."""
+        return self.folder / "postdate-demo-report.html"
+
+    def day(self, day: date, minutes: float) -> Outcome:
+        """Live through one day, in so many minutes."""
+        first, end = day_bounds(day)
+        with self._spark() as spark:
+            scheduled = self._schedule(spark, day, first)
+            speed = (end - first).total_seconds() / (minutes * 60)
+            clock = ScaledClock(first, time.time() + _START_UP_SECONDS, speed)  # noqa: TID251 - the demo sets its clock
+            self.console.print(
+                f"A service and a consumer now live through {day:%A, %d %B %Y} in {minutes:g} minutes "
+                f"({speed:,.0f} times as fast as it was)."
+            )
+            with Stage(self._file, clock) as stage:
+                self._watch_day(stage, scheduled.accepted, end)
+            late_after = timedelta(seconds=_LATE_REAL_SECONDS * speed)
+            return self._audit(spark, scheduled, clock, Pace(speed, late_after), f"Flights of {day:%d %B %Y}")
+
+    def year(self, consumers: int) -> Outcome:
+        """Deliver the messages of the whole year as fast as it goes."""
+        with self._spark() as spark:
+            scheduled = self._schedule(spark, None, datetime.now(NEW_YORK))  # noqa: TID251 - a real instant
+            clock = SystemClock()
+            with Stage(self._file, clock, consumers) as stage:
+                self._watch_drain(stage, scheduled.accepted)
+            return self._audit(spark, scheduled, clock, Pace(1.0, _NEVER_LATE), "Flights of 2013")
+
+    @contextmanager
+    def _spark(self) -> Generator[SparkSession]:
+        with self.console.status("Starting Spark …"):
+            spark = spark_session("postdate demo")
+        try:
+            yield spark
+        finally:
+            spark.stop()
+
+    def _schedule(self, spark: SparkSession, day: date | None, now: datetime) -> ScheduleResult:
+        what = "the whole year" if day is None else f"{day:%d %B %Y}"
+        with self.console.status(f"Spark schedules the messages of {what} …"):
+            messages = flight_messages(spark, day).messages
+            if day is None:
+                # Delivered years later, every boarding call would have expired; here all are to be delivered.
+                messages = messages.withColumn("expires_at", F.lit(None).cast("timestamp"))
+            scheduled = schedule(messages, ScheduleJob(self._spec, now))
+        self.console.print(
+            f"Spark scheduled {scheduled.accepted:,} messages of {what} in {scheduled.seconds:.1f} s "
+            f"({scheduled.rows_per_second:,.0f} a second)."
+        )
+        if scheduled.accepted != scheduled.read:
+            raise PostdateError(
+                f"only {scheduled.accepted} of {scheduled.read} messages were new: {scheduled.set_aside}"
+            )
+        return scheduled
+
+    def _watch_day(self, stage: Stage, total: int, end: datetime) -> None:
+        progress = _Patience(total)
+        with Live(console=self.console, refresh_per_second=8, transient=True) as live:
+            while True:
+                scene = stage.look(recent=True)
+                live.update(_view(scene, total))
+                if scene.now >= end and not scene.pending + scene.queued:
+                    return
+                if scene.now >= end:
+                    progress.check(scene)
+                pause(_LOOK_SECONDS)
+
+    def _watch_drain(self, stage: Stage, total: int) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        progress = _Patience(total)
+        with Progress(*columns, console=self.console) as bars:
+            delivered, handled = bars.add_task("delivered", total=total), bars.add_task("handled", total=total)
+            while True:
+                scene = stage.look()
+                bars.update(delivered, completed=total - scene.pending)
+                bars.update(handled, completed=total - scene.pending - scene.queued)
+                if not scene.pending + scene.queued:
+                    return
+                progress.check(scene)
+                pause(_LOOK_SECONDS)
+
+    def _audit(self, spark: SparkSession, scheduled: ScheduleResult, clock: Clock, pace: Pace, title: str) -> Outcome:
+        with self.console.status("Spark audits what was scheduled against what happened …"):
+            result = audit(spark, self._spec, clock.now(), late_after=pace.late_after)
+            write_html(result, self.report, title)
+        return Outcome(scheduled, result, self.report, pace.speed)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds of the demo's clock in a real one, and what counts as late on the demo's clock."""
+
+    speed: float
+    late_after: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the demo found.
+
+    Args:
+        scheduled: by Spark.
+        audit: by Spark.
+        report: the HTML page.
+        speed: seconds of the demo's clock in one real second: lateness is in seconds of that clock.
+    """
+
+    scheduled: ScheduleResult
+    audit: AuditResult
+    report: Path
+    speed: float
+
+
+class _Patience:
+    """Gives up when nothing has moved for a minute."""
+
+    def __init__(self, total: int) -> None:
+        self._left, self._since = total, time.monotonic()
+
+    def check(self, scene: Scene) -> None:
+        left = scene.pending + scene.queued
+        if left != self._left:
+            self._left, self._since = left, time.monotonic()
+        elif time.monotonic() - self._since > _STUCK_SECONDS:
+            raise PostdateError(f"nothing has moved for {_STUCK_SECONDS:.0f} s; {left:,} messages are left")
+
+
+def _view(scene: Scene, total: int) -> Group:
+    local = scene.now.astimezone(NEW_YORK)
+    table = Table(title=f"{local:%A, %d %B %Y  %H:%M:%S} in New York", title_justify="left", show_header=False)
+    table.add_row("waiting", f"{scene.pending:,}")
+    table.add_row("delivered", f"{total - scene.pending:,}")
+    table.add_row("handled", f"{total - scene.pending - scene.queued:,}")
+    table.add_row("next due", f"{scene.next_due.astimezone(NEW_YORK):%H:%M:%S}" if scene.next_due else "none")
+    if scene.recent_lateness:
+        middle = timedelta(seconds=statistics.median(scene.recent_lateness))
+        table.add_row("late, lately", f"{middle.total_seconds():.1f} s of that day's clock (median)")
+    return Group(table)

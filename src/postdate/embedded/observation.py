@@ -1,0 +1,235 @@
+"""Looking at a file without changing what waits in it: what an operator asks. See :class:`postdate.ports.Observer`."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from postdate.clock import from_microseconds
+from postdate.embedded.connection import check_schema, connect
+from postdate.embedded.errors import translated
+from postdate.embedded.file import DUE, SqliteFile, queue_topic
+from postdate.embedded.presence import is_gone, presence_folder
+from postdate.errors import QueueNotFound
+from postdate.messages import DelayedMessage, Envelope, Headers, decode_headers
+from postdate.migrations import migrations
+from postdate.ports import Process, Queued, Standing
+
+OLDEST_SQLITE: Final = (3, 35, 0)
+"""The first version with RETURNING, which claims are made with."""
+
+_STANDING: Final = """
+    SELECT d.message_id, d.due, d.destination, t.headers, t.body, d.expires_at, d.failures, d.attempt_at, c.pid
+    FROM delayed_message AS d JOIN content AS t ON t.seq = d.content LEFT JOIN claimant AS c USING (claimant)"""
+_QUEUED: Final = """
+    SELECT q.name, m.message_id, t.headers, t.body, m.expires_at, m.due, m.failures, c.pid
+    FROM queue_message AS m JOIN queue AS q USING (queue_id) JOIN content AS t ON t.seq = m.content
+    LEFT JOIN claimant AS c USING (claimant)"""
+
+_LAST_DELIVERED: Final = """
+    SELECT at FROM record WHERE kind = 2 AND seq > (SELECT max(seq) FROM record) - 100000
+    ORDER BY seq DESC LIMIT 1"""
+_NEXT_DESTINATIONS: Final = """
+    SELECT DISTINCT destination FROM (
+        SELECT destination FROM delayed_message ORDER BY attempt_at LIMIT 10000) ORDER BY 1"""
+
+
+class FileObserver:
+    """Looks at one file.
+
+    Args:
+        file: shared handle; not closed here.
+    """
+
+    def __init__(self, file: SqliteFile) -> None:
+        self._file = file
+
+    async def standing(self, message_id: str) -> Standing | None:
+        """See :meth:`postdate.ports.Observer.standing`."""
+        sql = f"{_STANDING} WHERE d.seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)"
+        row = await self._file.read(lambda c: c.execute(sql, (message_id,)).fetchone())
+        return None if row is None else _standing(row)
+
+    async def retries_of(self, message_id: str) -> Sequence[Standing]:
+        """See :meth:`postdate.ports.Observer.retries_of`."""
+        sql = f"{_STANDING} WHERE instr(t.headers, ?) AND d.message_id <> ? ORDER BY d.seq"
+        values = (_header(message_id), message_id)
+        rows = await self._file.read(lambda c: c.execute(sql, values).fetchall())
+        return [_standing(row) for row in rows]
+
+    async def last_delivered_at(self) -> datetime | None:
+        """See :meth:`postdate.ports.Observer.last_delivered_at`."""
+        row = await self._file.read(lambda c: c.execute(_LAST_DELIVERED).fetchone())
+        return None if row is None else from_microseconds(row[0])
+
+    async def processes(self) -> Sequence[Process]:
+        """See :meth:`postdate.ports.Observer.processes`."""
+        return await self._file.read(lambda c: processes(c, self._file.path, but=self._file.claimant))
+
+    async def queue_lengths(self) -> Mapping[str, int]:
+        """See :meth:`postdate.ports.Observer.queue_lengths`."""
+        return await self._file.read(queue_lengths)
+
+    async def browse(self, queue: str, limit: int) -> Sequence[Queued]:
+        """See :meth:`postdate.ports.Observer.browse`."""
+
+        def look(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
+            row = connection.execute("SELECT queue_id FROM queue WHERE name = ?", (queue,)).fetchone()
+            if row is None:
+                raise QueueNotFound(
+                    f"{self._file.path} has no queue {queue!r}; create it: postdate setup --queue {queue}"
+                )
+            return connection.execute(
+                f"{_QUEUED} WHERE queue_id = ? ORDER BY m.seq LIMIT ?", (row[0], limit)
+            ).fetchall()
+
+        return [_queued(row) for row in await self._file.read(look)]
+
+    async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
+        """See :meth:`postdate.ports.Observer.find_in_queues`."""
+        sql = f"{_QUEUED} WHERE m.message_id = ? OR instr(t.headers, ?) ORDER BY m.seq"
+        values = (message_id, _header(message_id))
+        rows = await self._file.read(lambda c: c.execute(sql, values).fetchall())
+        return [_queued(row) for row in rows]
+
+
+def _header(message_id: str) -> str:
+    """Return the header of a message id as it stands in the text of the headers, which is compact JSON."""
+    return f"{json.dumps(Headers.MESSAGE_ID)}:{json.dumps(message_id, ensure_ascii=False)}"
+
+
+def _standing(row: Sequence[Any]) -> Standing:
+    message_id, due, destination, headers, body, expires_at, failures, attempt_at, pid = row
+    message = DelayedMessage(
+        message_id=message_id,
+        due=from_microseconds(due),
+        destination=destination,
+        headers=decode_headers(headers),
+        body=body,
+        expires_at=None if expires_at is None else from_microseconds(expires_at),
+        number_of_failures=failures,
+    )
+    return Standing(message, None if attempt_at is None else from_microseconds(attempt_at), pid)
+
+
+def _queued(row: Sequence[Any]) -> Queued:
+    queue, message_id, headers, body, expires_at, due, failures, pid = row
+    envelope = Envelope(
+        destination=queue,
+        message_id=message_id,
+        headers=decode_headers(headers),
+        body=body,
+        expires_at=None if expires_at is None else from_microseconds(expires_at),
+        due=None if due is None else from_microseconds(due),
+    )
+    return Queued(queue, envelope, failures, pid)
+
+
+def queue_lengths(connection: sqlite3.Connection) -> dict[str, int]:
+    """Return how many messages each queue holds."""
+    return dict(
+        connection.execute(
+            "SELECT name, (SELECT count(*) FROM queue_message AS m WHERE m.queue_id = q.queue_id) "
+            "FROM queue AS q ORDER BY name"
+        ).fetchall()
+    )
+
+
+def processes(connection: sqlite3.Connection, path: Path, *, but: int = 0) -> list[Process]:
+    """Return the processes that use the file, except the claimant ``but``."""
+    topics: defaultdict[int, set[str]] = defaultdict(set)
+    for claimant, topic in connection.execute("SELECT claimant, topic FROM listener"):
+        topics[claimant].add(topic)
+    rows = connection.execute(
+        "SELECT claimant, pid, started_at FROM claimant WHERE claimant <> ? ORDER BY claimant", (but,)
+    ).fetchall()
+    prefix = queue_topic("")
+    return [
+        Process(
+            pid=pid,
+            started_at=from_microseconds(started_at),
+            alive=_is_alive(path, claimant),
+            delivers=DUE in topics[claimant],
+            receives=tuple(
+                sorted(topic.removeprefix(prefix) for topic in topics[claimant] if topic.startswith(prefix))
+            ),
+        )
+        for claimant, pid, started_at in rows
+    ]
+
+
+def _is_alive(path: Path, claimant: int) -> bool:
+    try:
+        return not is_gone(presence_folder(path), claimant)
+    except OSError:  # the lock belongs to another user, whose process removes it when it ends
+        return True
+
+
+# --- for a diagnosis ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """What a look at a file found, without writing to it.
+
+    Args:
+        schema_version: of its tables.
+        journal_mode: ``wal`` is what Postdate sets.
+        queues: lengths by name.
+        processes: that use it.
+        pending: messages that wait.
+        overdue: of these, past their due time.
+        next_destinations: of the 10,000 messages that are due next.
+    """
+
+    schema_version: int
+    journal_mode: str
+    queues: Mapping[str, int]
+    processes: Sequence[Process]
+    pending: int
+    overdue: int
+    next_destinations: Sequence[str]
+
+
+def look_at(path: Path, now_microseconds: int) -> FileFacts:
+    """Return the facts of the file at ``path``; blocking, read-only.
+
+    Raises:
+        NotADatabase, StoreNotSetUp, StoreFromNewerVersion, StoreNotWritable, StoreUnavailable
+    """
+    connection = connect(path, read_only=True)
+    try:
+        check_schema(connection, path)
+        with translated(path):
+            connection.execute("BEGIN")
+            return FileFacts(
+                schema_version=newest_schema_version(),
+                journal_mode=_one(connection, "PRAGMA journal_mode"),
+                queues=queue_lengths(connection),
+                processes=processes(connection, path),
+                pending=_one(connection, "SELECT count(*) FROM delayed_message"),
+                overdue=_one(connection, "SELECT count(*) FROM delayed_message WHERE due < ?", now_microseconds),
+                next_destinations=[name for (name,) in connection.execute(_NEXT_DESTINATIONS)],
+            )
+    finally:
+        connection.close()
+
+
+def _one(connection: sqlite3.Connection, sql: str, *values: object) -> Any:
+    return connection.execute(sql, values).fetchone()[0]
+
+
+def newest_schema_version() -> int:
+    """Return the schema version of this Postdate."""
+    return migrations("sqlite")[-1].version
+
+
+def sqlite_version() -> tuple[int, ...]:
+    """Return the version of the SQLite library in use."""
+    return sqlite3.sqlite_version_info

@@ -1,0 +1,258 @@
+"""The error queue: what failed and why, and sending it back to where it failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from postdate.core.expiry import discard_reason
+from postdate.errors import InvalidTimestamp, MessageNotFound, PostdateError, QueueNotFound
+from postdate.messages import Envelope, Headers, parse_timestamp
+from postdate.operations.plain import Body, body_of
+from postdate.ports import End, Queued, Received, RecordKind, TakingReceiver
+from postdate.wiring import Plant
+
+_PAGE = 500
+
+_FAILURE_HEADERS = frozenset(
+    {
+        Headers.FAILED_QUEUE,
+        Headers.TIME_OF_FAILURE,
+        Headers.PROCESSING_MACHINE,
+        Headers.PROCESSING_ENDPOINT,
+        Headers.HOST_ID,
+        Headers.HOST_DISPLAY_NAME,
+        Headers.ERROR_CODE,
+        Headers.EXCEPTION_TYPE,
+        Headers.EXCEPTION_INNER_TYPE,
+        Headers.EXCEPTION_MESSAGE,
+        Headers.EXCEPTION_SOURCE,
+        Headers.EXCEPTION_STACK_TRACE,
+        # A returned message starts anew: with the old timestamp, retries would count as going on for too long.
+        Headers.DELAYED_RETRIES,
+        Headers.DELAYED_RETRIES_TIMESTAMP,
+        Headers.IMMEDIATE_RETRIES,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorLine:
+    """One failed message in a list.
+
+    Args:
+        message_id: to name it by.
+        failed_queue: where it failed, and where it is returned to.
+        failed_at: UTC; ``None`` when the header is missing or malformed.
+        reason: the message of the exception.
+        exception_type: class of the exception.
+        error_code: of an error of Postdate.
+        message_type: what the message is, if it says so.
+        held_by: process that has it in hand.
+        body_bytes: size of the body.
+    """
+
+    message_id: str
+    failed_queue: str | None
+    failed_at: datetime | None
+    reason: str
+    exception_type: str | None
+    error_code: str | None
+    message_type: str | None
+    held_by: int | None
+    body_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorList:
+    """Failed messages, the oldest first; ``total`` counts the whole queue."""
+
+    queue: str
+    total: int
+    messages: Sequence[ErrorLine]
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorDetails:
+    """One failed message with all of its headers, the stack trace among them."""
+
+    queue: str
+    message: ErrorLine
+    stack_trace: str | None
+    headers: Mapping[str, str]
+    body: Body
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """What became of a request to return one message.
+
+    Args:
+        message_id: of the message.
+        done: whether it was put back.
+        queue: where it is now.
+        remark: why not; or, when done, what to know about it.
+    """
+
+    message_id: str
+    done: bool
+    queue: str
+    remark: str = ""
+
+
+async def list_errors(plant: Plant, queue: str, limit: int) -> ErrorList:
+    """Return up to ``limit`` messages of an error queue.
+
+    Raises:
+        QueueNotFound: there is no such queue.
+    """
+    found = await plant.queue_view.browse(queue, limit)
+    total = (await plant.queue_view.queue_lengths()).get(queue, 0)
+    return ErrorList(queue, total, [_line(each) for each in found])
+
+
+def _line(queued: Queued) -> ErrorLine:
+    headers = queued.envelope.headers
+    return ErrorLine(
+        message_id=queued.envelope.message_id,
+        failed_queue=headers.get(Headers.FAILED_QUEUE),
+        failed_at=_failed_at(headers),
+        reason=headers.get(Headers.EXCEPTION_MESSAGE, ""),
+        exception_type=headers.get(Headers.EXCEPTION_TYPE),
+        error_code=headers.get(Headers.ERROR_CODE),
+        message_type=headers.get(Headers.ENCLOSED_MESSAGE_TYPES),
+        held_by=queued.held_by,
+        body_bytes=len(queued.envelope.body),
+    )
+
+
+def _failed_at(headers: Mapping[str, str]) -> datetime | None:
+    try:
+        return parse_timestamp(headers.get(Headers.TIME_OF_FAILURE, ""))
+    except InvalidTimestamp:
+        return None
+
+
+async def show_error(plant: Plant, queue: str, message_id: str) -> ErrorDetails:
+    """Return one message of an error queue.
+
+    Raises:
+        MessageNotFound: it is not in that queue.
+    """
+    queued = await _find(plant, queue, message_id)
+    if queued is None:
+        raise MessageNotFound(_not_there(queue, message_id))
+    headers = queued.envelope.headers
+    trace = headers.get(Headers.EXCEPTION_STACK_TRACE)
+    return ErrorDetails(queue, _line(queued), trace, headers, body_of(queued.envelope.body))
+
+
+async def _find(plant: Plant, queue: str, message_id: str) -> Queued | None:
+    found = await plant.queue_view.find_in_queues(message_id)
+    return next((each for each in found if each.queue == queue), None)
+
+
+def _not_there(queue: str, message_id: str) -> str:
+    return (
+        f"no message {message_id!r} is in queue {queue!r}; list them with `postdate errors list`, or ask where it is: "
+        f"`postdate messages explain {message_id}`"
+    )
+
+
+async def return_messages(
+    plant: Plant, queue: str, message_ids: Sequence[str], now: datetime, *, to: str | None = None
+) -> list[Returned]:
+    """Put messages of an error queue back to where they failed, without the traces of the failure.
+
+    Each is one transaction: afterwards it is in exactly one of the two queues.
+
+    Args:
+        plant: where.
+        queue: the error queue.
+        message_ids: which.
+        now: UTC.
+        to: another queue than the one in the message's ``NServiceBus.FailedQ`` header.
+    """
+    receiver = plant.transport.receiver(queue)
+    returning = _Returning(plant, receiver, queue, now, to)
+    try:
+        return [await returning.put_back(each) for each in message_ids]
+    finally:
+        await receiver.close()
+
+
+async def return_all(plant: Plant, queue: str, now: datetime, *, to: str | None = None) -> list[Returned]:
+    """Put every message of an error queue back that is in it now; those that cannot be returned stay.
+
+    Raises:
+        QueueNotFound: there is no such queue.
+    """
+    seen: set[str] = set()
+    results: list[Returned] = []
+    stuck = 0
+    while True:
+        found = await plant.queue_view.browse(queue, _PAGE + stuck)
+        fresh = [id_ for id_ in dict.fromkeys(each.envelope.message_id for each in found) if id_ not in seen]
+        if not fresh:
+            return results
+        seen.update(fresh)
+        page = await return_messages(plant, queue, fresh, now, to=to)
+        stuck += sum(not each.done for each in page)
+        results += page
+
+
+@dataclass(frozen=True, slots=True)
+class _Returning:
+    plant: Plant
+    receiver: TakingReceiver
+    queue: str
+    now: datetime
+    to: str | None
+
+    async def put_back(self, message_id: str) -> Returned:
+        received = await self.receiver.take(message_id)
+        if received is None:
+            return self._stays(message_id, await self._why_not(message_id))
+        try:
+            return await self._move(received)
+        except PostdateError as error:
+            await self.receiver.roll_back(received, failed=False)
+            return self._stays(message_id, str(error))
+
+    async def _move(self, received: Received) -> Returned:
+        message_id = received.envelope.message_id
+        destination = self.to or received.envelope.headers.get(Headers.FAILED_QUEUE)
+        if not destination:
+            raise QueueNotFound(f"it has no header {Headers.FAILED_QUEUE}; say where it belongs with --to QUEUE")
+        copy = returned_copy(received.envelope, destination)
+        await self.receiver.commit(received, self.now, End(RecordKind.FAILED, outgoing=[copy]))
+        # What does not expire in the error queue may be past its use where it goes.
+        return Returned(message_id, done=True, queue=destination, remark=_past_use(copy, self.now))
+
+    def _stays(self, message_id: str, remark: str) -> Returned:
+        return Returned(message_id, done=False, queue=self.queue, remark=remark)
+
+    async def _why_not(self, message_id: str) -> str:
+        queued = await _find(self.plant, self.queue, message_id)
+        if queued is None:
+            return _not_there(self.queue, message_id)
+        return f"process {queued.held_by} has it in hand"
+
+
+def returned_copy(envelope: Envelope, destination: str) -> Envelope:
+    """Return a message as it was before it failed."""
+    headers = {
+        key: value
+        for key, value in envelope.headers.items()
+        if key not in _FAILURE_HEADERS and not key.startswith(Headers.EXCEPTION_DATA_PREFIX)
+    }
+    return Envelope(destination, envelope.message_id, headers, envelope.body, envelope.expires_at)
+
+
+def _past_use(envelope: Envelope, now: datetime) -> str:
+    try:
+        reason = discard_reason(envelope.headers, now)
+    except InvalidTimestamp:
+        return ""
+    return f"it {reason} and will be discarded there" if reason else ""

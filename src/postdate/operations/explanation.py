@@ -1,0 +1,307 @@
+"""Why has this message not arrived? Looks at everything that is known of one message and says it in words."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from postdate.core.expiry import discard_reason
+from postdate.endpoint.delayed_delivery import timeouts_queue
+from postdate.errors import InvalidTimestamp
+from postdate.messages import Headers
+from postdate.operations.plain import (
+    Event,
+    delivering,
+    events_of,
+    receiving,
+    shown_count,
+    shown_span,
+    shown_time,
+)
+from postdate.ports import Process, Queued, Record, Recording, RecordKind, Standing
+from postdate.wiring import Plant
+
+
+class State(enum.Enum):
+    """Where a message stands on its way."""
+
+    WAITING = "waiting"
+    OVERDUE = "overdue"
+    BEING_DELIVERED = "being_delivered"
+    RETRYING = "retrying"
+    IN_INTAKE = "in_intake"
+    IN_QUEUE = "in_queue"
+    BEING_HANDLED = "being_handled"
+    IN_ERROR_QUEUE = "in_error_queue"
+    DELIVERED = "delivered"
+    HANDLED = "handled"
+    HANDLING_RETRIED = "handling_retried"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+    DISCARDED = "discarded"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The answer.
+
+    Args:
+        message_id: what was asked for.
+        state: in one word.
+        headline: in one sentence.
+        facts: what it rests on.
+        advice: what to do about it; empty when nothing has to be done.
+        history: what was recorded.
+    """
+
+    message_id: str
+    state: State
+    headline: str
+    facts: Sequence[str] = ()
+    advice: Sequence[str] = ()
+    history: Sequence[Event] = ()
+
+
+async def explain(plant: Plant, message_id: str, now: datetime) -> Explanation:
+    """Say where a message is, why, and what to do. Never fails for an unknown message: that, too, is an answer."""
+    history = await plant.store.history(message_id)
+    explanation = await _Question(plant, message_id, now, history).answer()
+    return replace(explanation, history=events_of(history))
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    plant: Plant
+    message_id: str
+    now: datetime
+    history: Sequence[Record]
+
+    async def answer(self) -> Explanation:
+        """Look in the order of a message's way, backwards: what is there now counts more than what was recorded."""
+        standing = await self.plant.store_view.standing(self.message_id)
+        if standing is not None:
+            return await self._waiting(standing)
+        queued = await self.plant.queue_view.find_in_queues(self.message_id)
+        own = [each for each in queued if each.envelope.message_id == self.message_id]
+        if own:
+            return await self._in_queue(own[0])
+        retries = await self.plant.store_view.retries_of(self.message_id)
+        if retries:
+            return await self._retry(retries[-1].message.message_id)
+        if queued:
+            return await self._retry(queued[-1].envelope.message_id)
+        return self._gone() if self.history else self._unknown()
+
+    def _say(self, state: State, headline: str, facts: Sequence[str] = (), advice: Sequence[str] = ()) -> Explanation:
+        return Explanation(self.message_id, state, headline, tuple(facts), tuple(advice))
+
+    # --- waiting in the store -----------------------------------------------------------------------------------
+
+    async def _waiting(self, standing: Standing) -> Explanation:
+        message, now = standing.message, self.now
+        processes = await self.plant.store_view.processes()
+        services = delivering(processes)
+        facts = [await self._service_fact(services, processes)]
+        facts += await self._destination_facts(message.destination)
+        if message.expires_at is not None:
+            facts.append(f"it expires at {shown_time(message.expires_at)}")
+        advice = [] if services else ["start the service: postdate run"]
+        if standing.attempt_at is None:
+            return self._say(State.BEING_DELIVERED, *_held(standing, processes))
+        if message.number_of_failures:
+            return self._say(State.RETRYING, self._retrying(standing), facts, advice)
+        if message.due >= now:
+            headline = f"it waits until it is due at {shown_time(message.due)}, in {shown_span(message.due - now)}"
+            return self._say(State.WAITING, headline, facts, advice)
+        return await self._overdue(standing, facts[1:], processes)
+
+    async def _overdue(self, standing: Standing, facts: list[str], processes: Sequence[Process]) -> Explanation:
+        message, services = standing.message, delivering(processes)
+        late = f"it was due at {shown_time(message.due)}, {shown_span(self.now - message.due)} ago"
+        if not services:
+            facts = [await self._last_delivery(processes), *facts]
+            advice = ["start the service: postdate run"]
+            return self._say(State.OVERDUE, f"{late}, and no service is running to deliver it", facts, advice)
+        ahead = (await self.plant.store.statistics(self.now)).overdue - 1
+        facts = [_names("delivers due messages", services), *facts]
+        facts.append(f"{shown_count(max(ahead, 0), 'other message')} overdue beside it; the oldest go first")
+        advice = ["wait a moment and ask again; if the number stays, look at the log of the service"]
+        return self._say(State.OVERDUE, f"{late}, and its turn has not come yet", facts, advice)
+
+    async def _service_fact(self, services: Sequence[Process], processes: Sequence[Process]) -> str:
+        if services:
+            return _names("delivers due messages", services)
+        return f"no service is running; {await self._last_delivery(processes)}"
+
+    async def _last_delivery(self, processes: Sequence[Process]) -> str:
+        dead = [each for each in processes if not each.alive and each.delivers]
+        died = f"process {dead[-1].pid} died without stopping; " if dead else ""
+        last = await self.plant.store_view.last_delivered_at()
+        if last is None:
+            return f"{died}nothing was delivered from this store lately"
+        return f"{died}the last delivery from this store was at {shown_time(last)}"
+
+    def _retrying(self, standing: Standing) -> str:
+        message, attempt_at = standing.message, standing.attempt_at
+        reasons = [record.detail for record in self.history if record.kind is RecordKind.RETRIED and record.detail]
+        times = shown_count(message.number_of_failures, "time")
+        headline = f"delivering it to {message.destination!r} failed {times}"
+        if reasons:
+            headline += f", last because of {reasons[-1]}"
+        if attempt_at is None or attempt_at < self.now:
+            return f"{headline}; the next attempt can be made now"
+        return f"{headline}; the next attempt is at {shown_time(attempt_at)}, in {shown_span(attempt_at - self.now)}"
+
+    async def _destination_facts(self, destination: str) -> list[str]:
+        """A missing queue is found out when the message is due; an operator wants to know it before."""
+        if destination in await self.plant.queue_view.queue_lengths():
+            return []
+        error_queue = self.plant.settings.endpoint.error_queue
+        fact = f"its queue {destination!r} does not exist: when due, the message goes to {error_queue!r}"
+        return [f"{fact}, unless you create it first: postdate setup --queue {destination}"]
+
+    # --- in a queue ---------------------------------------------------------------------------------------------
+
+    async def _in_queue(self, queued: Queued) -> Explanation:
+        if Headers.FAILED_QUEUE in queued.envelope.headers:
+            return self._failed_copy(queued)
+        settings = self.plant.settings
+        intake = timeouts_queue(settings.endpoint.name)
+        processes = await self.plant.queue_view.processes()
+        consumers = receiving(processes, queued.queue)
+        if queued.queue == intake:
+            return self._in_intake(intake, consumers)
+        return self._at_consumer(queued, consumers)
+
+    def _in_intake(self, intake: str, consumers: Sequence[Process]) -> Explanation:
+        if consumers:
+            headline = f"it is in the intake queue {intake!r}, about to be stored"
+            return self._say(State.IN_INTAKE, headline, [_names("receives from it", consumers)])
+        headline = f"it is in the intake queue {intake!r}, and no service is running to store it"
+        return self._say(State.IN_INTAKE, headline, advice=["start the service: postdate run"])
+
+    def _at_consumer(self, queued: Queued, consumers: Sequence[Process]) -> Explanation:
+        facts = [_names("receives from it", consumers) if consumers else "no process receives from it"]
+        if queued.failures:
+            facts.append(f"handling it failed {shown_count(queued.failures, 'time')} so far")
+        facts += self._delivery_facts()
+        past_use = self._past_use(queued)
+        if past_use:
+            facts.append(past_use)
+        if queued.held_by is not None and any(each.pid == queued.held_by for each in consumers):
+            headline = f"process {queued.held_by} received it from queue {queued.queue!r} and is handling it"
+            return self._say(State.BEING_HANDLED, headline, facts)
+        headline = f"it is in queue {queued.queue!r}, waiting for a consumer"
+        advice = [] if consumers else [f"start the endpoint that receives from {queued.queue!r}"]
+        return self._say(State.IN_QUEUE, headline, facts, advice)
+
+    def _past_use(self, queued: Queued) -> str:
+        try:
+            reason = discard_reason(queued.envelope.headers, self.now)
+        except InvalidTimestamp as error:
+            return f"its expiry cannot be read: {error}"
+        return f"it {reason} and will be discarded when it is received" if reason else ""
+
+    def _delivery_facts(self) -> list[str]:
+        delivered = self._last(RecordKind.DELIVERED)
+        if delivered is None or delivered.due is None:
+            return []
+        late = delivered.at - delivered.due
+        return [f"it was delivered there at {shown_time(delivered.at)}, {shown_span(late)} after it was due"]
+
+    def _failed_copy(self, queued: Queued) -> Explanation:
+        headers = queued.envelope.headers
+        reason = headers.get(Headers.EXCEPTION_MESSAGE) or headers.get(Headers.EXCEPTION_TYPE, "an unknown error")
+        headline = f"it is in the error queue {queued.queue!r} because of: {reason}"
+        failed_at = headers.get(Headers.TIME_OF_FAILURE)
+        facts = [f"it failed in queue {headers[Headers.FAILED_QUEUE]!r}" + (f" at {failed_at}" if failed_at else "")]
+        advice = [
+            f"see the stack trace: postdate errors show {self.message_id}",
+            f"mend the cause, then: postdate errors return {self.message_id}",
+        ]
+        return self._say(State.IN_ERROR_QUEUE, headline, facts, advice)
+
+    async def _retry(self, message_id: str) -> Explanation:
+        """A delayed retry is a send of its own, with an id of its own: explain that one."""
+        follow = _Question(self.plant, message_id, self.now, await self.plant.store.history(message_id))
+        explanation = await follow.answer()
+        facts = [f"handling it failed; it is being retried as message {message_id}", *explanation.facts]
+        return replace(explanation, message_id=self.message_id, facts=tuple(facts))
+
+    # --- nowhere any more ---------------------------------------------------------------------------------------
+
+    def _last(self, kind: RecordKind) -> Record | None:
+        return next((record for record in reversed(self.history) if record.kind is kind), None)
+
+    def _gone(self) -> Explanation:
+        last = self.history[-1]
+        at, queue = shown_time(last.at), repr(last.destination)
+        match last.kind:
+            case RecordKind.DELIVERED:
+                return self._left_queue(last)
+            case RecordKind.RETRIED:
+                return self._handling_retried(last)
+            case RecordKind.FAILED:
+                headline = f"it failed at {at} because of {last.detail}, and its copy has left the error queue"
+                fact = "it was returned with `postdate errors return`, or something consumes the error queue"
+                return self._say(State.FAILED, headline, [fact])
+            case RecordKind.SCHEDULED | RecordKind.RESCHEDULED:
+                headline = f"it was last {last.kind.name.lower()} at {at}, and is not in the store any more"
+                advice = ["run `postdate doctor`: a store should never lose a message without a record"]
+                return self._say(State.UNKNOWN, headline, advice=advice)
+            case _:
+                pass
+        was_due = f"; it was due at {shown_time(last.due)}" if last.due else ""
+        state, headline = {
+            RecordKind.HANDLED: (State.HANDLED, f"it arrived: handled from queue {queue} at {at}"),
+            RecordKind.EXPIRED: (State.EXPIRED, f"it expired before it could be delivered, noticed at {at}{was_due}"),
+            RecordKind.CANCELLED: (State.CANCELLED, f"it was cancelled at {at}{was_due}"),
+            RecordKind.DISCARDED: (State.DISCARDED, f"the consumer of {queue} discarded it at {at}: {last.detail}"),
+        }[last.kind]
+        return self._say(state, headline, self._delivery_facts())
+
+    def _handling_retried(self, retried: Record) -> Explanation:
+        at = shown_time(retried.at)
+        headline = f"handling it failed at {at} because of {retried.detail}; it was sent again as a delayed retry"
+        facts = ["the retry has an id of its own, and has left its queue, too"]
+        error_queue = self.plant.settings.endpoint.error_queue
+        advice = [f"look for failures: postdate errors list --queue {error_queue}"]
+        return self._say(State.HANDLING_RETRIED, headline, facts, advice)
+
+    def _left_queue(self, delivered: Record) -> Explanation:
+        headline = f"it was delivered to queue {delivered.destination!r} at {shown_time(delivered.at)} and has left it"
+        facts = [*self._delivery_facts(), "whoever received it kept no record of handling it"]
+        if self.plant.settings.store.recording is not Recording.ALL:
+            recording = self.plant.settings.store.recording.value
+            facts.append(f"store.recording is {recording!r} here: handling is recorded with 'all' only")
+        return self._say(State.DELIVERED, headline, facts)
+
+    def _unknown(self) -> Explanation:
+        address = self.plant.settings.store.address.shown
+        facts = ["messages sent without a delay leave no record once they are handled"]
+        if self.plant.settings.store.recording is Recording.NONE:
+            facts.append("store.recording is 'none': what was delivered leaves no record, either")
+        advice = [
+            "check the id, and that this is the right store: postdate config show",
+            "list what waits: postdate messages list",
+        ]
+        return self._say(State.UNKNOWN, f"it was never scheduled in {address}", facts, advice)
+
+
+def _held(standing: Standing, processes: Sequence[Process]) -> tuple[str, list[str], list[str]]:
+    """Return headline, facts and advice for a message that a process holds."""
+    holder = next((each for each in processes if each.pid == standing.held_by), None)
+    destination = standing.message.destination
+    if holder is not None and holder.alive:
+        return f"process {holder.pid} is delivering it to {destination!r} at this moment", [], []
+    facts = [f"process {standing.held_by} held it when it ended; it is free again as soon as a service looks"]
+    return f"the process that was delivering it to {destination!r} has died", facts, ["start the service: postdate run"]
+
+
+def _names(does: str, processes: Sequence[Process]) -> str:
+    names = ", ".join(f"process {each.pid} (since {shown_time(each.started_at)})" for each in processes)
+    return f"{does}: {names}"

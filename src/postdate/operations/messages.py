@@ -1,0 +1,218 @@
+"""Messages that wait: counted, listed, shown, cancelled, rescheduled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from postdate.errors import MessageNotFound
+from postdate.messages import DelayedMessage
+from postdate.operations.explanation import explain
+from postdate.operations.plain import Body, Event, body_of, delivering, events_of
+from postdate.ports import MessageFilter, Queued, Standing
+from postdate.wiring import Plant
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Counts of one store and its queues.
+
+    Args:
+        at: when they were taken.
+        store: its address, without secrets.
+        pending, overdue, claimed, failing, next_due: see :class:`postdate.ports.StoreStatistics`.
+        records: how many records of each kind there are.
+        queues: how many messages each queue holds.
+        services: processes that deliver due messages at the moment.
+    """
+
+    at: datetime
+    store: str
+    pending: int
+    overdue: int
+    claimed: int
+    failing: int
+    next_due: datetime | None
+    records: Mapping[str, int]
+    queues: Mapping[str, int]
+    services: int
+
+
+async def statistics(plant: Plant, now: datetime) -> Statistics:
+    """Count what is in the store and the queues."""
+    counts = await plant.store.statistics(now)
+    records = await plant.store.record_counts()
+    return Statistics(
+        at=now,
+        store=plant.settings.store.address.shown,
+        pending=counts.pending,
+        overdue=counts.overdue,
+        claimed=counts.claimed,
+        failing=counts.failing,
+        next_due=counts.next_due,
+        records={kind.name.lower(): count for kind, count in records.items()},
+        queues=await plant.queue_view.queue_lengths(),
+        services=len(delivering(await plant.store_view.processes())),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class MessageLine:
+    """One pending message in a list."""
+
+    message_id: str
+    due: datetime
+    overdue: bool
+    destination: str
+    number_of_failures: int
+    expires_at: datetime | None
+    body_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MessageList:
+    """Pending messages by due time; ``more`` when there are others beyond the limit."""
+
+    messages: Sequence[MessageLine]
+    more: bool
+
+
+async def list_messages(plant: Plant, where: MessageFilter, limit: int, now: datetime) -> MessageList:
+    """Return up to ``limit`` pending messages, the next due first."""
+    found = await plant.store.list_pending(where, limit + 1)
+    return MessageList([_line(message, now) for message in found[:limit]], more=len(found) > limit)
+
+
+def _line(message: DelayedMessage, now: datetime) -> MessageLine:
+    return MessageLine(
+        message_id=message.message_id,
+        due=message.due,
+        overdue=message.due < now,
+        destination=message.destination,
+        number_of_failures=message.number_of_failures,
+        expires_at=message.expires_at,
+        body_bytes=len(message.body),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a message is.
+
+    Args:
+        where: ``waiting`` in the store, or ``queue``.
+        queue: the queue it is in, or the one it waits for.
+        due: its due time, if it has one.
+        next_attempt_at: of a waiting message, ``None`` while a process holds it.
+        number_of_failures: failed deliveries of a waiting message, failed handlings of a queued one.
+        held_by: process that has it in hand.
+    """
+
+    where: str
+    queue: str
+    due: datetime | None
+    next_attempt_at: datetime | None
+    number_of_failures: int
+    expires_at: datetime | None
+    held_by: int | None
+    headers: Mapping[str, str]
+    body: Body
+
+
+@dataclass(frozen=True, slots=True)
+class MessageDetails:
+    """All that is known of one message; no place once it has left, no history when nothing was recorded."""
+
+    message_id: str
+    places: Sequence[Place]
+    history: Sequence[Event]
+
+
+async def show_message(plant: Plant, message_id: str) -> MessageDetails:
+    """Return where a message is, what it says, and what happened to it.
+
+    Raises:
+        MessageNotFound: it is nowhere and never was.
+    """
+    standing = await plant.store_view.standing(message_id)
+    places = [] if standing is None else [_waiting(standing)]
+    places += [_in_queue(queued) for queued in await plant.queue_view.find_in_queues(message_id)]
+    history = events_of(await plant.store.history(message_id))
+    if not places and not history:
+        raise MessageNotFound(
+            f"no message {message_id!r} waits in {plant.settings.store.address.shown}, is in a queue, or was recorded; "
+            f"list what waits with `postdate messages list`"
+        )
+    return MessageDetails(message_id, places, history)
+
+
+def _waiting(standing: Standing) -> Place:
+    message = standing.message
+    return Place(
+        where="waiting",
+        queue=message.destination,
+        due=message.due,
+        next_attempt_at=standing.attempt_at,
+        number_of_failures=message.number_of_failures,
+        expires_at=message.expires_at,
+        held_by=standing.held_by,
+        headers=message.headers,
+        body=body_of(message.body),
+    )
+
+
+def _in_queue(queued: Queued) -> Place:
+    return Place(
+        where="queue",
+        queue=queued.queue,
+        due=queued.envelope.due,
+        next_attempt_at=None,
+        number_of_failures=queued.failures,
+        expires_at=queued.envelope.expires_at,
+        held_by=queued.held_by,
+        headers=queued.envelope.headers,
+        body=body_of(queued.envelope.body),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What became of a request to change one message.
+
+    Args:
+        message_id: of the message.
+        done: whether it was changed.
+        reason: why not, in a sentence; empty when done.
+        due: its due time after rescheduling.
+    """
+
+    message_id: str
+    done: bool
+    reason: str = ""
+    due: datetime | None = None
+
+
+async def cancel(plant: Plant, message_ids: Sequence[str], now: datetime) -> list[Change]:
+    """Remove pending messages for good; those that are not pending any more are left alone and explained."""
+    return [
+        Change(each, done=True)
+        if await plant.store.cancel(each, now)
+        else Change(each, done=False, reason=await _why_not(plant, each, now))
+        for each in message_ids
+    ]
+
+
+async def reschedule(plant: Plant, message_id: str, due: datetime, now: datetime) -> Change:
+    """Give a pending message another due time.
+
+    Raises:
+        InvalidMessage: it expires before ``due``; nothing was changed.
+    """
+    if await plant.store.reschedule(message_id, due, now):
+        return Change(message_id, done=True, due=due)
+    return Change(message_id, done=False, reason=await _why_not(plant, message_id, now))
+
+
+async def _why_not(plant: Plant, message_id: str, now: datetime) -> str:
+    return (await explain(plant, message_id, now)).headline

@@ -1,0 +1,83 @@
+"""Parts that several reports share: bodies, history, and times in words."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from postdate.config import format_duration
+from postdate.ports import Process, Record
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A body that can be shown.
+
+    Args:
+        size_bytes: of the whole.
+        text: the body when it is UTF-8, else ``None``.
+        base64: the body when it is not.
+    """
+
+    size_bytes: int
+    text: str | None
+    base64: str | None
+
+
+def body_of(content: bytes) -> Body:
+    """Return a body as text if it is one."""
+    try:
+        return Body(len(content), content.decode(), None)
+    except UnicodeDecodeError:
+        return Body(len(content), None, base64.b64encode(content).decode())
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line of a message's history: ``what`` is the name of a record kind in lower case."""
+
+    at: datetime
+    what: str
+    due: datetime | None
+    destination: str | None
+    detail: str
+
+
+def events_of(history: Sequence[Record]) -> tuple[Event, ...]:
+    """Return records as events, in the order of writing."""
+    return tuple(
+        Event(record.at, record.kind.name.lower(), record.due, record.destination, record.detail) for record in history
+    )
+
+
+def shown_time(instant: datetime) -> str:
+    """Return ISO 8601 in UTC, with microseconds only where there are some."""
+    return instant.isoformat().replace("+00:00", "Z")
+
+
+def shown_span(span: timedelta) -> str:
+    """Return a duration, rounded to what a reader needs: ``3h12m``, ``45s``, ``12ms``."""
+    seconds = abs(span).total_seconds()
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}ms"
+    for step, size in ((86_400, 3_600), (3_600, 60), (1, 1)):
+        if seconds >= step:
+            return format_duration(timedelta(seconds=seconds // size * size))
+    return "0s"
+
+
+def shown_count(count: int, what: str) -> str:
+    """Return ``1 message``, ``1,234 messages``."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
+def delivering(processes: Sequence[Process]) -> list[Process]:
+    """Return the living processes that deliver due messages."""
+    return [process for process in processes if process.alive and process.delivers]
+
+
+def receiving(processes: Sequence[Process], queue: str) -> list[Process]:
+    """Return the living processes that receive from ``queue``."""
+    return [process for process in processes if process.alive and queue in process.receives]

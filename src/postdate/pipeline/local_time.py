@@ -1,0 +1,140 @@
+"""Times as people write them, as instants: on the executors, as Spark SQL without Python.
+
+A text with an offset (``2026-03-29T02:30:00+01:00``, ``…Z``) is an instant. One without is what clocks in some zone showed,
+and that can go wrong twice a year: in spring an hour of clock times never occurs, in autumn an hour of them occurs twice.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from datetime import timedelta
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
+from pyspark.sql.types import DataType, DateType, StringType, TimestampNTZType, TimestampType
+
+from postdate.errors import PipelineError
+
+_TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.:][0-9]{1,6})?)?"
+_OFFSET = r" ?(Z|[+-][0-9]{2}(:?[0-9]{2})?)$"
+_AT_MOST_A_DAY = timedelta(hours=25)
+"""Longer than any time by which clocks were ever set back (a day, at the date line)."""
+
+
+class Ambiguous(enum.Enum):
+    """What a clock time that occurs twice means."""
+
+    EARLIER = "earlier"
+    LATER = "later"
+    REJECT = "reject"
+
+
+class Nonexistent(enum.Enum):
+    """What a clock time that does not occur means.
+
+    ``FORWARD``: as long after the gap began as the clock time says; 02:30 becomes 03:30 where clocks go from 2 to 3.
+    """
+
+    FORWARD = "forward"
+    REJECT = "reject"
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTimes:
+    """How times without an offset are to be read.
+
+    Args:
+        zone: name of a time zone, for example ``Europe/Paris``.
+        ambiguous: the first of the two instants, unless said otherwise.
+        nonexistent: set aside with that reason, unless said otherwise.
+
+    Raises:
+        PipelineError: there is no such zone.
+    """
+
+    zone: str
+    ambiguous: Ambiguous = Ambiguous.EARLIER
+    nonexistent: Nonexistent = Nonexistent.REJECT
+
+    def __post_init__(self) -> None:
+        try:
+            ZoneInfo(self.zone)
+        except (ZoneInfoNotFoundError, ValueError) as error:
+            raise PipelineError(f"there is no time zone {self.zone!r}; names look like Europe/Paris") from error
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTime:
+    """A column of times as instants.
+
+    Args:
+        instant: timestamp; null where there is none, or where ``problem`` says why not.
+        problem: code of what is wrong, or null: ``malformed_time``, ``time_without_zone``, ``nonexistent_local_time``,
+            ``ambiguous_local_time``.
+    """
+
+    instant: Column
+    problem: Column
+
+
+def read_time(column: Column, data_type: DataType, local_times: LocalTimes | None) -> ReadTime:
+    """Return a column of instants, of clock times, of dates (their midnight) or of texts as instants.
+
+    Args:
+        column: what to read; the session is in UTC.
+        data_type: of the column.
+        local_times: how to read times without offset; without it they are a problem.
+
+    Raises:
+        PipelineError: the column has another type.
+    """
+    if isinstance(data_type, TimestampType):
+        return ReadTime(column, F.lit(None).cast("string"))
+    if isinstance(data_type, (TimestampNTZType, DateType)):
+        return _read_local(column.cast("timestamp"), local_times)
+    if isinstance(data_type, StringType):
+        return _read_text(column, local_times)
+    raise PipelineError(f"a time must be a timestamp, a date or a text, not {data_type.simpleString()}")
+
+
+def _read_text(column: Column, local_times: LocalTimes | None) -> ReadTime:
+    # The wire format of NServiceBus has a colon before the microseconds.
+    text = F.regexp_replace(F.trim(column), r":([0-9]{6}) Z$", ".$1Z")
+    with_offset, without = text.rlike(_TIME + _OFFSET), text.rlike(_TIME + "$")
+    instant = F.when(with_offset, F.regexp_replace(text, " ?(Z|[+-][0-9:]+)$", "$1").try_cast("timestamp"))
+    local = _read_local(F.when(without, text.try_cast("timestamp")), local_times)
+    malformed = (
+        text.isNotNull() & instant.isNull() & F.coalesce(~without | text.try_cast("timestamp").isNull(), F.lit(True))
+    )
+    return ReadTime(
+        F.coalesce(instant, local.instant),
+        F.when(malformed, F.lit("malformed_time")).when(instant.isNull(), local.problem),
+    )
+
+
+def _read_local(shown: Column, local_times: LocalTimes | None) -> ReadTime:
+    """Return when clocks showed ``shown``, a clock time dressed as a UTC instant."""
+    if local_times is None:
+        problem = F.when(shown.isNotNull(), F.lit("time_without_zone"))
+        return ReadTime(F.lit(None).cast("timestamp"), problem)
+    zone = F.lit(local_times.zone)
+    earlier = F.to_utc_timestamp(shown, zone)
+    later = _with_offset_after(shown, earlier, zone)
+    exists = F.from_utc_timestamp(earlier, zone) == shown
+    twice = exists & (later > earlier) & (F.from_utc_timestamp(later, zone) == shown)
+    problem = F.lit(None).cast("string")
+    if local_times.nonexistent is Nonexistent.REJECT:
+        problem = F.when(~exists, F.lit("nonexistent_local_time"))
+    if local_times.ambiguous is Ambiguous.REJECT:
+        problem = F.coalesce(problem, F.when(twice, F.lit("ambiguous_local_time")))
+    instant = F.when(twice, later).otherwise(earlier) if local_times.ambiguous is Ambiguous.LATER else earlier
+    return ReadTime(F.when(problem.isNull(), instant), problem)
+
+
+def _with_offset_after(shown: Column, instant: Column, zone: Column) -> Column:
+    """Return when clocks would show ``shown`` with the offset that is in force a day after ``instant``."""
+    after = instant + F.lit(_AT_MOST_A_DAY)
+    offset_seconds = F.unix_seconds(F.from_utc_timestamp(after, zone)) - F.unix_seconds(after)
+    return F.timestamp_micros(F.unix_micros(shown) - offset_seconds * F.lit(1_000_000))

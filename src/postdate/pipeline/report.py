@@ -1,0 +1,120 @@
+"""An audit as one HTML file: nothing to fetch, readable in light and dark, on paper, and by a screen reader.
+
+Runs on the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from postdate.pipeline.audit import AuditResult, AuditRow, Finding
+from postdate.pipeline.charts import curve_chart, duration, lateness_chart
+
+_MOST_HOURS = 400
+"""Hours shown in the table, at most: beyond that nobody reads a table, and the JSON has them all."""
+
+_BAD = frozenset({"lost", "duplicated", "early"})
+_WORRYING = frozenset({"overdue", "failed", "late"})
+
+_MEANINGS = {
+    "scheduled": "stored to be delivered",
+    "delivered": "put into their queue",
+    "handled": "handled by their receiver",
+    "queued": "in their queue, not yet handled",
+    "pending": "waiting in the store",
+    "overdue": "pending, and past their due time",
+    "expired": "nobody wanted them any more when they were due",
+    "cancelled": "withdrawn before they were due",
+    "failed": "moved to the error queue",
+    "retried": "with at least one failed attempt",
+    "lost": "nowhere to be found",
+    "duplicated": "delivered or handled more than once",
+    "early": "delivered before they were due",
+    "late": "delivered later than allowed",
+}
+
+_ALWAYS_SHOWN = frozenset({"scheduled", "delivered"}) | _BAD
+_TABLE_ORDER = (
+    "scheduled", "delivered", "lost", "duplicated", "early", "late", "overdue",
+    "handled", "queued", "pending", "expired", "cancelled", "failed", "retried",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    name: str
+    count: int
+    meaning: str
+    mood: str
+
+
+def render_html(result: AuditResult, title: str = "Delayed messages") -> str:
+    """Return an audit as a complete HTML page.
+
+    Args:
+        result: what the audit found.
+        title: heading of the page.
+    """
+    # Everything is escaped but the charts, which are made here from numbers and times alone.
+    environment = Environment(
+        loader=PackageLoader("postdate.pipeline"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters["duration"] = duration
+    return environment.get_template("audit.html").render(
+        title=title,
+        result=result,
+        verdict=_verdict(result),
+        tiles=_tiles(result),
+        columns=_columns(result),
+        destinations=result.by_destination,
+        hours=_some_hours(result.by_hour),
+        hours_left_out=max(len(result.by_hour) - _MOST_HOURS, 0),
+        findings=[
+            (finding, _mood(finding.name, finding.count), _MEANINGS[finding.name]) for finding in result.findings
+        ],
+        curve=Markup(curve_chart(result.curve, result.curve_seconds)) if result.curve else None,  # noqa: S704
+        bins=Markup(lateness_chart(result.lateness_bins, result.lateness)) if result.lateness_bins else None,  # noqa: S704
+    )
+
+
+def write_html(result: AuditResult, path: Path, title: str = "Delayed messages") -> None:
+    """Write an audit to an HTML file; see :func:`render_html`."""
+    path.write_text(render_html(result, title), encoding="utf-8")
+
+
+def _tiles(result: AuditResult) -> list[_Tile]:
+    counts: dict[str, int] = asdict(result.counts)
+    return [_Tile(name, count, _MEANINGS[name], _mood(name, count)) for name, count in counts.items()]
+
+
+def _columns(result: AuditResult) -> list[str]:
+    """Return the columns of the tables: what matters most first, and nothing that is nought everywhere."""
+    counts: dict[str, int] = asdict(result.counts)
+    return [name for name in _TABLE_ORDER if counts[name] or name in _ALWAYS_SHOWN]
+
+
+def _mood(name: str, count: int) -> str:
+    if name in _BAD:
+        return "bad" if count else "good"
+    return "worry" if name in _WORRYING and count else "plain"
+
+
+def _verdict(result: AuditResult) -> tuple[str, str]:
+    """Return the mood and the words of the line that says it all."""
+    bad: Sequence[Finding] = [finding for finding in result.findings if finding.name in _BAD]
+    if bad:
+        return "bad", ", ".join(f"{finding.count:,} {finding.name}" for finding in bad)
+    if not result.counts.scheduled:
+        return "plain", "There is nothing to audit: no message was ever scheduled."
+    if result.counts.overdue:
+        return "worry", f"Nothing lost, duplicated or early; {result.counts.overdue:,} overdue"
+    return "good", "Nothing lost, nothing duplicated, nothing early"
+
+
+def _some_hours(rows: Sequence[AuditRow]) -> Sequence[AuditRow]:
+    return rows[-_MOST_HOURS:]

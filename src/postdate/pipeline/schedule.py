@@ -1,0 +1,405 @@
+"""Any table of messages into a store: millions of rows, idempotent by message id, bad rows set aside with the reason.
+
+The input is read twice: once for the ids that stand in it with differing content, which only the whole input can tell,
+and once to store. Rows are checked by Spark SQL where it can (times, headers) and by the message itself for the rest.
+
+Nothing is half-done after a failure: every batch is a transaction, ids stored before are left as they are, so the same
+job is simply run again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
+from pyspark.sql.types import BinaryType, MapType, StringType
+
+from postdate.errors import PipelineError
+from postdate.pipeline.local_time import LocalTimes, read_time
+from postdate.pipeline.rows import BadRow, sort_out
+from postdate.pipeline.session import require_utc
+from postdate.pipeline.source import BATCH_MESSAGES
+from postdate.pipeline.stores import OpenStore, StoreSpec, opened
+
+_OUTCOME_SCHEMA = (
+    "stored long, already_there long, reason string, detail string, "
+    "message_id string, destination string, due string, expires_at string, headers string, body string"
+)
+_OUTCOME_ARROW = pa.schema(
+    [("stored", pa.int64()), ("already_there", pa.int64())]
+    + [(name, pa.string()) for name in ("reason", "detail")]
+    + [(name, pa.string()) for name in ("message_id", "destination", "due", "expires_at", "headers", "body")]
+)
+_SHOWN = ("message_id", "destination", "due", "expires_at", "headers", "body")
+_REJECTED_FORMATS = frozenset({"json", "parquet"})
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnMapping:
+    """Which column of the input is what; a column named here must be there.
+
+    Args:
+        message_id: text, 1 to 250 characters; what the job is idempotent by.
+        due: timestamp, or text in ISO 8601.
+        destination: a column; or a fixed queue for all rows, written ``=queue``.
+        body: text (stored as UTF-8) or binary; ``None`` for messages without one.
+        headers: map of texts, or text that is a JSON object of texts; ``None`` for messages without headers.
+        expires_at: like ``due``; ``None`` for messages that never expire.
+    """
+
+    message_id: str = "message_id"
+    due: str = "due"
+    destination: str = "destination"
+    body: str | None = "body"
+    headers: str | None = "headers"
+    expires_at: str | None = "expires_at"
+
+    @classmethod
+    def found_in(cls, columns: list[str]) -> ColumnMapping:
+        """Return the default names, without the optional columns that are missing."""
+        default = cls()
+        return cls(
+            body=default.body if default.body in columns else None,
+            headers=default.headers if default.headers in columns else None,
+            expires_at=default.expires_at if default.expires_at in columns else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rejects:
+    """Where rows go that are no message.
+
+    Args:
+        path: of a directory, which must not exist yet.
+        format: ``json`` or ``parquet``. Columns: ``reason`` (a stable code), ``detail``, and the row as text.
+    """
+
+    path: Path
+    format: str = "json"
+
+    def __post_init__(self) -> None:
+        if self.format not in _REJECTED_FORMATS:
+            raise PipelineError(f"rejected rows are written as json or parquet, not {self.format!r}")
+        if self.path.exists():
+            raise PipelineError(f"{self.path} is there already; name a new directory for the rejected rows")
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleResult:
+    """What a schedule job did. ``read`` is the sum of ``accepted``, ``already_there`` and all that was set aside.
+
+    Args:
+        read: rows of the input.
+        accepted: messages that are new in the store.
+        already_there: rows whose id was stored before, by this job (equal rows count once) or an earlier one.
+        set_aside: rows by reason.
+        rejected_to: directory of these rows; ``None`` when there are none, or when none was named.
+        seconds: from the start to the last commit.
+    """
+
+    read: int
+    accepted: int
+    already_there: int
+    set_aside: Mapping[str, int] = field(default_factory=dict[str, int])
+    rejected_to: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def rows_per_second(self) -> float:
+        """Rows read in one second, everything included."""
+        return self.read / self.seconds if self.seconds else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as plain values for JSON."""
+        return {**asdict(self), "rows_per_second": round(self.rows_per_second, 1)}
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleJob:
+    """What to schedule, and how. Runs on the driver; pickled only in part.
+
+    Args:
+        store: where the messages go; created when it is missing.
+        now: recorded as the time of scheduling; aware.
+        columns: which column is what; by default columns of the usual names.
+        local_times: how to read times without an offset; without it such rows are set aside.
+        rejects: where to put rows that are no message; without it they are only counted.
+        batch: messages stored in one transaction.
+    """
+
+    store: StoreSpec
+    now: datetime
+    columns: ColumnMapping | None = None
+    local_times: LocalTimes | None = None
+    rejects: Rejects | None = None
+    batch: int = BATCH_MESSAGES
+
+
+def read_input(spark: SparkSession, path: str, input_format: str | None = None) -> DataFrame:
+    """Read a file or directory of messages; CSV has a header line, and all its columns are texts.
+
+    Args:
+        spark: any session.
+        path: of a file or directory.
+        input_format: ``csv``, ``json`` (one object a line) or ``parquet``; by the end of the name by default.
+
+    Raises:
+        PipelineError: the format is none of these, or cannot be told.
+    """
+    name = input_format or Path(path).name.removesuffix(".gz").rpartition(".")[2].lower()
+    match name:
+        case "csv":
+            return spark.read.csv(path, header=True, multiLine=True, escape='"')
+        case "json" | "jsonl" | "ndjson":
+            return spark.read.option("primitivesAsString", value=True).json(path)
+        case "parquet":
+            return spark.read.parquet(path)
+        case _:
+            raise PipelineError(f"cannot tell the format of {path!r}; say csv, json or parquet")
+
+
+def schedule(messages: DataFrame, job: ScheduleJob) -> ScheduleResult:
+    """Store every row of ``messages`` that is a message, and set the others aside.
+
+    Runs on the driver; the rows are checked, turned into messages and stored on the executors.
+
+    Args:
+        messages: one row a message; it is computed twice, so cache what is expensive.
+        job: see :class:`ScheduleJob`.
+
+    Returns:
+        Counts of everything that was read. When Spark has to repeat a task, what the first attempt stored counts as
+        already there.
+
+    Raises:
+        PipelineError: a column is missing or of a wrong type; nothing was stored.
+        StoreError: the store failed; what was stored by then stays, and the job can be run again.
+    """
+    started = time.perf_counter()
+    spark = messages.sparkSession
+    require_utc(spark)
+    checked = _checked(messages, job.columns or ColumnMapping.found_in(messages.columns), job.local_times)
+    with opened(job.store, create=True) as store:
+        store.setup()
+    outcomes = _without_conflicts(checked).mapInArrow(_storing(job), _OUTCOME_SCHEMA).persist(StorageLevel.DISK_ONLY)
+    try:
+        return _result(outcomes, job.rejects, started)
+    finally:
+        outcomes.unpersist()
+
+
+# --- checks in Spark SQL ----------------------------------------------------------------------------------------------
+
+
+def _checked(messages: DataFrame, columns: ColumnMapping, local_times: LocalTimes | None) -> DataFrame:
+    """Return the columns of a message, ``reason`` (null for good rows), and in ``shown`` a bad row as it was, in texts."""
+    _require_columns(messages, columns)
+    types = {column.name: column.dataType for column in messages.schema}
+    due = read_time(F.col(_quoted(columns.due)), types[columns.due], local_times)
+    reasons = [due.problem]
+    expires_at: Column = F.lit(None).cast("timestamp")
+    if columns.expires_at is not None:
+        expiry = read_time(F.col(_quoted(columns.expires_at)), types[columns.expires_at], local_times)
+        expires_at = expiry.instant
+        reasons.append(F.when(expiry.problem.isNotNull(), F.concat(F.lit("expiry_"), expiry.problem)))
+    headers, headers_problem = _headers(messages, columns.headers)
+    reason = F.coalesce(*_missing(columns), *reasons, headers_problem)
+    return messages.select(
+        F.col(_quoted(columns.message_id)).cast("string").alias("message_id"),
+        _destination(columns.destination).alias("destination"),
+        due.instant.alias("due"),
+        expires_at.alias("expires_at"),
+        headers.alias("headers"),
+        _body(messages, columns.body).alias("body"),
+        reason.alias("reason"),
+        F.when(reason.isNotNull(), _shown(messages, columns)).alias("shown"),
+    )
+
+
+def _require_columns(messages: DataFrame, columns: ColumnMapping) -> None:
+    named = [name for name in asdict(columns).values() if name is not None and not name.startswith("=")]
+    missing = [name for name in named if name not in messages.columns]
+    if missing:
+        raise PipelineError(f"the input has no column {missing[0]!r}; it has {', '.join(messages.columns)}")
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _destination(name: str) -> Column:
+    return F.lit(name[1:]) if name.startswith("=") else F.col(_quoted(name)).cast("string")
+
+
+def _missing(columns: ColumnMapping) -> list[Column]:
+    required = {
+        "missing_id": F.col(_quoted(columns.message_id)).cast("string"),
+        "missing_due": F.col(_quoted(columns.due)).cast("string"),
+        "missing_destination": _destination(columns.destination),
+    }
+    return [F.when(column.isNull() | (F.trim(column) == ""), F.lit(reason)) for reason, column in required.items()]
+
+
+def _headers(messages: DataFrame, name: str | None) -> tuple[Column, Column]:
+    """Return the headers as a map, and the reason why they are none."""
+    no_problem = F.lit(None).cast("string")
+    if name is None:
+        return F.lit(None).cast("map<string,string>"), no_problem
+    column, data_type = F.col(_quoted(name)), messages.schema[name].dataType
+    if isinstance(data_type, MapType):
+        return column.cast("map<string,string>"), no_problem
+    if isinstance(data_type, StringType):
+        parsed = F.from_json(column, "map<string,string>")
+        given = column.isNotNull() & (F.trim(column) != "")
+        return parsed, F.when(given & parsed.isNull(), F.lit("invalid_headers"))
+    raise PipelineError(f"headers must be a map or a text, not {data_type.simpleString()}")
+
+
+def _body(messages: DataFrame, name: str | None) -> Column:
+    if name is None:
+        return F.lit(None).cast("binary")
+    column, data_type = F.col(_quoted(name)), messages.schema[name].dataType
+    if isinstance(data_type, BinaryType):
+        return column
+    if isinstance(data_type, StringType):
+        return F.encode(column, "UTF-8")
+    raise PipelineError(f"a body must be binary or a text, not {data_type.simpleString()}")
+
+
+def _shown(messages: DataFrame, columns: ColumnMapping) -> Column:
+    """Return the row in texts: what is written when it is set aside."""
+    named = {name: F.lit(None).cast("string") for name in _SHOWN}
+    for name, column in asdict(columns).items():
+        if column is None:
+            continue
+        if column.startswith("="):
+            named[name] = F.lit(column[1:])
+            continue
+        is_map = isinstance(messages.schema[column].dataType, MapType)
+        value = F.col(_quoted(column))
+        named[name] = F.to_json(value) if is_map else value.cast("string")
+    return F.struct(*(named[name].alias(name) for name in _SHOWN))
+
+
+def _without_conflicts(checked: DataFrame) -> DataFrame:
+    """Give rows whose id stands in the input with differing content the reason ``conflicting_rows``, all of them.
+
+    Nobody can tell which of them is meant. Only ids and checksums are shuffled, never bodies.
+    """
+    content = F.xxhash64("due", "destination", "expires_at", F.array_sort(F.map_entries("headers")), "body")
+    conflicting = (
+        checked.where(F.col("reason").isNull())
+        .select("message_id", content.alias("content"))
+        .groupBy("message_id")
+        .agg(F.min("content").alias("least"), F.max("content").alias("greatest"))
+        .where(F.col("least") != F.col("greatest"))
+        .select("message_id", F.lit("conflicting_rows").alias("conflict"))
+    )
+    return checked.join(F.broadcast(conflicting), "message_id", "left").withColumn(
+        "reason", F.coalesce("reason", "conflict")
+    )
+
+
+# --- storing: on the executors -----------------------------------------------------------------------------------------
+
+
+def _storing(job: ScheduleJob) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return what each task does. It takes a store address along, never a connection."""
+    spec, now, size = job.store, job.now, job.batch
+
+    def store_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with opened(spec) as store:
+            for batch in batches:
+                for start in range(0, batch.num_rows, size):
+                    yield _store(store, batch.slice(start, size), now)
+
+    return store_all
+
+
+def _store(store: OpenStore, batch: pa.RecordBatch, now: datetime) -> pa.RecordBatch:
+    """Store one batch in one transaction; return its counts in a first row, and then the rows that were set aside."""
+    reasons = batch.column(batch.schema.get_field_index("reason"))
+    good = batch.filter(reasons.is_null())
+    messages, bad = sort_out(good, store.largest_message_bytes)
+    report = store.store_many(messages, now)
+    counts = {"stored": report.stored, "already_there": len(report.already_there)}
+    rows = [counts, *_set_aside(batch.filter(reasons.is_valid())), *_refused(good, bad)]
+    return pa.RecordBatch.from_pylist(rows, schema=_OUTCOME_ARROW)
+
+
+def _set_aside(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return the rows that Spark SQL found a reason against; those in conflict have no texts of their own."""
+    return [
+        {"reason": row["reason"], "detail": _DETAILS.get(row["reason"], ""), **(row["shown"] or _in_texts(row))}
+        for row in batch.to_pylist()
+    ]
+
+
+def _refused(batch: pa.RecordBatch, bad: list[BadRow]) -> list[dict[str, Any]]:
+    """Return the rows that are no valid message."""
+    return [
+        {"reason": row.code, "detail": row.detail, **_in_texts(batch.slice(row.position, 1).to_pylist()[0])}
+        for row in bad
+    ]
+
+
+def _in_texts(row: Mapping[str, Any]) -> dict[str, str | None]:
+    """Return the columns of a message in texts."""
+    due, expires_at, headers, body = row["due"], row["expires_at"], row["headers"], row["body"]
+    return {
+        "message_id": row["message_id"],
+        "destination": row["destination"],
+        "due": None if due is None else due.isoformat(),
+        "expires_at": None if expires_at is None else expires_at.isoformat(),
+        "headers": None if headers is None else json.dumps(dict(headers)),
+        "body": None if body is None else body.decode("utf-8", "backslashreplace"),
+    }
+
+
+_DETAILS: Mapping[str, str] = {
+    "missing_id": "the message id is missing or blank",
+    "missing_due": "the due time is missing or blank",
+    "missing_destination": "the destination is missing or blank",
+    "malformed_time": "the due time is not ISO 8601, or no such time exists",
+    "time_without_zone": "the due time has no offset from UTC; give it one, or name the zone of such times",
+    "nonexistent_local_time": "clocks never showed this due time: they were set forward over it",
+    "ambiguous_local_time": "clocks showed this due time twice: they were set back over it",
+    "conflicting_rows": "this id stands in the input with differing content",
+    "invalid_headers": "the headers are no JSON object",
+}
+
+
+# --- result: on the driver ---------------------------------------------------------------------------------------------
+
+
+def _result(outcomes: DataFrame, rejects: Rejects | None, started: float) -> ScheduleResult:
+    counted = outcomes.groupBy("reason").agg(
+        F.count("*").alias("rows"), F.sum("stored").alias("stored"), F.sum("already_there").alias("already_there")
+    )
+    rows = {row["reason"]: row for row in counted.collect()}
+    seconds = time.perf_counter() - started
+    stored = rows.pop(None, None)
+    accepted, already_there = (stored["stored"], stored["already_there"]) if stored else (0, 0)
+    set_aside = {reason: row["rows"] for reason, row in sorted(rows.items())}
+    written = None
+    if set_aside and rejects is not None:
+        rejected = outcomes.where(F.col("reason").isNotNull()).select("reason", "detail", *_SHOWN)
+        rejected.write.format(rejects.format).save(str(rejects.path))
+        written = str(rejects.path)
+    return ScheduleResult(
+        read=accepted + already_there + sum(set_aside.values()),
+        accepted=accepted,
+        already_there=already_there,
+        set_aside=set_aside,
+        rejected_to=written,
+        seconds=seconds,
+    )

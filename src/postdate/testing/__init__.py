@@ -1,0 +1,30 @@
+"""For tests of programs that use Postdate: a clock that is moved by hand, adapters that fail as planned, and the
+conformance suites that every store and every transport must pass, those of users included.
+"""  # noqa: D205
+
+from postdate.testing.clock import VirtualClock
+from postdate.testing.conformance import Check, ConformanceFailure
+from postdate.testing.faults import Call, Fault, Faults, FaultyMovingStore, FaultyStore, FaultyTransport, Plan
+from postdate.testing.matrix import capability_matrix
+from postdate.testing.store_suite import store_checks
+from postdate.testing.store_suite.subject import StoreSubject
+from postdate.testing.transport_suite import transport_checks
+from postdate.testing.transport_suite.subject import TransportSubject
+
+__all__ = [
+    "Call",
+    "Check",
+    "ConformanceFailure",
+    "Fault",
+    "Faults",
+    "FaultyMovingStore",
+    "FaultyStore",
+    "FaultyTransport",
+    "Plan",
+    "StoreSubject",
+    "TransportSubject",
+    "VirtualClock",
+    "capability_matrix",
+    "store_checks",
+    "transport_checks",
+]

@@ -1,0 +1,137 @@
+"""A clock that stands still until it is told to move on: a month of waiting takes as long as the work done in it."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from datetime import UTC, datetime, timedelta
+
+import anyio
+import anyio.to_thread
+
+from postdate.messages import aware_utc
+
+START = datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC)
+
+_QUIET_ROUNDS = 5
+# A worker thread ends in real time; this is how often we look whether it has.
+_LOOK_AT_THREADS_SECONDS = 0.0002
+
+
+class VirtualClock:
+    """Implements :class:`postdate.Clock` without real time.
+
+    Waits end in the order of their times, and those of one instant in the order in which they began; after each, every
+    task runs until all of them wait again. So the same program does the same things in the same order every time.
+
+    Works on asyncio and trio. Tasks that wait for something outside the program (a socket, a real timer) count as
+    waiting; worker threads are waited for.
+
+    Args:
+        start: what it shows at first; aware.
+    """
+
+    def __init__(self, start: datetime = START) -> None:
+        self._now = aware_utc(start, "the start of the clock")
+        # Waits last a duration, as on a real machine: setting the clock does not end them.
+        self._elapsed = timedelta(0)
+        self._waits: list[tuple[timedelta, int, anyio.CancelScope]] = []
+        self._numbers = itertools.count()
+
+    def now(self) -> datetime:
+        """Return the virtual instant, in UTC."""
+        return self._now
+
+    async def wait(self, event: anyio.Event, until: datetime) -> None:
+        """Return when ``event`` is set or the clock was moved to ``until``."""
+        if until <= self._now:
+            await anyio.lowlevel.checkpoint()
+            return
+        with anyio.CancelScope() as scope:
+            heapq.heappush(self._waits, (self._elapsed + (until - self._now), next(self._numbers), scope))
+            try:
+                await event.wait()
+            finally:
+                self._forget(scope)
+
+    def _forget(self, scope: anyio.CancelScope) -> None:
+        remaining = [wait for wait in self._waits if wait[2] is not scope]
+        if len(remaining) != len(self._waits):
+            heapq.heapify(remaining)
+            self._waits = remaining
+
+    async def sleep(self, duration: timedelta) -> None:
+        """Return when the clock was moved on by ``duration``."""
+        await self.wait(anyio.Event(), self._now + duration)
+
+    async def advance(self, duration: timedelta) -> None:
+        """Move on by ``duration``, letting everything happen that happens in it.
+
+        Raises:
+            ValueError: the duration is negative; see :meth:`step` for a clock that is set back.
+        """
+        if duration < timedelta(0):
+            raise ValueError(f"time does not run backwards by {-duration}; step() sets the clock")
+        end = self._elapsed + duration
+        await self.settle()
+        while self._waits and self._waits[0][0] <= end:
+            at, _, scope = heapq.heappop(self._waits)
+            self._move_on(at)
+            scope.cancel()
+            await self.settle()
+        self._move_on(end)
+        await self.settle()
+
+    async def advance_to(self, instant: datetime) -> None:
+        """Move on to ``instant``; see :meth:`advance`."""
+        await self.advance(instant - self._now)
+
+    def step(self, duration: timedelta) -> None:
+        """Set the clock forwards or backwards, as an operator or a time server does; waits go on as they were."""
+        self._now += duration
+
+    def _move_on(self, elapsed: timedelta) -> None:
+        if elapsed > self._elapsed:
+            self._now += elapsed - self._elapsed
+            self._elapsed = elapsed
+
+    @property
+    def next_wait(self) -> datetime | None:
+        """When the next wait ends; ``None`` when nobody waits for this clock."""
+        return self._now + (self._waits[0][0] - self._elapsed) if self._waits else None
+
+    async def settle(self) -> None:
+        """Let every other task run until all of them wait."""
+        threads = anyio.to_thread.current_default_thread_limiter()
+        quiet = 0
+        while quiet < _QUIET_ROUNDS:
+            await _run_others()
+            if threads.borrowed_tokens:
+                quiet = 0
+                await anyio.sleep(_LOOK_AT_THREADS_SECONDS)
+            elif (idle := _nothing_ready()) is None:
+                quiet += 1
+            elif idle:
+                return
+
+
+async def _run_others() -> None:
+    if _on_asyncio():
+        await asyncio.sleep(0)
+    else:
+        await anyio.wait_all_tasks_blocked()
+
+
+def _nothing_ready() -> bool | None:
+    """Return whether the event loop has nothing left to run; ``None`` where it does not tell."""
+    ready = getattr(asyncio.get_running_loop(), "_ready", None) if _on_asyncio() else None
+    return None if ready is None else not ready
+
+
+def _on_asyncio() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

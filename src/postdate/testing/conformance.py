@@ -1,0 +1,108 @@
+"""What a check of a conformance suite is, and the words in which one fails. Knows no test framework.
+
+Run a suite from any of them; with pytest, one parametrized test is enough::
+
+    @pytest.mark.parametrize("check", store_checks(), ids=str)
+    async def test_my_store(check, tmp_path):
+        await check(MyStoreSubject(tmp_path))
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import anyio
+
+from postdate.errors import PostdateError
+
+S = TypeVar("S")
+
+NEWS_SECONDS = 5.0
+"""How long a check waits, in real time, for what must come from another process; it ends as soon as it has come."""
+
+
+class ConformanceFailure(AssertionError):
+    """The adapter does not keep what its port promises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check(Generic[S]):
+    """One promise of a port, put to the test.
+
+    Args:
+        topic: of the suite.
+        name: unique within the topic; ``topic.name`` is what ``Guarantees`` lines cite.
+        proves: what the check proves, in one or two sentences.
+        run: takes the subject; raises :class:`ConformanceFailure`.
+    """
+
+    topic: str
+    name: str
+    proves: str
+    run: Callable[[S], Awaitable[None]]
+
+    async def __call__(self, subject: S) -> None:
+        """Run the check on a fresh subject."""
+        await self.run(subject)
+
+    def __str__(self) -> str:
+        return f"{self.topic}.{self.name}"
+
+
+class Topic(Generic[S]):
+    """The checks of one topic, in the order in which they are written down.
+
+    Args:
+        name: of the topic.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.checks: list[Check[S]] = []
+
+    def __call__(self, run: Callable[[S], Awaitable[None]]) -> Callable[[S], Awaitable[None]]:
+        """Register a function as a check: its name is the promise, its docstring what it proves."""
+        self.checks.append(Check(self.name, run.__name__, inspect.getdoc(run) or "", run))
+        return run
+
+
+def expect(holds: bool, promise: str) -> None:
+    """Fail with ``promise`` unless it holds."""
+    if not holds:
+        raise ConformanceFailure(promise)
+
+
+def expect_equal(actual: object, expected: object, what: str) -> None:
+    """Fail unless both are equal."""
+    if actual != expected:
+        raise ConformanceFailure(f"{what}: expected {_short(expected)}, got {_short(actual)}")
+
+
+@contextmanager
+def expect_error(kind: type[PostdateError], when: str) -> Generator[None]:
+    """Fail unless the block raises ``kind``."""
+    try:
+        yield
+    except kind:
+        return
+    except PostdateError as error:
+        raise ConformanceFailure(f"{when}: expected {kind.__name__}, got {type(error).__name__}: {error}") from error
+    raise ConformanceFailure(f"{when}: expected {kind.__name__}, but nothing was raised")
+
+
+@contextmanager
+def in_time(what: str) -> Generator[None]:
+    """Fail when the block, which waits for something, takes longer than :data:`NEWS_SECONDS`."""
+    with anyio.move_on_after(NEWS_SECONDS) as scope:
+        yield
+    if scope.cancelled_caught:
+        raise ConformanceFailure(f"{what} did not happen within {NEWS_SECONDS:g} s")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 500 else f"{text[:500]}… ({len(text):,} characters)"

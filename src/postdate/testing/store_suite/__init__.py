@@ -1,0 +1,23 @@
+"""What every store must do, in one call; see :func:`store_checks`."""
+
+from __future__ import annotations
+
+from postdate.testing.conformance import Check
+from postdate.testing.store_suite.administration import administration, recording
+from postdate.testing.store_suite.capabilities import capabilities
+from postdate.testing.store_suite.claims import claims
+from postdate.testing.store_suite.contract import contract
+from postdate.testing.store_suite.scanning import scanning
+from postdate.testing.store_suite.storing import storing
+from postdate.testing.store_suite.subject import StoreSubject
+
+_TOPICS = (storing, contract, claims, administration, recording, scanning, capabilities)
+
+
+def store_checks() -> tuple[Check[StoreSubject], ...]:
+    """Return every check of a store. A check passes when it does not raise; each needs a subject of its own.
+
+    What a store does not declare (a port it has not, a capability that says no) is checked from the other side: it must
+    be refused clearly, never be half there.
+    """
+    return tuple(check for topic in _TOPICS for check in topic.checks)

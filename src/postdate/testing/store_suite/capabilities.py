@@ -1,0 +1,214 @@
+"""A store does what it says it can, and does not half what it says it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from postdate.core.dispatcher import enlisting as can_share
+from postdate.endpoint.delayed_delivery import check_mode
+from postdate.endpoint.settings import DelayedDelivery
+from postdate.errors import ClaimLost, ConfigurationError, QueueNotFound, UnsupportedTransactionMode
+from postdate.messages import Envelope
+from postdate.ports import (
+    AdministrableStore,
+    ClaimingStore,
+    EnlistingStore,
+    InspectableStore,
+    MovingStore,
+    Outcome,
+    RecordKind,
+    ScannableStore,
+    TransactionMode,
+)
+from postdate.testing.conformance import Topic, expect, expect_equal, expect_error
+from postdate.testing.store_suite.subject import (
+    MICROSECOND,
+    NOW,
+    QUEUE,
+    SECOND,
+    StoreSubject,
+    claim_one,
+    claiming,
+    close,
+    enlisting,
+    ids,
+    inspectable,
+    message,
+    moving,
+    opened,
+)
+from postdate.transports.memory import MemoryTransport
+
+capabilities: Topic[StoreSubject] = Topic("capabilities")
+
+_PORTS: dict[type, tuple[type, ...]] = {
+    ClaimingStore: (),
+    EnlistingStore: (ClaimingStore,),
+    MovingStore: (EnlistingStore,),
+    InspectableStore: (),
+    AdministrableStore: (InspectableStore,),
+    ScannableStore: (),
+}
+
+
+def _own_methods(port: type) -> list[str]:
+    return [name for name, value in vars(port).items() if isinstance(value, Callable) and not name.startswith("_")]
+
+
+@capabilities
+async def no_port_is_half_there(subject: StoreSubject) -> None:
+    """A store has all methods of an optional port or none of them, so that asking for it cannot fail half-way."""
+    async with opened(subject) as store:
+        for port in _PORTS:
+            present = {name: callable(getattr(store, name, None)) for name in _own_methods(port)}
+            whole = isinstance(store, port)
+            expect(whole == any(present.values()), f"all or none of {port.__name__}: {present}")
+
+
+@capabilities
+async def declared_modes_are_accepted_and_others_refused(subject: StoreSubject) -> None:
+    """A declared transaction mode initializes; any other is refused at start-up, by name (row 29)."""
+    for mode in TransactionMode:
+        store = subject.open()
+        try:
+            if mode in store.capabilities.transaction_modes:
+                await store.initialize("conformance", mode)
+            elif isinstance(store, ClaimingStore):
+                with expect_error(UnsupportedTransactionMode, f"mode {mode.value}"):
+                    check_mode(DelayedDelivery(store), MemoryTransport(), mode)
+        finally:
+            await close(store)
+
+
+@capabilities
+async def an_endpoint_takes_it_or_says_why_not(subject: StoreSubject) -> None:
+    """A store with claims can be used by an endpoint; one without is refused when the settings are made."""
+    async with opened(subject) as store:
+        if isinstance(store, ClaimingStore):
+            DelayedDelivery(store)
+        else:
+            with expect_error(ConfigurationError, "a store without claims"):
+                DelayedDelivery(store)  # type: ignore[arg-type]
+
+
+@capabilities
+async def a_shared_transaction_needs_one_database(subject: StoreSubject) -> None:
+    """Only a store that names the database of the transport, and can enlist, is used in one transaction with it."""
+    async with claiming(subject) as store:
+        expect(can_share(store, MemoryTransport()) is None, "no transaction is shared with queues in memory")
+        with expect_error(UnsupportedTransactionMode, "transaction scope with queues in memory"):
+            check_mode(DelayedDelivery(store), MemoryTransport(), TransactionMode.TRANSACTION_SCOPE)
+        if enlisting(store) is None:
+            declared = TransactionMode.TRANSACTION_SCOPE in store.capabilities.transaction_modes
+            expect(not declared, "a store that cannot enlist does not declare transaction scope")
+            return
+        transport = subject.transport()
+        try:
+            expect(can_share(store, transport) is not None, "the store shares transactions with its own queues")
+        finally:
+            await close(transport)
+
+
+@capabilities
+async def storing_is_part_of_the_transaction(subject: StoreSubject) -> None:
+    """Enlisting: what is stored in a transaction of the queues is there after its commit, and not after a rollback."""
+    async with claiming(subject) as store:
+        enlisted = enlisting(store)
+        if enlisted is None:
+            return
+        transport = subject.transport()
+        try:
+            await transport.create_queues([QUEUE])
+            work = enlisted.storing([message("rolled-back")], NOW)
+            with expect_error(QueueNotFound, "a send to a missing queue in one transaction with a store"):
+                await transport.send([Envelope("missing", "e-1")], NOW, work=[work])
+            expect_equal(await store.next_due(), None, "next due after the rollback")
+            batch = [message("committed"), message("committed", body=b"twice")]
+            await transport.send([Envelope(QUEUE, "e-2")], NOW, work=[enlisted.storing(batch, NOW)])
+            expect_equal((await claim_one(store)).message, batch[0], "the message after the commit")
+        finally:
+            await close(transport)
+
+
+@capabilities
+async def finishing_is_part_of_the_transaction(subject: StoreSubject) -> None:
+    """Enlisting: a claim is finished with the send or not at all; a lost claim raises ClaimLost and nothing is sent."""
+    async with claiming(subject) as store:
+        enlisted = enlisting(store)
+        if enlisted is None:
+            return
+        transport = subject.transport()
+        try:
+            await transport.create_queues([QUEUE])
+            await store.store(message(), NOW)
+            claim = await claim_one(store)
+            finishing = enlisted.finishing([claim], Outcome.DELIVERED, NOW)
+            with expect_error(QueueNotFound, "a send to a missing queue in one transaction with finishing"):
+                await transport.send([Envelope("missing", "e-1")], NOW, work=[finishing])
+            expect_equal(await store.next_due(), NOW, "next due after the rollback")
+            await transport.send([Envelope(QUEUE, "e-2")], NOW, work=[finishing])
+            expect_equal(await store.next_due(), None, "next due after the commit")
+            with expect_error(ClaimLost, "finishing a claim twice"):
+                await transport.send([Envelope(QUEUE, "e-3")], NOW, work=[finishing])
+            received = await transport.receiver(QUEUE).receive(10)
+            expect_equal([each.envelope.message_id for each in received], ["e-2"], "sent messages")
+        finally:
+            await close(transport)
+
+
+@capabilities
+async def due_messages_move_to_their_queues(subject: StoreSubject) -> None:
+    """Moving: what is due goes to its queue, oldest first; expired ones are recorded; others are left behind."""
+    async with claiming(subject) as store:
+        mover = moving(store)
+        if mover is None:
+            return
+        transport = subject.transport()
+        try:
+            await transport.create_queues([QUEUE])
+            expired = message("expired", NOW - 3 * SECOND, expires_at=NOW - SECOND)
+            last = message("last", NOW - SECOND, headers={"é": "🕰"}, body=b"\0last", expires_at=NOW)
+            batch = [
+                last,
+                message("first", NOW - 2 * SECOND),
+                expired,
+                message("now"),
+                message("x", NOW - 4 * SECOND, destination="nowhere"),
+            ]
+            await store.store_many(batch, NOW)
+            report = await mover.move_due(NOW, 100)
+            counts = (report.delivered, report.expired, report.left_behind)
+            expect_equal(counts, (2, 1, 1), "delivered, expired, left behind")
+            received = [each.envelope for each in await transport.receiver(QUEUE).receive(10)]
+            expect_equal([each.message_id for each in received], ["first", "last"], "moved messages")
+            moved = received[1]
+            found = (moved.destination, dict(moved.headers), moved.body, moved.due, moved.expires_at)
+            expect_equal(found, (QUEUE, {"é": "🕰"}, b"\0last", last.due, NOW), "a moved message")
+            expect_equal(ids(await store.claim_due(NOW, 10)), ["x"], "claims of what was left behind")
+            inspected = inspectable(store)
+            if inspected is not None:
+                ends = {name: (await inspected.history(name))[-1].kind for name in ("first", "expired")}
+                expect_equal(ends, {"first": RecordKind.DELIVERED, "expired": RecordKind.EXPIRED}, "records")
+        finally:
+            await close(transport)
+
+
+@capabilities
+async def a_move_takes_no_more_than_its_limit(subject: StoreSubject) -> None:
+    """Moving: a batch is as large as asked for, and what others hold is not moved."""
+    async with claiming(subject) as store:
+        mover = moving(store)
+        if mover is None:
+            return
+        transport = subject.transport()
+        try:
+            await transport.create_queues([QUEUE])
+            await store.store_many([message(f"{n}", NOW + n * MICROSECOND) for n in range(5)], NOW)
+            held = await store.claim_due(NOW + MICROSECOND, 10)
+            expect_equal(ids(held), ["0"], "claims")
+            first = await mover.move_due(NOW + SECOND, 3)
+            second = await mover.move_due(NOW + SECOND, 3)
+            expect_equal((first.delivered, second.delivered), (3, 1), "moved")
+            expect_equal((first.next_attempt, second.next_attempt), (NOW + 4 * MICROSECOND, None), "next attempts")
+        finally:
+            await close(transport)

@@ -1,0 +1,248 @@
+"""Batches of due messages: held by one, given back, fenced, and news of what is due earlier."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime
+
+import anyio
+
+from postdate.ports import Outcome
+from postdate.testing.conformance import Topic, expect, expect_equal, in_time
+from postdate.testing.store_suite.subject import (
+    MICROSECOND,
+    NOW,
+    SECOND,
+    StoreSubject,
+    claim_one,
+    claiming,
+    claims_of,
+    close,
+    ids,
+    message,
+    prepare,
+)
+from postdate.wakeup import Alarm
+
+claims: Topic[StoreSubject] = Topic("claims")
+
+
+@claims
+async def oldest_first_up_to_the_limit(subject: StoreSubject) -> None:
+    """A batch holds the oldest due messages in the order of their due times, as many as asked for."""
+    async with claiming(subject) as store:
+        offsets = (5, 1, 4, 2, 3)
+        await store.store_many([message(f"{offset}", NOW + offset * SECOND) for offset in offsets], NOW)
+        late = NOW + 10 * SECOND
+        batches = [ids(await store.claim_due(late, 2)) for _ in range(4)]
+        expect_equal(batches, [["1", "2"], ["3", "4"], ["5"], []], "batches of two")
+
+
+@claims
+async def due_is_compared_strictly(subject: StoreSubject) -> None:
+    """Nothing is claimed at or before its due time, not even by a microsecond."""
+    async with claiming(subject) as store:
+        await store.store_many([message("now", NOW), message("later", NOW + MICROSECOND)], NOW)
+        expect_equal(ids(await store.claim_due(NOW, 10)), [], "claims at the due time")
+        if store.capabilities.time_precision == MICROSECOND:
+            expect_equal(ids(await store.claim_due(NOW + MICROSECOND, 10)), ["now"], "claims 1 us later")
+
+
+@claims
+async def a_claimed_message_is_hidden(subject: StoreSubject) -> None:
+    """What is claimed cannot be claimed or fetched again, however late it gets."""
+    async with claiming(subject) as store:
+        await store.store(message(), NOW)
+        await claim_one(store)
+        expect_equal(ids(await store.claim_due(NOW + 10_000 * SECOND, 10)), [], "claims of a claimed message")
+        expect(await store.fetch_next_due(NOW + 10_000 * SECOND) is None, "a claimed message is not fetched")
+
+
+@claims
+async def tasks_claim_each_message_once(subject: StoreSubject) -> None:
+    """Ten tasks that claim at once get every message, each of them once (row 56, within a process)."""
+    async with claiming(subject) as store:
+        await store.store_many([message(f"m-{number}") for number in range(100)], NOW)
+        claimed: Counter[str] = Counter()
+
+        async def claim() -> None:
+            while batch := await store.claim_due(NOW + SECOND, 7):
+                claimed.update(ids(batch))
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(10):
+                tasks.start_soon(claim)
+        expect_equal(claimed, Counter(f"m-{number}" for number in range(100)), "claims")
+
+
+@claims
+async def finish_removes(subject: StoreSubject) -> None:
+    """Finished messages are gone; finish says how many were still held."""
+    async with claiming(subject) as store:
+        await store.store_many([message("a"), message("b"), message("c", NOW + 100 * SECOND)], NOW)
+        held = await store.claim_due(NOW + SECOND, 10)
+        expect_equal(await store.finish(held, Outcome.DELIVERED, NOW), 2, "finished")
+        expect_equal(await store.finish(held, Outcome.DELIVERED, NOW), 0, "finished a second time")
+        expect_equal(await store.next_due(), NOW + 100 * SECOND, "next due")
+        expect_equal(ids(await store.claim_due(NOW + 10 * SECOND, 10)), [], "claims after finish")
+
+
+@claims
+async def retry_later_waits(subject: StoreSubject) -> None:
+    """A failed message is given back with its failure counted, and cannot be claimed before the time given."""
+    async with claiming(subject) as store:
+        await store.store(message(), NOW)
+        claim = await claim_one(store)
+        attempt_at = NOW + 60 * SECOND
+        expect(await store.retry_later(claim, attempt_at, NOW + SECOND, "why"), "giving back a held message is true")
+        expect_equal(ids(await store.claim_due(attempt_at, 10)), [], "claims at the time of the next attempt")
+        again = await claim_one(store, attempt_at + MICROSECOND)
+        expect_equal(again.message.number_of_failures, 1, "number of failures")
+        expect_equal(again.message.due, NOW, "the due time stays what it was")
+
+
+@claims
+async def failures_add_up(subject: StoreSubject) -> None:
+    """Every failure counts: after three the count is three."""
+    async with claiming(subject) as store:
+        await store.store(message(), NOW)
+        for _ in range(3):
+            await store.retry_later(await claim_one(store), NOW, NOW, "why")
+        expect_equal((await claim_one(store)).message.number_of_failures, 3, "number of failures")
+
+
+@claims
+async def a_finished_claim_cannot_be_given_back(subject: StoreSubject) -> None:
+    """Giving back what is finished says false and brings nothing back."""
+    async with claiming(subject) as store:
+        await store.store(message(), NOW)
+        claim = await claim_one(store)
+        await store.finish([claim], Outcome.DELIVERED, NOW)
+        expect(not await store.retry_later(claim, NOW, NOW, "late"), "giving back a finished message is false")
+        expect_equal(await store.next_attempt(), None, "next attempt")
+
+
+@claims
+async def a_claim_given_back_is_void(subject: StoreSubject) -> None:
+    """A claim that was given back finishes nothing and counts no second failure, claimed anew or not."""
+    async with claiming(subject) as store:
+        await store.store(message(), NOW)
+        old = await claim_one(store)
+        await store.retry_later(old, NOW, NOW, "why")
+        expect(not await store.retry_later(old, NOW, NOW, "again"), "giving back twice is false the second time")
+        expect_equal(await store.finish([old], Outcome.DELIVERED, NOW), 0, "finished with a claim that was given back")
+        new = await claim_one(store)
+        expect_equal(new.message.number_of_failures, 1, "number of failures")
+        expect_equal(await store.finish([old], Outcome.DELIVERED, NOW), 0, "finished with the old claim")
+        expect(not await store.retry_later(old, NOW, NOW, "stale"), "giving back the old claim is false")
+        expect_equal(await store.finish([old, new], Outcome.DELIVERED, NOW), 1, "finished with both claims")
+
+
+@claims
+async def next_attempt_is_the_earliest(subject: StoreSubject) -> None:
+    """The earliest instant at which an unclaimed message may be attempted; none without any."""
+    async with claiming(subject) as store:
+        expect_equal(await store.next_attempt(), None, "next attempt of an empty store")
+        await store.store_many([message("first"), message("second", NOW + 10 * SECOND)], NOW)
+        expect_equal(await store.next_attempt(), NOW, "next attempt")
+        claim = await claim_one(store)
+        expect_equal(await store.next_attempt(), NOW + 10 * SECOND, "next attempt with the first message claimed")
+        await store.retry_later(claim, NOW + 5 * SECOND, NOW, "why")
+        expect_equal(await store.next_attempt(), NOW + 5 * SECOND, "next attempt after a failure")
+        await store.claim_due(NOW + 11 * SECOND, 10)
+        expect_equal(await store.next_attempt(), None, "next attempt with everything claimed")
+
+
+@claims
+async def what_is_due_earlier_wakes(subject: StoreSubject) -> None:
+    """A message due before all others wakes who listens; one due later does not, nor anything after listening ended."""
+    async with claiming(subject) as store:
+        woken: list[str] = []
+        stop = await store.listen(lambda: woken.append("woken"))
+        await store.store(message("first", NOW + 100 * SECOND), NOW)
+        expect(bool(woken), "the first message wakes")
+        woken.clear()
+        await store.store_many([message("later", NOW + 101 * SECOND), message("last", NOW + 200 * SECOND)], NOW)
+        expect_equal(woken, [], "wake-ups by messages due later")
+        await store.store_many([message("between", NOW + 150 * SECOND), message("earlier", NOW + 99 * SECOND)], NOW)
+        expect(bool(woken), "an earlier message wakes")
+        woken.clear()
+        stop()
+        await store.store(message("earliest", NOW), NOW)
+        expect_equal(woken, [], "wake-ups after listening ended")
+
+
+@claims
+async def a_wake_up_follows_the_commit(subject: StoreSubject) -> None:
+    """Who is woken and looks finds the message: the wake-up never comes before it can be claimed."""
+    async with claiming(subject) as store:
+        alarm = Alarm()
+        found: list[datetime | None] = []
+
+        async def look() -> None:
+            await alarm.wait()
+            found.append(await store.next_attempt())
+
+        stop = await store.listen(alarm.ring)
+        with in_time("a wake-up"):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(look)
+                await store.store(message(), NOW)
+        stop()
+        expect_equal(found, [NOW], "what the woken one finds")
+
+
+@claims
+async def other_processes_do_not_claim_it_too(subject: StoreSubject) -> None:
+    """Shared: what one process holds no other process claims, finishes or gives back (row 24)."""
+    async with claiming(subject) as store:
+        await store.store(message(), NOW)
+        held = await claim_one(store)
+        if not store.capabilities.shared:
+            return
+        other = claims_of(subject.open_elsewhere())
+        try:
+            await prepare(other)
+            expect_equal(ids(await other.claim_due(NOW + SECOND, 10)), [], "claims by another process")
+            expect_equal(await other.finish([held], Outcome.DELIVERED, NOW), 0, "finished by another process")
+            expect(not await other.retry_later(held, NOW, NOW, "foreign"), "another process cannot give it back")
+            expect_equal(await store.finish([held], Outcome.DELIVERED, NOW), 1, "finished by the holder")
+        finally:
+            await close(other)
+
+
+@claims
+async def claims_end_with_their_process(subject: StoreSubject) -> None:
+    """Shared: what a process held that ended is free again, its data unchanged (row 25)."""
+    async with claiming(subject) as store:
+        if not store.capabilities.shared:
+            return
+        await store.store(message(), NOW)
+        other = claims_of(subject.open_elsewhere())
+        try:
+            await prepare(other)
+            held = await claim_one(other)
+        finally:
+            await close(other)
+        again = await claim_one(store)
+        expect_equal(again.message, held.message, "the message after its holder ended")
+        expect_equal(await store.finish([again], Outcome.DELIVERED, NOW), 1, "finished by the one that took over")
+
+
+@claims
+async def other_processes_are_woken(subject: StoreSubject) -> None:
+    """Shared: a message stored by another process wakes who listens here (row 35)."""
+    async with claiming(subject) as store:
+        if not store.capabilities.shared:
+            return
+        alarm = Alarm()
+        stop = await store.listen(alarm.ring)
+        other = claims_of(subject.open_elsewhere())
+        try:
+            await prepare(other)
+            await other.store(message(), NOW)
+            with in_time("a wake-up from another process"):
+                await alarm.wait()
+        finally:
+            stop()
+            await close(other)

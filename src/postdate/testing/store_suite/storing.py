@@ -1,0 +1,251 @@
+"""What goes in comes out: unchanged, once, or not at all."""
+
+from __future__ import annotations
+
+from datetime import timedelta, timezone
+
+import anyio
+
+from postdate.errors import DuplicateMessage, MessageTooLarge
+from postdate.messages import DelayedMessage, encode_headers
+from postdate.ports import ClaimingStore, Outcome, Recording
+from postdate.testing.conformance import Topic, expect, expect_equal, expect_error
+from postdate.testing.store_suite.subject import (
+    MICROSECOND,
+    NOW,
+    SECOND,
+    StoreSubject,
+    claim_one,
+    claiming,
+    claims_of,
+    ids,
+    message,
+    opened,
+)
+
+storing: Topic[StoreSubject] = Topic("storing")
+
+
+async def _comes_back(store: ClaimingStore, stored: DelayedMessage) -> None:
+    found = (await claim_one(store, stored.due + MICROSECOND)).message
+    for field in ("message_id", "due", "destination", "headers", "body", "expires_at", "number_of_failures"):
+        expect_equal(getattr(found, field), getattr(stored, field), f"{field} of a stored message")
+
+
+@storing
+async def a_message_is_unchanged(subject: StoreSubject) -> None:
+    """Id, destination, due time, headers, body and expiry come back as they were, with no failures (row 16)."""
+    async with claiming(subject) as store:
+        stored = message(headers={"a": "1", "b": ""}, body=bytes(range(256)), expires_at=NOW + SECOND)
+        await store.store(stored, NOW)
+        await _comes_back(store, stored)
+
+
+@storing
+async def failures_start_at_zero(subject: StoreSubject) -> None:
+    """A message arrives with the failures of its former life; in the store it begins with none."""
+    async with claiming(subject) as store:
+        await store.store(DelayedMessage("m-1", NOW, "queue", number_of_failures=7), NOW)
+        expect_equal((await claim_one(store)).message.number_of_failures, 0, "failures of a new message")
+
+
+@storing
+async def unicode_survives(subject: StoreSubject) -> None:
+    """Ids, destinations and headers in any script, emoji included, come back unchanged (row 10)."""
+    async with claiming(subject) as store:
+        stored = message(
+            "отправка-🕰️-\u0301",
+            destination="очередь.配達.📮",
+            headers={
+                "ключ 🔑": "значение",
+                "naïve": "e\u0301≠é",
+                "emoji": "👩\u200d🚀",
+                "space": " \t\r\n",
+                "empty": "",
+            },
+        )
+        await store.store(stored, NOW)
+        await _comes_back(store, stored)
+
+
+@storing
+async def an_empty_body_and_no_headers_survive(subject: StoreSubject) -> None:
+    """Nothing is not something else."""
+    async with claiming(subject) as store:
+        stored = DelayedMessage("m-1", NOW, "queue", {}, b"")
+        await store.store(stored, NOW)
+        await _comes_back(store, stored)
+
+
+@storing
+async def a_large_body_survives(subject: StoreSubject) -> None:
+    """A body of one megabyte comes back byte for byte."""
+    async with claiming(subject) as store:
+        stored = message(body=bytes(range(256)) * 4096)
+        await store.store(stored, NOW)
+        await _comes_back(store, stored)
+
+
+@storing
+async def microseconds_survive(subject: StoreSubject) -> None:
+    """Due times and expiries are kept to the declared precision and never rounded to an earlier instant."""
+    async with claiming(subject) as store:
+        precision = store.capabilities.time_precision
+        stored = message(due=NOW + MICROSECOND, expires_at=NOW + 3 * MICROSECOND)
+        await store.store(stored, NOW)
+        found = (await claim_one(store, stored.due + precision)).message
+        expect(stored.due <= found.due < stored.due + precision, f"{stored.due} came back as {found.due}")
+        assert stored.expires_at is not None
+        expect(found.expires_at is not None, "the expiry comes back")
+        assert found.expires_at is not None
+        expect(stored.expires_at <= found.expires_at < stored.expires_at + precision, f"expiry {found.expires_at}")
+
+
+@storing
+async def far_due_times_survive(subject: StoreSubject) -> None:
+    """Due times of other centuries are kept as they are."""
+    async with claiming(subject) as store:
+        years = (1900, 1969, 1970, 2100, 9998)
+        for year in years:
+            await store.store(message(str(year), NOW.replace(year=year)), NOW)
+        claims = await store.claim_due(NOW.replace(year=9999), 10)
+        expect_equal([claim.message.due.year for claim in claims], list(years), "years of due times")
+
+
+@storing
+async def due_times_are_instants(subject: StoreSubject) -> None:
+    """A due time given in another time zone is the same instant and comes back in UTC."""
+    async with claiming(subject) as store:
+        zone = timezone(timedelta(hours=13, minutes=45))
+        await store.store(message(due=NOW.astimezone(zone)), NOW)
+        found = (await claim_one(store)).message.due
+        expect_equal((found, found.utcoffset()), (NOW, timedelta(0)), "due time and offset")
+
+
+@storing
+async def a_duplicate_is_refused(subject: StoreSubject) -> None:
+    """Storing an id twice raises DuplicateMessage; the first message is unchanged (row 17)."""
+    async with claiming(subject) as store:
+        first = message(body=b"first")
+        await store.store(first, NOW)
+        with expect_error(DuplicateMessage, "storing an id twice"):
+            await store.store(message(due=NOW - SECOND, body=b"second"), NOW)
+        await _comes_back(store, first)
+
+
+@storing
+async def a_duplicate_is_refused_after_delivery(subject: StoreSubject) -> None:
+    """While records are kept an id stays taken: a late copy of a delivered message is not delivered again."""
+    async with claiming(subject) as store:
+        await store.store(message(), NOW)
+        await store.finish([await claim_one(store)], Outcome.DELIVERED, NOW)
+        with expect_error(DuplicateMessage, "storing the id of a delivered message"):
+            await store.store(message(), NOW)
+
+
+@storing
+async def an_id_is_free_again_without_records(subject: StoreSubject) -> None:
+    """With recording ``none`` nothing is kept of a message that has left: its id may be used again."""
+    async with claiming(subject, recording=Recording.NONE) as store:
+        await store.store(message(), NOW)
+        with expect_error(DuplicateMessage, "storing an id twice while it waits"):
+            await store.store(message(), NOW)
+        await store.finish([await claim_one(store)], Outcome.DELIVERED, NOW)
+        await store.store(message(), NOW)
+        await claim_one(store)
+
+
+@storing
+async def a_race_for_one_id_has_one_winner(subject: StoreSubject) -> None:
+    """Of ten stores of one id at the same time one succeeds and nine raise DuplicateMessage."""
+    async with claiming(subject) as store:
+        won: list[int] = []
+
+        async def contend(number: int) -> None:
+            try:
+                await store.store(message(body=b"%d" % number), NOW)
+            except DuplicateMessage:
+                return
+            won.append(number)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(10):
+                tasks.start_soon(contend, number)
+        expect_equal(len(won), 1, "winners")
+        expect_equal((await claim_one(store)).message.body, b"%d" % won[0], "body of the winner")
+
+
+@storing
+async def a_batch_is_idempotent(subject: StoreSubject) -> None:
+    """Storing a batch again stores what is new, reports the rest in order, and changes nothing that was there."""
+    async with claiming(subject) as store:
+        first = [message(f"m-{number}", body=b"first") for number in range(3)]
+        report = await store.store_many(first, NOW)
+        expect_equal((report.stored, tuple(report.already_there)), (3, ()), "report of a new batch")
+        again = [message(f"m-{number}", body=b"again") for number in (2, 3, 0)]
+        report = await store.store_many(again, NOW)
+        expect_equal((report.stored, tuple(report.already_there)), (1, ("m-2", "m-0")), "report of a repeated batch")
+        bodies = {claim.message.message_id: claim.message.body for claim in await store.claim_due(NOW + SECOND, 10)}
+        expect_equal(bodies, {"m-0": b"first", "m-1": b"first", "m-2": b"first", "m-3": b"again"}, "bodies")
+
+
+@storing
+async def an_id_twice_in_a_batch_counts_once(subject: StoreSubject) -> None:
+    """The first of two messages with one id in one batch is stored, the second is reported."""
+    async with claiming(subject) as store:
+        batch = [message("a", body=b"first"), message("b"), message("a", body=b"second")]
+        report = await store.store_many(batch, NOW)
+        expect_equal((report.stored, tuple(report.already_there)), (2, ("a",)), "report")
+        bodies = {claim.message.message_id: claim.message.body for claim in await store.claim_due(NOW + SECOND, 10)}
+        expect_equal(bodies, {"a": b"first", "b": b"body"}, "bodies")
+
+
+@storing
+async def an_empty_batch_is_nothing(subject: StoreSubject) -> None:
+    """An empty batch is stored without effect."""
+    async with claiming(subject) as store:
+        report = await store.store_many([], NOW)
+        expect_equal((report.stored, tuple(report.already_there)), (0, ()), "report")
+        expect_equal(await store.next_due(), None, "next due")
+
+
+@storing
+async def too_large_is_refused(subject: StoreSubject) -> None:
+    """A message over the declared limit raises MessageTooLarge and nothing is stored; one at the limit is stored."""
+    headers = {"h": "value"}
+    overhead = len(encode_headers(headers).encode())
+    async with claiming(subject, largest_message_bytes=1_000) as store:
+        limit = store.capabilities.largest_message_bytes
+        with expect_error(MessageTooLarge, "a body over the limit"):
+            await store.store(message(headers=headers, body=b"x" * (limit - overhead + 1)), NOW)
+        expect_equal(await store.next_due(), None, "next due after a refused message")
+        await store.store(message(headers=headers, body=b"x" * (limit - overhead)), NOW)
+
+
+@storing
+async def the_limit_counts_bytes(subject: StoreSubject) -> None:
+    """Headers count in bytes, not in characters: an emoji is four of them."""
+    async with claiming(subject, largest_message_bytes=1_000) as store:
+        with expect_error(MessageTooLarge, "headers of 1,200 bytes in 300 characters"):
+            await store.store(message(headers={"h": "🕰" * 300}, body=b""), NOW)
+
+
+@storing
+async def a_batch_with_one_too_large_is_refused_whole(subject: StoreSubject) -> None:
+    """One message over the limit, and nothing of its batch is stored."""
+    async with claiming(subject, largest_message_bytes=1_000) as store:
+        batch = [message("fits"), message("large", body=b"x" * 1_000)]
+        with expect_error(MessageTooLarge, "a batch with one message over the limit"):
+            await store.store_many(batch, NOW)
+        expect_equal(ids(await store.claim_due(NOW + SECOND, 10)), [], "stored messages")
+
+
+@storing
+async def what_is_stored_survives_closing(subject: StoreSubject) -> None:
+    """A durable store still has the message after it was closed and opened again; one that is not durable has not."""
+    async with opened(subject) as store:
+        durable = store.capabilities.durable
+        await store.store(message(), NOW)
+    async with opened(subject) as store:
+        claims = await claims_of(store).claim_due(NOW + SECOND, 10)
+        expect_equal(ids(claims), ["m-1"] if durable else [], f"messages after reopening (durable={durable})")

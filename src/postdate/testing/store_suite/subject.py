@@ -1,0 +1,144 @@
+"""What the suite needs from whoever tests a store, and the messages it stores."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+from postdate.messages import DelayedMessage
+from postdate.ports import (
+    AdministrableStore,
+    Claim,
+    ClaimingStore,
+    DelayedMessageStore,
+    EnlistingStore,
+    InspectableStore,
+    MovingStore,
+    Recording,
+    ScannableStore,
+    SetsUp,
+    TransactionMode,
+    Transport,
+)
+from postdate.testing.conformance import expect
+
+NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+SECOND = timedelta(seconds=1)
+QUEUE = "conformance"
+LARGEST_MESSAGE = 16 * 1024 * 1024
+
+P = TypeVar("P")
+
+
+class StoreSubject(ABC):
+    """How the suite opens the store under test. Make a new subject, on empty storage, for every check."""
+
+    @abstractmethod
+    def open(
+        self, *, recording: Recording = Recording.ALL, largest_message_bytes: int = LARGEST_MESSAGE
+    ) -> DelayedMessageStore:
+        """Return a handle on the storage; called again after the first handle was closed, it is the same storage.
+
+        A store without such settings may ignore them: then the checks of its recording and of its limit fail.
+        """
+
+    def open_elsewhere(self) -> DelayedMessageStore:
+        """Return a handle as another process would have it. Only called for stores that say ``shared``."""
+        raise NotImplementedError(f"{type(self).__name__} must define open_elsewhere(): its store says it is shared")
+
+    def transport(self) -> Transport:
+        """Return queues in the same database. Only called for stores that name a database."""
+        raise NotImplementedError(f"{type(self).__name__} must define transport(): its store names a database")
+
+
+@asynccontextmanager
+async def opened(subject: StoreSubject, **settings: Any) -> AsyncGenerator[DelayedMessageStore]:
+    """Open a store, prepared as an endpoint does it, and close it at the end."""
+    store = subject.open(**settings)
+    try:
+        await prepare(store)
+        yield store
+    finally:
+        await close(store)
+
+
+async def prepare(store: DelayedMessageStore) -> None:
+    """Initialize, then set up."""
+    await store.initialize("conformance", TransactionMode.RECEIVE_ONLY)
+    if isinstance(store, SetsUp):
+        await store.setup()
+
+
+async def close(store: DelayedMessageStore | Transport) -> None:
+    """Close what can be closed."""
+    closing = getattr(store, "close", None)
+    if closing is not None:
+        await closing()
+
+
+@asynccontextmanager
+async def claiming(subject: StoreSubject, **settings: Any) -> AsyncGenerator[ClaimingStore]:
+    """Open a store that an endpoint can use."""
+    async with opened(subject, **settings) as store:
+        yield claims_of(store)
+
+
+def claims_of(store: DelayedMessageStore) -> ClaimingStore:
+    """Return the store if it works in batches: an endpoint takes no other."""
+    expect(isinstance(store, ClaimingStore), "the store has the methods of ClaimingStore")
+    assert isinstance(store, ClaimingStore)
+    return store
+
+
+def inspectable(store: DelayedMessageStore) -> InspectableStore | None:
+    """Return the store if it can be inspected."""
+    return store if isinstance(store, InspectableStore) else None
+
+
+def administrable(store: DelayedMessageStore) -> AdministrableStore | None:
+    """Return the store if an operator can change what waits in it."""
+    return store if isinstance(store, AdministrableStore) else None
+
+
+def scannable(store: DelayedMessageStore) -> ScannableStore | None:
+    """Return the store if it can be scanned."""
+    return store if isinstance(store, ScannableStore) else None
+
+
+def enlisting(store: DelayedMessageStore) -> EnlistingStore | None:
+    """Return the store if it can share a transaction."""
+    return store if isinstance(store, EnlistingStore) and store.capabilities.database is not None else None
+
+
+def moving(store: DelayedMessageStore) -> MovingStore | None:
+    """Return the store if it moves messages itself."""
+    return store if isinstance(store, MovingStore) and store.capabilities.database is not None else None
+
+
+def message(
+    message_id: str = "m-1",
+    due: datetime = NOW,
+    *,
+    destination: str = QUEUE,
+    headers: Mapping[str, str] | None = None,
+    body: bytes = b"body",
+    expires_at: datetime | None = None,
+) -> DelayedMessage:
+    """Return a message."""
+    return DelayedMessage(message_id, due, destination, headers or {"kind": "check"}, body, expires_at)
+
+
+def ids(claims: Sequence[Claim | DelayedMessage]) -> list[str]:
+    """Return the ids of claims or messages, in order."""
+    return [each.message.message_id if isinstance(each, Claim) else each.message_id for each in claims]
+
+
+async def claim_one(store: ClaimingStore, now: datetime = NOW + SECOND) -> Claim:
+    """Claim the only due message."""
+    claims = await store.claim_due(now, 10)
+    expect(len(claims) == 1, f"exactly one message can be claimed, got {ids(claims)}")
+    return claims[0]

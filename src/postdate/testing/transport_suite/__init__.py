@@ -1,0 +1,16 @@
+"""What every transport must do, in one call; see :func:`transport_checks`."""
+
+from __future__ import annotations
+
+from postdate.testing.conformance import Check
+from postdate.testing.transport_suite.receiving import receiving
+from postdate.testing.transport_suite.sending import sending
+from postdate.testing.transport_suite.subject import TransportSubject
+from postdate.testing.transport_suite.transactions import capabilities, transactions
+
+_TOPICS = (sending, receiving, transactions, capabilities)
+
+
+def transport_checks() -> tuple[Check[TransportSubject], ...]:
+    """Return every check of a transport; see :func:`postdate.testing.store_checks`."""
+    return tuple(check for topic in _TOPICS for check in topic.checks)

@@ -1,0 +1,216 @@
+"""A received message is held by one, until it is committed, rolled back, or given up."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import anyio
+
+from postdate.errors import ClaimLost, QueueNotFound
+from postdate.testing.conformance import Topic, expect, expect_equal, expect_error, in_time
+from postdate.testing.transport_suite.subject import (
+    IN,
+    NOW,
+    TransportSubject,
+    envelope,
+    ids,
+    is_empty,
+    let_tasks_run,
+    queues,
+    receive,
+    receive_one,
+)
+
+receiving: Topic[TransportSubject] = Topic("receiving")
+
+
+@receiving
+async def up_to_the_limit_is_received(subject: TransportSubject) -> None:
+    """Receiving takes the oldest messages, no more than asked for, and never none."""
+    async with queues(subject) as transport:
+        await transport.send([envelope(f"{n}") for n in range(5)], NOW)
+        receiver = transport.receiver(IN)
+        batches = [ids(await receive(receiver, 2)) for _ in range(3)]
+        expect_equal(batches, [["0", "1"], ["2", "3"], ["4"]], "batches of two")
+        await receiver.close()
+
+
+@receiving
+async def receiving_waits_for_a_message(subject: TransportSubject) -> None:
+    """Receiving from an empty queue waits; a message sent then is received."""
+    async with queues(subject) as transport:
+        receiver = transport.receiver(IN)
+        received: list[str] = []
+
+        async def wait_for_one() -> None:
+            received.extend(ids(await receiver.receive(10)))
+
+        with in_time("receiving a message sent later"):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait_for_one)
+                await let_tasks_run()
+                expect_equal(received, [], "received from an empty queue")
+                await transport.send([envelope()], NOW)
+        expect_equal(received, ["e-1"], "received")
+        await receiver.close()
+
+
+@receiving
+async def a_missing_queue_raises(subject: TransportSubject) -> None:
+    """Receiving from a queue that does not exist raises QueueNotFound."""
+    async with queues(subject) as transport:
+        receiver = transport.receiver("missing")
+        with expect_error(QueueNotFound, "receiving from a missing queue"):
+            await receive(receiver)
+        await receiver.close()
+
+
+@receiving
+async def a_held_message_is_hidden(subject: TransportSubject) -> None:
+    """What one receiver holds no other receives."""
+    async with queues(subject) as transport:
+        await transport.send([envelope("held"), envelope("free")], NOW)
+        one, other = transport.receiver(IN), transport.receiver(IN)
+        expect_equal(ids(await receive(one, 1)), ["held"], "held by one")
+        expect_equal(ids(await receive(other)), ["free"], "received by the other")
+        await one.close()
+        await other.close()
+
+
+@receiving
+async def competing_receivers_share_the_messages(subject: TransportSubject) -> None:
+    """Four receivers that compete receive every message, each of them once."""
+    async with queues(subject) as transport:
+        await transport.send([envelope(f"{n}") for n in range(60)], NOW)
+        received: Counter[str] = Counter()
+        all_received = anyio.Event()
+
+        async def compete() -> None:
+            receiver = transport.receiver(IN)
+            while True:
+                for each in await receiver.receive(3):
+                    await receiver.commit(each, NOW)
+                    received[each.envelope.message_id] += 1
+                if received.total() >= 60:
+                    all_received.set()
+
+        with in_time("receiving 60 messages"):
+            async with anyio.create_task_group() as tasks:
+                for _ in range(4):
+                    tasks.start_soon(compete)
+                await all_received.wait()
+                tasks.cancel_scope.cancel()
+        expect_equal(received, Counter(f"{n}" for n in range(60)), "received")
+
+
+@receiving
+async def a_committed_message_is_gone(subject: TransportSubject) -> None:
+    """After a commit the message is not received again."""
+    async with queues(subject) as transport:
+        await transport.send([envelope()], NOW)
+        receiver = transport.receiver(IN)
+        await receiver.commit(await receive_one(receiver), NOW)
+        await receiver.close()
+        expect(await is_empty(transport, IN), "the queue is empty after the commit")
+
+
+@receiving
+async def a_message_rolled_back_is_received_again(subject: TransportSubject) -> None:
+    """After a rollback the message is received again, unchanged, with one failure more, or none if told so."""
+    async with queues(subject) as transport:
+        await transport.send([envelope(headers={"é": "🕰"}, body=b"\0body")], NOW)
+        receiver = transport.receiver(IN)
+        first = await receive_one(receiver)
+        failures = [first.failures]
+        for failed in (True, True, False):
+            await receiver.roll_back(await receive_one(receiver) if len(failures) > 1 else first, failed=failed)
+            again = await receive_one(receiver)
+            expect_equal(again.envelope, first.envelope, "the message after a rollback")
+            failures.append(again.failures)
+            await receiver.roll_back(again, failed=False)
+        expect_equal(failures, [0, 1, 2, 2], "failures")
+        await receiver.close()
+
+
+@receiving
+async def a_message_rolled_back_wakes_others(subject: TransportSubject) -> None:
+    """What one receiver gives back another one, that waits, receives."""
+    async with queues(subject) as transport:
+        await transport.send([envelope()], NOW)
+        one, other = transport.receiver(IN), transport.receiver(IN)
+        held = await receive_one(one)
+        received: list[str] = []
+
+        async def wait_for_one() -> None:
+            received.extend(ids(await other.receive(10)))
+
+        with in_time("receiving what another receiver gave back"):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait_for_one)
+                await let_tasks_run()
+                await one.roll_back(held)
+        expect_equal(received, ["e-1"], "received by the other")
+        await one.close()
+        await other.close()
+
+
+@receiving
+async def closing_gives_back_what_is_held(subject: TransportSubject) -> None:
+    """A receiver that is closed gives everything back it holds, without counting failures."""
+    async with queues(subject) as transport:
+        await transport.send([envelope(f"{n}") for n in range(3)], NOW)
+        receiver = transport.receiver(IN)
+        held = await receive(receiver)
+        await receiver.commit(held[1], NOW)
+        await receiver.close()
+        other = transport.receiver(IN)
+        again = await receive(other)
+        expect_equal(sorted(ids(again)), ["0", "2"], "received after closing")
+        expect_equal([each.failures for each in again], [0, 0], "failures")
+        await other.close()
+
+
+@receiving
+async def a_lost_hold_is_noticed(subject: TransportSubject) -> None:
+    """Committing what was committed or given back before raises ClaimLost, received again meanwhile or not."""
+    async with queues(subject) as transport:
+        await transport.send([envelope("committed"), envelope("given-back")], NOW)
+        receiver = transport.receiver(IN)
+        committed, given_back = await receive(receiver)
+        await receiver.commit(committed, NOW)
+        await receiver.roll_back(given_back)
+        for received in (committed, given_back):
+            with expect_error(ClaimLost, f"committing a message that was {received.envelope.message_id}"):
+                await receiver.commit(received, NOW)
+        again = await receive_one(receiver)
+        expect_equal(again.envelope.message_id, "given-back", "received again")
+        with expect_error(ClaimLost, "committing with the hold of before"):
+            await receiver.commit(given_back, NOW)
+        await receiver.commit(again, NOW)
+        await receiver.close()
+
+
+@receiving
+async def a_cancelled_receive_loses_nothing(subject: TransportSubject) -> None:
+    """Receiving may be cancelled at any moment: every message is still received, once."""
+    async with queues(subject) as transport:
+        receiver = transport.receiver(IN)
+        received: Counter[str] = Counter()
+
+        async def receive_until_cancelled() -> None:
+            while True:
+                received.update(ids(await receiver.receive(2)))
+
+        for number in range(40):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(receive_until_cancelled)
+                for _ in range(number % 8):
+                    await anyio.lowlevel.checkpoint()
+                await transport.send([envelope(f"{number}")], NOW)
+                for _ in range(number % 5):
+                    await anyio.lowlevel.checkpoint()
+                tasks.cancel_scope.cancel()
+        while received.total() < 40:
+            received.update(ids(await receive(receiver)))
+        expect_equal(received, Counter(f"{number}" for number in range(40)), "received")
+        await receiver.close()

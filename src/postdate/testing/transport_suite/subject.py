@@ -1,0 +1,106 @@
+"""What the suite needs from whoever tests a transport, and the envelopes it sends."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+
+import anyio
+
+from postdate.messages import Envelope
+from postdate.ports import EnlistingStore, Received, Receiver, Transport
+
+NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+MICROSECOND = timedelta(microseconds=1)
+IN, OUT = "conformance.in", "conformance.out"
+LARGEST_MESSAGE = 16 * 1024 * 1024
+
+
+class TransportSubject(ABC):
+    """How the suite opens the transport under test. Make a new subject, on empty storage, for every check."""
+
+    @abstractmethod
+    def open(self, *, largest_message_bytes: int = LARGEST_MESSAGE) -> Transport:
+        """Return a handle on the queues; called again after the first handle was closed, they are the same queues."""
+
+    def open_elsewhere(self) -> Transport:
+        """Return a handle as another process would have it. Only called for durable transports."""
+        raise NotImplementedError(f"{type(self).__name__} must define open_elsewhere(): its transport is durable")
+
+    def store(self) -> EnlistingStore:
+        """Return a store in the same database. Only called for transports that name a database."""
+        raise NotImplementedError(f"{type(self).__name__} must define store(): its transport names a database")
+
+
+@asynccontextmanager
+async def queues(subject: TransportSubject, **settings: int) -> AsyncGenerator[Transport]:
+    """Open a transport with two queues, and close it at the end."""
+    transport = subject.open(**settings)
+    try:
+        await transport.create_queues([IN, OUT])
+        yield transport
+    finally:
+        await transport.close()
+
+
+def envelope(
+    message_id: str = "e-1",
+    destination: str = IN,
+    *,
+    headers: Mapping[str, str] | None = None,
+    body: bytes = b"body",
+    expires_at: datetime | None = None,
+    due: datetime | None = None,
+) -> Envelope:
+    """Return an envelope."""
+    return Envelope(destination, message_id, headers or {"kind": "check"}, body, expires_at, due)
+
+
+async def receive(receiver: Receiver, limit: int = 100) -> Sequence[Received]:
+    """Receive what must be there, or must come."""
+    with in_time("receiving a message"):
+        return await receiver.receive(limit)
+    return ()
+
+
+async def receive_one(receiver: Receiver) -> Received:
+    """Receive one message."""
+    return (await receive(receiver, 1))[0]
+
+
+async def left_in(transport: Transport, queue: str, count: int) -> list[str]:
+    """Return the ids of the next ``count`` messages of a queue; fails when there are fewer. They go back."""
+    receiver = transport.receiver(queue)
+    found: list[str] = []
+    try:
+        while len(found) < count:
+            found += ids(await receive(receiver))
+    finally:
+        await receiver.close()
+    return found
+
+
+async def is_empty(transport: Transport, queue: str) -> bool:
+    """Return whether nothing can be received: what is sent last is then received first."""
+    await transport.send([envelope("probe", queue)], NOW)
+    receiver = transport.receiver(queue)
+    try:
+        received = await receive(receiver)
+        await receiver.commit(received[0], NOW)
+        return ids(received) == ["probe"]
+    finally:
+        await receiver.close()
+
+
+def ids(received: Sequence[Received]) -> list[str]:
+    """Return the ids of received messages, in order."""
+    return [each.envelope.message_id for each in received]
+
+
+async def let_tasks_run() -> None:
+    """Let other tasks run until they wait for something."""
+    for _ in range(10):
+        await anyio.lowlevel.checkpoint()

@@ -1,0 +1,201 @@
+"""Receiving and what is done with it are one thing, or nothing."""
+
+from __future__ import annotations
+
+from postdate.core.dispatcher import enlisting
+from postdate.endpoint.delayed_delivery import check_transport_mode
+from postdate.errors import ClaimLost, MessageTooLarge, QueueNotFound, UnsupportedTransactionMode
+from postdate.messages import DelayedMessage
+from postdate.ports import End, NativeTransaction, TransactionMode, Transport
+from postdate.testing.conformance import Topic, expect, expect_equal, expect_error
+from postdate.testing.transport_suite.subject import (
+    IN,
+    NOW,
+    OUT,
+    SECOND,
+    TransportSubject,
+    envelope,
+    ids,
+    is_empty,
+    left_in,
+    queues,
+    receive,
+    receive_one,
+)
+
+transactions: Topic[TransportSubject] = Topic("transactions")
+capabilities: Topic[TransportSubject] = Topic("capabilities")
+
+
+def _is_atomic(transport: Transport) -> bool:
+    return TransactionMode.SENDS_ATOMIC_WITH_RECEIVE in transport.capabilities.transaction_modes
+
+
+@transactions
+async def outgoing_messages_leave_with_the_commit(subject: TransportSubject) -> None:
+    """What is sent with a commit arrives, in order, and the received message is gone."""
+    async with queues(subject) as transport:
+        await transport.send([envelope()], NOW)
+        receiver = transport.receiver(IN)
+        end = End(outgoing=[envelope("a", OUT), envelope("b", OUT), envelope("c", IN)])
+        await receiver.commit(await receive_one(receiver), NOW, end)
+        expect_equal(await left_in(transport, OUT, 2), ["a", "b"], "sent messages")
+        expect_equal(ids(await receive(receiver)), ["c"], "messages in the queue received from")
+        await receiver.close()
+
+
+@transactions
+async def one_bad_outgoing_message_undoes_the_commit(subject: TransportSubject) -> None:
+    """Sends atomic with receive: a missing queue or too large a message is raised, nothing sent, the hold remains."""
+    async with queues(subject, largest_message_bytes=1_000) as transport:
+        if not _is_atomic(transport):
+            return
+        await transport.send([envelope()], NOW)
+        receiver = transport.receiver(IN)
+        held = await receive_one(receiver)
+        good = envelope("good", OUT)
+        with expect_error(QueueNotFound, "committing with a missing queue among the outgoing messages"):
+            await receiver.commit(held, NOW, End(outgoing=[good, envelope("bad", "missing"), good]))
+        with expect_error(MessageTooLarge, "committing with a message too large among the outgoing messages"):
+            await receiver.commit(held, NOW, End(outgoing=[good, envelope("bad", OUT, body=b"x" * 1_001)]))
+        expect(await is_empty(transport, OUT), "nothing was sent")
+        await receiver.commit(held, NOW, End(outgoing=[envelope("sent", OUT)]))
+        expect_equal(await left_in(transport, OUT, 1), ["sent"], "sent with the commit that succeeded")
+        await receiver.close()
+
+
+@transactions
+async def a_lost_hold_sends_nothing(subject: TransportSubject) -> None:
+    """Sends atomic with receive: a commit that comes too late raises ClaimLost and sends nothing."""
+    async with queues(subject) as transport:
+        if not _is_atomic(transport):
+            return
+        await transport.send([envelope()], NOW)
+        receiver = transport.receiver(IN)
+        held = await receive_one(receiver)
+        await receiver.commit(held, NOW)
+        with expect_error(ClaimLost, "committing a second time"):
+            await receiver.commit(held, NOW, End(outgoing=[envelope("twice", OUT)]))
+        expect(await is_empty(transport, OUT), "nothing was sent")
+        await receiver.close()
+
+
+@capabilities
+async def declared_modes_are_accepted_and_others_refused(subject: TransportSubject) -> None:
+    """A declared transaction mode is accepted; any other is refused at start-up, by name."""
+    async with queues(subject) as transport:
+        for mode in TransactionMode:
+            if mode in transport.capabilities.transaction_modes:
+                check_transport_mode(transport, mode)
+            else:
+                with expect_error(UnsupportedTransactionMode, f"mode {mode.value}"):
+                    check_transport_mode(transport, mode)
+
+
+@capabilities
+async def a_durable_queue_keeps_its_messages(subject: TransportSubject) -> None:
+    """Durable: what was sent is still there after closing and opening again; not durable: it is not."""
+    async with queues(subject) as transport:
+        durable = transport.capabilities.durable
+        await transport.send([envelope()], NOW)
+    async with queues(subject) as transport:
+        if durable:
+            expect_equal(await left_in(transport, IN, 1), ["e-1"], "messages after reopening")
+        else:
+            expect(await is_empty(transport, IN), "a transport that is not durable has forgotten its messages")
+
+
+@capabilities
+async def other_processes_share_the_queues(subject: TransportSubject) -> None:
+    """Durable: what another process holds is hidden; when that process ends it is free again; commits are final."""
+    async with queues(subject) as transport:
+        if not transport.capabilities.durable:
+            return
+        await transport.send([envelope("a"), envelope("b")], NOW)
+        other = subject.open_elsewhere()
+        try:
+            elsewhere = other.receiver(IN)
+            held = await receive_one(elsewhere)
+            receiver = transport.receiver(IN)
+            expect_equal(ids(await receive(receiver)), ["b"], "received while another process holds a message")
+            with expect_error(ClaimLost, "committing what another process holds"):
+                await receiver.commit(held, NOW)
+        finally:
+            await other.close()
+        expect_equal(ids(await receive(receiver)), ["a"], "received after the other process ended")
+        await receiver.close()
+
+
+@capabilities
+async def other_processes_are_woken(subject: TransportSubject) -> None:
+    """Durable: a receiver that waits receives what another process sends."""
+    async with queues(subject) as transport:
+        if not transport.capabilities.durable:
+            return
+        receiver = transport.receiver(IN)
+        other = subject.open_elsewhere()
+        try:
+            await other.send([envelope()], NOW)
+            expect_equal(ids(await receive(receiver)), ["e-1"], "received from another process")
+        finally:
+            await other.close()
+        await receiver.close()
+
+
+@capabilities
+async def work_of_a_database_is_done_or_refused(subject: TransportSubject) -> None:
+    """In a database: work is part of the transaction, both ways. Elsewhere: work is refused and nothing is sent."""
+    async with queues(subject) as transport:
+        await transport.send([envelope()], NOW)
+        receiver = transport.receiver(IN)
+        held = await receive_one(receiver)
+        if transport.capabilities.database is None:
+            await _work_is_refused(transport, subject)
+            with expect_error(UnsupportedTransactionMode, "committing with work"):
+                await receiver.commit(held, NOW, End(outgoing=[envelope("x", OUT)], work=[_fail]))
+            expect(await is_empty(transport, OUT), "nothing was sent")
+            await receiver.commit(held, NOW)
+            return
+        with expect_error(ClaimLost, "committing with work that fails"):
+            await receiver.commit(held, NOW, End(outgoing=[envelope("x", OUT)], work=[_fail]))
+        with expect_error(ClaimLost, "sending with work that fails"):
+            await transport.send([envelope("x", OUT)], NOW, work=[_fail])
+        expect(await is_empty(transport, OUT), "nothing was sent with work that failed")
+        store = subject.store()
+        try:
+            expect(enlisting(store, transport) is not None, "the store shares transactions with the transport")
+            work = store.storing([DelayedMessage("stored", NOW, OUT)], NOW)
+            await receiver.commit(held, NOW, End(outgoing=[envelope("sent", OUT)], work=[work]))
+            expect_equal(await left_in(transport, OUT, 1), ["sent"], "sent with the work")
+            claims = await store.claim_due(NOW + SECOND, 10)
+            expect_equal([claim.message.message_id for claim in claims], ["stored"], "stored with the commit")
+        finally:
+            await receiver.close()
+            await _close(store)
+
+
+def _fail(transaction: NativeTransaction) -> None:
+    raise ClaimLost("the work of this check fails on purpose")
+
+
+async def _work_is_refused(transport: Transport, subject: TransportSubject) -> None:
+    with expect_error(UnsupportedTransactionMode, f"sending with work through {type(subject).__name__}"):
+        await transport.send([envelope("x", OUT)], NOW, work=[_fail])
+
+
+async def _close(store: object) -> None:
+    closing = getattr(store, "close", None)
+    if closing is not None:
+        await closing()
+
+
+@capabilities
+async def expired_messages_are_discarded_or_left_to_the_receiver(subject: TransportSubject) -> None:
+    """A transport that says so discards what is past its expiry; any other delivers it, for the endpoint to discard."""
+    async with queues(subject) as transport:
+        lapsed = envelope("lapsed", expires_at=NOW.replace(year=2000))
+        await transport.send([lapsed, envelope("fresh")], NOW)
+        receiver = transport.receiver(IN)
+        expected = ["fresh"] if transport.capabilities.expires_messages else ["lapsed", "fresh"]
+        expect_equal(ids(await receive(receiver)), expected, "received")
+        await receiver.close()

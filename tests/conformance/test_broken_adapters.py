@@ -1,0 +1,413 @@
+"""A suite that lets a broken adapter pass proves nothing: every defect here must be caught by the check named beside it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import anyio
+import pytest
+
+from postdate import DelayedMessage, Envelope, MemoryStore, MemoryTransport, SqliteStore, TransactionMode
+from postdate.errors import ClaimLost, PostdateError
+from postdate.ports import (
+    HANDLED,
+    Claim,
+    End,
+    Outcome,
+    Received,
+    Recording,
+    ScanPart,
+    StoreReport,
+    TransportCapabilities,
+    Wake,
+    Work,
+)
+from postdate.testing import ConformanceFailure, StoreSubject, TransportSubject, store_checks, transport_checks
+from postdate.transports.memory import MemoryReceiver
+
+MICROSECOND = timedelta(microseconds=1)
+Broken = dict[str, tuple[Callable[..., object], str]]
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect that makes a check wait for ever shall not make us wait for long."""
+    monkeypatch.setattr("postdate.testing.conformance.NEWS_SECONDS", 0.2)
+
+
+# --- stores -----------------------------------------------------------------------------------------------------------
+
+
+class EarlyByOneMicrosecond(MemoryStore):
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+        return await super().claim_due(now + MICROSECOND, limit)
+
+
+class OverwritesOnDuplicate(MemoryStore):
+    async def store(self, message: DelayedMessage, now: datetime) -> None:
+        self._entries.pop(message.message_id, None)
+        self._known.discard(message.message_id)
+        await super().store(message, now)
+
+
+class SwallowsDuplicates(MemoryStore):
+    async def store(self, message: DelayedMessage, now: datetime) -> None:
+        await self.store_many([message], now)
+
+
+class LosesTheBatchAfterADuplicate(MemoryStore):
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+        report = await super().store_many(messages, now)
+        if report.already_there and len(messages) > 1:
+            self._entries.pop(messages[0].message_id, None)
+        return report
+
+
+class ForgetsFailures(MemoryStore):
+    def _count_failure(self, entry, attempt_at, now, reason) -> bool:
+        counted = super()._count_failure(entry, attempt_at, now, reason)
+        entry.message = replace(entry.message, number_of_failures=min(entry.message.number_of_failures, 1))
+        return counted
+
+
+class ClaimsTwice(MemoryStore):
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+        claims = await super().claim_due(now, limit)
+        for claim in claims:
+            self._entries[claim.message.message_id].attempt_at = claim.message.due
+        return claims
+
+
+class NewestFirst(MemoryStore):
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+        return list(reversed(await super().claim_due(now, limit)))
+
+
+class DropsUnicode(MemoryStore):
+    def _add(self, message: DelayedMessage, now: datetime) -> bool:
+        headers = {key: value.encode("ascii", "replace").decode() for key, value in message.headers.items()}
+        return super()._add(replace(message, headers=headers), now)
+
+
+class AcceptsTooLarge(MemoryStore):
+    def _check_size(self, message: DelayedMessage) -> None:
+        """Take anything."""
+
+
+class StoresHalfABatch(MemoryStore):
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+        if len(messages) < 2:
+            return await super().store_many(messages, now)
+        reports = [await self.store_many([message], now) for message in messages]
+        return StoreReport(
+            sum(each.stored for each in reports), tuple(id_ for each in reports for id_ in each.already_there)
+        )
+
+
+class RoundsToMilliseconds(MemoryStore):
+    def _add(self, message: DelayedMessage, now: datetime) -> bool:
+        due = message.due.replace(microsecond=message.due.microsecond // 1000 * 1000)
+        return super()._add(replace(message, due=due), now)
+
+
+class IgnoresTokens(MemoryStore):
+    def _held(self, claim: Claim):
+        return self._entries.get(claim.message.message_id)
+
+
+class RetriesAtOnce(MemoryStore):
+    async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
+        return await super().retry_later(claim, claim.message.due, now, reason)
+
+
+class NeverWakes(MemoryStore):
+    async def listen(self, wake: Wake) -> Callable[[], None]:
+        return lambda: None
+
+
+class AlwaysWakes(MemoryStore):
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+        report = await super().store_many(messages, now)
+        for wake in self._wakes:
+            wake()
+        return report
+
+
+class CancelsWhatIsBeingDispatched(MemoryStore):
+    async def cancel(self, message_id: str, now: datetime) -> bool:
+        return await self.remove(message_id, now)
+
+
+class RecordsNothing(MemoryStore):
+    def __init__(self, **settings) -> None:
+        super().__init__(**{**settings, "recording": Recording.OUTCOMES})
+
+
+class SaysItIsDurable(MemoryStore):
+    def __init__(self, **settings) -> None:
+        super().__init__(**settings)
+        self._capabilities = replace(self._capabilities, durable=True)
+
+
+class SaysItIsExactlyOnce(MemoryStore):
+    def __init__(self, **settings) -> None:
+        super().__init__(**settings)
+        self._capabilities = replace(self._capabilities, transaction_modes=frozenset(TransactionMode))
+
+
+class HalfScannable(MemoryStore):
+    def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
+        return [ScanPart(0, 1)]
+
+
+class ScansTheLastRowOfAPartTwice(SqliteStore):
+    def scan(self, what, part, columns, page):
+        return super().scan(what, ScanPart(part.first, part.end + 1), columns, page)
+
+
+class FinishesLostClaims(SqliteStore):
+    def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
+        work = super().finishing(claims, outcome, now, detail)
+
+        def forgiving(transaction: object) -> None:
+            try:
+                work(transaction)
+            except ClaimLost:
+                return
+
+        return forgiving
+
+
+BROKEN_STORES: Broken = {
+    "early by one microsecond": (EarlyByOneMicrosecond, "claims.due_is_compared_strictly"),
+    "early by one microsecond, fetching": (EarlyByOneMicrosecond, "contract.due_is_compared_strictly"),
+    "loses the first on a duplicate": (OverwritesOnDuplicate, "storing.a_duplicate_is_refused"),
+    "swallows duplicates": (SwallowsDuplicates, "storing.a_duplicate_is_refused"),
+    "loses messages of a batch with a duplicate": (LosesTheBatchAfterADuplicate, "storing.a_batch_is_idempotent"),
+    "forgets failures": (ForgetsFailures, "claims.failures_add_up"),
+    "claims twice": (ClaimsTwice, "claims.a_claimed_message_is_hidden"),
+    "claims twice among tasks": (ClaimsTwice, "claims.tasks_claim_each_message_once"),
+    "swaps the order": (NewestFirst, "claims.oldest_first_up_to_the_limit"),
+    "drops unicode": (DropsUnicode, "storing.unicode_survives"),
+    "accepts too large": (AcceptsTooLarge, "storing.too_large_is_refused"),
+    "stores half a batch": (StoresHalfABatch, "storing.a_batch_with_one_too_large_is_refused_whole"),
+    "rounds to milliseconds": (RoundsToMilliseconds, "storing.microseconds_survive"),
+    "ignores tokens": (IgnoresTokens, "claims.a_claim_given_back_is_void"),
+    "retries at once": (RetriesAtOnce, "claims.retry_later_waits"),
+    "never wakes": (NeverWakes, "claims.what_is_due_earlier_wakes"),
+    "always wakes": (AlwaysWakes, "claims.what_is_due_earlier_wakes"),
+    "cancels what is dispatched": (
+        CancelsWhatIsBeingDispatched,
+        "administration.what_is_being_dispatched_is_left_alone",
+    ),
+    "records cancelled as delivered": (CancelsWhatIsBeingDispatched, "administration.a_cancelled_message_is_gone"),
+    "leaves out records": (RecordsNothing, "recording.all_keeps_everything"),
+    "says it is durable": (SaysItIsDurable, "storing.what_is_stored_survives_closing"),
+    "says it is exactly once": (SaysItIsExactlyOnce, "capabilities.a_shared_transaction_needs_one_database"),
+    "is half scannable": (HalfScannable, "capabilities.no_port_is_half_there"),
+    "scans rows twice": (ScansTheLastRowOfAPartTwice, "scanning.parts_cover_every_row_once"),
+    "finishes lost claims": (FinishesLostClaims, "capabilities.finishing_is_part_of_the_transaction"),
+}
+
+
+class BrokenStoreSubject(StoreSubject):
+    def __init__(self, store: Callable[..., object], folder: Path, good: StoreSubject) -> None:
+        self._store, self._folder, self._good = store, folder, good
+
+    def open(self, **settings):
+        if isinstance(self._store, type) and issubclass(self._store, SqliteStore):
+            return self._store(self._folder / "store.db", synchronous="normal", **settings)
+        return self._store(**settings)
+
+    def transport(self):
+        return self._good.transport()
+
+
+@pytest.mark.parametrize("store_subject", ["SqliteStore"], indirect=True)
+@pytest.mark.parametrize("defect", BROKEN_STORES)
+async def test_a_broken_store_fails_its_check(defect: str, tmp_path: Path, store_subject: StoreSubject) -> None:
+    broken, name = BROKEN_STORES[defect]
+    check = {str(check): check for check in store_checks()}[name]
+    with pytest.raises(ConformanceFailure):
+        await check(BrokenStoreSubject(broken, tmp_path, store_subject))
+
+
+# --- transports -------------------------------------------------------------------------------------------------------
+
+
+class BrokenTransport(MemoryTransport):
+    """Opens the receiver class named here."""
+
+    receiver_class: type[MemoryReceiver] = MemoryReceiver
+
+    def receiver(self, queue: str) -> MemoryReceiver:
+        return self.receiver_class(self, queue)
+
+
+class IgnoresRollback(BrokenTransport):
+    class receiver_class(MemoryReceiver):  # noqa: N801
+        async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+            self._let_go(received)
+
+
+class ForgetsFailuresOnRollback(BrokenTransport):
+    class receiver_class(MemoryReceiver):  # noqa: N801
+        async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+            await super().roll_back(received, failed=False)
+
+
+class KeepsWhatItHeldWhenClosed(BrokenTransport):
+    class receiver_class(MemoryReceiver):  # noqa: N801
+        async def close(self) -> None:
+            self._held.clear()
+            await super().close()
+
+
+class HandsOutTwice(BrokenTransport):
+    class receiver_class(MemoryReceiver):  # noqa: N801
+        async def receive(self, limit: int) -> Sequence[Received]:
+            received = await super().receive(limit)
+            for each in received:
+                self._queue.put(each.envelope, each.failures)
+            return received
+
+
+class LosesWhatIsCancelled(BrokenTransport):
+    class receiver_class(MemoryReceiver):  # noqa: N801
+        async def receive(self, limit: int) -> Sequence[Received]:
+            received = await super().receive(limit)
+            await anyio.lowlevel.checkpoint()
+            return received
+
+
+class NewestFirstOut(BrokenTransport):
+    class receiver_class(MemoryReceiver):  # noqa: N801
+        async def receive(self, limit: int) -> Sequence[Received]:
+            return list(reversed(await super().receive(limit)))
+
+
+class CommitsTwice(BrokenTransport):
+    class receiver_class(MemoryReceiver):  # noqa: N801
+        async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+            try:
+                await super().commit(received, now, end)
+            except ClaimLost:
+                await self._transport.send(end.outgoing, now)
+
+
+class SendsBeforeItFails(BrokenTransport):
+    class receiver_class(MemoryReceiver):  # noqa: N801
+        async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+            errors = await self._transport.send(end.outgoing, now)
+            for error in errors:
+                if error is not None:
+                    raise error
+            await super().commit(received, now)
+
+
+class IgnoresWork(BrokenTransport):
+    async def send(
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+    ) -> Sequence[PostdateError | None]:
+        return await super().send(envelopes, now)
+
+
+class RaisesForAMissingQueue(BrokenTransport):
+    async def send(
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+    ) -> Sequence[PostdateError | None]:
+        answers = await super().send(envelopes, now, work=work)
+        for answer in answers:
+            if answer is not None:
+                raise answer
+        return answers
+
+
+class CreatesMissingQueues(BrokenTransport):
+    async def send(
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+    ) -> Sequence[PostdateError | None]:
+        await self.create_queues([envelope.destination for envelope in envelopes])
+        return await super().send(envelopes, now, work=work)
+
+
+class _Changes(BrokenTransport):
+    def changed(self, envelope: Envelope) -> Envelope:
+        raise NotImplementedError
+
+    def _send(self, envelope: Envelope) -> PostdateError | None:
+        return super()._send(self.changed(envelope))
+
+
+class DropsUnicodeOnTheWay(_Changes):
+    def changed(self, envelope: Envelope) -> Envelope:
+        headers = {key: value.encode("ascii", "ignore").decode() for key, value in envelope.headers.items()}
+        return replace(envelope, headers=headers)
+
+
+class DropsTheDueTime(_Changes):
+    def changed(self, envelope: Envelope) -> Envelope:
+        return replace(envelope, due=None)
+
+
+class DecodesTheBody(_Changes):
+    def changed(self, envelope: Envelope) -> Envelope:
+        return replace(envelope, body=envelope.body.decode(errors="replace").encode())
+
+
+class TakesTooLarge(BrokenTransport):
+    def __init__(self, **settings) -> None:
+        super().__init__()
+        self._reported = TransportCapabilities(durable=False, transaction_modes=frozenset(), **settings)
+
+    @property
+    def capabilities(self) -> TransportCapabilities:
+        return self._reported
+
+
+class SaysItExpires(BrokenTransport):
+    def __init__(self, **settings) -> None:
+        super().__init__(**settings)
+        self._capabilities = replace(self._capabilities, expires_messages=True)
+
+
+BROKEN_TRANSPORTS: Broken = {
+    "ignores rollback": (IgnoresRollback, "receiving.a_message_rolled_back_is_received_again"),
+    "ignores rollback while others wait": (IgnoresRollback, "receiving.a_message_rolled_back_wakes_others"),
+    "forgets failures": (ForgetsFailuresOnRollback, "receiving.a_message_rolled_back_is_received_again"),
+    "keeps what it held": (KeepsWhatItHeldWhenClosed, "receiving.closing_gives_back_what_is_held"),
+    "hands out twice": (HandsOutTwice, "receiving.a_held_message_is_hidden"),
+    "hands out twice to competitors": (HandsOutTwice, "receiving.competing_receivers_share_the_messages"),
+    "loses what is cancelled": (LosesWhatIsCancelled, "receiving.a_cancelled_receive_loses_nothing"),
+    "swaps the order": (NewestFirstOut, "sending.order_is_kept"),
+    "commits twice": (CommitsTwice, "transactions.a_lost_hold_sends_nothing"),
+    "does not notice a lost hold": (CommitsTwice, "receiving.a_lost_hold_is_noticed"),
+    "sends before it fails": (SendsBeforeItFails, "transactions.one_bad_outgoing_message_undoes_the_commit"),
+    "ignores work": (IgnoresWork, "capabilities.work_of_a_database_is_done_or_refused"),
+    "raises for a missing queue": (RaisesForAMissingQueue, "sending.a_missing_queue_is_a_value"),
+    "creates missing queues": (CreatesMissingQueues, "sending.a_missing_queue_is_a_value"),
+    "drops unicode": (DropsUnicodeOnTheWay, "sending.unicode_survives"),
+    "drops the due time": (DropsTheDueTime, "sending.expiry_and_due_time_are_carried"),
+    "decodes the body": (DecodesTheBody, "sending.headers_and_body_are_unchanged"),
+    "takes too large": (TakesTooLarge, "sending.too_large_is_a_value"),
+    "says it expires": (SaysItExpires, "capabilities.expired_messages_are_discarded_or_left_to_the_receiver"),
+}
+
+
+class BrokenTransportSubject(TransportSubject):
+    def __init__(self, transport: Callable[..., object]) -> None:
+        self._transport = transport
+
+    def open(self, **settings):
+        return self._transport(**settings)
+
+
+@pytest.mark.parametrize("defect", BROKEN_TRANSPORTS)
+async def test_a_broken_transport_fails_its_check(defect: str) -> None:
+    broken, name = BROKEN_TRANSPORTS[defect]
+    check = {str(check): check for check in transport_checks()}[name]
+    with pytest.raises((ConformanceFailure, ExceptionGroup)) as failure:
+        await check(BrokenTransportSubject(broken))
+    if isinstance(failure.value, ExceptionGroup):
+        assert failure.group_contains(ConformanceFailure)

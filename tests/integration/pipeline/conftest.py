@@ -1,0 +1,30 @@
+"""One Spark for all tests of the pipeline."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from postdate.pipeline.session import spark_session
+from postdate.pipeline.stores import StoreSpec
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A local Spark that knows the format ``postdate``."""
+    with spark_session("postdate-tests", cores=2, with_format=True) as session:
+        yield session
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> StoreSpec:
+    """A store of the test's own that does not exist yet."""
+    return StoreSpec(f"sqlite:///{tmp_path / 'messages.db'}", synchronous="normal")
+
+
+@pytest.fixture
+def now() -> datetime:
+    """When the test takes place."""
+    return datetime(2026, 3, 1, 12, tzinfo=UTC)
