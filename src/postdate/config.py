@@ -102,9 +102,7 @@ def parse_instant(text: str) -> datetime:
 # --- addresses ---------------------------------------------------------------------------------------------------
 
 
-_SECRET_PARAMETER: Final = re.compile(
-    r"(?i)\b(password|passwd|pwd|secret|token|sig|accountkey|sharedaccesskey)=([^;&\s]+)"
-)
+_SECRET_PARAMETER: Final = re.compile(r"(?i)(\w*(?:password|passwd|pwd|secret|token|key)|sig)=([^;&\s]+)")
 
 
 class Address(str):
@@ -472,13 +470,14 @@ def _unknown_section(section: str, where: str) -> str:
 
 
 def _unknown_key(key: str, what: str, where: str, shown: Callable[[str], str] = str) -> str:
-    section = key.partition(".")[0]
-    names = [each for each in _KEYS if each.startswith(f"{section}.")]
-    close = difflib.get_close_matches(key, names or _KEYS, n=1) or difflib.get_close_matches(key, _KEYS, n=1)
+    section, _, name = key.partition(".")
+    here = {each.partition(".")[2]: each for each in _KEYS if each.startswith(f"{section}.")}
+    close = [here[each] for each in difflib.get_close_matches(name, here, n=1)]
+    close = close or difflib.get_close_matches(key, _KEYS, n=1, cutoff=0.75)
     if close:
         hint = f"did you mean {shown(close[0])}?"
     else:
-        hint = f"there are {', '.join(shown(each) for each in names or _KEYS)}"
+        hint = f"there are {', '.join(shown(each) for each in here.values() or _KEYS)}"
     return f"there is no {what} ({where}); {hint}"
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from postdate.clock import Clock, SystemClock
 from postdate.config import Address, Settings
@@ -120,8 +120,12 @@ async def opened(settings: Settings, *, create: bool = False) -> AsyncGenerator[
     async with AsyncExitStack() as stack:
         chosen = settings.store
         common = {"synchronous": chosen.synchronous, "recording": chosen.recording, "create": create}
-        for key, address in (("store.address", chosen.address), ("transport.address", settings.transport.address)):
-            _check_shared(key, address, settings, create=create)
+        addresses = {"store.address": chosen.address, "transport.address": settings.transport.address}
+        for key, address in addresses.items():
+            _check_shared(key, address, settings)
+        if not create:
+            for key, address in addresses.items():
+                _check_there(key, address, settings)
         store = open_store(chosen.address, **common, largest_message_bytes=chosen.largest_message_bytes)
         assert isinstance(store, SqliteStore)  # checked above
         stack.push_async_callback(store.close)
@@ -132,20 +136,30 @@ async def opened(settings: Settings, *, create: bool = False) -> AsyncGenerator[
         yield Plant(settings, store, transport, FileObserver(store.file), FileObserver(transport.file))
 
 
-def _check_shared(key: str, address: Address, settings: Settings, *, create: bool) -> None:
-    """Refuse what no other process can see, and a missing file that must not be made by the way."""
+_SCHEMES: Final = {"store.address": ("sqlite",), "transport.address": ("local", "sqlite")}
+
+
+def _check_shared(key: str, address: Address, settings: Settings) -> None:
+    """Refuse what is no adapter, and what no other process can see."""
     scheme, _, rest = address.partition(":")
     origin = settings.origins.get(key, "default")
     if scheme == "memory":
         raise ConfigurationError(
             f"{key} is {address!r} ({origin}), which lives in one process only; the command line needs a file, "
-            f"such as sqlite:///postdate.db"
+            f"such as {_SCHEMES[key][0]}:///postdate.db"
         )
-    schemes = {"sqlite"} if key.startswith("store") else {"local", "sqlite"}
-    if scheme in schemes and not create and not _path(address, rest).expanduser().exists():
+    if scheme not in _SCHEMES[key]:
+        raise ConfigurationError(f"{key} is {address!r} ({origin}); use {_SCHEMES[key][0]}:///file.db")
+    _path(address, rest)
+
+
+def _check_there(key: str, address: Address, settings: Settings) -> None:
+    """Refuse a missing file that must not be made by the way."""
+    path = file_of(address)
+    if path is not None and not path.expanduser().exists():
+        origin, option = settings.origins.get(key, "default"), f"--{key.partition('.')[0]}"
         raise StoreNotSetUp(
-            f"there is no file {_path(address, rest)} ({key}, {origin}); create it with `postdate setup`, or name "
-            f"another with --{key.partition('.')[0]}"
+            f"there is no file {path} ({key}, {origin}); create it with `postdate setup`, or name another with {option}"
         )
 
 

@@ -1,4 +1,4 @@
-"""A suite that lets a broken adapter pass proves nothing: every defect here must be caught by the check named beside it."""
+"""A suite that lets a broken adapter pass proves nothing: each defect is caught by the check named beside it."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -407,7 +407,7 @@ class BrokenTransportSubject(TransportSubject):
 async def test_a_broken_transport_fails_its_check(defect: str) -> None:
     broken, name = BROKEN_TRANSPORTS[defect]
     check = {str(check): check for check in transport_checks()}[name]
-    with pytest.raises((ConformanceFailure, ExceptionGroup)) as failure:
+    with pytest.raises((ConformanceFailure, PostdateError, ExceptionGroup)) as failure:
         await check(BrokenTransportSubject(broken))
     if isinstance(failure.value, ExceptionGroup):
         assert failure.group_contains(ConformanceFailure)

@@ -20,6 +20,7 @@ from postdate.errors import ConfigurationError
 app = typer.Typer(
     help="Measure this machine's own store and queues, beside the physical limit measured in the same run.",
     no_args_is_help=True,
+    add_completion=False,
 )
 
 Store = Annotated[str, typer.Option("--store", help="Kind of store: sqlite.")]

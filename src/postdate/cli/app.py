@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from postdate.cli import diagnosis, error_queue, messages, sending, service, settings
+from postdate.cli.command import keep_common, root_signature
 from postdate.cli.exits import epilog
 
 # As an operator meets them.
@@ -43,11 +44,15 @@ app = typer.Typer(
 )
 
 
-@app.callback(invoke_without_command=True)
-def postdate(context: typer.Context) -> None:
+def postdate(context: typer.Context, **options: Any) -> None:
     """Keeps a message until it is due, then puts it in the queue it was meant for: on time, once, never lost."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
+    keep_common(context, **options)
+
+
+postdate.__signature__ = root_signature()
+app.callback(invoke_without_command=True)(postdate)
 
 
 _PASS_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": list[str]()}
@@ -67,7 +72,7 @@ def _later(name: str, module: str, meaning: str) -> None:
             inner = typer.Typer(add_completion=False)
             inner.command()(getattr(room, name))
         inner.rich_markup_mode = None
-        ended: object = inner(context.args, prog_name=context.command_path, standalone_mode=False)
+        ended: object = inner(context.args, prog_name=context.command_path, obj=context.obj, standalone_mode=False)
         if isinstance(ended, int) and ended:
             raise typer.Exit(ended)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -13,10 +13,12 @@ from postdate.errors import PostdateError
 T = TypeVar("T")
 
 
-def _reading(read: Callable[[str], T]) -> Callable[[str], T]:
+def _reading(read: Callable[[str], T]) -> Callable[[Any], T]:
     """Return ``read`` with errors that typer can place at the option they belong to."""
 
-    def reading(text: str) -> T:
+    def reading(text: Any) -> T:
+        if not isinstance(text, str):  # a default is read, too
+            return text
         try:
             return read(text)
         except PostdateError as error:

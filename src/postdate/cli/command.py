@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec, TypeVar, get_type_hints
 
 import typer
@@ -102,9 +102,9 @@ def command(
     common = {**_COMMON, "as_json": _JSON} if reports else _COMMON
 
     def register(function: Command[P]) -> Command[P]:
-        def run(**arguments: Any) -> None:
-            use = Use(**{option: arguments.pop(option) for option in common})
-            function(use, **arguments)  # pyright: ignore[reportCallIssue] - typer has checked them
+        def run(context: typer.Context, **arguments: Any) -> None:
+            given = {option: arguments.pop(option) for option in common}
+            function(_together(context.obj, given), **arguments)  # pyright: ignore[reportCallIssue] - typer has checked them
 
         run.__doc__ = function.__doc__
         run.__signature__ = _signature(function, common)
@@ -114,16 +114,40 @@ def command(
     return register
 
 
+def keep_common(context: typer.Context, **options: Any) -> None:
+    """Keep common options that were given before the command; see :func:`root_signature`."""
+    context.obj = Use(**options)
+
+
+def root_signature() -> inspect.Signature:
+    """Return the signature of a callback that takes the context and the common options."""
+    return inspect.Signature([_CONTEXT, *_parameters(_COMMON)])
+
+
+def _together(before: object, given: dict[str, Any]) -> Use:
+    """Return how a command is used: an option at the command wins over the same one before it."""
+    known = before if isinstance(before, Use) else Use()
+    return replace(known, **{option: value for option, value in given.items() if value})
+
+
+_CONTEXT: Final = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+
+
+def _parameters(common: dict[str, Any]) -> list[inspect.Parameter]:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    defaults = {"as_json": False}
+    return [
+        inspect.Parameter(option, kind, default=defaults.get(option), annotation=annotation)
+        for option, annotation in common.items()
+    ]
+
+
 def _signature(function: Callable[..., None], common: dict[str, Any]) -> inspect.Signature:
     """Return the signature that typer reads: the function's own parameters, then the common options."""
     hints = get_type_hints(function, include_extras=True)
     own = list(inspect.signature(function).parameters.values())[1:]
     parameters = [each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
-    for option, annotation in common.items():
-        default = False if option == "as_json" else None
-        kind = inspect.Parameter.KEYWORD_ONLY
-        parameters.append(inspect.Parameter(option, kind, default=default, annotation=annotation))
-    return inspect.Signature(parameters)
+    return inspect.Signature([_CONTEXT, *parameters, *_parameters(common)])
 
 
 class _WrongUsage(typer.TyperException):

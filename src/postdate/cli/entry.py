@@ -26,8 +26,7 @@ def run(arguments: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         _write_every_character(stream)
     try:
-        ended: object = app(list(arguments), prog_name="postdate", standalone_mode=False)
-        sys.stdout.flush()
+        return _call(arguments)
     except typer.TyperException as error:
         return _wrong_usage(error)
     except (KeyboardInterrupt, typer.Abort):
@@ -36,8 +35,16 @@ def run(arguments: Sequence[str]) -> int:
         return output_closed()
     except Exception as error:  # noqa: BLE001 - the last line of defence
         return _failed(error)
-    except SystemExit as ending:  # what typer makes of a broken pipe
-        return int(ending.code or 0)
+
+
+def _call(arguments: Sequence[str]) -> int:
+    try:
+        ended: object = app(list(arguments), prog_name="postdate", standalone_mode=False)
+        sys.stdout.flush()
+    except SystemExit as ending:
+        if isinstance(ending.__context__, BrokenPipeError):  # typer has made 1 of it
+            return output_closed()
+        ended = ending.code
     return ended if isinstance(ended, int) else Exit.OK
 
 
@@ -57,6 +64,9 @@ def output_closed() -> Exit:
 
 def _wrong_usage(error: typer.TyperException) -> Exit:
     message = error.format_message()
+    if message.startswith("Usage:"):  # a group that was named alone answers with its help
+        print(message, file=sys.stderr)
+        return Exit.WRONG_USAGE
     context: typer.Context | None = getattr(error, "ctx", None)
     hint = f"; see `{context.command_path} --help`" if context is not None else ""
     return _say("wrong_usage", message.rstrip(".") + hint, Exit.WRONG_USAGE)

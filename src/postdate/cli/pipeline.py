@@ -18,11 +18,10 @@ from postdate.cli.exits import Exit
 from postdate.errors import ConfigurationError, PipelineError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from postdate.pipeline.audit import AuditResult
     from postdate.pipeline.local_time import LocalTimes
     from postdate.pipeline.schedule import ColumnMapping, ScheduleResult
+    from postdate.pipeline.session import SparkSession
     from postdate.pipeline.stores import StoreSpec
 
 T = TypeVar("T")
@@ -155,7 +154,7 @@ def _print_scheduled(result: ScheduleResult, store: StoreSpec) -> None:
             "set aside": set_aside,
             **{f"  {reason}": count for reason, count in result.set_aside.items()},
             "set aside in": result.rejected_to,
-            "took": f"{result.seconds:.1f} s, {result.rows_per_second:,.0f} rows/s",
+            "took": f"{result.seconds:.1f} s, {result.rows_per_second:,.1f} rows/s",
         }
     )
     if set_aside and result.rejected_to is None:
@@ -228,8 +227,6 @@ def _extra_installed() -> Generator[None]:
 def _on_spark(job: Callable[[SparkSession], T], cores: int | None, master: str | None) -> T:
     """Start Spark, do the job, stop Spark; what Spark says is wrong is said in one line."""
     with _extra_installed():
-        from pyspark.errors import PySparkException
-
         from postdate.pipeline.session import spark_session
     from rich.console import Console
 
@@ -237,5 +234,8 @@ def _on_spark(job: Callable[[SparkSession], T], cores: int | None, master: str |
         try:
             with spark_session(cores=cores, master=master) as spark:
                 return job(spark)
-        except PySparkException as error:
-            raise PipelineError(f"Spark: {str(error).strip().partition(chr(10))[0]}") from error
+        except Exception as error:
+            # Known by its home: Spark itself is imported in the pipeline only.
+            if type(error).__module__.startswith("pyspark.errors"):
+                raise PipelineError(f"Spark: {str(error).strip().partition(chr(10))[0]}") from error
+            raise

@@ -85,6 +85,8 @@ def send(
     """Send a message, now or when it is due. A body that is JSON is marked as such."""
     from postdate import operations
 
+    if delay is not None and at is not None:
+        raise wrong_usage("--delay and --at exclude each other")
     outgoing = operations.Outgoing(
         destination=queue,
         body=_body(body, file),

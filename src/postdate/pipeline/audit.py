@@ -6,9 +6,9 @@
 2. what waits is read, then what is in the queues;
 3. all records are read, also those written since.
 
-A message that had not ended by step 3 waited during the whole of step 2, so step 2 saw it; one that was delivered before
-step 1 and not handled by step 3 was in its queue during the whole of step 2. So what is found nowhere is lost, however
-busy the store is; and nothing is stopped or locked.
+A message that had not ended by step 3 waited during the whole of step 2, so step 2 saw it; one that was delivered
+before step 1 and not handled by step 3 was in its queue during the whole of step 2. So what is found nowhere is lost,
+however busy the store is; and nothing is stopped or locked.
 
 All of it is one aggregation by message id: waiting and queued messages join the records as if they were records.
 """
@@ -16,7 +16,7 @@ All of it is one aggregation by message id: waiting and queued messages join the
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timedelta
@@ -190,7 +190,7 @@ class AuditResult:
         """Return the totals as lines of name and value, for terminals."""
         counted = [(name, f"{value:,}") for name, value in asdict(self.counts).items()]
         lateness = [
-            (f"lateness {name.removesuffix('_seconds')}", "–" if value is None else f"{value:.3f} s")
+            (f"lateness {name.removesuffix('_seconds')}", "-" if value is None else f"{value:.3f} s")
             for name, value in asdict(self.lateness).items()
         ]
         return counted + lateness
@@ -264,9 +264,8 @@ def audit(
 
 
 @contextmanager
-def _messages(spark: SparkSession, store: StoreSpec, partitions: int) -> Iterator[DataFrame]:
+def _messages(spark: SparkSession, store: StoreSpec, partitions: int) -> Generator[DataFrame]:
     """Read the store in the order that the module describes; give one row a message that was scheduled by step 1."""
-
     seen = scan_parts(store, "records", partitions)
     seen_end = seen[-1].end if seen else 0
     waiting = _read(spark, store, "pending", ("message_id", "due", "destination"), partitions)

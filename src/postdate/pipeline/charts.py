@@ -3,11 +3,14 @@
 Runs on the driver. Matplotlib draws with placeholder colours, which are then replaced by CSS variables.
 """
 
+# pyright: reportUnknownMemberType=false
+# Matplotlib gives no types to the keyword arguments of its methods.
+
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from types import MappingProxyType
@@ -78,7 +81,7 @@ def lateness_chart(bins: Sequence[LatenessBin], lateness: Lateness) -> str:
         widths = [each.to_seconds - each.from_seconds for each in bins]
         axes.bar(left, [each.count for each in bins], widths, align="edge", color=_DELIVERED, alpha=0.75, linewidth=0)
         axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(value)))
+        axes.xaxis.set_major_formatter(FuncFormatter(_duration_label))
         axes.minorticks_off()
         axes.set_xlabel("late by")
         _mark_percentiles(axes, lateness)
@@ -95,7 +98,7 @@ def duration(seconds: float) -> str:
 
 
 def _steps(points: Sequence[CurvePoint], width: timedelta) -> tuple[list[Any], list[int], list[int]]:
-    """Return edges and heights of steps; where an interval had nothing, the points leave it out and the steps go to 0."""
+    """Return edges and heights of steps; they go down to 0 for intervals that the points leave out."""
     edges, due, delivered = list[Any](), list[int](), list[int]()
     for point in points:
         if edges and edges[-1] == point.at:
@@ -118,18 +121,27 @@ def _mark_percentiles(axes: Axes, lateness: Lateness) -> None:
             axes.text(value, next(above), label, transform=axes.get_xaxis_transform(), ha="center", color=_MARK)
 
 
+def _duration_label(seconds: float, _position: int | None) -> str:
+    return duration(seconds)
+
+
+def _count_label(count: float, _position: int | None) -> str:
+    return f"{count:,.0f}"
+
+
 def _count_axis(axes: Axes, label: str) -> None:
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(_count_label))
     axes.set_ylabel(label)
 
 
 @contextmanager
-def _axes(name: str) -> Iterator[tuple[Axes, list[str]]]:
+def _axes(name: str) -> Generator[tuple[Axes, list[str]]]:
     """Give axes to draw on; afterwards the list has the SVG element."""
     done: list[str] = []
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": name}):
+    style: dict[Any, Any] = {**_STYLE, "svg.hashsalt": name}
+    with mpl.rc_context(style):
         figure = Figure(figsize=(9.6, 3.4), layout="constrained")
         figure.patch.set_alpha(0)
         axes = figure.add_subplot()

@@ -1,5 +1,8 @@
 """The columns in which Spark sees messages, records and queues, and how pages of a store become Arrow batches."""
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# Arrow's stubs make schemas, fields and arrays generic in a type that only the running program knows.
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +18,10 @@ from postdate.ports import RecordKind
 INSTANT = pa.timestamp("us", tz="UTC")
 _HEADERS = pa.map_(pa.string(), pa.string())
 
-MESSAGE_SCHEMA = "message_id string, destination string, due timestamp, expires_at timestamp, headers map<string,string>, body binary"
+MESSAGE_SCHEMA = (
+    "message_id string, destination string, due timestamp, expires_at timestamp, "
+    "headers map<string,string>, body binary"
+)
 """What is written to a store, in Spark's words."""
 
 _ARROW_SCHEMAS: Mapping[str, pa.Schema] = MappingProxyType(

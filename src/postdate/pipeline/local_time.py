@@ -1,7 +1,8 @@
 """Times as people write them, as instants: on the executors, as Spark SQL without Python.
 
-A text with an offset (``2026-03-29T02:30:00+01:00``, ``…Z``) is an instant. One without is what clocks in some zone showed,
-and that can go wrong twice a year: in spring an hour of clock times never occurs, in autumn an hour of them occurs twice.
+A text with an offset (``2026-03-29T02:30:00+01:00``, ``…Z``) is an instant. One without is what clocks in some zone
+showed, and that can go wrong twice a year: in spring an hour of clock times never occurs, in autumn an hour of them
+occurs twice.
 """
 
 from __future__ import annotations

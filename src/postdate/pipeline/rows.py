@@ -4,6 +4,9 @@ Rows have the columns of :data:`postdate.pipeline.columns.MESSAGE_SCHEMA`, in an
 ``body`` may be missing or null.
 """
 
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# Arrow's stubs make arrays generic in a type that only the running program knows.
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -201,7 +201,7 @@ def schedule(messages: DataFrame, job: ScheduleJob) -> ScheduleResult:
 
 
 def _checked(messages: DataFrame, columns: ColumnMapping, local_times: LocalTimes | None) -> DataFrame:
-    """Return the columns of a message, ``reason`` (null for good rows), and in ``shown`` a bad row as it was, in texts."""
+    """Return the columns of a message, ``reason`` (null for good rows), and in ``shown`` a bad row in texts."""
     _require_columns(messages, columns)
     types = {column.name: column.dataType for column in messages.schema}
     due = read_time(F.col(_quoted(columns.due)), types[columns.due], local_times)
@@ -309,7 +309,7 @@ def _without_conflicts(checked: DataFrame) -> DataFrame:
     )
 
 
-# --- storing: on the executors -----------------------------------------------------------------------------------------
+# --- storing: on the executors ---------------------------------------------------------------------------------------
 
 
 def _storing(job: ScheduleJob) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -327,7 +327,7 @@ def _storing(job: ScheduleJob) -> Callable[[Iterator[pa.RecordBatch]], Iterator[
 
 def _store(store: OpenStore, batch: pa.RecordBatch, now: datetime) -> pa.RecordBatch:
     """Store one batch in one transaction; return its counts in a first row, and then the rows that were set aside."""
-    reasons = batch.column(batch.schema.get_field_index("reason"))
+    reasons: pa.Array[Any] = batch.column(batch.schema.get_field_index("reason"))
     good = batch.filter(reasons.is_null())
     messages, bad = sort_out(good, store.largest_message_bytes)
     report = store.store_many(messages, now)
@@ -378,7 +378,7 @@ _DETAILS: Mapping[str, str] = {
 }
 
 
-# --- result: on the driver ---------------------------------------------------------------------------------------------
+# --- result: on the driver -------------------------------------------------------------------------------------------
 
 
 def _result(outcomes: DataFrame, rejects: Rejects | None, started: float) -> ScheduleResult:

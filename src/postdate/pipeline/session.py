@@ -1,7 +1,7 @@
 """Starts Spark with settings that suit one machine. Everything here runs on the driver.
 
-One process has one Java virtual machine for Spark. Memory, Java and the start-up options are those of the first session;
-a later call returns the running session, with the SQL settings of the call applied.
+One process has one Java virtual machine for Spark. Memory, Java and the start-up options are those of the first
+session; a later call returns the running session, with the SQL settings of the call applied.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -171,7 +171,7 @@ def _apply_sql_settings(session: SparkSession, settings: Mapping[str, str]) -> N
 
 
 @contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+def _environment(variables: Mapping[str, str]) -> Generator[None]:
     """Set environment variables for as long as the block runs: Spark's launcher and its JVM inherit them."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)

@@ -5,10 +5,11 @@
     spark.read.format("postdate").option("store", "sqlite:///messages.db").load()
     messages.write.format("postdate").option("store", "sqlite:///messages.db").mode("append").save()
 
-Options: ``store`` (an address, required); ``synchronous`` (of the store); for reading ``what`` (``pending``, the default,
-``records`` or ``queued``), ``columns`` (names with commas between; all by default), ``partitions`` (how many tasks at most;
-4 by default), ``from`` and ``to`` (numbers of rows, from :meth:`postdate.ports.ScannableStore.scan_parts`, that bound what
-is read); for writing ``batch`` (messages in one transaction; 5,000 by default).
+Options: ``store`` (an address, required); ``synchronous`` (of the store); for reading ``what`` (``pending``, the
+default, ``records`` or ``queued``), ``columns`` (names with commas between; all by default), ``partitions`` (how many
+tasks at most;
+4 by default), ``from`` and ``to`` (numbers of rows, from :meth:`postdate.ports.ScannableStore.scan_parts`, that bound
+what is read); for writing ``batch`` (messages in one transaction; 5,000 by default).
 
 Methods here run on the driver, in a Python process of Spark's own, unless they say that they run on executors.
 """
@@ -163,8 +164,8 @@ class Stored(WriterCommitMessage):
 class StoreWriter(DataSourceArrowWriter):
     """Stores messages, idempotent by id: a task that Spark repeats stores nothing twice.
 
-    Each batch is a transaction of its own. A job that fails leaves the batches that were stored; run it again. A row that
-    is no valid message fails the job; to set such rows aside use :func:`postdate.pipeline.schedule.schedule`.
+    Each batch is a transaction of its own. A job that fails leaves the batches that were stored; run it again. A row
+    that is no valid message fails the job; to set such rows aside use :func:`postdate.pipeline.schedule.schedule`.
     """
 
     def __init__(self, spec: StoreSpec, batch: int, now: datetime) -> None:

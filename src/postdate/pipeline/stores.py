@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from postdate.errors import PipelineError
 from postdate.messages import DelayedMessage
-from postdate.ports import ClaimingStore, ScannableStore, StoreReport
+from postdate.ports import ClaimingStore, ScannableStore, SetsUp, StoreReport
 from postdate.wiring import BuiltInStore, open_store
 
 _RELATIVE_FILE = re.compile(r"([a-z]+:///)([^/].*)", re.DOTALL)
@@ -66,7 +66,8 @@ class OpenStore:
 
     def setup(self) -> None:
         """Create what is missing."""
-        self._portal.call(self._store.setup)
+        if isinstance(self._store, SetsUp):
+            self._portal.call(self._store.setup)
 
     def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
         """See :meth:`postdate.ports.ClaimingStore.store_many`."""
@@ -85,7 +86,7 @@ class OpenStore:
 
 
 @contextlib.contextmanager
-def opened(spec: StoreSpec, *, create: bool = False) -> Iterator[OpenStore]:
+def opened(spec: StoreSpec, *, create: bool = False) -> Generator[OpenStore]:
     """Open the store for the length of the block. Runs once in each task, and on the driver for set-up and planning.
 
     Args:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import Popen
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -23,7 +25,10 @@ def train() -> None:
     """
     with tempfile.TemporaryDirectory() as directory, spark_session("postdate-training", cores=2) as spark:
         _exercise(spark, Path(directory))
-        virtual_machine = spark.sparkContext._gateway.proc  # noqa: SLF001 - Spark has no public way to await its end
+        # Spark has no public way to await the end of its virtual machine.
+        gateway: Any = spark.sparkContext._gateway  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    virtual_machine: Popen[bytes] = gateway.proc
+    assert virtual_machine.stdin is not None
     virtual_machine.stdin.close()
     virtual_machine.wait(timeout=300)
 

@@ -9,6 +9,7 @@ from zoneinfo import ZoneInfo
 import anyio
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StringType, StructField, StructType
 
 from postdate.errors import PipelineError
 from postdate.messages import DelayedMessage
@@ -27,7 +28,7 @@ Table = Callable[..., DataFrame]
 def table(spark: SparkSession) -> Table:
     def make(*rows: tuple[str | None, str | None, str | None, str | None], **names: str) -> DataFrame:
         columns = [names.get(name, name) for name in ("message_id", "due", "destination", "body")]
-        return spark.createDataFrame(list(rows), ", ".join(f"`{column}` string" for column in columns))
+        return spark.createDataFrame(list(rows), StructType([StructField(column, StringType()) for column in columns]))
 
     return make
 
@@ -162,7 +163,7 @@ def test_local_times_are_what_zoneinfo_makes_of_them(
     spark: SparkSession, store: StoreSpec, now: datetime, zone: str
 ) -> None:
     """Every half hour of days around each change of clocks, both policies at once: fold 0, gaps moved forward."""
-    local = datetime(2026, 1, 1)
+    local = datetime(2026, 1, 1)  # noqa: DTZ001 - a clock time
     clock_times = [local + timedelta(minutes=30 * n) for n in range(48 * 365)]
     rows = spark.createDataFrame(
         [(str(n), clock, "orders") for n, clock in enumerate(clock_times)],
@@ -171,7 +172,8 @@ def test_local_times_are_what_zoneinfo_makes_of_them(
     local_times = LocalTimes(zone, Ambiguous.EARLIER, Nonexistent.FORWARD)
     schedule(rows, ScheduleJob(store, now, local_times=local_times))
     read = spark.read.format("postdate").options(store=store.address, synchronous="normal", columns="message_id,due")
-    found = {int(row.message_id): row.micros for row in read.load().selectExpr("message_id", "unix_micros(due) micros").collect()}
+    rows = read.load().selectExpr("int(message_id) AS n", "unix_micros(due) AS micros")
+    found = {row.n: row.micros for row in rows.collect()}
     epoch = datetime(1970, 1, 1, tzinfo=UTC)
     tz = ZoneInfo(zone)
     assert found == {
@@ -180,7 +182,9 @@ def test_local_times_are_what_zoneinfo_makes_of_them(
     }
 
 
-def test_files_are_read_by_the_end_of_their_name(spark: SparkSession, store: StoreSpec, now: datetime, tmp_path: Path) -> None:
+def test_files_are_read_by_the_end_of_their_name(
+    spark: SparkSession, store: StoreSpec, now: datetime, tmp_path: Path
+) -> None:
     (tmp_path / "in.csv").write_text('message_id,due,destination,body\na,2026-04-01T12:00:00Z,orders,"x ""y""\nz"\n')
     (tmp_path / "in.json").write_text('{"message_id": 7, "due": "2026-04-01T12:00:00Z", "destination": "orders"}\n')
     for name in ("in.csv", "in.json"):

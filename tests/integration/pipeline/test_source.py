@@ -1,4 +1,5 @@
-"""The Spark format ``postdate``: what is written is read back, in any number of shares, and nothing is written twice."""
+"""The Spark format ``postdate``: what is written is read back, in any number of shares, and nothing is written
+twice."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -86,5 +87,6 @@ def test_overwriting_is_refused(spark: SparkSession, store: StoreSpec) -> None:
 
 
 def test_a_row_that_is_no_message_fails_the_job(spark: SparkSession, store: StoreSpec) -> None:
+    blank = spark.createDataFrame([(" ", "orders", DUE)], "message_id string, destination string, due timestamp")
     with pytest.raises(PySparkException, match="message id is blank"):
-        write(spark.createDataFrame([(" ", "orders", DUE)], "message_id string, destination string, due timestamp"), store)
+        write(blank, store)

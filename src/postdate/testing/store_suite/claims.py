@@ -66,7 +66,7 @@ async def tasks_claim_each_message_once(subject: StoreSubject) -> None:
         claimed: Counter[str] = Counter()
 
         async def claim() -> None:
-            while batch := await store.claim_due(NOW + SECOND, 7):
+            while (batch := await store.claim_due(NOW + SECOND, 7)) and claimed.total() <= 100:
                 claimed.update(ids(batch))
 
         async with anyio.create_task_group() as tasks:

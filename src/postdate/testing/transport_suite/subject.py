@@ -11,6 +11,7 @@ import anyio
 
 from postdate.messages import Envelope
 from postdate.ports import EnlistingStore, Received, Receiver, Transport
+from postdate.testing.conformance import in_time
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

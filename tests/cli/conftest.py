@@ -1,0 +1,61 @@
+"""The command line as its users have it: in a folder of its own, without settings from outside."""
+
+import io
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from postdate.cli.entry import run
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a command printed, and what it ended with."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self):
+        """What ``--json`` printed: one object and nothing else."""
+        assert self.out.count("\n") == 1, self.out
+        return json.loads(self.out)
+
+
+class CommandLine:
+    """Runs ``postdate`` in this process, through its entry point."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._capsys, self._monkeypatch = capsys, monkeypatch
+
+    def __call__(self, *arguments: str, stdin: bytes = b"") -> Ran:
+        self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        status = run(arguments)
+        printed = self._capsys.readouterr()
+        return Ran(status, printed.out, printed.err)
+
+    def ok(self, *arguments: str, stdin: bytes = b"") -> Ran:
+        """Run a command that must succeed."""
+        ran = self(*arguments, stdin=stdin)
+        assert ran.status == 0, ran
+        return ran
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in an empty folder, without settings in the environment."""
+    monkeypatch.chdir(tmp_path)
+    for variable in [name for name in os.environ if name.startswith("POSTDATE_")]:
+        monkeypatch.delenv(variable)
+    return tmp_path
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    """Return the command line."""
+    return CommandLine(capsys, monkeypatch)

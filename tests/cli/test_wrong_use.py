@@ -1,0 +1,185 @@
+"""Every mistake ends in one clear line on stderr, nothing on stdout, and the documented exit code."""
+
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+_SEND = ("send", "orders", "x")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("nonsense",), "No such command 'nonsense'"),
+        (("mesages", "list"), "Did you mean 'messages'?"),
+        (("messages",), "which one? postdate messages list|show|explain|cancel|reschedule|stats"),
+        (("errors",), "which one? postdate errors list|show|return"),
+        (("messages", "show"), "Missing argument 'ID'"),
+        (("send",), "Missing argument 'QUEUE'"),
+        (("doctor", "--verbose"), "No such option: --verbose"),
+        ((*_SEND, "--delay", "10x"), "Invalid value for '--delay': '10x' is no duration"),
+        ((*_SEND, "--at", "2026-01-31T12:00"), "Invalid value for '--at': '2026-01-31T12:00' has no time zone"),
+        ((*_SEND, "--at", "noon"), "Invalid value for '--at': 'noon' is no date and time"),
+        ((*_SEND, "--at", "2026-01-31T12:00Z", "--delay", "5s"), "--delay and --at exclude each other"),
+        ((*_SEND, "--header", "nonsense"), "--header 'nonsense' is not NAME=VALUE"),
+        ((*_SEND, "--file", "body.json"), "an argument or with --file, not both"),
+        (("send", "orders", "--file", "missing.json"), "missing.json cannot be read: No such file"),
+        (("messages", "list", "--limit", "0"), "Invalid value for '--limit'"),
+        (("messages", "reschedule", "m1"), "say when: either --delay or --at"),
+        (("messages", "reschedule", "m1", "--delay", "1s", "--at", "2026-01-31T12:00Z"), "either --delay or --at"),
+        (("errors", "return"), "name the messages to return, or all of them with --all"),
+        (("errors", "return", "m1", "--all"), "name the messages to return, or all of them with --all"),
+        (("run", "--log-level", "loud"), "'loud' is none of debug, info, warning, error, critical"),
+        (("run", "--clock-start", "2026-01-31T12:00Z", "--clock-speed", "0"), "--clock-speed must be above 0"),
+        (("pipeline",), "which one? postdate pipeline schedule|audit"),
+        (("pipeline", "schedule", "missing.csv"), "there is no file or folder 'missing.csv' to read"),
+        (("pipeline", "audit", "--html", "no/such/folder.html"), "there is no folder"),
+        (
+            ("pipeline", "schedule", "x.csv", "--destination", "queue", "--destination-value", "orders"),
+            "--destination and --destination-value exclude each other",
+        ),
+        (("config", "show", "--config", "missing.toml"), "there is no file 'missing.toml' (option --config)"),
+        (("messages", "list", "--store", "memory:"), "lives in one process only"),
+        (("messages", "list", "--store", "sqlite:postdate.db"), "write three slashes and the path"),
+        (("messages", "list", "--store", "oracle://db"), "store.address is 'oracle://db' (option --store)"),
+        (("messages", "list", "--store", "postgres://me:secret@host/db"), "'postgres://me:***@host/db'"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2_and_one_line(cli, arguments, said):
+    ran = cli(*arguments)
+    assert (ran.status, ran.out) == (2, "")
+    assert re.fullmatch(r"postdate: error \[[a-z_]+\]: .*\n", ran.err), ran.err
+    assert said in ran.err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("messages", "list"),
+        ("messages", "show", "m1"),
+        ("messages", "explain", "m1"),
+        ("messages", "cancel", "m1"),
+        ("messages", "reschedule", "m1", "--delay", "1s"),
+        ("messages", "stats"),
+        ("errors", "list"),
+        ("errors", "show", "m1"),
+        ("errors", "return", "m1"),
+        ("send", "orders", "x"),
+        ("run", "--no-setup"),
+    ],
+)
+def test_without_a_store_nothing_is_made_by_the_way(cli, own_folder, arguments):
+    ran = cli(*arguments)
+    assert (ran.status, ran.out) == (3, "")
+    assert "[store_not_set_up]: there is no file postdate.db" in ran.err
+    assert "postdate setup" in ran.err
+    assert list(own_folder.iterdir()) == []
+
+
+def test_a_file_that_is_no_database_is_left_alone(cli, own_folder):
+    (own_folder / "postdate.db").write_text("this is a letter, not a database, and it must stay one\n" * 40)
+    before = (own_folder / "postdate.db").read_bytes()
+    for arguments in (["messages", "list"], ["setup"], ["send", "orders", "x"]):
+        ran = cli(*arguments)
+        assert ran.status == 3
+        assert "[not_a_database]" in ran.err
+    assert (own_folder / "postdate.db").read_bytes() == before
+
+
+def test_a_database_of_a_newer_version_is_refused(cli, own_folder):
+    cli.ok("setup")
+    connection = sqlite3.connect(own_folder / "postdate.db")
+    with connection:
+        connection.execute("INSERT INTO postdate_migration VALUES (999, 'from the future')")
+    connection.close()
+    for arguments in (["messages", "list"], ["setup"]):
+        ran = cli(*arguments)
+        assert ran.status == 3
+        assert "[store_from_newer_version]" in ran.err
+        assert "upgrade Postdate" in ran.err
+
+
+def test_a_database_of_something_else_is_not_taken_over_by_looking(cli, own_folder):
+    connection = sqlite3.connect(own_folder / "postdate.db")
+    with connection:
+        connection.execute("CREATE TABLE customer (name TEXT)")
+    connection.close()
+    ran = cli("messages", "list")
+    assert ran.status == 3
+    assert "[store_not_set_up]" in ran.err
+
+
+def test_a_body_that_is_too_large_is_refused(cli):
+    cli.ok("setup", "--queue", "orders")
+    (os.environ["POSTDATE_STORE__LARGEST_MESSAGE_BYTES"], os.environ["POSTDATE_TRANSPORT__LARGEST_MESSAGE_BYTES"]) = (
+        "1000",
+        "1000",
+    )
+    try:
+        for delay in ((), ("--delay", "1m")):
+            ran = cli("send", "orders", *delay, stdin=b"x" * 1001)
+            assert (ran.status, ran.out) == (2, "")
+            assert "[message_too_large]" in ran.err
+            assert "this transport takes 1,000" in ran.err or "this store takes 1,000" in ran.err
+    finally:
+        del os.environ["POSTDATE_STORE__LARGEST_MESSAGE_BYTES"], os.environ["POSTDATE_TRANSPORT__LARGEST_MESSAGE_BYTES"]
+    assert cli.ok("messages", "stats", "--json").json["pending"] == 0
+
+
+def test_a_fault_of_ours_is_exit_code_70_with_a_traceback(cli, monkeypatch):
+    monkeypatch.setattr("postdate.operations.statistics", lambda plant, now: 1 / 0)
+    cli.ok("setup")
+    ran = cli("messages", "stats")
+    assert ran.status == 70
+    assert "ZeroDivisionError" in ran.err
+    assert ran.err.rstrip().endswith("postdate: error [internal_error]: ZeroDivisionError: division by zero")
+
+
+def test_an_output_that_nobody_reads_ends_quietly():
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        ended = subprocess.run(
+            [sys.executable, "-m", "postdate.cli", "setup", "--print-sql"],
+            stdout=write_end,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    finally:
+        os.close(write_end)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+def test_help_answers_without_loading_the_store_or_spark():
+    script = (
+        "import sys; from postdate.cli.entry import run; status = run(['--help']); "
+        "loaded = {'pyspark', 'pyarrow', 'sqlite3', 'anyio', 'msgspec', 'pydantic'} & set(sys.modules); "
+        "assert not loaded, loaded; sys.exit(status)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    for word in (
+        "demo",
+        "run",
+        "setup",
+        "send",
+        "messages",
+        "errors",
+        "pipeline",
+        "bench",
+        "config",
+        "doctor",
+        "Exit codes",
+    ):
+        assert word in ended.stdout
+
+
+def test_common_options_stand_before_or_after_the_command(cli):
+    cli.ok("setup", "--store", "sqlite:///a.db")
+    assert cli("--store", "sqlite:///a.db", "messages", "list").status == 0
+    assert cli("--store", "sqlite:///missing.db", "messages", "list", "--store", "sqlite:///a.db").status == 0
+    assert cli("messages", "list").status == 3
