@@ -113,20 +113,15 @@ def test_a_database_of_something_else_is_not_taken_over_by_looking(cli, own_fold
     assert "[store_not_set_up]" in ran.err
 
 
-def test_a_body_that_is_too_large_is_refused(cli):
+def test_a_body_that_is_too_large_is_refused(cli, monkeypatch):
     cli.ok("setup", "--queue", "orders")
-    (os.environ["POSTDATE_STORE__LARGEST_MESSAGE_BYTES"], os.environ["POSTDATE_TRANSPORT__LARGEST_MESSAGE_BYTES"]) = (
-        "1000",
-        "1000",
-    )
-    try:
-        for delay in ((), ("--delay", "1m")):
-            ran = cli("send", "orders", *delay, stdin=b"x" * 1001)
-            assert (ran.status, ran.out) == (2, "")
-            assert "[message_too_large]" in ran.err
-            assert "this transport takes 1,000" in ran.err or "this store takes 1,000" in ran.err
-    finally:
-        del os.environ["POSTDATE_STORE__LARGEST_MESSAGE_BYTES"], os.environ["POSTDATE_TRANSPORT__LARGEST_MESSAGE_BYTES"]
+    for section in ("STORE", "TRANSPORT"):
+        monkeypatch.setenv(f"POSTDATE_{section}__LARGEST_MESSAGE_BYTES", "1000")
+    for delay, keeper in (((), "transport"), (("--delay", "1m"), "store")):
+        ran = cli("send", "orders", *delay, stdin=b"x" * 1001)
+        assert (ran.status, ran.out) == (2, "")
+        assert "[message_too_large]" in ran.err
+        assert f"this {keeper} takes 1,000" in ran.err
     assert cli.ok("messages", "stats", "--json").json["pending"] == 0
 
 

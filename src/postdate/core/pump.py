@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 import anyio
@@ -35,7 +36,9 @@ class MessagePump:
         self._receiver, self._handle, self._concurrency = receiver, handle, concurrency
         self._clock, self._breaker = clock, breaker
         self._stop = anyio.Event()
-        self._in_hand = 0
+        self._ready: deque[Received] = deque()
+        self._idle: deque[anyio.Event] = deque()
+        self._workers = self._busy = 0
         self._one_done = anyio.Event()
 
     async def run(self) -> None:
@@ -66,9 +69,29 @@ class MessagePump:
             await self._pause_after(error)
             return
         self._breaker.success()
-        for each in received:
-            self._in_hand += 1
-            messages.start_soon(self._handle_one, each)
+        self._ready.extend(received)
+        for _ in received:
+            if self._idle:
+                self._idle.popleft().set()
+            elif self._workers < self._concurrency:
+                self._workers += 1
+                messages.start_soon(self._work)
+
+    @property
+    def _in_hand(self) -> int:
+        return self._busy + len(self._ready)
+
+    async def _work(self) -> None:
+        """Handle what is ready, message after message: a task for each message would cost as much as handling it."""
+        while True:
+            while self._ready:
+                self._busy += 1
+                await self._handle_one(self._ready.popleft())
+            if self._stop.is_set():
+                return
+            woken = anyio.Event()
+            self._idle.append(woken)
+            await woken.wait()
 
     async def _handle_one(self, received: Received) -> None:
         try:
@@ -78,7 +101,7 @@ class MessagePump:
             await self._pause_after(error)
             await self._give_back(received)
         finally:
-            self._in_hand -= 1
+            self._busy -= 1
             self._one_done.set()
 
     async def _give_back(self, received: Received) -> None:
@@ -104,3 +127,5 @@ class MessagePump:
     def stop(self) -> None:
         """Stop receiving."""
         self._stop.set()
+        while self._idle:
+            self._idle.popleft().set()

@@ -85,7 +85,9 @@ def _print(outcome: Outcome, console: Console, report: Path) -> None:
     console.print(table)
     if outcome.speed != 1:
         real = (outcome.audit.lateness.p99_seconds or 0) / outcome.speed * 1000
-        console.print(f"Lateness is in seconds of that day's clock; its 99th percentile was {real:.1f} ms of real time.")
+        console.print(
+            f"Lateness is in seconds of that day's clock; its 99th percentile was {real:.1f} ms of real time."
+        )
     for finding in outcome.audit.findings:
         console.print(f"{finding.name}: {finding.count:,}, for example {', '.join(finding.sample[:3])}")
     kept = "Nothing was lost, doubled or early." if outcome.audit.clean else "The promise was NOT kept."

@@ -6,6 +6,7 @@ never wait for each other's locks, and writes that arrive together are committed
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import sqlite3
@@ -83,7 +84,8 @@ class _Job(Generic[T]):
     work: Callable[[Transaction], T]
     result: T | None = None
     error: BaseException | None = None
-    done: anyio.Event | None = None
+    done: bool = False
+    turn: anyio.Event | None = None
 
     def outcome(self) -> T:
         if self.error is not None:
@@ -172,11 +174,12 @@ class SqliteFile:
         group.waiting.append(job)
         # Followers and leader alike see their work through: cancelled half-way nobody would know what was committed.
         with anyio.CancelScope(shield=True):
-            if group.led:
-                job.done = anyio.Event()
-                await job.done.wait()
-            else:
-                await self._lead(group)
+            while not job.done:
+                if group.led:
+                    job.turn = anyio.Event()
+                    await job.turn.wait()
+                else:
+                    await self._lead(group)
         return job.outcome()
 
     def _group(self) -> _Group:
@@ -188,16 +191,16 @@ class SqliteFile:
         return groups.setdefault(self, _Group())
 
     async def _lead(self, group: _Group) -> None:
+        """Commit what waits now, wake everyone whose work that was, and the first of those who came meanwhile to lead."""
         group.led = True
+        jobs = [group.waiting.popleft() for _ in range(min(len(group.waiting), _JOBS_IN_ONE_COMMIT))]
         try:
-            while group.waiting:
-                jobs = [group.waiting.popleft() for _ in range(min(len(group.waiting), _JOBS_IN_ONE_COMMIT))]
-                await to_thread.run_sync(self._commit_together, jobs)
-                for job in jobs:
-                    if job.done is not None:
-                        job.done.set()
+            await to_thread.run_sync(self._commit_together, jobs)
         finally:
             group.led = False
+            for job in (*jobs, *itertools.islice(group.waiting, 1)):
+                if job.turn is not None:
+                    job.turn.set()
 
     def write_blocking(self, work: Callable[[Transaction], T]) -> T:
         """Do the same as :meth:`write` in the calling thread; for pipeline processes and the command line."""
@@ -224,6 +227,9 @@ class SqliteFile:
                 for job in jobs:
                     job.error = job.error or error
                 return
+            finally:
+                for job in jobs:
+                    job.done = True
         self._wakeups.signal(topics, elsewhere)
 
     def _transaction(

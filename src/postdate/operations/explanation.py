@@ -200,8 +200,11 @@ class _Question:
         return self._say(State.IN_QUEUE, headline, facts, advice)
 
     def _past_use(self, queued: Queued) -> str:
+        expires_at = queued.envelope.expires_at
         try:
             reason = discard_reason(queued.envelope.headers, self.now)
+            if reason is None and expires_at is not None and expires_at < self.now:
+                reason = f"expired at {shown_time(expires_at)}"
         except InvalidTimestamp as error:
             return f"its expiry cannot be read: {error}"
         return f"it {reason} and will be discarded when it is received" if reason else ""

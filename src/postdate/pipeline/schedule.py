@@ -327,7 +327,7 @@ def _storing(job: ScheduleJob) -> Callable[[Iterator[pa.RecordBatch]], Iterator[
 
 def _store(store: OpenStore, batch: pa.RecordBatch, now: datetime) -> pa.RecordBatch:
     """Store one batch in one transaction; return its counts in a first row, and then the rows that were set aside."""
-    reasons: pa.Array[Any] = batch.column(batch.schema.get_field_index("reason"))
+    reasons = batch.column(batch.schema.get_field_index("reason"))  # pyright: ignore[reportUnknownVariableType]
     good = batch.filter(reasons.is_null())
     messages, bad = sort_out(good, store.largest_message_bytes)
     report = store.store_many(messages, now)

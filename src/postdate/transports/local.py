@@ -210,10 +210,13 @@ class LocalReceiver:
 
     def _remove(self, tx: Transaction, received: Received) -> None:
         # The number of a message stays the same when it is given back and received again here: the object does not.
-        held = self._held.get(received.token) is received and tx.execute(
-            "DELETE FROM queue_message WHERE seq = ? AND claimant = ? AND message_id = ? RETURNING content",
-            (received.token, tx.claimant, received.envelope.message_id),
-        ).fetchone()
+        held = (
+            self._held.get(received.token) is received
+            and tx.execute(
+                "DELETE FROM queue_message WHERE seq = ? AND claimant = ? AND message_id = ? RETURNING content",
+                (received.token, tx.claimant, received.envelope.message_id),
+            ).fetchone()
+        )
         if not held:
             raise ClaimLost(f"message {received.envelope.message_id!r} in {self._queue!r} is no longer held here")
         tx.execute("DELETE FROM content WHERE seq = ?", held)

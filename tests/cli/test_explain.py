@@ -1,0 +1,261 @@
+"""Why has this message not arrived? One test for each place where a message can be."""
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from postdate import DelayedMessage, Headers
+from postdate.config import load_settings
+from postdate.core.recoverability import Host, delayed_retry_headers, error_headers
+from postdate.errors import QueueNotFound, TransportUnavailable
+from postdate.messages import Envelope
+from postdate.operations import Explanation, State, explain
+from postdate.ports import End, Outcome, RecordKind
+from postdate.wiring import Plant, opened
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+
+
+@dataclass
+class Scene:
+    """A store with a queue ``orders``."""
+
+    plant: Plant
+
+    async def store(self, due: datetime = NOW + 10 * MINUTE, destination: str = "orders", **fields) -> DelayedMessage:
+        message = DelayedMessage("m1", due, destination, {Headers.MESSAGE_ID: "m1"}, b"{}", **fields)
+        await self.plant.store.store(message, NOW - MINUTE)
+        return message
+
+    async def explain(self, message_id: str = "m1", now: datetime = NOW) -> Explanation:
+        return await explain(self.plant, message_id, now)
+
+
+@asynccontextmanager
+async def scene(recording: str = "all"):
+    settings = load_settings(None, {"POSTDATE_STORE__RECORDING": recording, "POSTDATE_STORE__SYNCHRONOUS": "normal"})
+    async with opened(settings, create=True) as plant:
+        await plant.store.setup()
+        await plant.transport.create_queues(["orders", "error", "postdate.timeouts"])
+        yield Scene(plant)
+
+
+async def test_it_waits_until_it_is_due():
+    async with scene() as here:
+        await here.store()
+        found = await here.explain()
+    assert found.state is State.WAITING
+    assert found.headline == "it waits until it is due at 2026-01-31T12:10:00Z, in 10m"
+    assert found.facts == ("no service is running; nothing was delivered from this store lately",)
+    assert found.advice == ("start the service: postdate run",)
+    assert [event.what for event in found.history] == ["scheduled"]
+
+
+async def test_a_missing_queue_and_an_expiry_are_said_beforehand():
+    async with scene() as here:
+        await here.store(destination="nowhere", expires_at=NOW + 20 * MINUTE)
+        found = await here.explain()
+    assert any("its queue 'nowhere' does not exist" in fact and "--queue nowhere" in fact for fact in found.facts)
+    assert "it expires at 2026-01-31T12:20:00Z" in found.facts
+
+
+async def test_it_is_overdue_because_no_service_is_running():
+    async with scene() as here:
+        await here.store(due=NOW - 90 * MINUTE)
+        found = await here.explain()
+    assert found.state is State.OVERDUE
+    expected = "it was due at 2026-01-31T10:30:00Z, 1h30m ago, and no service is running to deliver it"
+    assert found.headline == expected
+    assert found.advice == ("start the service: postdate run",)
+
+
+async def test_it_is_being_retried_and_the_reason_is_said():
+    async with scene() as here:
+        await here.store(due=NOW - MINUTE)
+        (claim,) = await here.plant.store.claim_due(NOW, 1)
+        reason = "transport_unavailable: no answer"
+        await here.plant.store.retry_later(claim, NOW + timedelta(seconds=4), NOW, reason)
+        found = await here.explain()
+    assert found.state is State.RETRYING
+    assert found.headline == (
+        "delivering it to 'orders' failed 1 time, last because of transport_unavailable: no answer; "
+        "the next attempt is at 2026-01-31T12:00:04Z, in 4s"
+    )
+
+
+async def test_it_is_in_its_queue_and_nobody_receives():
+    async with scene() as here:
+        await here.store(due=NOW - MINUTE)
+        await here.plant.store.move_due(NOW - timedelta(seconds=59), 10)
+        found = await here.explain()
+    assert found.state is State.IN_QUEUE
+    assert found.headline == "it is in queue 'orders', waiting for a consumer"
+    assert "no process receives from it" in found.facts
+    assert "it was delivered there at 2026-01-31T11:59:01Z, 1s after it was due" in found.facts
+    assert found.advice == ("start the endpoint that receives from 'orders'",)
+
+
+async def test_it_is_in_its_queue_and_past_its_use():
+    async with scene() as here:
+        await here.store(due=NOW - 2 * MINUTE, expires_at=NOW - MINUTE)
+        await here.plant.store.move_due(NOW - 90 * timedelta(seconds=1), 10)
+        found = await here.explain()
+    assert found.state is State.IN_QUEUE
+    assert any("it expired at" in fact and "will be discarded" in fact for fact in found.facts)
+
+
+async def test_handling_it_failed_and_it_is_in_its_queue_again():
+    async with scene() as here:
+        await here.store(due=NOW - MINUTE)
+        await here.plant.store.move_due(NOW, 10)
+        receiver = here.plant.transport.receiver("orders")
+        (received,) = await receiver.receive(1)
+        await receiver.roll_back(received)
+        await receiver.close()
+        found = await here.explain()
+    assert "handling it failed 1 time so far" in found.facts
+
+
+async def test_it_is_in_the_intake_queue():
+    async with scene() as here:
+        envelope = Envelope("postdate.timeouts", "m1", {Headers.TIMEOUT_DESTINATION: "orders"})
+        assert await here.plant.transport.send([envelope], NOW) == [None]
+        found = await here.explain()
+    assert found.state is State.IN_INTAKE
+    assert found.headline == "it is in the intake queue 'postdate.timeouts', and no service is running to store it"
+
+
+async def test_it_was_handled():
+    async with scene() as here:
+        await here.store(due=NOW - MINUTE)
+        await here.plant.store.move_due(NOW, 10)
+        receiver = here.plant.transport.receiver("orders")
+        (received,) = await receiver.receive(1)
+        await receiver.commit(received, NOW + timedelta(seconds=1))
+        await receiver.close()
+        found = await here.explain(now=NOW + MINUTE)
+    assert found.state is State.HANDLED
+    assert found.headline == "it arrived: handled from queue 'orders' at 2026-01-31T12:00:01Z"
+    assert found.advice == ()
+
+
+async def test_its_consumer_discarded_it():
+    async with scene() as here:
+        await here.store(due=NOW - MINUTE)
+        await here.plant.store.move_due(NOW, 10)
+        receiver = here.plant.transport.receiver("orders")
+        (received,) = await receiver.receive(1)
+        await receiver.commit(received, NOW, End(RecordKind.DISCARDED, "expired at noon"))
+        await receiver.close()
+        found = await here.explain()
+    assert found.state is State.DISCARDED
+    assert found.headline.endswith("discarded it at 2026-01-31T12:00:00Z: expired at noon")
+
+
+async def test_it_left_its_queue_without_a_record():
+    async with scene("outcomes") as here:
+        await here.store(due=NOW - MINUTE)
+        await here.plant.store.move_due(NOW, 10)
+        receiver = here.plant.transport.receiver("orders")
+        (received,) = await receiver.receive(1)
+        await receiver.commit(received, NOW)
+        await receiver.close()
+        found = await here.explain()
+    assert found.state is State.DELIVERED
+    assert found.headline == "it was delivered to queue 'orders' at 2026-01-31T12:00:00Z and has left it"
+    assert any("store.recording is 'outcomes'" in fact for fact in found.facts)
+
+
+async def test_handling_it_failed_and_it_is_retried_under_another_id():
+    async with scene() as here:
+        await here.store(due=NOW - MINUTE)
+        await here.plant.store.move_due(NOW, 10)
+        receiver = here.plant.transport.receiver("orders")
+        (received,) = await receiver.receive(1)
+        headers = delayed_retry_headers(received.envelope.headers, NOW)
+        retry = DelayedMessage("r1", NOW + 10 * MINUTE, "orders", headers, b"{}")
+        work = [here.plant.store.storing([retry], NOW)]
+        await receiver.commit(received, NOW, End(RecordKind.RETRIED, "ValueError: no stock", work=work))
+        await receiver.close()
+        found = await here.explain()
+        assert found.message_id == "m1"
+        assert found.state is State.WAITING
+        assert found.facts[0] == "handling it failed; it is being retried as message r1"
+        assert [event.what for event in found.history] == ["scheduled", "delivered", "retried"]
+        await here.plant.store.move_due(NOW + 11 * MINUTE, 10)
+        found = await here.explain(now=NOW + 11 * MINUTE)
+        assert found.state is State.IN_QUEUE
+        assert await here.plant.store.cancel("r1", NOW) is False
+
+
+async def test_it_is_in_the_error_queue():
+    async with scene() as here:
+        await here.store(due=NOW - MINUTE)
+        (claim,) = await here.plant.store.claim_due(NOW, 1)
+        headers = error_headers(claim.message.headers, QueueNotFound("no queue"), "orders", NOW, Host("postdate"))
+        work = [here.plant.store.finishing([claim], Outcome.FAILED, NOW, "queue_not_found: no queue")]
+        await here.plant.transport.send([Envelope("error", "m1", headers, b"{}")], NOW, work=work)
+        found = await here.explain()
+    assert found.state is State.IN_ERROR_QUEUE
+    assert found.headline == "it is in the error queue 'error' because of: no queue"
+    assert "postdate errors return m1" in found.advice[-1]
+
+
+async def test_it_failed_and_its_copy_is_gone():
+    async with scene() as here:
+        await here.store(due=NOW - MINUTE)
+        claims = await here.plant.store.claim_due(NOW, 1)
+        await here.plant.store.finish(claims, Outcome.FAILED, NOW, str(TransportUnavailable("no answer")))
+        found = await here.explain()
+    assert found.state is State.FAILED
+    assert "because of no answer" in found.headline
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state", "said"),
+    [
+        (Outcome.EXPIRED, State.EXPIRED, "it expired before it could be delivered, noticed at 2026-01-31T12:00:00Z"),
+        (Outcome.CANCELLED, State.CANCELLED, "it was cancelled at 2026-01-31T12:00:00Z"),
+    ],
+)
+async def test_it_ended_otherwise(outcome, state, said):
+    async with scene() as here:
+        await here.store(due=NOW - MINUTE)
+        claims = await here.plant.store.claim_due(NOW, 1)
+        await here.plant.store.finish(claims, outcome, NOW)
+        found = await here.explain()
+    assert found.state is state
+    assert found.headline == f"{said}; it was due at 2026-01-31T11:59:00Z"
+
+
+async def test_it_was_never_here():
+    async with scene() as here:
+        found = await here.explain("nonsense")
+    assert found.state is State.UNKNOWN
+    assert found.headline == "it was never scheduled in sqlite:///postdate.db"
+
+
+async def test_without_records_that_is_said():
+    async with scene("none") as here:
+        await here.store(due=NOW - MINUTE)
+        await here.plant.store.move_due(NOW, 10)
+        receiver = here.plant.transport.receiver("orders")
+        (received,) = await receiver.receive(1)
+        await receiver.commit(received, NOW)
+        await receiver.close()
+        found = await here.explain()
+    assert found.state is State.UNKNOWN
+    assert "store.recording is 'none': what was delivered leaves no record, either" in found.facts
+
+
+async def test_a_header_that_only_looks_like_the_id_is_another_message():
+    async with scene() as here:
+        await here.store()
+        other = Envelope("orders", "x1", {Headers.MESSAGE_ID: "m11", "note": '"NServiceBus.MessageId":"zz"'}, b"")
+        await here.plant.transport.send([other], NOW)
+        assert (await here.explain("m1")).state is State.WAITING
+        assert (await here.explain("zz")).state is State.UNKNOWN
+        assert (await here.explain("m11")).state is State.IN_QUEUE

@@ -1,0 +1,99 @@
+"""Repeated failures over time, and failures at too high a rate (specification 1.11, rows 43 to 47)."""
+
+import logging
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from postdate.core.circuit_breaker import FailureRate, RepeatedFailures, State
+
+NOW = datetime(2026, 1, 31, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+ERROR = OSError("down")
+
+
+class Critical:
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, BaseException]] = []
+
+    def __call__(self, text: str, error: BaseException) -> None:
+        self.calls.append((text, error))
+
+
+@pytest.fixture
+def critical() -> Critical:
+    return Critical()
+
+
+@pytest.fixture
+def breaker(critical: Critical) -> RepeatedFailures:
+    return RepeatedFailures("store", "cannot store", 30 * SECOND, critical)
+
+
+def test_the_first_failure_arms_it_and_pauses_for_a_second_row_47(breaker: RepeatedFailures) -> None:
+    assert breaker.state is State.DISARMED
+    assert breaker.failure(ERROR, NOW) == SECOND
+    assert breaker.state is State.ARMED
+
+
+def test_failures_for_too_long_trigger_it_once_with_the_last_error_row_43(
+    breaker: RepeatedFailures, critical: Critical
+) -> None:
+    last = OSError("last")
+    breaker.failure(ERROR, NOW)
+    assert breaker.failure(ERROR, NOW + 29 * SECOND) == SECOND
+    assert critical.calls == []
+    assert breaker.failure(last, NOW + 30 * SECOND) == 10 * SECOND
+    assert breaker.failure(ERROR, NOW + 40 * SECOND) == 10 * SECOND
+    assert critical.calls == [("cannot store", last)]
+    assert breaker.state is State.TRIGGERED
+
+
+def test_one_success_in_time_prevents_it_row_44(breaker: RepeatedFailures, critical: Critical) -> None:
+    breaker.failure(ERROR, NOW)
+    breaker.success()
+    breaker.failure(ERROR, NOW + 30 * SECOND)
+    breaker.failure(ERROR, NOW + 59 * SECOND)
+    assert critical.calls == []
+
+
+def test_a_success_disarms_it_and_it_can_trigger_again_row_47(
+    breaker: RepeatedFailures, critical: Critical, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "postdate.circuit_breaker"):
+        for start in (NOW, NOW + 3600 * SECOND):
+            breaker.failure(ERROR, start)
+            breaker.failure(ERROR, start + 31 * SECOND)
+            breaker.success()
+            breaker.success()
+    assert len(critical.calls) == 2
+    words = [record.message.split(":")[0].removeprefix("circuit breaker store ") for record in caplog.records]
+    assert words == ["armed", "triggered after 0", "disarmed"] * 2
+
+
+def test_a_critical_error_action_that_fails_is_logged_and_forgotten(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(text: str, error: BaseException) -> None:
+        raise RuntimeError("the action")
+
+    breaker = RepeatedFailures("store", "cannot store", SECOND, fail)
+    breaker.failure(ERROR, NOW)
+    assert breaker.failure(ERROR, NOW + SECOND) == 10 * SECOND
+    assert caplog.records[-1].levelname == "CRITICAL"
+
+
+def test_thirty_times_the_limit_in_half_a_minute_is_borne_and_one_more_is_not_row_46(critical: Critical) -> None:
+    rate = FailureRate("handling", "cannot handle", 2, critical)
+    for number in range(60):
+        rate.failure(ERROR, NOW + number * timedelta(milliseconds=100))
+    assert critical.calls == []
+    rate.failure(ERROR, NOW + 29 * SECOND)
+    rate.failure(ERROR, NOW + 29 * SECOND)
+    assert len(critical.calls) == 2
+
+
+def test_the_count_begins_anew_in_every_window_row_46(critical: Critical) -> None:
+    rate = FailureRate("handling", "cannot handle", 1, critical)
+    for window in range(3):
+        for _ in range(30):
+            rate.failure(ERROR, NOW + window * 30 * SECOND)
+    assert critical.calls == []

@@ -1,0 +1,385 @@
+"""A due message to its destination, or back, or to the error queue (rows 12, 37 to 41, 45, 46, 50, 53, 58)."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import anyio
+import pytest
+
+from postdate import Envelope, Headers, LocalTransport, MemoryStore, MemoryTransport, SqliteStore
+from postdate.core import dispatcher as dispatcher_module
+from postdate.core.dispatcher import Dispatcher, Mover, enlisting
+from postdate.errors import PostdateError, QueueNotFound, StoreUnavailable, TransportUnavailable
+from postdate.ports import Outcome, RecordKind, Work
+from postdate.testing import Fault, FaultyMovingStore, FaultyTransport
+
+SECOND = timedelta(seconds=1)
+MICROSECOND = timedelta(microseconds=1)
+DOWN = TransportUnavailable("the destination does not answer")
+STORE_DOWN = StoreUnavailable("the store does not answer")
+
+
+@pytest.fixture
+async def bench(make):
+    return await make()
+
+
+@pytest.fixture
+def make(make_bench) -> Callable:
+    async def make(**settings):
+        bench = make_bench(**settings)
+        await bench.create_queues("billing", "shipping")
+        return bench
+
+    return make
+
+
+async def test_a_due_message_is_sent_and_removed(bench) -> None:
+    await bench.keep(bench.message(due_in=-1, headers={"own": "1"}, body=b"body"))
+    assert await bench.look() == 1
+    (arrived,) = bench.arrived("billing")
+    assert (arrived.message_id, arrived.headers, arrived.body) == ("m-1", {"own": "1"}, b"body")
+    assert arrived.due == bench.start - SECOND
+    assert await bench.waiting() is None
+    assert [record.kind for record in await bench.memory.history("m-1")][-1] is RecordKind.DELIVERED
+
+
+async def test_nothing_is_sent_at_or_before_its_due_time(bench) -> None:
+    await bench.keep(bench.message(due_in=0))
+    assert await bench.look() == 0
+    await bench.clock.advance(MICROSECOND)
+    assert await bench.look() == 1
+
+
+async def test_a_failing_destination_is_tried_as_often_as_configured_and_then_given_up_row_37(make) -> None:
+    bench = await make(number_of_retries=3)
+    bench.transport.faults.add(lambda call: DOWN if call.method == "send" and call.number <= 4 else None)
+    await bench.keep(bench.message(due_in=-1))
+    attempts = list[float]()
+    for _ in range(60):
+        sends = bench.transport.faults.calls["send"]
+        await bench.look()
+        attempts += [(bench.clock.now() - bench.start).total_seconds()] * (bench.transport.faults.calls["send"] - sends)
+        await bench.clock.advance(SECOND)
+    assert attempts == [
+        0,
+        2,
+        5,
+        10,
+        10,
+    ]  # four attempts 1, 2 and 4 s apart (looked at every second), and the error copy
+    assert bench.ids("error") == ["m-1"]
+    assert bench.ids("billing") == []
+    assert await bench.waiting() is None
+
+
+async def test_without_retries_there_is_one_attempt_row_37(bench) -> None:
+    bench.transport.faults.add(Fault("send", DOWN, calls=[1]))
+    await bench.keep(bench.message(due_in=-1))
+    await bench.look()
+    assert bench.ids("error") == ["m-1"]
+
+
+async def test_a_missing_destination_goes_to_the_error_queue_after_one_attempt_row_38(make) -> None:
+    bench = await make(number_of_retries=10)
+    await bench.keep(bench.message(due_in=-1, destination="nowhere"))
+    await bench.look()
+    (copy,) = bench.arrived("error")
+    assert copy.headers[Headers.ERROR_CODE] == "queue_not_found"
+    assert await bench.waiting() is None
+
+
+async def test_an_error_copy_has_everything_needed_to_return_it_row_39(bench) -> None:
+    await bench.keep(bench.message(due_in=-1, destination="nowhere", headers={"own": "1"}, body=b"body"))
+    await bench.look()
+    (copy,) = bench.arrived("error")
+    assert (copy.message_id, copy.body, copy.expires_at) == ("m-1", b"body", None)
+    expected = {
+        "own": "1",
+        Headers.FAILED_QUEUE: "sales.timeouts",
+        Headers.TIMEOUT_DESTINATION: "nowhere",
+        Headers.TIMEOUT_EXPIRE: "2026-01-31 12:00:04:000000 Z",
+        Headers.TIME_OF_FAILURE: "2026-01-31 12:00:05:000000 Z",
+        Headers.PROCESSING_ENDPOINT: "sales",
+        Headers.PROCESSING_MACHINE: "machine",
+        Headers.EXCEPTION_TYPE: "postdate.errors.QueueNotFound",
+    }
+    assert {name: copy.headers.get(name) for name in expected} == expected
+
+
+async def test_while_the_error_queue_is_down_the_message_stays_and_goes_there_later_row_41(bench) -> None:
+    await bench.keep(bench.message(due_in=-1, destination="nowhere"))
+    bench.transport.faults.add(lambda call: DOWN if call.number % 2 == 0 else None)  # the copy, not the message
+    await bench.look()
+    assert await bench.waiting() == bench.start - SECOND
+    bench.transport.faults.clear()
+    await bench.look_for(5 * SECOND)
+    assert bench.ids("error") == ["m-1"]
+    assert await bench.waiting() is None
+
+
+async def test_without_an_error_queue_the_message_stays_row_41(bench) -> None:
+    del bench.queues.queues["error"]
+    await bench.keep(bench.message(due_in=-1, destination="nowhere"))
+    await bench.look_for(300 * SECOND)
+    assert await bench.waiting() == bench.start - SECOND
+    await bench.queues.create_queues(["nowhere"])
+    await bench.look_for(62 * SECOND)
+    assert bench.ids("nowhere") == ["m-1"]
+
+
+async def test_what_could_not_be_removed_is_sent_again_with_the_same_id_rows_12_50(bench) -> None:
+    await bench.keep(bench.message(due_in=-1, headers={Headers.MESSAGE_ID: "id"}))
+    bench.store.faults.add(Fault("finish", STORE_DOWN, calls=[1]))
+    await bench.look_for(5 * SECOND)
+    assert bench.ids("billing") == ["m-1", "m-1"]
+    assert {envelope.headers[Headers.MESSAGE_ID] for envelope in bench.arrived("billing")} == {"id"}
+    assert await bench.waiting() is None
+
+
+async def test_a_message_that_was_removed_meanwhile_is_warned_about_row_53(
+    bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    await bench.keep(bench.message(due_in=-1))
+
+    class RemovesFirst:
+        def __call__(self, call) -> None:
+            if call.method == "finish" and not call.done:
+                bench.memory._entries.clear()
+
+    bench.store.faults.add(RemovesFirst())
+    await bench.look()
+    assert bench.ids("billing") == ["m-1"]
+    assert [record.message for record in caplog.records] == ["1 messages may have been delivered more than once"]
+
+
+async def test_a_bad_message_does_not_hold_up_the_others_row_58(make) -> None:
+    bench = await make(number_of_retries=1000)
+
+    async def refuse_poison(envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()):
+        return [DOWN if each.message_id == "poison" else None for each in envelopes]
+
+    bench.queues.send = refuse_poison
+    await bench.keep(bench.message("poison", -1), *[bench.message(f"m-{n}", n) for n in range(100)])
+    for _ in range(101):
+        await bench.look()
+        counts = await bench.memory.statistics(bench.clock.now())
+        assert counts.overdue == 1
+        await bench.clock.advance(SECOND)
+    assert counts.pending <= 2
+    poison = await bench.memory.get("poison")
+    assert poison is not None
+    assert 5 <= poison.number_of_failures <= 10
+
+
+async def test_a_message_too_large_for_the_transport_goes_alone_to_the_error_queue(clock, make_bench) -> None:
+    bench = make_bench()
+    bench.queues = MemoryTransport(largest_message_bytes=6_000)
+    bench.transport._transport = bench.queues
+    await bench.create_queues("billing")
+    bodies = {"a": b"", "b": b"x" * 6_000, "c": b""}
+    await bench.keep(*[bench.message(id_, -1, body=body) for id_, body in bodies.items()])
+    await bench.look()
+    assert bench.ids("billing") == ["a", "c"]
+    assert await bench.waiting() == bench.start - SECOND  # the error queue takes it no more than its destination
+
+
+async def test_a_slow_destination_does_not_hold_up_another(bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatcher_module, "LONGEST_SEND", timedelta(milliseconds=20))
+    send = bench.queues.send
+
+    async def slow(envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()):
+        if envelopes[0].destination == "shipping":
+            await anyio.Event().wait()
+        return await send(envelopes, now, work=work)
+
+    bench.queues.send = slow
+    await bench.keep(bench.message("slow", -2, "shipping"), bench.message("quick", -1, "billing"))
+    await bench.look()
+    assert bench.ids("billing") == ["quick"]
+    assert bench.ids("error") == ["slow"]
+    assert "did not answer" in bench.arrived("error")[0].headers[Headers.EXCEPTION_MESSAGE]
+
+
+async def test_an_expired_message_is_recorded_and_not_sent(bench) -> None:
+    await bench.clock.advance(10 * SECOND)
+    late, just = bench.start + 9 * SECOND, bench.clock.now()
+    await bench.keep(bench.message("late", expires_at=late), bench.message("just", expires_at=just))
+    await bench.look()
+    assert bench.ids("billing") == ["just"]
+    assert [record.kind for record in await bench.memory.history("late")][-1] is RecordKind.EXPIRED
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("method", ["claim_due", "finish", "retry_later", "next_attempt"])
+async def test_whatever_the_store_fails_at_nothing_is_lost_and_everything_arrives(
+    make, method: str, after: bool
+) -> None:
+    bench = await make(number_of_retries=100)
+    await bench.keep(
+        bench.message("expires", -3, expires_at=bench.start),
+        bench.message("good", -2),
+        bench.message("retried", -1, "shipping"),
+    )
+    await bench.clock.advance(SECOND)
+    bench.store.faults.add(Fault(method, STORE_DOWN, calls=range(1, 5), after=after))
+    bench.transport.faults.add(Fault("send", DOWN, calls=[2]))
+    for _ in range(200):
+        with suppress(StoreUnavailable):
+            await bench.look()
+        await bench.clock.advance(SECOND)
+        if after and method == "claim_due":
+            await let_claims_go(bench)
+    assert set(bench.ids("billing")) == {"good"}
+    assert set(bench.ids("shipping")) == {"retried"}
+    assert bench.ids("error") == []
+    assert await bench.waiting() is None
+
+
+async def let_claims_go(bench) -> None:
+    """Claims whose answer was lost are held until their process ends: end it."""
+    for entry in bench.memory._entries.values():
+        if entry.token is not None:
+            entry.attempt_at, entry.token = entry.message.due, None
+
+
+async def test_a_claim_that_cannot_be_given_back_is_given_back_later(bench) -> None:
+    await bench.keep(bench.message(due_in=-1))
+    bench.store.faults.add(Fault("finish", STORE_DOWN))
+    bench.store.faults.add(Fault("retry_later", STORE_DOWN))
+    await bench.look()
+    assert bench.dispatcher.holds_some
+    bench.store.faults.clear()
+    await bench.look_for(5 * SECOND)
+    assert not bench.dispatcher.holds_some
+    assert await bench.waiting() is None
+
+
+async def test_failing_sends_are_a_critical_error_after_30_seconds_row_45(make) -> None:
+    bench = await make(number_of_retries=1000)
+    bench.transport.faults.add(Fault("send", DOWN))
+    await bench.keep(bench.message(due_in=-1))
+    await bench.look_for(29 * SECOND)
+    assert bench.critical_errors == []
+    await bench.look_for(60 * SECOND)
+    assert bench.critical_errors == ["dispatch"]
+
+
+async def test_failures_of_the_failure_handling_are_a_critical_error_at_too_high_a_rate_row_46(bench) -> None:
+    bench.store.faults.add(Fault("finish", STORE_DOWN))
+    bench.store.faults.add(Fault("retry_later", STORE_DOWN))
+    for number in range(31):
+        assert bench.critical_errors == []
+        await bench.keep(bench.message(f"m-{number}", -1))
+        await bench.look()
+    assert bench.critical_errors == ["failure handling"]
+    assert bench.ids("error") == []
+
+
+async def test_a_message_with_reserved_headers_reaches_the_error_queue_too(bench) -> None:
+    await bench.keep(bench.message(due_in=-1, destination="nowhere", headers={Headers.TIMEOUT_DELAY: "x", "own": "1"}))
+    await bench.look()
+    (copy,) = bench.arrived("error")
+    assert copy.headers["own"] == "1"
+    assert Headers.TIMEOUT_DELAY not in copy.headers
+
+
+async def test_batches_follow_each_other_without_a_pause(bench) -> None:
+    await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(600)])
+    taken = [await bench.dispatcher.take(bench.clock.now()) for _ in range(3)]
+    assert [(each.count, each.more) for each in taken] == [(250, True), (250, True), (100, False)]
+    assert bench.ids("billing") == [f"m-{n}" for n in range(600)]
+
+
+# --- in one database --------------------------------------------------------------------------------------------------
+
+
+class OneFile:
+    """Store and queues in one SQLite file."""
+
+    def __init__(self, path: Path, bench) -> None:
+        self.bench, self.clock = bench, bench.clock
+        self.sqlite = SqliteStore(path, synchronous="normal")
+        self.local = LocalTransport(path, synchronous="normal")
+        self.store, self.transport = FaultyMovingStore(self.sqlite), FaultyTransport(self.local)
+        self.dispatcher = Dispatcher(
+            self.store, self.transport, bench.settings, bench.clock, bench.breaker, bench.failure_rate
+        )
+        self.mover = Mover(self.store, self.dispatcher)
+
+    async def lengths(self) -> dict[str, int]:
+        return {name: length for name, length in (await self.local.queue_lengths()).items() if length}
+
+
+@pytest.fixture
+async def one_file(make, tmp_path: Path):
+    bench = await make(number_of_retries=2)
+    one_file = OneFile(tmp_path / "one.db", bench)
+    await one_file.local.create_queues(["billing", "error"])
+    yield one_file
+    await one_file.sqlite.close()
+    await one_file.local.close()
+
+
+async def test_sending_and_removing_are_one_transaction_row_49(one_file: OneFile) -> None:
+    assert enlisting(one_file.store, one_file.transport) is not None
+    await one_file.sqlite.store(one_file.bench.message(due_in=-1), one_file.bench.start)
+    (claim,) = await one_file.sqlite.claim_due(one_file.clock.now(), 10)
+    await one_file.sqlite.finish([claim], Outcome.CANCELLED, one_file.clock.now())
+    await one_file.dispatcher._dispatch([claim])  # a claim that somebody finished meanwhile
+    assert await one_file.lengths() == {}
+
+
+async def test_a_move_delivers_without_claiming(one_file: OneFile) -> None:
+    await one_file.sqlite.store(one_file.bench.message(due_in=-1), one_file.bench.start)
+    taken = await one_file.mover.take(one_file.clock.now())
+    assert (taken.count, taken.more, taken.next_attempt) == (1, False, None)
+    assert one_file.store.faults.calls["claim_due"] == 0
+    assert await one_file.lengths() == {"billing": 1}
+
+
+async def test_what_has_no_queue_in_the_database_goes_the_ordinary_way_to_the_error_queue_row_38(
+    one_file: OneFile,
+) -> None:
+    batch = [one_file.bench.message(f"m-{n}", -1, "nowhere" if n % 2 else "billing") for n in range(10)]
+    await one_file.sqlite.store_many(batch, one_file.bench.start)
+    taken = await one_file.mover.take(one_file.clock.now())
+    assert taken.count == 10
+    assert await one_file.lengths() == {"billing": 5, "error": 5}
+    assert await one_file.sqlite.next_due() is None
+
+
+async def test_a_failed_move_moves_nothing_and_the_next_one_everything(one_file: OneFile) -> None:
+    await one_file.sqlite.store(one_file.bench.message(due_in=-1), one_file.bench.start)
+    one_file.store.faults.add(Fault("move_due", STORE_DOWN, calls=[1]))
+    with pytest.raises(StoreUnavailable):
+        await one_file.mover.take(one_file.clock.now())
+    assert await one_file.lengths() == {}
+    await one_file.mover.take(one_file.clock.now())
+    assert await one_file.lengths() == {"billing": 1}
+
+
+async def test_claims_that_were_not_given_back_are_so_although_nothing_else_needs_claiming(one_file: OneFile) -> None:
+    await one_file.local.create_queues(["nowhere-yet"])
+    await one_file.sqlite.store(one_file.bench.message(due_in=-1, destination="nowhere"), one_file.bench.start)
+    one_file.transport.faults.add(Fault("send", DOWN))
+    one_file.store.faults.add(Fault("retry_later", STORE_DOWN, calls=[1, 2]))
+    await one_file.mover.take(one_file.clock.now())
+    assert one_file.dispatcher.holds_some
+    one_file.transport.faults.clear()
+    for _ in range(10):
+        await one_file.mover.take(one_file.clock.now())
+        await one_file.clock.advance(SECOND)
+    assert await one_file.lengths() == {"error": 1}
+
+
+def test_queues_elsewhere_share_no_transaction() -> None:
+    assert enlisting(MemoryStore(), MemoryTransport()) is None
+
+
+def test_errors_of_the_tree_know_whether_they_pass() -> None:
+    assert TransportUnavailable.transient
+    assert not QueueNotFound.transient
+    assert issubclass(QueueNotFound, PostdateError)

@@ -1,0 +1,167 @@
+"""From the timeouts queue into the store (specification 1.6, rows 36, 40, 42, 43, 52)."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import anyio
+import pytest
+
+from postdate import DelayedMessage, Envelope, Headers, LocalTransport, SqliteStore
+from postdate.core.intake import Intake
+from postdate.endpoint.sending import through_queue
+from postdate.errors import ClaimLost, PostdateError, QueueNotFound, StoreUnavailable, TransportUnavailable
+from postdate.ports import Received
+from postdate.testing import Fault, FaultyTransport
+
+SECOND = timedelta(seconds=1)
+QUEUE = "sales.timeouts"
+STORE_DOWN = StoreUnavailable("the store does not answer")
+
+
+@pytest.fixture
+async def bench(make_bench):
+    bench = make_bench()
+    await bench.create_queues("billing")
+    return bench
+
+
+async def arrive(bench, message: DelayedMessage) -> Received:
+    return await bench.put_in_timeouts_queue(through_queue(message, QUEUE))
+
+
+async def handle(bench, received: Received, intake: Intake | None = None) -> list[PostdateError]:
+    """Handle one message, letting pauses pass; return what a pump would log."""
+    errors: list[PostdateError] = []
+
+    async def run() -> None:
+        try:
+            await (intake or bench.intake).handle(received)
+        except PostdateError as error:
+            errors.append(error)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        await bench.clock.advance(60 * SECOND)
+    return errors
+
+
+async def test_a_delayed_message_is_stored_and_taken_off_the_queue(bench) -> None:
+    message = bench.message(due_in=60, headers={"own": "1"}, body=b"body")
+    await bench.intake.handle(await arrive(bench, message))
+    assert await bench.memory.get("m-1") == message
+    assert bench.ids(QUEUE) == []
+
+
+async def test_what_is_due_already_is_sent_on_and_never_stored_row_36(bench) -> None:
+    await bench.intake.handle(await arrive(bench, bench.message(due_in=-0.000001)))
+    assert bench.ids("billing") == ["m-1"]
+    assert bench.store.faults.calls.total() == 0
+    (arrived,) = bench.arrived("billing")
+    assert not [name for name in arrived.headers if name.startswith(Headers.TIMEOUT_PROPERTIES_PREFIX)]
+
+
+async def test_what_is_due_this_very_instant_is_stored(bench) -> None:
+    await bench.intake.handle(await arrive(bench, bench.message(due_in=0)))
+    assert bench.ids("billing") == []
+    assert await bench.waiting() == bench.start
+
+
+async def test_a_message_stored_before_a_crash_is_stored_once_and_then_taken_off_the_queue(bench) -> None:
+    received = await arrive(bench, bench.message(due_in=60))
+    bench.transport.faults.add(Fault("commit", TransportUnavailable("lost"), calls=[1, 2]))
+    assert [type(error) for error in await handle(bench, received)] == [TransportUnavailable]
+    await bench.receiver.roll_back(received)
+    bench.transport.faults.clear()
+    (again,) = await bench.receiver.receive(1)
+    await bench.intake.handle(again)
+    assert (await bench.memory.statistics(bench.start)).pending == 1
+    assert bench.ids(QUEUE) == bench.ids("error") == []
+
+
+async def test_an_error_copy_returned_to_the_timeouts_queue_is_sent_to_its_destination_at_once_row_40(bench) -> None:
+    await bench.keep(bench.message(due_in=-1, destination="nowhere", headers={"own": "1"}, body=b"body"))
+    await bench.look()
+    (copy,) = bench.arrived("error")
+    await bench.queues.create_queues(["nowhere"])
+    returned = Envelope(copy.headers[Headers.FAILED_QUEUE], copy.message_id, copy.headers, copy.body)
+    await bench.intake.handle(await bench.put_in_timeouts_queue(returned))
+    (arrived,) = bench.arrived("nowhere")
+    assert (arrived.message_id, arrived.headers["own"], arrived.body) == ("m-1", "1", b"body")
+
+
+async def test_what_is_no_delayed_message_goes_to_the_error_queue_at_once(bench) -> None:
+    await bench.intake.handle(await bench.put_in_timeouts_queue(Envelope(QUEUE, "m-1", {"own": "1"}, b"body")))
+    (copy,) = bench.arrived("error")
+    assert copy.headers[Headers.ERROR_CODE] == "not_a_delayed_message"
+    assert (copy.headers[Headers.FAILED_QUEUE], copy.headers["own"], copy.body) == (QUEUE, "1", b"body")
+    assert bench.ids(QUEUE) == []
+
+
+async def test_a_malformed_due_time_goes_to_the_error_queue_at_once_row_14(bench) -> None:
+    headers = {Headers.TIMEOUT_DESTINATION: "billing", Headers.TIMEOUT_EXPIRE: "tomorrow"}
+    await bench.intake.handle(await bench.put_in_timeouts_queue(Envelope(QUEUE, "m-1", headers)))
+    assert bench.arrived("error")[0].headers[Headers.ERROR_CODE] == "invalid_timestamp"
+
+
+async def test_what_is_due_already_and_has_no_queue_goes_to_the_error_queue_row_38(bench) -> None:
+    await bench.intake.handle(await arrive(bench, bench.message(due_in=-1, destination="nowhere")))
+    assert bench.arrived("error")[0].headers[Headers.ERROR_CODE] == "queue_not_found"
+    assert bench.ids(QUEUE) == []
+
+
+@pytest.mark.parametrize(("retries", "attempts"), [(0, 1), (1, 1), (2, 2), (3, 3)])
+async def test_a_failing_store_is_tried_as_often_as_specified_row_42(make_bench, retries: int, attempts: int) -> None:
+    bench = make_bench(number_of_retries=retries)
+    await bench.create_queues()
+    bench.store.faults.add(Fault("store", STORE_DOWN))
+    received = await arrive(bench, bench.message(due_in=600))
+    for attempt in range(1, attempts + 1):
+        await handle(bench, received)
+        assert bench.store.faults.calls["store"] == attempt
+        if attempt < attempts:
+            (received,) = await bench.receiver.receive(1)
+    assert bench.arrived("error")[0].headers[Headers.ERROR_CODE] == "store_unavailable"
+    assert bench.ids(QUEUE) == []
+
+
+async def test_a_store_failing_for_30_seconds_is_one_critical_error_row_43(make_bench) -> None:
+    bench = make_bench(number_of_retries=1000)
+    await bench.create_queues()
+    bench.store.faults.add(Fault("store", STORE_DOWN))
+    received = await arrive(bench, bench.message(due_in=6000))
+    for _ in range(3):
+        assert bench.critical_errors == ([] if bench.store.faults.calls["store"] < 2 else ["store"])
+        await handle(bench, received)
+        (received,) = await bench.receiver.receive(1)
+    bench.store.faults.clear()
+    await bench.intake.handle(received)
+    assert bench.critical_errors == ["store"]
+    assert (await bench.memory.statistics(bench.start)).pending == 1
+
+
+async def test_without_an_error_queue_a_bad_message_stays_in_its_queue_row_41(bench) -> None:
+    del bench.queues.queues["error"]
+    received = await bench.put_in_timeouts_queue(Envelope(QUEUE, "m-1"))
+    with pytest.raises(QueueNotFound, match="no queue 'error'"):
+        await bench.intake.handle(received)
+    await bench.receiver.close()
+    assert bench.ids(QUEUE) == ["m-1"]
+
+
+async def test_in_one_database_storing_and_taking_off_are_one_transaction_row_52(bench, tmp_path: Path) -> None:
+    path = tmp_path / "one.db"
+    store, transport = SqliteStore(path, synchronous="normal"), LocalTransport(path, synchronous="normal")
+    await transport.create_queues([QUEUE, "error"])
+    faulty = FaultyTransport(transport, Fault("commit", TransportUnavailable("lost"), calls=[2], after=True))
+    receiver = faulty.receiver(QUEUE)
+    intake = Intake(receiver, store, faulty, bench.settings, bench.clock, bench.store_breaker)
+    await transport.send([through_queue(bench.message(f"m-{n}", 60), QUEUE) for n in range(2)], bench.start)
+    first, second = await receiver.receive(10)
+    await intake.handle(first)
+    # The answer to the second commit is lost, its effect is not.
+    assert [type(error) for error in await handle(bench, second, intake)] == [ClaimLost]
+    assert (await store.statistics(bench.start)).pending == 2
+    assert await transport.queue_lengths() == {QUEUE: 0, "error": 0}
+    await receiver.close()
+    await store.close()
+    await transport.close()

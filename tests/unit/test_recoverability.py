@@ -1,0 +1,155 @@
+"""What is decided after a failure (specification 5, rows 37, 38, 39, 109, 112)."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from postdate.core.recoverability import (
+    DelayedRetry,
+    Host,
+    ImmediateRetry,
+    MoveToError,
+    Recoverability,
+    after_dispatch_failed,
+    after_handling_failed,
+    delayed_retry_headers,
+    error_headers,
+    retry_delay,
+)
+from postdate.errors import ConfigurationError, InvalidMessage, QueueNotFound, TransportUnavailable
+from postdate.messages import Headers, format_timestamp
+
+NOW = datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC)
+POLICY = Recoverability()
+HOST = Host("sales", "machine", "f" * 32, "machine 1")
+OLD, TOO_OLD = NOW - timedelta(hours=24), NOW - timedelta(hours=24, microseconds=1)
+
+
+def live(policy: Recoverability) -> tuple[int, list[timedelta], str]:
+    """Let a message fail until it is given up: attempts, delays, queue."""
+    headers, attempts, delays = dict[str, str](), 0, list[timedelta]()
+    while True:
+        for failures in range(1, 1000):
+            attempts += 1
+            decision = after_handling_failed(ValueError("x"), failures, headers, policy, NOW)
+            if not isinstance(decision, ImmediateRetry):
+                break
+        match decision:
+            case DelayedRetry(delay):
+                delays.append(delay)
+                headers = delayed_retry_headers(headers, NOW)
+            case MoveToError(queue):
+                return attempts, delays, queue
+            case _:
+                pytest.fail("a thousand immediate retries")
+
+
+def test_by_default_a_message_is_tried_24_times_row_109() -> None:
+    assert live(POLICY) == (24, [timedelta(seconds=each) for each in (10, 20, 30)], "error")
+
+
+def test_without_retries_it_is_tried_once() -> None:
+    assert live(Recoverability("broken", immediate_retries=0, delayed_retries=0)) == (1, [], "broken")
+
+
+def test_delayed_retries_end_after_24_hours_row_109() -> None:
+    headers = {Headers.DELAYED_RETRIES: "1", Headers.DELAYED_RETRIES_TIMESTAMP: format_timestamp(OLD)}
+    assert after_handling_failed(ValueError(), 6, headers, POLICY, NOW) == DelayedRetry(timedelta(seconds=20))
+    headers[Headers.DELAYED_RETRIES_TIMESTAMP] = format_timestamp(TOO_OLD)
+    assert after_handling_failed(ValueError(), 6, headers, POLICY, NOW) == MoveToError("error")
+
+
+@pytest.mark.parametrize("text", ["", "yesterday"])
+def test_an_unreadable_timestamp_of_the_last_retry_is_ignored(text: str) -> None:
+    headers = {Headers.DELAYED_RETRIES_TIMESTAMP: text}
+    assert after_handling_failed(ValueError(), 6, headers, POLICY, NOW) == DelayedRetry(timedelta(seconds=10))
+
+
+@pytest.mark.parametrize("text", ["-1", "many", "", "²", "1.5"])
+def test_an_unreadable_count_of_retries_is_none(text: str) -> None:
+    headers = {Headers.DELAYED_RETRIES: text}
+    assert after_handling_failed(ValueError(), 6, headers, POLICY, NOW) == DelayedRetry(timedelta(seconds=10))
+
+
+def test_what_no_retry_mends_goes_to_the_error_queue_at_once() -> None:
+    assert after_handling_failed(InvalidMessage("x"), 1, {}, POLICY, NOW) == MoveToError("error")
+    policy = Recoverability(unrecoverable=(LookupError,))
+    assert after_handling_failed(KeyError("subclass"), 1, {}, policy, NOW) == MoveToError("error")
+    assert after_handling_failed(InvalidMessage("x"), 1, {}, policy, NOW) == ImmediateRetry()
+
+
+def test_incoming_headers_are_left_alone_and_the_next_ones_count() -> None:
+    incoming = {"own": "1", Headers.DELAYED_RETRIES: "2"}
+    assert delayed_retry_headers(incoming, NOW) == {
+        "own": "1",
+        Headers.DELAYED_RETRIES: "3",
+        Headers.DELAYED_RETRIES_TIMESTAMP: "2026-01-31 12:00:05:000000 Z",
+    }
+    assert incoming == {"own": "1", Headers.DELAYED_RETRIES: "2"}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"immediate_retries": -1}, {"delayed_retries": -1}, {"time_increase": timedelta(seconds=-1)}]
+)
+def test_negative_settings_are_refused(wrong: dict) -> None:
+    with pytest.raises(ConfigurationError, match="negative"):
+        Recoverability(**wrong)
+
+
+# --- dispatch ---------------------------------------------------------------------------------------------------------
+
+
+def test_dispatch_is_retried_as_often_as_configured_row_37() -> None:
+    decisions = [after_dispatch_failed(TransportUnavailable("x"), failures, 2, "error") for failures in range(3)]
+    delays = [DelayedRetry(timedelta(seconds=1)), DelayedRetry(timedelta(seconds=2))]
+    assert decisions == [*delays, MoveToError("error")]
+
+
+def test_a_missing_queue_and_a_bad_message_are_not_retried_row_38() -> None:
+    for error in (QueueNotFound("x"), InvalidMessage("x")):
+        assert after_dispatch_failed(error, 0, 10, "error") == MoveToError("error")
+
+
+def test_delays_double_up_to_a_minute() -> None:
+    assert [retry_delay(failures).total_seconds() for failures in (0, 1, 2, 5, 6, 10_000)] == [1, 2, 4, 32, 60, 60]
+
+
+# --- error copies -----------------------------------------------------------------------------------------------------
+
+
+def fail() -> Exception:
+    error = ValueError("outer")
+    error.__cause__ = KeyError("inner")
+    return error
+
+
+def test_an_error_copy_has_exactly_these_headers_row_112() -> None:
+    headers = {"own": "1", Headers.DELAYED_RETRIES: "3", Headers.IMMEDIATE_RETRIES: "5"}
+    copy = error_headers(headers, fail(), "sales", NOW, HOST)
+    trace = copy.pop(Headers.EXCEPTION_STACK_TRACE)
+    assert "KeyError: 'inner'" in trace
+    assert "ValueError: outer" in trace
+    assert copy == {
+        "own": "1",
+        "NServiceBus.FailedQ": "sales",
+        "NServiceBus.TimeOfFailure": "2026-01-31 12:00:05:000000 Z",
+        "NServiceBus.ProcessingMachine": "machine",
+        "NServiceBus.ProcessingEndpoint": "sales",
+        "$.diagnostics.hostid": "f" * 32,
+        "$.diagnostics.hostdisplayname": "machine 1",
+        "NServiceBus.ExceptionInfo.ExceptionType": "builtins.ValueError",
+        "NServiceBus.ExceptionInfo.InnerExceptionType": "builtins.KeyError",
+        "NServiceBus.ExceptionInfo.Message": "outer",
+        "NServiceBus.ExceptionInfo.Source": "builtins",
+    }
+
+
+def test_an_error_copy_has_the_code_of_our_own_errors_and_a_message_cut_to_16384_characters_row_112() -> None:
+    copy = error_headers({}, QueueNotFound("x" * 20_000), "sales", NOW, HOST)
+    assert copy[Headers.ERROR_CODE] == "queue_not_found"
+    assert len(copy[Headers.EXCEPTION_MESSAGE]) == 16_384
+
+
+def test_an_exception_with_text_that_no_header_can_carry_still_reaches_the_error_queue() -> None:
+    copy = error_headers({}, ValueError("lone \ud800 surrogate"), "sales", NOW, HOST)
+    assert copy[Headers.EXCEPTION_MESSAGE] == "lone \\ud800 surrogate"

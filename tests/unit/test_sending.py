@@ -1,0 +1,134 @@
+"""From a message of the application to what is sent or stored (rows 3 to 9, 13, 75)."""
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from postdate import DelayedMessage, Envelope, Headers, SendOptions
+from postdate.endpoint.sending import Sender, outgoing_message, through_queue
+from postdate.errors import DelayConflict, InvalidHeaders, InvalidMessage, InvalidTimestamp
+
+NOW = datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+CONTENT = {Headers.ENCLOSED_MESSAGE_TYPES: "Sales.Pay"}
+
+
+def send(**options) -> Envelope | DelayedMessage:
+    return outgoing_message(CONTENT, b"body", "billing", SendOptions(**options), Sender("sales", "sales"), NOW)
+
+
+def test_a_delay_counts_from_now_row_1() -> None:
+    message = send(delay=2 * SECOND)
+    assert isinstance(message, DelayedMessage)
+    assert (message.due, message.destination, message.body) == (NOW + 2 * SECOND, "billing", b"body")
+
+
+def test_an_absolute_time_is_the_due_time_row_3() -> None:
+    zone = timezone(timedelta(hours=-3, minutes=-30))
+    message = send(deliver_at=(NOW + 5 * SECOND).astimezone(zone))
+    assert isinstance(message, DelayedMessage)
+    assert (message.due, message.due.utcoffset()) == (NOW + 5 * SECOND, timedelta(0))
+
+
+def test_a_time_in_the_past_is_sent_at_once_row_4() -> None:
+    assert isinstance(send(deliver_at=NOW - timedelta(hours=1)), Envelope)
+
+
+def test_a_zero_delay_is_sent_at_once_row_5() -> None:
+    assert isinstance(send(delay=timedelta(0)), Envelope)
+
+
+def test_a_negative_delay_is_refused_row_5() -> None:
+    with pytest.raises(InvalidMessage, match="negative"):
+        SendOptions(delay=-SECOND)
+
+
+def test_delay_and_absolute_time_exclude_each_other_row_6() -> None:
+    with pytest.raises(DelayConflict, match="deliver_at"):
+        SendOptions(delay=SECOND, deliver_at=NOW)
+
+
+def test_options_used_twice_delay_both_messages_row_8() -> None:
+    options = SendOptions(delay=SECOND)
+    sent = [outgoing_message(CONTENT, b"", "q", options, Sender("sales", None), NOW) for _ in range(2)]
+    assert all(isinstance(message, DelayedMessage) for message in sent)
+    assert len({message.message_id for message in sent}) == 2
+
+
+def test_a_delayed_message_says_when_it_is_due_row_13() -> None:
+    assert send(delay=SECOND).headers[Headers.DELIVER_AT] == "2026-01-31 12:00:06:000000 Z"
+    assert send(deliver_at=NOW - SECOND).headers[Headers.DELIVER_AT] == "2026-01-31 12:00:04:000000 Z"
+    assert Headers.DELIVER_AT not in send().headers
+
+
+def test_a_due_time_that_is_set_already_is_not_overwritten_row_13() -> None:
+    assert send(delay=SECOND, headers={Headers.DELIVER_AT: "mine"}).headers[Headers.DELIVER_AT] == "mine"
+
+
+def test_a_delay_with_a_time_to_be_received_is_refused_by_the_name_of_the_type_row_75() -> None:
+    with pytest.raises(DelayConflict, match=r"Sales\.Pay"):
+        send(delay=SECOND, time_to_be_received=SECOND)
+    with pytest.raises(DelayConflict, match=r"Sales\.Pay"):
+        send(deliver_at=NOW, headers={Headers.TIME_TO_BE_RECEIVED: "00:00:01"})
+
+
+def test_a_time_to_be_received_is_a_header_row_66() -> None:
+    assert send(time_to_be_received=15 * SECOND).headers[Headers.TIME_TO_BE_RECEIVED] == "00:00:15"
+
+
+@pytest.mark.parametrize("span", [timedelta(0), -SECOND])
+def test_a_time_to_be_received_must_be_above_zero_row_74(span: timedelta) -> None:
+    with pytest.raises(InvalidMessage, match="above zero"):
+        SendOptions(time_to_be_received=span)
+
+
+@pytest.mark.parametrize("name", ["delay", "time_to_be_received"])
+def test_a_duration_must_be_one(name: str) -> None:
+    with pytest.raises(InvalidMessage, match="timedelta"):
+        SendOptions(**{name: 5})
+
+
+@pytest.mark.parametrize("name", ["deliver_at", "expires_at"])
+def test_a_time_must_have_a_zone(name: str) -> None:
+    with pytest.raises(InvalidTimestamp, match="time zone"):
+        SendOptions(**{name: datetime(2026, 1, 31)})  # noqa: DTZ001
+
+
+def test_a_delay_beyond_the_calendar_is_refused() -> None:
+    with pytest.raises(InvalidTimestamp, match="9999"):
+        send(delay=timedelta.max)
+
+
+def test_an_absolute_expiry_goes_with_a_delay() -> None:
+    message = send(delay=SECOND, expires_at=NOW + 2 * SECOND)
+    assert message.expires_at == NOW + 2 * SECOND
+    assert message.headers[Headers.EXPIRES_AT] == "2026-01-31 12:00:07:000000 Z"
+    with pytest.raises(InvalidMessage, match="expire"):
+        send(delay=2 * SECOND, expires_at=NOW + SECOND)
+
+
+def test_a_message_says_who_sent_it_and_its_own_headers_win() -> None:
+    headers = send(headers={Headers.CORRELATION_ID: "mine"}, message_id="m-1").headers
+    assert headers[Headers.MESSAGE_ID] == headers[Headers.CONVERSATION_ID] == "m-1"
+    assert headers[Headers.CORRELATION_ID] == "mine"
+    assert headers[Headers.ORIGINATING_ENDPOINT] == headers[Headers.REPLY_TO_ADDRESS] == "sales"
+    assert headers[Headers.TIME_SENT] == "2026-01-31 12:00:05:000000 Z"
+    assert headers[Headers.MESSAGE_INTENT] == "Send"
+
+
+def test_who_only_sends_asks_for_no_replies() -> None:
+    message = outgoing_message({}, b"", "q", SendOptions(), Sender("sales", None), NOW)
+    assert Headers.REPLY_TO_ADDRESS not in message.headers
+
+
+def test_bad_headers_are_refused_when_sending() -> None:
+    with pytest.raises(InvalidHeaders):
+        send(headers={"a": 1})
+
+
+def test_through_the_timeouts_queue_a_message_keeps_id_and_body_row_12() -> None:
+    message = send(delay=SECOND, message_id="m-1")
+    assert isinstance(message, DelayedMessage)
+    envelope = through_queue(message, "sales.timeouts")
+    assert (envelope.destination, envelope.message_id, envelope.body) == ("sales.timeouts", "m-1", b"body")
+    assert envelope.headers[Headers.TIMEOUT_DESTINATION] == "billing"
