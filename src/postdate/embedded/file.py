@@ -39,6 +39,13 @@ _COURTESY_SECONDS = 0.001
 
 log = logging.getLogger("postdate.embedded")
 
+# Not only those that are registered: should a lock file be removed by hand, a living process is taken for gone, and
+# what it holds afterwards must not stay held when it really ends.
+_CLAIMANTS = """
+    SELECT claimant FROM claimant
+    UNION SELECT claimant FROM delayed_message WHERE claimant IS NOT NULL
+    UNION SELECT claimant FROM queue_message WHERE claimant IS NOT NULL"""
+
 T = TypeVar("T")
 
 _GROUPS: RunVar[dict[SqliteFile, _Group]] = RunVar("postdate.embedded.groups")
@@ -336,10 +343,9 @@ class SqliteFile:
 
     def free_claims_of_the_dead(self) -> int:
         """Give back what processes held that are gone; return how many were. Blocking."""
-        others = self.read_blocking(
-            lambda c: c.execute("SELECT claimant FROM claimant WHERE claimant <> ?", (self._claimant,)).fetchall()
-        )
-        gone = [claimant for (claimant,) in others if is_gone(self._presence_folder, claimant)]
+        known = self.read_blocking(lambda c: c.execute(_CLAIMANTS).fetchall())
+        others = {claimant for (claimant,) in known} - {self._claimant}
+        gone = [claimant for claimant in sorted(others) if is_gone(self._presence_folder, claimant)]
         for claimant in gone:
             log.info("process with claimant number %d is gone; what it held is free again", claimant)
             self.write_blocking(lambda tx, claimant=claimant: _forget(tx, claimant))

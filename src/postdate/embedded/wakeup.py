@@ -34,7 +34,7 @@ class Wakeups:
         self._every, self._housekeeping = every, housekeeping
         self._subscribers: dict[str, list[Wake]] = defaultdict(list)
         self._lock = threading.Lock()
-        self._sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._sender: socket.socket | None = None
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
 
@@ -68,7 +68,14 @@ class Wakeups:
         for topic in topics:
             self._wake(topic)
         for topic, port in elsewhere:
+            self._send(topic, port)
+
+    def _send(self, topic: str, port: int) -> None:
+        with self._lock:
             try:
+                if self._sender is None:
+                    self._sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+                    self._sender.bind((_LOOPBACK, 0))
                 self._sender.sendto(topic.encode(), (_LOOPBACK, port))
             except OSError as error:  # no loopback, or its buffers are full: the listener's own poll finds the message
                 log.debug("no datagram to port %d: %s", port, error)
@@ -78,14 +85,17 @@ class Wakeups:
         with self._lock:
             listener, self._listener = self._listener, None
         if listener is not None:
-            self._sender.sendto(b"", listener.getsockname())
+            self._send("", listener.getsockname()[1])
             if self._thread is not None and self._thread is not threading.current_thread():
                 self._thread.join()
             listener.close()
 
     def close(self) -> None:
         """Release the sending socket."""
-        self._sender.close()
+        with self._lock:
+            sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.close()
 
     def _wake(self, topic: str) -> None:
         with self._lock:

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import anyio
+from anyio.abc import TaskGroup
 
 from postdate.clock import Clock, SystemClock
 from postdate.core.circuit_breaker import RepeatedFailures
@@ -178,6 +179,7 @@ class Endpoint:
         self._enlisting = None if delayed_delivery is None else enlisting(delayed_delivery.store, transport)
         self._pump: MessagePump | None = None
         self._running: AsyncExitStack | None = None
+        self._tasks: TaskGroup | None = None
 
     # --- configuration ------------------------------------------------------------------------------------------
 
@@ -212,7 +214,7 @@ class Endpoint:
             raise ConfigurationError(f"endpoint {self.name!r} is running already")
         await self._prepare()
         async with AsyncExitStack() as stack:
-            tasks = await stack.enter_async_context(anyio.create_task_group())
+            self._tasks = tasks = await stack.enter_async_context(anyio.create_task_group())
             if self._pump is not None:
                 tasks.start_soon(self._pump.run)
             if self._service is not None:
@@ -225,7 +227,12 @@ class Endpoint:
     ) -> bool | None:
         self.stop()
         running, self._running = self._running, None
-        return await running.__aexit__(kind, error, trace) if running is not None else None
+        if running is None:
+            return None
+        if error is not None and self._tasks is not None:
+            # Given to the task group, the program's own error would come back in an ExceptionGroup.
+            self._tasks.cancel_scope.cancel()
+        return await running.__aexit__(None, None, None)
 
     def stop(self) -> None:
         """Stop receiving and polling; leaving the context waits for what is in hand."""
@@ -339,7 +346,7 @@ class Endpoint:
         reason = f"{type(error).__name__}: {error}"
         if isinstance(decision, DelayedRetry) and self.delayed_delivery is None:
             log.warning("message %s goes to the error queue: no delayed retry without a store", _id(received))
-            return self._to_error(received, error, reason)
+            return self.to_error(received, error)
         match decision:
             case ImmediateRetry():
                 log.info("message %s is retried at once: %s", _id(received), reason)
@@ -348,7 +355,7 @@ class Endpoint:
                 log.warning("message %s is retried in %s: %s", _id(received), delay, reason)
                 return self.end_of([self._retry(received, now + delay, now)], RecordKind.RETRIED, reason)
             case _:
-                return self._to_error(received, error, reason)
+                return self.to_error(received, error)
 
     def _retry(self, received: Received, due: datetime, now: datetime) -> DelayedMessage:
         """Return the message for its delayed retry: a send of its own, so it has an id of its own in the store."""
@@ -359,7 +366,9 @@ class Endpoint:
             expires_at = due  # it will be discarded on arrival, and recorded
         return DelayedMessage(new_message_id(), due, self.name, headers, envelope.body, expires_at)
 
-    def _to_error(self, received: Received, error: Exception, reason: str) -> End:
+    def to_error(self, received: Received, error: Exception) -> End:
+        """Return the end of a message that goes to the error queue."""
+        reason = f"{type(error).__name__}: {error}"
         envelope, queue = received.envelope, self._recoverability.error_queue
         log.error("message %s moved to error queue %s: %s", _id(received), queue, reason)
         headers = error_headers(envelope.headers, error, self.name, self.clock.now(), self._host)
@@ -417,9 +426,7 @@ class _Handling:
         endpoint = self.endpoint
         end = endpoint.end_after_failure(received, error)
         if endpoint.mode is TransactionMode.NONE:
-            end = end or endpoint.end_after_failure(received, MessageError(str(error)))
-            if end is not None:
-                await self._send_first(end)
+            await self._send_first(end or endpoint.to_error(received, error))
         elif end is None:
             await self.roll_back(received)
         else:

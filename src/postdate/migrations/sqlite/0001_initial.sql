@@ -23,6 +23,7 @@ CREATE TABLE delayed_message (
 );
 CREATE INDEX delayed_message_attempt ON delayed_message (attempt_at);
 CREATE INDEX delayed_message_failing ON delayed_message (due) WHERE failures > 0;
+CREATE INDEX delayed_message_held ON delayed_message (claimant) WHERE claimant IS NOT NULL;
 
 -- What happened, append-only; kinds are postdate.ports.RecordKind. The 'scheduled' record (1) is also what makes an id
 -- unique, also after delivery: the table of waiting messages needs no index on the id, which deliveries would have to
@@ -53,6 +54,7 @@ CREATE TABLE queue_message (
     content    INTEGER NOT NULL
 );
 CREATE INDEX queue_message_free ON queue_message (queue_id) WHERE claimant IS NULL;
+CREATE INDEX queue_message_held ON queue_message (claimant) WHERE claimant IS NOT NULL;
 
 -- Processes that hold messages; each has a locked file beside the database for as long as it lives.
 CREATE TABLE claimant (
