@@ -1,10 +1,10 @@
 """Every example in docs/cli runs, and prints what the page says.
 
-A ``console`` block has lines ``$ command`` followed by what it prints, standard output first. ``…`` stands for any text
-in a line; a line that is only ``…`` for any lines. The blocks of a page are one story in one empty folder. A block whose
-fence names a file (``toml postdate.toml``) is that file. ``postdate run &`` runs until the page ends; while it does,
-commands that only look are asked again until they print what the page says, for delivering takes a moment. ``echo $?``
-shows the exit code of the command before. Everything else is given to the shell.
+A ``console`` block has lines ``$ command`` followed by what it prints, standard output first. ``…`` stands for any
+text in a line; a line that is only ``…`` for any lines. The blocks of a page are one story in one empty folder. A block
+whose fence names a file (``toml postdate.toml``) is that file. ``postdate run &`` runs until the page ends; while it
+does, commands that only look are asked again until they print what the page says, for delivering takes a moment.
+``echo $?`` shows the exit code of the command before. Everything else is given to the shell.
 """
 
 import os

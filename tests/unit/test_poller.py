@@ -1,6 +1,6 @@
 """When the poller looks and when it sleeps (specification 1.7, rows 32 to 35, 44, 57)."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 
@@ -68,7 +68,7 @@ def critical() -> list[str]:
 
 
 @asynccontextmanager
-async def polling(work: Work, critical: list[str]) -> AsyncIterator[Poller]:
+async def polling(work: Work, critical: list[str]) -> AsyncGenerator[Poller]:
     breaker = RepeatedFailures("fetch", "cannot fetch", 30 * SECOND, lambda text, _: critical.append(text))
     poller = Poller(work, work.clock, breaker)
     async with anyio.create_task_group() as tasks:
@@ -276,7 +276,7 @@ async def test_stopping_during_a_look_lets_it_finish_row_55(work: Work, critical
 
 
 @asynccontextmanager
-async def polling_stopped_by(work: Work, critical: list[str], after: int) -> AsyncIterator[None]:
+async def polling_stopped_by(work: Work, critical: list[str], after: int) -> AsyncGenerator[None]:
     """Stop the poller in the middle of its n-th look."""
     poller = Poller(work, work.clock, RepeatedFailures("fetch", "x", SECOND, lambda *_: None))
     work.during = lambda: poller.stop() if len(work.looks) == after else None

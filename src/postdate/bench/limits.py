@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import anyio
 
 from postdate.bench.result import Lateness, lateness
 from postdate.bench.workload import BODY
@@ -90,11 +93,23 @@ def sqlite_insert_limit(folder: Path, n: int, batch: int, synchronous: str) -> f
 
 
 def sleep_floor(rate: int, seconds: float) -> Lateness:
-    """Return how late a loop is that does nothing but sleep until each due time."""
-    first = time.time() + 0.1
+    """Return how late a bare loop is that only sleeps until each due time: of a thread, the best the system can do."""
     late: list[float] = []
-    for number in range(int(rate * seconds)):
-        due = first + number / rate
+    for due in _due_times(rate, seconds):
         time.sleep(max(due - time.time(), 0))
         late.append(time.time() - due)
     return lateness(late)
+
+
+async def event_loop_floor(rate: int, seconds: float) -> Lateness:
+    """Return the same of an event loop, which is what an asynchronous service is made of."""
+    late: list[float] = []
+    for due in _due_times(rate, seconds):
+        await anyio.sleep(max(due - time.time(), 0))
+        late.append(time.time() - due)
+    return lateness(late)
+
+
+def _due_times(rate: int, seconds: float) -> Iterator[float]:
+    first = time.time() + 0.1
+    return (first + number / rate for number in range(int(rate * seconds)))

@@ -31,7 +31,7 @@ class Result:
         early: messages that arrived before they were due.
         lateness: from due to visible in the destination queue.
         received: from due to received by another process, which includes that process waking up.
-        floor: lateness of a loop that only sleeps until each due time, in the same run.
+        floor: lateness of an event loop that only sleeps until each due time, in the same run.
         rss_mb: largest resident memory of the service process, in MiB.
         cpu_s: processor time of the service process.
         extra: figures of this benchmark alone.

@@ -15,7 +15,7 @@ from typing import Self
 
 import anyio
 
-from postdate.bench.limits import sleep_floor, sqlite_insert_limit, sqlite_move_limit
+from postdate.bench.limits import event_loop_floor, sleep_floor, sqlite_insert_limit, sqlite_move_limit
 from postdate.bench.processes import Partner
 from postdate.bench.result import Result, lateness
 from postdate.bench.workload import QUEUE, batches
@@ -128,7 +128,8 @@ class Bench:
     def lateness(self, rate: int, seconds: float, *, by_service: bool) -> Result:
         """Deliver ``rate`` messages a second that the service or another process stores; a third one receives them."""
         self.report("floor: a loop that only sleeps")
-        floor = sleep_floor(rate, min(seconds, 10))
+        floor = anyio.run(event_loop_floor, rate, min(seconds, 10))
+        thread_floor = sleep_floor(rate, min(seconds, 10))
         n = int(rate * seconds)
         file, pace = self.folder / "lateness.db", (str(rate), str(seconds), str(_LEAD_SECONDS))
         self.report(f"storing and delivering {rate} messages a second for {seconds:.0f} s")
@@ -154,6 +155,7 @@ class Bench:
             lateness=lateness(late),
             received=lateness([value for _, value in received]),
             floor=floor,
+            extra={"thread_floor_p99_ms": thread_floor.p99_ms},
             rss_mb=found["rss_mb"],
             cpu_s=found["cpu_s"],
         )

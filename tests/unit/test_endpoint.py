@@ -1,0 +1,720 @@
+"""An endpoint as a whole, in memory and in a file, on a virtual clock (rows 1 to 15, 29, 51 to 55, 65, 69, 109)."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import anyio
+import pytest
+
+from postdate import (
+    DelayedDelivery,
+    Endpoint,
+    HandlerContext,
+    Headers,
+    LocalTransport,
+    MemoryStore,
+    MemoryTransport,
+    Recoverability,
+    SqliteStore,
+    TransactionMode,
+)
+from postdate.errors import (
+    ConfigurationError,
+    DelayConflict,
+    DelayedDeliveryNotConfigured,
+    DuplicateMessage,
+    ErrorQueueNotConfigured,
+    InvalidMessage,
+    QueueNotFound,
+    TransportUnavailable,
+    UnknownMessageType,
+    UnsupportedTransactionMode,
+)
+from postdate.messages import format_timestamp
+from postdate.testing import Fault, FaultyTransport, VirtualClock
+
+SECOND = timedelta(seconds=1)
+MICROSECOND = timedelta(microseconds=1)
+
+
+@dataclass
+class Pay:
+    amount: int = 0
+
+
+@dataclass
+class Paid:
+    amount: int = 0
+
+
+class Surroundings:
+    """A store and queues, in memory or in one file, and endpoints that use them."""
+
+    def __init__(self, clock: VirtualClock, store, transport) -> None:
+        self.clock, self.store, self.transport = clock, store, transport
+        self.start = clock.now()
+        self.handled: list[tuple[object, datetime, HandlerContext]] = []
+        self.critical: list[str] = []
+
+    def endpoint(self, name: str = "sales", *, delays: bool = True, handles: bool = True, **settings) -> Endpoint:
+        delayed_delivery = DelayedDelivery(self.store) if delays else None
+        settings.setdefault("critical_error", lambda text, _: self.critical.append(text))
+        settings.setdefault("transport", self.transport)
+        endpoint = Endpoint(name, delayed_delivery=delayed_delivery, clock=self.clock, **settings)
+        if handles and not settings.get("send_only"):
+            endpoint.handler(Pay, name="Pay")(self.handle)
+        return endpoint
+
+    async def handle(self, message: object, context: HandlerContext) -> None:
+        self.handled.append((message, self.clock.now(), context))
+
+    async def length(self, queue: str) -> int:
+        return (await self.transport.queue_lengths())[queue]
+
+    async def pending(self) -> int:
+        return (await self.store.statistics(self.start)).pending
+
+    async def error_headers(self) -> Sequence[dict[str, str]]:
+        receiver = self.transport.receiver("error")
+        found = [dict(each.envelope.headers) for each in await receiver.receive(100)]
+        await receiver.close()
+        return found
+
+
+@pytest.fixture(params=["memory", "file"])
+async def around(request: pytest.FixtureRequest, clock: VirtualClock, tmp_path: Path):
+    if request.param == "memory":
+        yield Surroundings(clock, MemoryStore(), MemoryTransport())
+        return
+    store = SqliteStore(tmp_path / "all.db", synchronous="normal")
+    transport = LocalTransport(tmp_path / "all.db", synchronous="normal")
+    yield Surroundings(clock, store, transport)
+    await store.close()
+    await transport.close()
+
+
+@pytest.fixture
+def memory(clock: VirtualClock) -> Surroundings:
+    return Surroundings(clock, MemoryStore(), MemoryTransport())
+
+
+# --- delayed sends ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_message_delayed_to_oneself_is_handled_when_due_and_never_earlier_row_1(around: Surroundings) -> None:
+    async with around.endpoint() as endpoint:
+        await endpoint.send(Pay(1), delay=2 * SECOND)
+        await around.clock.advance(2 * SECOND)
+        assert around.handled == []
+        await around.clock.advance(MICROSECOND)
+        ((message, at, context),) = around.handled
+    assert (message, at) == (Pay(1), around.start + 2 * SECOND + MICROSECOND)
+    assert context.due == around.start + 2 * SECOND
+
+
+async def test_a_message_delayed_to_another_endpoint_is_in_its_queue_and_not_in_ones_own_row_2(
+    around: Surroundings,
+) -> None:
+    await around.transport.create_queues(["billing"])
+    async with around.endpoint() as endpoint:
+        await endpoint.send(Pay(1), destination="billing", delay=2 * SECOND)
+        await around.clock.advance(3 * SECOND)
+    assert await around.length("billing") == 1
+    assert around.handled == []
+
+
+async def test_an_absolute_due_time_is_kept_row_3(around: Surroundings) -> None:
+    async with around.endpoint() as endpoint:
+        await endpoint.send(Pay(1), deliver_at=around.start + 5 * SECOND)
+        await around.clock.advance(4.9 * SECOND)
+        assert around.handled == []
+        await around.clock.advance(0.2 * SECOND)
+        assert len(around.handled) == 1
+
+
+async def test_a_due_time_in_the_past_and_no_delay_at_all_are_delivered_at_once_rows_4_5(around: Surroundings) -> None:
+    async with around.endpoint() as endpoint:
+        await endpoint.send(Pay(1), deliver_at=around.start - timedelta(hours=1))
+        await endpoint.send(Pay(2), delay=timedelta(0))
+        await around.clock.settle()
+        assert sorted(message.amount for message, _, _ in around.handled) == [1, 2]  # type: ignore[attr-defined]
+
+
+async def test_an_earlier_message_overtakes_row_35(around: Surroundings) -> None:
+    async with around.endpoint() as endpoint:
+        await endpoint.send(Pay(120), delay=120 * SECOND)
+        await around.clock.advance(SECOND)
+        await endpoint.send(Pay(5), deliver_at=around.start + 5 * SECOND)
+        await around.clock.advance(5 * SECOND)
+        ((message, at, _),) = around.handled
+    assert (message, at) == (Pay(5), around.start + 5 * SECOND + MICROSECOND)
+
+
+async def test_only_sends_can_be_delayed_row_7(around: Surroundings) -> None:
+    endpoint = around.endpoint(handles=False)
+
+    @endpoint.handler(Pay)
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        with pytest.raises(TypeError):
+            await context.reply(Paid(), delay=SECOND)  # type: ignore[call-arg]
+        around.handled.append((message, around.clock.now(), context))
+
+    async with endpoint:
+        await endpoint.send(Pay(1))
+        await around.clock.settle()
+    assert len(around.handled) == 1
+
+
+async def test_a_message_sent_while_handling_a_delayed_one_is_not_delayed_row_9(around: Surroundings) -> None:
+    await around.transport.create_queues(["audit"])
+    endpoint = around.endpoint(handles=False)
+
+    @endpoint.handler(Pay)
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        await context.send(Paid(), destination="audit")
+
+    async with endpoint:
+        await endpoint.send(Pay(1), delay=SECOND)
+        await around.clock.advance(SECOND + MICROSECOND)
+        assert await around.length("audit") == 1
+
+
+async def test_headers_survive_and_internal_ones_do_not_leak_rows_10_to_13(around: Surroundings) -> None:
+    async with around.endpoint() as endpoint:
+        id_ = await endpoint.send(Pay(1), delay=SECOND, headers={"ключ 🔑": "значение 👩\u200d🚀"})
+        await around.clock.advance(2 * SECOND)
+        ((_, _, context),) = around.handled
+    assert context.headers["ключ 🔑"] == "значение 👩\u200d🚀"
+    assert not [name for name in context.headers if name.startswith(Headers.TIMEOUT_PROPERTIES_PREFIX)]
+    assert context.headers[Headers.MESSAGE_ID] == context.message_id == id_
+    assert context.headers[Headers.DELIVER_AT] == format_timestamp(around.start + SECOND)
+
+
+async def test_without_a_store_a_delay_is_refused_and_says_what_is_missing_row_15(around: Surroundings) -> None:
+    async with around.endpoint(delays=False) as endpoint:
+        with pytest.raises(DelayedDeliveryNotConfigured, match=r"delayed_delivery=DelayedDelivery\(store\)"):
+            await endpoint.send(Pay(1), delay=SECOND)
+        await endpoint.send(Pay(1))
+        await around.clock.settle()
+    assert len(around.handled) == 1
+
+
+async def test_delay_and_time_to_be_received_are_refused_together_row_75(around: Surroundings) -> None:
+    async with around.endpoint() as endpoint:
+        with pytest.raises(DelayConflict, match="Pay has both"):
+            await endpoint.send(Pay(1), delay=SECOND, time_to_be_received=SECOND)
+
+
+async def test_an_id_used_twice_is_refused_in_one_database(around: Surroundings) -> None:
+    if isinstance(around.store, MemoryStore):  # there the second copy is dropped where it is stored
+        return
+    async with around.endpoint() as endpoint:
+        await endpoint.send(Pay(1), delay=SECOND, message_id="mine")
+        with pytest.raises(DuplicateMessage):
+            await endpoint.send(Pay(2), delay=SECOND, message_id="mine")
+
+
+# --- handlers ---------------------------------------------------------------------------------------------------------
+
+
+def failing(endpoint: Endpoint, times: int, fails: Callable[[], Exception] = lambda: RuntimeError("no")) -> list[int]:
+    attempts: list[int] = []
+
+    @endpoint.handler(Pay, name="Pay")
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        attempts.append(message.amount)
+        if len(attempts) <= times:
+            raise fails()
+
+    return attempts
+
+
+async def test_a_handler_that_always_fails_is_called_24_times_within_a_minute_row_109(around: Surroundings) -> None:
+    endpoint = around.endpoint(handles=False)
+    attempts = failing(endpoint, 1000)
+    async with endpoint:
+        await endpoint.send(Pay(1), message_id="m-1")
+        for calls, seconds in ((6, 0), (12, 10), (18, 20), (24, 30)):
+            await around.clock.advance(seconds * SECOND + MICROSECOND)
+            assert len(attempts) == calls
+        await around.clock.advance(timedelta(hours=25))
+        assert len(attempts) == 24
+        (headers,) = await around.error_headers()
+    assert headers[Headers.FAILED_QUEUE] == "sales"
+    assert headers[Headers.MESSAGE_ID] == "m-1"
+    assert headers[Headers.EXCEPTION_TYPE] == "builtins.RuntimeError"
+    assert Headers.DELAYED_RETRIES not in headers
+    assert await around.length("sales") == await around.pending() == 0
+
+
+async def test_a_handler_that_recovers_is_not_called_again(around: Surroundings) -> None:
+    endpoint = around.endpoint(handles=False)
+    attempts = failing(endpoint, 7)
+    async with endpoint:
+        await endpoint.send(Pay(1))
+        await around.clock.advance(timedelta(hours=1))
+        assert len(attempts) == 8
+    assert await around.length("error") == 0
+
+
+async def test_without_a_store_there_are_no_delayed_retries(
+    around: Surroundings, caplog: pytest.LogCaptureFixture
+) -> None:
+    endpoint = around.endpoint(delays=False, handles=False)
+    attempts = failing(endpoint, 1000)
+    async with endpoint:
+        await endpoint.send(Pay(1))
+        await around.clock.advance(timedelta(hours=1))
+    assert len(attempts) == 6
+    assert await around.length("error") == 1
+    assert "no delayed retry without a store" in caplog.text
+
+
+async def test_an_error_queue_of_recoverability_is_used(memory: Surroundings) -> None:
+    policy = Recoverability("broken", immediate_retries=0, delayed_retries=0)
+    endpoint = memory.endpoint(handles=False, recoverability=policy)
+    failing(endpoint, 1)
+    async with endpoint:
+        await endpoint.send(Pay(1))
+        await memory.clock.settle()
+    assert await memory.length("broken") == 1
+
+
+async def test_what_a_failing_handler_sent_and_delayed_does_not_leave_row_52(around: Surroundings) -> None:
+    await around.transport.create_queues(["audit"])
+    policy = Recoverability(immediate_retries=2, delayed_retries=0)
+    endpoint = around.endpoint(handles=False, recoverability=policy)
+
+    @endpoint.handler(Pay)
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        await context.send(Paid(), destination="audit")
+        await context.send(Paid(), destination="audit", delay=SECOND)
+        raise RuntimeError("after sending")
+
+    async with endpoint:
+        await endpoint.send(Pay(1))
+        await around.clock.advance(timedelta(hours=1))
+    assert await around.length("audit") == await around.pending() == await around.length("sales.timeouts") == 0
+    assert await around.length("error") == 1
+
+
+async def test_in_mode_none_sends_leave_at_once_row_52(around: Surroundings) -> None:
+    await around.transport.create_queues(["audit"])
+    endpoint = around.endpoint(handles=False, transaction_mode=TransactionMode.NONE)
+
+    @endpoint.handler(Pay)
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        await context.send(Paid(), destination="audit")
+        await context.send(Paid(), destination="audit", delay=SECOND)
+        raise RuntimeError("after sending")
+
+    async with endpoint:
+        await endpoint.send(Pay(1))
+        await around.clock.settle()
+        assert await around.length("audit") == await around.pending() == 1
+        await around.clock.advance(2 * SECOND)
+    assert await around.length("audit") == 2
+    assert await around.length("error") == 1
+
+
+@pytest.mark.parametrize("mode", [mode for mode in TransactionMode if mode is not TransactionMode.TRANSACTION_SCOPE])
+async def test_sending_to_a_missing_queue_is_a_failure_of_the_message(
+    around: Surroundings, mode: TransactionMode
+) -> None:
+    endpoint = around.endpoint(handles=False, transaction_mode=mode)
+    attempts: list[int] = []
+
+    @endpoint.handler(Pay)
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        attempts.append(message.amount)
+        await context.send(Paid(), destination="nowhere")
+
+    async with endpoint:
+        await endpoint.send(Pay(1))
+        await around.clock.advance(timedelta(hours=1))
+        (headers,) = await around.error_headers()
+    assert headers[Headers.ERROR_CODE] == "queue_not_found"
+    assert len(attempts) == (1 if mode is TransactionMode.NONE else 24)
+
+
+async def test_without_an_error_queue_a_failing_message_stays_row_41(memory: Surroundings) -> None:
+    policy = Recoverability(immediate_retries=0, delayed_retries=0)
+    endpoint = memory.endpoint(handles=False, recoverability=policy)
+    attempts = failing(endpoint, 3)
+    async with endpoint:
+        del memory.transport.queues["error"]
+        await endpoint.send(Pay(1))
+        await memory.clock.advance(2 * SECOND)
+        assert len(attempts) == 3
+        assert await memory.length("sales") == 1
+        await memory.clock.advance(2 * SECOND)
+        assert len(attempts) == 4
+        assert await memory.length("sales") == 0
+
+
+async def test_all_handlers_of_a_type_are_called_in_order(memory: Surroundings) -> None:
+    endpoint = memory.endpoint(handles=False)
+    called: list[str] = []
+    for name in ("first", "second"):
+
+        @endpoint.handler(Pay)
+        async def handle(message: Pay, context: HandlerContext, name: str = name) -> None:
+            called.append(name)
+
+    async with endpoint:
+        await endpoint.send(Pay(1))
+        await memory.clock.settle()
+    assert called == ["first", "second"]
+
+
+async def test_a_reply_goes_to_where_the_sender_asked_for_it(memory: Surroundings) -> None:
+    billing = memory.endpoint("billing", handles=False)
+
+    @billing.handler(Pay, name="Pay")
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        await context.reply(Paid(message.amount), headers={"own": "1"})
+
+    sales = memory.endpoint("sales", handles=False)
+    sales.handler(Paid)(memory.handle)
+    sales.route(Pay, "billing", name="Pay")
+    async with billing, sales:
+        id_ = await sales.send(Pay(7))
+        await memory.clock.settle()
+        ((message, _, context),) = memory.handled
+    assert message == Paid(7)
+    assert context.headers[Headers.RELATED_TO] == context.headers[Headers.CORRELATION_ID] == id_
+    assert context.headers[Headers.MESSAGE_INTENT] == "Reply"
+    assert context.headers["own"] == "1"
+
+
+async def test_a_message_that_asked_for_no_reply_cannot_be_replied_to(memory: Surroundings) -> None:
+    endpoint = memory.endpoint(handles=False)
+
+    @endpoint.handler(Pay, name="Pay")
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        await context.reply(Paid())
+
+    sender = memory.endpoint("web", send_only=True)
+    sender.route(Pay, "sales", name="Pay")
+    async with endpoint, sender:
+        await sender.send(Pay(1))
+        await memory.clock.settle()
+        (headers,) = await memory.error_headers()
+    assert headers[Headers.EXCEPTION_TYPE] == "postdate.errors.InvalidMessage"
+
+
+async def test_unknown_and_unreadable_messages_go_to_the_error_queue_at_once(memory: Surroundings) -> None:
+    async with memory.endpoint() as endpoint:
+        await endpoint.send(b"?", destination="sales")
+        await endpoint.send(b"?", destination="sales", headers={Headers.ENCLOSED_MESSAGE_TYPES: "Pay"})
+        await memory.clock.settle()
+        codes = [headers[Headers.ERROR_CODE] for headers in await memory.error_headers()]
+    assert codes == ["unknown_message_type", "invalid_message"]
+
+
+async def test_type_names_of_other_platforms_are_understood(memory: Surroundings) -> None:
+    names = "Sales.PaySpecial, Sales, Version=1.0.0.0; Pay, Sales"
+    async with memory.endpoint() as endpoint:
+        await endpoint.send(b'{"amount": 3}', destination="sales", headers={Headers.ENCLOSED_MESSAGE_TYPES: names})
+        await memory.clock.settle()
+    assert [message for message, _, _ in memory.handled] == [Pay(3)]
+
+
+# --- expiry -----------------------------------------------------------------------------------------------------------
+
+
+async def test_past_its_time_to_be_received_a_message_is_discarded_row_65(memory: Surroundings) -> None:
+    sender = memory.endpoint("web", send_only=True, delays=False)
+    await memory.transport.create_queues(["sales", "error"])
+    async with sender:
+        await sender.send(Pay(1), destination="sales", time_to_be_received=5 * SECOND)
+        await sender.send(Pay(2), destination="sales", expires_at=memory.start + 5 * SECOND)
+    await memory.clock.advance(5 * SECOND + MICROSECOND)
+    async with memory.endpoint():
+        await memory.clock.settle()
+    assert memory.handled == []
+    assert await memory.length("sales") == await memory.length("error") == 0
+
+
+async def test_on_request_it_is_handled_all_the_same_row_69(memory: Surroundings) -> None:
+    await memory.transport.create_queues(["sales"])
+    async with memory.endpoint("web", send_only=True, delays=False) as sender:
+        sender.route(Pay, "sales", name="Pay")
+        await sender.send(Pay(1), time_to_be_received=5 * SECOND)
+    await memory.clock.advance(10 * SECOND)
+    async with memory.endpoint(ignore_incoming_time_to_be_received_headers=True):
+        await memory.clock.settle()
+    assert len(memory.handled) == 1
+
+
+async def test_a_delayed_retry_of_an_expiring_message_ends_in_its_discard(memory: Surroundings) -> None:
+    endpoint = memory.endpoint(handles=False)
+    attempts = failing(endpoint, 1000)
+    async with endpoint:
+        await endpoint.send(Pay(1), expires_at=memory.start + 15 * SECOND)
+        await memory.clock.advance(timedelta(hours=1))
+    assert len(attempts) == 12
+    assert await memory.length("error") == await memory.pending() == await memory.length("sales") == 0
+
+
+# --- start and stop ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", TransactionMode)
+async def test_in_every_mode_everything_is_handled_and_nothing_is_left_row_51(
+    around: Surroundings, mode: TransactionMode
+) -> None:
+    if mode not in around.store.capabilities.transaction_modes:
+        with pytest.raises(UnsupportedTransactionMode, match=mode.value):
+            around.endpoint(transaction_mode=mode)
+        return
+    async with around.endpoint(transaction_mode=mode) as endpoint:
+        assert endpoint.mode is mode
+        async with anyio.create_task_group() as sends:
+            for number in range(200):
+                sends.start_soon(lambda n: endpoint.send(Pay(n), delay=(1 + n % 10) * SECOND), number)
+        await around.clock.advance(20 * SECOND)
+    assert sorted(message.amount for message, _, _ in around.handled) == list(range(200))  # type: ignore[attr-defined]
+    assert await around.pending() == await around.length("sales") == 0
+    assert all(context.due is not None and context.due < at for _, at, context in around.handled)
+
+
+async def test_exactly_once_is_refused_across_databases_row_29(clock: VirtualClock, tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "one.db")
+    around = Surroundings(clock, store, MemoryTransport())
+    with pytest.raises(UnsupportedTransactionMode, match="transaction_scope"):
+        around.endpoint(transaction_mode=TransactionMode.TRANSACTION_SCOPE)
+    other = LocalTransport(tmp_path / "two.db")
+    with pytest.raises(UnsupportedTransactionMode, match="same file"):
+        around.endpoint(transaction_mode=TransactionMode.TRANSACTION_SCOPE, transport=other)
+    await store.close()
+    await other.close()
+
+
+def test_the_strongest_mode_both_can_keep_is_the_default(memory: Surroundings) -> None:
+    assert memory.endpoint().mode is TransactionMode.SENDS_ATOMIC_WITH_RECEIVE
+
+
+async def test_who_only_sends_can_delay_row_54(around: Surroundings) -> None:
+    await around.transport.create_queues(["billing"])
+    async with around.endpoint("web", send_only=True) as sender:
+        await sender.send(Pay(1), destination="billing", delay=SECOND)
+        await around.clock.advance(2 * SECOND)
+    assert await around.length("billing") == 1
+    assert "web" not in await around.transport.queue_lengths()
+
+
+@pytest.mark.parametrize("send_only", [False, True])
+def test_delayed_delivery_without_an_error_queue_is_refused_row_54(memory: Surroundings, send_only: bool) -> None:
+    with pytest.raises(ErrorQueueNotConfigured, match="error_queue='error'"):
+        memory.endpoint(error_queue=None, send_only=send_only)
+
+
+def test_who_only_sends_handles_nothing(memory: Surroundings) -> None:
+    endpoint = memory.endpoint(send_only=True)
+    with pytest.raises(ConfigurationError, match="send-only"):
+        endpoint.handler(Pay)
+
+
+async def test_stopping_waits_for_the_handler_in_hand_row_55(around: Surroundings) -> None:
+    await around.transport.create_queues(["audit"])
+    endpoint = around.endpoint(handles=False)
+    started, may_end = anyio.Event(), anyio.Event()
+
+    @endpoint.handler(Pay)
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        started.set()
+        await may_end.wait()
+        await context.send(Paid(), destination="audit")
+
+    async with endpoint:
+        await endpoint.send(Pay(1))
+        await started.wait()
+        endpoint.stop()
+        await around.clock.settle()
+        may_end.set()
+    assert await around.length("audit") == 1
+    assert await around.length("sales") == 0
+
+
+async def test_what_is_cut_off_by_force_is_handled_after_the_next_start_row_55(around: Surroundings) -> None:
+    await around.transport.create_queues(["audit"])
+    endpoint = around.endpoint(handles=False)
+    started = anyio.Event()
+
+    @endpoint.handler(Pay, name="Pay")
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        await context.send(Paid(), destination="audit")
+        started.set()
+        await anyio.Event().wait()
+
+    with anyio.CancelScope() as scope:
+        async with endpoint:
+            await endpoint.send(Pay(1))
+            await started.wait()
+            scope.cancel()
+            await anyio.lowlevel.checkpoint()
+    assert scope.cancelled_caught
+    assert await around.length("sales") == 1
+    assert await around.length("audit") == 0
+    async with around.endpoint():
+        await around.clock.settle()
+    assert len(around.handled) == 1
+
+
+async def test_what_fell_due_while_nobody_ran_is_delivered_at_the_next_start_row_105(around: Surroundings) -> None:
+    async with around.endpoint() as endpoint:
+        await endpoint.send(Pay(1), delay=SECOND)
+        await around.clock.settle()
+    await around.clock.advance(timedelta(days=1))
+    assert around.handled == []
+    async with around.endpoint():
+        await around.clock.settle()
+        assert len(around.handled) == 1
+
+
+async def test_an_endpoint_can_be_started_again_but_not_twice(memory: Surroundings) -> None:
+    endpoint = memory.endpoint(delays=False)
+    async with endpoint:
+        with pytest.raises(ConfigurationError, match="running already"):
+            await endpoint.__aenter__()
+    async with endpoint:
+        await endpoint.send(Pay(1))
+        await memory.clock.settle()
+    assert len(memory.handled) == 1
+
+
+async def test_queues_are_only_created_on_request(memory: Surroundings) -> None:
+    async with memory.endpoint(send_only=True, delays=False, create_queues=False):
+        pass
+    assert await memory.transport.queue_lengths() == {}
+
+
+async def test_more_messages_than_hands_wait_their_turn(memory: Surroundings) -> None:
+    endpoint = memory.endpoint(handles=False, concurrency=3)
+    busy, most, gate = 0, 0, anyio.Semaphore(0)
+
+    @endpoint.handler(Pay)
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        nonlocal busy, most
+        busy += 1
+        most = max(most, busy)
+        await gate.acquire()
+        busy -= 1
+
+    async with endpoint:
+        for number in range(10):
+            await endpoint.send(Pay(number))
+        for _ in range(10):
+            await memory.clock.settle()
+            gate.release()
+    assert most == 3
+    assert await memory.length("sales") == 0
+
+
+async def test_a_failing_commit_pauses_and_the_message_is_handled_again(memory: Surroundings) -> None:
+    transport = FaultyTransport(memory.transport, Fault("commit", TransportUnavailable("down"), calls=[1, 2]))
+    endpoint = memory.endpoint(transport=transport)
+    async with endpoint:
+        await endpoint.send(Pay(1))
+        await memory.clock.settle()
+        assert len(memory.handled) == 1
+        await memory.clock.advance(3 * SECOND)
+    assert len(memory.handled) == 3
+    assert await memory.length("sales") == 0
+
+
+async def test_a_message_that_cannot_even_be_given_back_is_not_lost(memory: Surroundings) -> None:
+    down = TransportUnavailable("down")
+    faults = Fault("commit", down, calls=[1]), Fault("roll_back", down, calls=[1, 2, 3])
+    endpoint = memory.endpoint(transport=FaultyTransport(memory.transport, *faults))
+    async with endpoint:
+        await endpoint.send(Pay(1))
+        await memory.clock.advance(10 * SECOND)
+    assert len(memory.handled) == 2
+    assert await memory.length("sales") == 0
+
+
+async def test_failing_receives_pause_and_are_a_critical_error_after_30_seconds(memory: Surroundings) -> None:
+    transport = FaultyTransport(memory.transport, Fault("receive", TransportUnavailable("down")))
+    async with memory.endpoint(delays=False, transport=transport) as endpoint:
+        await endpoint.send(Pay(1))
+        await memory.clock.advance(29 * SECOND)
+        assert 25 <= transport.faults.calls["receive"] <= 31
+        assert memory.critical == []
+        await memory.clock.advance(5 * SECOND)
+        assert memory.critical == ["Failed to receive messages"]
+        transport.faults.clear()
+        await memory.clock.advance(11 * SECOND)
+        assert len(memory.handled) == 1
+
+
+async def test_a_pause_after_a_failure_does_not_hold_up_the_stop(memory: Surroundings) -> None:
+    transport = FaultyTransport(memory.transport, Fault("receive", TransportUnavailable("down")))
+    async with memory.endpoint(delays=False, transport=transport):
+        await memory.clock.settle()
+    assert memory.clock.now() == memory.start
+
+
+# --- configuration ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"name": " "}, "name"), ({"concurrency": 0}, "concurrency")],
+)
+def test_wrong_settings_are_refused(memory: Surroundings, settings: dict, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        memory.endpoint(**settings)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"number_of_retries": -1},
+        {"maximum_recovery_failures_per_second": 0},
+        {"time_to_trigger_store_circuit_breaker": timedelta(0)},
+        {"time_to_trigger_fetch_circuit_breaker": -SECOND},
+        {"time_to_trigger_dispatch_circuit_breaker": timedelta(0)},
+    ],
+)
+def test_settings_of_delayed_delivery_are_checked_row_48(wrong: dict) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        DelayedDelivery(MemoryStore(), **wrong)
+
+
+def test_settings_of_delayed_delivery_have_the_defaults_of_the_specification_row_48() -> None:
+    settings = DelayedDelivery(MemoryStore())
+    assert (settings.number_of_retries, settings.maximum_recovery_failures_per_second) == (0, 1)
+    for name in ("store", "fetch", "dispatch"):
+        assert getattr(settings, f"time_to_trigger_{name}_circuit_breaker") == 30 * SECOND
+
+
+def test_what_is_no_store_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="store"):
+        DelayedDelivery(object())  # type: ignore[arg-type]
+
+
+def test_a_handler_must_be_asynchronous(memory: Surroundings) -> None:
+    with pytest.raises(ConfigurationError, match="async"):
+        memory.endpoint().handler(Pay)(lambda message, context: None)  # type: ignore[arg-type, return-value]
+
+
+async def test_a_message_without_a_destination_is_refused(memory: Surroundings) -> None:
+    async with memory.endpoint() as endpoint:
+        with pytest.raises(UnknownMessageType, match="route"):
+            await endpoint.send(Paid())
+        with pytest.raises(QueueNotFound):
+            await endpoint.send(Paid(), destination="nowhere")
+        with pytest.raises(InvalidMessage, match="JSON"):
+            await endpoint.send(object(), destination="sales")
+
+
+def test_a_critical_error_is_logged_unless_told_otherwise_row_113(caplog: pytest.LogCaptureFixture) -> None:
+    endpoint = Endpoint("sales", transport=MemoryTransport())
+    with caplog.at_level(logging.CRITICAL, "postdate.endpoint"):
+        endpoint._critical_error("cannot receive", OSError("down"))
+    assert caplog.records[0].message == "cannot receive: down"
