@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -143,7 +144,10 @@ class LocalTransportSubject(TransportSubject):
         return SqliteStore(self.path, synchronous="normal")
 
 
-def as_another_process(open_adapter: Callable[[], object]):
+A = TypeVar("A")
+
+
+def as_another_process(open_adapter: Callable[[], A]) -> A:
     """Open an adapter that shares nothing in memory with those open already: claims, locks and sockets of its own."""
     here = dict(SqliteFile._open)
     SqliteFile._open.clear()

@@ -86,6 +86,16 @@ async def test_it_is_being_retried_and_the_reason_is_said():
     )
 
 
+async def test_a_process_that_died_holds_it():
+    async with scene() as here:
+        await here.store(due=NOW - MINUTE)
+        await here.plant.store.claim_due(NOW, 1)
+        await here.plant.store.file.write(lambda tx: tx.execute("UPDATE delayed_message SET claimant = 4711"))
+        found = await here.explain()
+    assert found.state is State.BEING_DELIVERED
+    assert found.headline == "the process that was delivering it to 'orders' has died"
+
+
 async def test_it_is_in_its_queue_and_nobody_receives():
     async with scene() as here:
         await here.store(due=NOW - MINUTE)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -27,7 +28,7 @@ from postdate.testing import ConformanceFailure, StoreSubject, TransportSubject,
 from postdate.transports.memory import MemoryReceiver
 
 MICROSECOND = timedelta(microseconds=1)
-Broken = dict[str, tuple[Callable[..., object], str]]
+Broken = dict[str, tuple[Callable[..., Any], str]]
 
 
 @pytest.fixture(autouse=True)
@@ -140,8 +141,8 @@ class CancelsWhatIsBeingDispatched(MemoryStore):
 
 
 class RecordsNothing(MemoryStore):
-    def __init__(self, **settings) -> None:
-        super().__init__(**{**settings, "recording": Recording.OUTCOMES})
+    def __init__(self, *, recording: Recording = Recording.ALL, **settings) -> None:
+        super().__init__(recording=Recording.OUTCOMES, **settings)
 
 
 class SaysItIsDurable(MemoryStore):
@@ -212,7 +213,7 @@ BROKEN_STORES: Broken = {
 
 
 class BrokenStoreSubject(StoreSubject):
-    def __init__(self, store: Callable[..., object], folder: Path, good: StoreSubject) -> None:
+    def __init__(self, store: Callable[..., Any], folder: Path, good: StoreSubject) -> None:
         self._store, self._folder, self._good = store, folder, good
 
     def open(self, **settings):
@@ -396,7 +397,7 @@ BROKEN_TRANSPORTS: Broken = {
 
 
 class BrokenTransportSubject(TransportSubject):
-    def __init__(self, transport: Callable[..., object]) -> None:
+    def __init__(self, transport: Callable[..., Any]) -> None:
         self._transport = transport
 
     def open(self, **settings):

@@ -168,7 +168,7 @@ async def test_a_bad_message_does_not_hold_up_the_others_row_58(make) -> None:
         counts = await bench.memory.statistics(bench.clock.now())
         assert counts.overdue == 1
         await bench.clock.advance(SECOND)
-    assert counts.pending <= 2
+    assert (await bench.memory.statistics(bench.start)).pending == 1
     poison = await bench.memory.get("poison")
     assert poison is not None
     assert 5 <= poison.number_of_failures <= 10

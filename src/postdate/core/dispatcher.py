@@ -86,6 +86,8 @@ class Dispatcher:
         for claim, error in held:
             await self._give_back(claim, error)
         claims = await self._store.claim_due(now, _CLAIMED_AT_ONCE)
+        if not claims:
+            return Taken(0, more=False, next_attempt=await self._store.next_attempt())
         expired = [claim for claim in claims if is_expired(claim.message, now)]
         by_destination: defaultdict[str, list[Claim]] = defaultdict(list)
         for claim in claims:

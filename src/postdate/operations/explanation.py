@@ -301,7 +301,8 @@ def _held(standing: Standing, processes: Sequence[Process]) -> tuple[str, list[s
     destination = standing.message.destination
     if holder is not None and holder.alive:
         return f"process {holder.pid} is delivering it to {destination!r} at this moment", [], []
-    facts = [f"process {standing.held_by} held it when it ended; it is free again as soon as a service looks"]
+    who = "a process" if standing.held_by is None else f"process {standing.held_by}"
+    facts = [f"{who} held it when it ended; it is free again as soon as a service looks"]
     return f"the process that was delivering it to {destination!r} has died", facts, ["start the service: postdate run"]
 
 

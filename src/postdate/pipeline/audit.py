@@ -61,17 +61,17 @@ class AuditCounts:
     Args:
         scheduled: stored to be delivered.
         delivered: put into their queue.
-        handled: handled by the receiver, or discarded by it because they had expired.
+        handled: handled by the receiver.
         queued: delivered and waiting to be handled; only where store and queues share a database.
         pending: waiting to be due, or for another attempt.
         overdue: pending and past the due time.
-        expired: past their expiry when due, so not delivered.
+        expired: past their expiry: not delivered when due, or delivered and discarded by the receiver.
         cancelled: withdrawn before they were due.
         failed: moved to the error queue.
         retried: with at least one failed attempt.
         lost: scheduled, and nowhere to be found; or delivered, gone from the queue, and not handled.
         duplicated: delivered or handled more than once, or still pending after they ended.
-        early: delivered before they were due.
+        early: delivered, or handled by the receiver, before they were due.
         late: delivered later after their due time than is allowed.
     """
 
@@ -327,8 +327,11 @@ def _one_row_a_message(frames: Sequence[DataFrame]) -> DataFrame:
         F.count_if((F.col("kind") == "delivered") & (F.col("before") == 1)).alias("delivered_before"),
         F.count_if(ended & (F.col("before") == 1)).alias("ended_before"),
         F.count_if(ended).alias("ended"),
-        count("handled", "discarded").alias("handled"),
-        *(count(kind).alias(kind) for kind in ("expired", "cancelled", "failed", "retried", "pending", "queued")),
+        F.min(F.when(F.col("kind") == "handled", F.col("at"))).alias("handled_at"),
+        *(
+            count(kind).alias(kind)
+            for kind in ("handled", "discarded", "expired", "cancelled", "failed", "retried", "pending", "queued")
+        ),
     )
     return grouped.where((F.col("scheduled") > 0) | (F.col("pending") > 0) | (F.col("ended_before") > 0))
 
@@ -341,16 +344,16 @@ def _judged(messages: DataFrame, as_of: datetime, late_after: timedelta) -> Data
     # Only receivers that record say what became of a delivered message. One handled message shows that those of its
     # destination do; without any, a message that has left its queue is not missed.
     recording = (
-        messages.where((F.col("handled") > 0) & F.col("destination").isNotNull())
+        messages.where((F.col("handled") + F.col("discarded") > 0) & F.col("destination").isNotNull())
         .select("destination", F.lit(True).alias("recording"))
         .distinct()
     )
     lateness = (F.unix_micros("delivered_at") - F.unix_micros("due")).alias("late_microseconds")
     known = messages.join(F.broadcast(recording), "destination", "left").withColumn("late_microseconds", lateness)
     nowhere = (F.col("scheduled") > 0) & (F.col("ended") == 0) & (F.col("pending") == 0)
-    unhandled = (F.col("handled") == 0) & (F.col("failed") == 0) & (F.col("retried") == 0) & (F.col("queued") == 0)
+    unhandled = F.col("handled") + F.col("discarded") + F.col("failed") + F.col("retried") + F.col("queued") == 0
     vanished = F.coalesce("recording", F.lit(False)) & (F.col("delivered_before") > 0) & unhandled
-    repeated = (F.col("delivered") > 1) | (F.col("handled") > 1)
+    repeated = (F.col("delivered") > 1) | (F.col("handled") + F.col("discarded") > 1)
     true_of = {
         "scheduled": (F.col("scheduled") > 0) | (F.col("pending") > 0),
         "delivered": F.col("delivered") > 0,
@@ -358,13 +361,13 @@ def _judged(messages: DataFrame, as_of: datetime, late_after: timedelta) -> Data
         "queued": F.col("queued") > 0,
         "pending": (F.col("pending") > 0) & (F.col("ended") == 0),
         "overdue": (F.col("pending") > 0) & (F.col("ended") == 0) & (F.col("due") < F.lit(as_of)),
-        "expired": F.col("expired") > 0,
+        "expired": F.col("expired") + F.col("discarded") > 0,
         "cancelled": F.col("cancelled") > 0,
         "failed": F.col("failed") > 0,
         "retried": F.col("retried") > 0,
         "lost": nowhere | vanished,
         "duplicated": repeated | ((F.col("ended_before") > 0) & (F.col("pending") > 0)),
-        "early": F.col("late_microseconds") < 0,
+        "early": (F.col("late_microseconds") < 0) | (F.col("handled_at") < F.col("due")),
         "late": F.col("late_microseconds") > late_after // timedelta(microseconds=1),
     }
     return known.select(

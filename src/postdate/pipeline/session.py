@@ -21,7 +21,6 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from postdate.errors import PipelineError
-from postdate.pipeline.class_archive import archive_options
 from postdate.pipeline.java import STARTUP_OPTIONS, find_java_home, runnable_java_home
 from postdate.pipeline.source import register
 
@@ -147,16 +146,14 @@ def _cores(master: str) -> int:
 def _start(app_name: str, master: str, settings: dict[str, str], java_home: Path | None) -> SparkSession:
     home = find_java_home(java_home, os.environ)
     private = _private_directory()
-    classes = archive_options(home)
     launched_with = {
         "JAVA_HOME": str(runnable_java_home(home, private)),
-        "SPARK_LAUNCHER_OPTS": " ".join([*STARTUP_OPTIONS, *classes.launcher]),
+        "SPARK_LAUNCHER_OPTS": " ".join(STARTUP_OPTIONS),
     }
     if master.startswith("local"):
         launched_with |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": _LOOPBACK}
     else:
         launched_with["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
-    settings["spark.driver.extraJavaOptions"] += "".join(f" {option}" for option in classes.driver)
     builder = SparkSession.Builder().appName(app_name).master(master)
     for key, value in settings.items():
         builder = builder.config(key, value)

@@ -51,7 +51,7 @@ class Call:
 class Plan(Protocol):
     """Decides which calls fail. Asked before every call and, with ``done``, after it."""
 
-    def __call__(self, call: Call) -> BaseException | None:
+    def __call__(self, call: Call, /) -> BaseException | None:
         """Return what to raise, or ``None``."""
         ...
 
