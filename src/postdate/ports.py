@@ -48,6 +48,7 @@ class RecordKind(enum.IntEnum):
     FAILED = 7
     RESCHEDULED = 8
     DISCARDED = 9
+    RETURNED = 10
 
 
 OUTCOME_RECORDS: Mapping[Outcome, RecordKind] = {
@@ -61,9 +62,9 @@ OUTCOME_RECORDS: Mapping[Outcome, RecordKind] = {
 class Recording(enum.Enum):
     """How much of what happens to delayed messages is kept for audits.
 
-    ``ALL`` keeps scheduled, delivered, expired, cancelled, failed, rescheduled, retried and handled; ``OUTCOMES`` leaves
-    out retried and handled; ``NONE`` keeps nothing once a message has left the store, so that an id may be used again
-    and nothing can be audited.
+    ``ALL`` keeps scheduled, delivered, expired, cancelled, failed, rescheduled, retried and handled; ``OUTCOMES``
+    leaves out retried and handled; ``NONE`` keeps nothing once a message has left the store, so that an id may be used
+    again and nothing can be audited.
     """
 
     ALL = "all"
@@ -145,6 +146,8 @@ class DelayedMessageStore(Protocol):
 
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         """Keep one message durably; returns after the commit.
+
+        A message that went to the error queue may be stored again under its id: so it comes back when it is returned.
 
         Raises:
             DuplicateMessage: the id was stored before; the first message is unchanged.
@@ -379,7 +382,7 @@ class ScanPart:
 class ScannableStore(Protocol):
     """Pages through everything a store holds, in shares that can be read in parallel by several processes.
 
-    Pages are lists of plain rows, in the order of the column names given; times are integers, microseconds since 1970 UTC.
+    Pages are lists of plain rows, in the order of the column names given; times are whole microseconds since 1970 UTC.
     ``what`` is one of ``pending``, ``records``, ``queued``:
 
     - ``pending``: message_id, destination, due, expires_at, headers (JSON text), body, number_of_failures
@@ -438,13 +441,13 @@ class End:
     """How handling of a received message ended.
 
     Args:
-        record: what is recorded of a message that had been delayed.
+        record: what is recorded of a message that had been delayed; ``None``: nothing.
         detail: reason, for the record.
         outgoing: messages to send.
         work: to be done in the same transaction; only with a transport in the database of the work.
     """
 
-    record: RecordKind = RecordKind.HANDLED
+    record: RecordKind | None = RecordKind.HANDLED
     detail: str = ""
     outgoing: Sequence[Envelope] = ()
     work: Sequence[Work] = ()

@@ -1,8 +1,8 @@
 """The service process of a benchmark: an ordinary send-only endpoint that also notes when each batch was in its queue.
 
-Run as ``python -m postdate.bench.service FILE SYNCHRONOUS RECORDING [RATE SECONDS LEAD]``. It says ``ready``, starts at the first
-line on its standard input, stops at the second, and then prints one JSON object. With a rate it also stores that many
-messages a second itself.
+Run as ``python -m postdate.bench.service FILE SYNCHRONOUS RECORDING [RATE SECONDS LEAD]``. It says ``ready``, starts at
+the first line on its standard input, stops at the second, and then prints one JSON object. With a rate it also stores
+that many messages a second itself.
 """
 
 from __future__ import annotations

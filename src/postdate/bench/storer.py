@@ -67,4 +67,4 @@ async def main(path: Path, synchronous: str, what: str, *numbers: str) -> None:
 
 
 if __name__ == "__main__":
-    anyio.run(main, Path(sys.argv[1]), *sys.argv[2:])
+    anyio.run(main, Path(sys.argv[1]), sys.argv[2], sys.argv[3], *sys.argv[4:])

@@ -251,4 +251,4 @@ def error_copy(message: DelayedMessage, error: BaseException, settings: Dispatch
     """
     message = replace(message, headers=without_delay_headers(message.headers))  # as on every other way out of the store
     headers = error_headers(delay_headers(message), error, settings.timeouts_queue, now, settings.host)
-    return Envelope(settings.error_queue, message.message_id, headers, message.body)
+    return Envelope(settings.error_queue, message.message_id, headers, message.body, due=message.due)

@@ -10,13 +10,13 @@ from postdate.core.dispatcher import DispatchSettings, enlisting
 from postdate.core.recoverability import error_headers
 from postdate.errors import DuplicateMessage, MessageError, PostdateError, QueueNotFound
 from postdate.messages import DelayedMessage, Envelope, from_delay_headers, to_envelope
-from postdate.ports import ClaimingStore, End, Received, Receiver, RecordKind, Transport
+from postdate.ports import ClaimingStore, End, Received, Receiver, Transport
 
 log = logging.getLogger("postdate.intake")
 
 # What goes through the timeouts queue is an ordinary message there, so none of these ends is recorded: the store
 # records the delayed message itself.
-_STORED = End(RecordKind.SCHEDULED)
+_STORED = End(record=None)
 
 
 class Intake:
@@ -50,7 +50,7 @@ class Intake:
             envelope = received.envelope
             message = from_delay_headers(envelope.message_id, envelope.headers, envelope.body)
             if message.due < self._clock.now():
-                end = End(RecordKind.SCHEDULED, outgoing=[to_envelope(message)])
+                end = End(record=None, outgoing=[to_envelope(message)])
                 await self._receiver.commit(received, self._clock.now(), end)
             else:
                 await self._keep(received, message)
@@ -64,7 +64,7 @@ class Intake:
         """
         now = self._clock.now()
         if self._enlisting is not None:
-            end = End(RecordKind.SCHEDULED, work=[self._enlisting.storing([message], now)])
+            end = End(record=None, work=[self._enlisting.storing([message], now)])
             await self._receiver.commit(received, now, end)
         else:
             try:
@@ -87,4 +87,4 @@ class Intake:
         envelope = received.envelope
         headers = error_headers(envelope.headers, error, self._settings.timeouts_queue, now, self._settings.host)
         copy = Envelope(self._settings.error_queue, envelope.message_id, headers, envelope.body)
-        await self._receiver.commit(received, now, End(RecordKind.SCHEDULED, outgoing=[copy]))
+        await self._receiver.commit(received, now, End(record=None, outgoing=[copy]))

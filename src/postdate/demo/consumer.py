@@ -1,6 +1,6 @@
 """The consumer process of the demo: an endpoint with a handler for each kind of message.
 
-Run as ``python -m postdate.demo.consumer FILE [STARTS_AT REAL_START SPEED]``; stops at SIGTERM, finishing what is in hand.
+Run as ``python -m postdate.demo.consumer FILE [STARTS_AT REAL_START SPEED]``. At SIGTERM it finishes what is in hand.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def _near(table: pa.Table, day: date) -> pa.Table:
     near = [day + timedelta(days=offset) for offset in range(-2, 3)]
     wanted = pa.array([_date_number(which) for which in near], pa.int32())
     number = pc.add(pc.multiply(table["year"], 10_000), pc.add(pc.multiply(table["month"], 100), table["day"]))
-    return table.filter(pc.is_in(number, wanted))  # pyright: ignore[reportUnknownMemberType]
+    return table.filter(pc.is_in(number, wanted))
 
 
 def _date_number(day: date) -> int:

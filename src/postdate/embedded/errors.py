@@ -7,12 +7,31 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from postdate.errors import NotADatabase, PostdateError, StoreFull, StoreNotSetUp, StoreNotWritable, StoreUnavailable
+from postdate.errors import (
+    NotADatabase,
+    PostdateError,
+    StoreError,
+    StoreFull,
+    StoreNotSetUp,
+    StoreNotWritable,
+    StoreUnavailable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
 _PRIMARY_CODE = 0xFF
+_PASSING = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_SCHEMA,
+    }
+)
 
 
 def is_busy(error: sqlite3.Error) -> bool:
@@ -26,7 +45,13 @@ def _code(error: sqlite3.Error) -> int:
 
 def translate(error: sqlite3.Error, path: Path) -> PostdateError:
     """Return what went wrong with the database at ``path`` and what to do about it."""
-    code, said = _code(error), str(error)
+    said = str(error)
+    if "no such table" in said or "no such column" in said:
+        return StoreNotSetUp(f"{path} lacks tables of Postdate ({said}); run `postdate setup`")
+    return _by_code(_code(error), said, path)
+
+
+def _by_code(code: int, said: str, path: Path) -> PostdateError:
     if code == sqlite3.SQLITE_FULL:
         return StoreFull(f"{path}: the disk or the database is full ({said}); nothing was written; make room and go on")
     if code in {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM}:
@@ -37,9 +62,9 @@ def translate(error: sqlite3.Error, path: Path) -> PostdateError:
         )
     if code in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
         return NotADatabase(f"{path} is no SQLite database or is damaged ({said}); it was left as it is")
-    if "no such table" in said or "no such column" in said:
-        return StoreNotSetUp(f"{path} lacks tables of Postdate ({said}); run `postdate setup`")
-    return StoreUnavailable(f"{path}: {said}")
+    if code in _PASSING:
+        return StoreUnavailable(f"{path}: {said}")
+    return StoreError(f"{path}: {said}")
 
 
 @contextmanager

@@ -140,9 +140,9 @@ class SqliteFile:
             if (file.synchronous, file.recording) != (synchronous, recording):
                 raise ConfigurationError(
                     f"{real} is open in this process with synchronous={file.synchronous!r} and "
-                    f"recording={file.recording.value!r}; the store and the transport on one file need the same settings"
+                    f"recording={file.recording.value!r}; store and transport on one file need the same settings"
                 )
-            file._users += 1  # noqa: SLF001 - its own class
+            file._users += 1
         return file
 
     def __init__(self, path: Path, *, synchronous: str, recording: Recording, create: bool) -> None:
@@ -198,7 +198,7 @@ class SqliteFile:
         return groups.setdefault(self, _Group())
 
     async def _lead(self, group: _Group) -> None:
-        """Commit what waits now, wake everyone whose work that was, and the first of those who came meanwhile to lead."""
+        """Commit what waits now; wake everyone whose work that was, and the first who came meanwhile, to lead."""
         group.led = True
         jobs = [group.waiting.popleft() for _ in range(min(len(group.waiting), _JOBS_IN_ONE_COMMIT))]
         try:

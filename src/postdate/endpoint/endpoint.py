@@ -353,7 +353,8 @@ class Endpoint:
                 return None
             case DelayedRetry(delay):
                 log.warning("message %s is retried in %s: %s", _id(received), delay, reason)
-                return self.end_of([self._retry(received, now + delay, now)], RecordKind.RETRIED, reason)
+                retry = self._retry(received, now + delay, now)
+                return self.end_of([retry], RecordKind.RETRIED, f"retried as {retry.message_id}: {reason}")
             case _:
                 return self.to_error(received, error)
 
@@ -372,7 +373,7 @@ class Endpoint:
         envelope, queue = received.envelope, self._recoverability.error_queue
         log.error("message %s moved to error queue %s: %s", _id(received), queue, reason)
         headers = error_headers(envelope.headers, error, self.name, self.clock.now(), self._host)
-        copy = Envelope(queue, envelope.message_id, headers, envelope.body)
+        copy = Envelope(queue, envelope.message_id, headers, envelope.body, due=envelope.due)
         return End(RecordKind.FAILED, reason, outgoing=[copy])
 
 

@@ -226,7 +226,7 @@ class _Returning:
         if not destination:
             raise QueueNotFound(f"it has no header {Headers.FAILED_QUEUE}; say where it belongs with --to QUEUE")
         copy = returned_copy(received.envelope, destination)
-        await self.receiver.commit(received, self.now, End(RecordKind.FAILED, outgoing=[copy]))
+        await self.receiver.commit(received, self.now, End(RecordKind.RETURNED, f"to {destination}", outgoing=[copy]))
         # What does not expire in the error queue may be past its use where it goes.
         return Returned(message_id, done=True, queue=destination, remark=_past_use(copy, self.now))
 
@@ -247,7 +247,7 @@ def returned_copy(envelope: Envelope, destination: str) -> Envelope:
         for key, value in envelope.headers.items()
         if key not in _FAILURE_HEADERS and not key.startswith(Headers.EXCEPTION_DATA_PREFIX)
     }
-    return Envelope(destination, envelope.message_id, headers, envelope.body, envelope.expires_at)
+    return Envelope(destination, envelope.message_id, headers, envelope.body, envelope.expires_at, envelope.due)
 
 
 def _past_use(envelope: Envelope, now: datetime) -> str:

@@ -252,6 +252,9 @@ class _Question:
                 headline = f"it failed at {at} because of {last.detail}, and its copy has left the error queue"
                 fact = "it was returned with `postdate errors return`, or something consumes the error queue"
                 return self._say(State.FAILED, headline, [fact])
+            case RecordKind.RETURNED:
+                headline = f"it was returned from the error queue at {at}, {last.detail}, and has left that queue, too"
+                return self._say(State.FAILED, headline, ["a receiver that fails again puts it into the error queue"])
             case RecordKind.SCHEDULED | RecordKind.RESCHEDULED:
                 headline = f"it was last {last.kind.name.lower()} at {at}, and is not in the store any more"
                 advice = ["run `postdate doctor`: a store should never lose a message without a record"]

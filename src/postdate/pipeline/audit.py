@@ -45,6 +45,7 @@ _IN_ALL, _BY_HOUR, _BY_DESTINATION = 0b11, 0b10, 0b01
 """Grouping ids: a bit for each of destination and hour that is not grouped by."""
 
 _RECORD_COLUMNS = ("kind", "message_id", "at", "due", "destination")
+_COUNTED = ("handled", "discarded", "expired", "cancelled", "failed", "returned", "retried", "pending", "queued")
 _KEPT = StorageLevel.MEMORY_AND_DISK
 _PERCENTILES = (0.5, 0.95, 0.99, 1.0)
 _PERCENTILE_ACCURACY = 100_000
@@ -67,7 +68,7 @@ class AuditCounts:
         overdue: pending and past the due time.
         expired: past their expiry: not delivered when due, or delivered and discarded by the receiver.
         cancelled: withdrawn before they were due.
-        failed: moved to the error queue.
+        failed: moved to the error queue, and not returned from there.
         retried: with at least one failed attempt.
         lost: scheduled, and nowhere to be found; or delivered, gone from the queue, and not handled.
         duplicated: delivered or handled more than once, or still pending after they ended.
@@ -314,7 +315,9 @@ def _one_row_a_message(frames: Sequence[DataFrame]) -> DataFrame:
     delivered = F.when(F.col("kind") == "delivered", F.col("at"))
     ended = F.col("kind").isin("delivered", "expired", "cancelled", "failed")
     grouped = records.groupBy("message_id").agg(
-        F.max("destination").alias("destination"),
+        F.coalesce(F.max(F.when(F.col("kind") == "scheduled", F.col("destination"))), F.max("destination")).alias(
+            "destination"
+        ),
         # The due time of the delivery, else the latest that was set: a rescheduled message has had several.
         F.coalesce(
             F.max_by(F.when(F.col("kind") == "delivered", F.col("due")), delivered),
@@ -328,10 +331,7 @@ def _one_row_a_message(frames: Sequence[DataFrame]) -> DataFrame:
         F.count_if(ended & (F.col("before") == 1)).alias("ended_before"),
         F.count_if(ended).alias("ended"),
         F.min(F.when(F.col("kind") == "handled", F.col("at"))).alias("handled_at"),
-        *(
-            count(kind).alias(kind)
-            for kind in ("handled", "discarded", "expired", "cancelled", "failed", "retried", "pending", "queued")
-        ),
+        *(count(kind).alias(kind) for kind in _COUNTED),
     )
     return grouped.where((F.col("scheduled") > 0) | (F.col("pending") > 0) | (F.col("ended_before") > 0))
 
@@ -358,12 +358,12 @@ def _judged(messages: DataFrame, as_of: datetime, late_after: timedelta) -> Data
         "scheduled": (F.col("scheduled") > 0) | (F.col("pending") > 0),
         "delivered": F.col("delivered") > 0,
         "handled": F.col("handled") > 0,
-        "queued": F.col("queued") > 0,
+        "queued": (F.col("queued") > 0) & (F.col("failed") <= F.col("returned")),
         "pending": (F.col("pending") > 0) & (F.col("ended") == 0),
         "overdue": (F.col("pending") > 0) & (F.col("ended") == 0) & (F.col("due") < F.lit(as_of)),
         "expired": F.col("expired") + F.col("discarded") > 0,
         "cancelled": F.col("cancelled") > 0,
-        "failed": F.col("failed") > 0,
+        "failed": F.col("failed") > F.col("returned"),
         "retried": F.col("retried") > 0,
         "lost": nowhere | vanished,
         "duplicated": repeated | ((F.col("ended_before") > 0) & (F.col("pending") > 0)),

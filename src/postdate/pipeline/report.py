@@ -64,7 +64,7 @@ def render_html(result: AuditResult, title: str = "Delayed messages") -> str:
     environment = Environment(
         loader=PackageLoader("postdate.pipeline"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters["duration"] = duration  # pyright: ignore[reportUnknownMemberType]
+    environment.filters["duration"] = duration
     return environment.get_template("audit.html").render(
         title=title,
         result=result,

@@ -68,6 +68,9 @@ class MemoryStore:
 
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         """See :meth:`postdate.ports.DelayedMessageStore.store`."""
+        self._check_size(message)
+        if self._last_failed(message.message_id):
+            self._known.discard(message.message_id)
         if (await self.store_many([message], now)).already_there:
             raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
 
@@ -82,6 +85,11 @@ class MemoryStore:
             for wake in self._wakes:
                 wake()
         return StoreReport(len(messages) - len(already_there), tuple(already_there))
+
+    def _last_failed(self, message_id: str) -> bool:
+        """Return whether the message went to the error queue last: then it may come back."""
+        ends = [record.kind for record in self._records if record.message_id == message_id]
+        return message_id not in self._entries and bool(ends) and ends[-1] is RecordKind.FAILED
 
     def _check_size(self, message: DelayedMessage) -> None:
         size, limit = (

@@ -15,7 +15,7 @@ from typing import Any, Final
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.embedded.file import DUE, SqliteFile, Transaction, queue_topic
 from postdate.errors import ClaimLost, DuplicateMessage, InvalidMessage, MessageTooLarge, PipelineError
-from postdate.messages import DelayedMessage, decode_headers, encode_headers, size_in_bytes
+from postdate.messages import DelayedMessage, decode_headers, encode_headers, headers_with_expiry, size_in_bytes
 from postdate.ports import (
     OUTCOME_RECORDS,
     Claim,
@@ -127,7 +127,8 @@ class SqliteStore:
 
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         """See :meth:`postdate.ports.DelayedMessageStore.store`."""
-        report = await self.store_many([message], now)
+        work, at = self._row(message), to_microseconds(now)
+        report = await self.file.write(lambda tx: _insert_or_revive(tx, [work], at))
         if report.already_there:
             raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
 
@@ -142,10 +143,10 @@ class SqliteStore:
 
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
         """See :meth:`postdate.ports.EnlistingStore.storing`."""
-        work = self._storing(messages, now)
+        rows, at = [self._row(message) for message in messages], to_microseconds(now)
 
         def store(tx: Transaction) -> None:
-            work(tx)
+            _insert_or_revive(tx, rows, at)
 
         return store
 
@@ -156,7 +157,7 @@ class SqliteStore:
 
     def _row(self, message: DelayedMessage) -> tuple[Any, ...]:
         due = to_microseconds(message.due)
-        headers = encode_headers(message.headers)
+        headers = encode_headers(headers_with_expiry(message))
         size, limit = size_in_bytes(headers, message.body), self._capabilities.largest_message_bytes
         if size > limit:
             raise MessageTooLarge(
@@ -280,7 +281,7 @@ class SqliteStore:
                 raise InvalidMessage(f"message {message_id!r} expires at {message.expires_at.isoformat()}, before that")
             _signal_if_first(tx, new_due)
             tx.execute("UPDATE delayed_message SET due = ?, attempt_at = ? WHERE seq = ?", (new_due, new_due, seq))
-            _record(tx, RecordKind.RESCHEDULED, message_id, at, new_due, message.destination, "")
+            _record(tx, RecordKind.RESCHEDULED, (message_id, new_due, message.destination), at)
             return True
 
         return await self.file.write(reschedule)
@@ -423,6 +424,34 @@ def _insert(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> StoreR
     return StoreReport(len(new), duplicates)
 
 
+_FAILED_LAST: Final = """
+    SELECT s.seq FROM record AS s WHERE s.kind = 1 AND s.message_id = :id
+        AND NOT EXISTS (SELECT 1 FROM delayed_message AS d WHERE d.seq = s.seq)
+        AND NOT EXISTS (SELECT 1 FROM record AS later WHERE later.message_id = :id AND later.kind IN (2, 5, 6)
+            AND later.seq > (SELECT max(f.seq) FROM record AS f WHERE f.kind = 7 AND f.message_id = :id))
+        AND EXISTS (SELECT 1 FROM record AS f WHERE f.kind = 7 AND f.message_id = :id)"""
+
+
+def _insert_or_revive(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> StoreReport:
+    """Insert; what is known and went to the error queue last comes back under its old number."""
+    report = _insert(tx, rows, at)
+    revived = [row for row in rows if row[0] in report.already_there and _revive(tx, row, at)]
+    back = {row[0] for row in revived}
+    return StoreReport(report.stored + len(back), tuple(id_ for id_ in report.already_there if id_ not in back))
+
+
+def _revive(tx: Transaction, row: tuple[Any, ...], at: int) -> bool:
+    found = tx.execute(_FAILED_LAST, {"id": row[0]}).fetchone()
+    if found is None:
+        return False
+    message_id, due, _, destination, *_ = row
+    _signal_if_first(tx, due)
+    content = tx.execute("INSERT INTO content (headers, body) VALUES (?, ?)", row[5:]).lastrowid
+    tx.execute(_INSERT_MESSAGE, (found[0], *row[:5], content))
+    _record(tx, RecordKind.RESCHEDULED, (message_id, due, destination), at, "came back from the error queue")
+    return True
+
+
 def _signal_if_first(tx: Transaction, due: int) -> None:
     """Wake the poller only when it would otherwise sleep too long: most messages are due after the first one."""
     (first,) = tx.execute("SELECT min(attempt_at) FROM delayed_message").fetchone()
@@ -465,7 +494,7 @@ def _end(tx: Transaction, message_id: str, kind: RecordKind, at: int, detail: st
     if row is None:
         return False
     _delete(tx, "seq = ?", (row[0],))
-    _record(tx, kind, message_id, at, to_microseconds(row[1].due), row[1].destination, detail)
+    _record(tx, kind, (message_id, to_microseconds(row[1].due), row[1].destination), at, detail)
     return True
 
 
@@ -485,7 +514,7 @@ def _finish(tx: Transaction, claim: Claim, kind: RecordKind, at: int, detail: st
     )
     if held:
         message = claim.message
-        _record(tx, kind, message.message_id, at, to_microseconds(message.due), message.destination, detail)
+        _record(tx, kind, (message.message_id, to_microseconds(message.due), message.destination), at, detail)
     return held
 
 
@@ -498,19 +527,18 @@ def _count_failure(tx: Transaction, seq: object, attempt_at: datetime, at: int, 
     if row is None:
         return False
     if tx.recording is Recording.ALL:
-        _record(tx, RecordKind.RETRIED, row[0], at, row[1], row[2], reason)
+        _record(tx, RecordKind.RETRIED, row, at, reason)
     return True
 
 
-def _record(
-    tx: Transaction, kind: RecordKind, message_id: str, at: int, due: int, destination: str, detail: str
-) -> None:
+def _record(tx: Transaction, kind: RecordKind, of: tuple[str, int, str], at: int, detail: str = "") -> None:
+    """Record what happened to the message given as id, due time and destination."""
     if tx.recording is Recording.NONE:
-        tx.execute("DELETE FROM record WHERE kind = 1 AND message_id = ?", (message_id,))
+        tx.execute("DELETE FROM record WHERE kind = 1 AND message_id = ?", of[:1])
         return
     tx.execute(
-        "INSERT INTO record (kind, message_id, at, due, destination, detail) VALUES (?, ?, ?, ?, ?, ?)",
-        (int(kind), message_id, at, due, destination, detail or None),
+        "INSERT INTO record (kind, at, detail, message_id, due, destination) VALUES (?, ?, ?, ?, ?, ?)",
+        (int(kind), at, detail or None, *of),
     )
 
 

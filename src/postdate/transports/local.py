@@ -272,7 +272,7 @@ def _send_and_work(tx: Transaction, rows: Sequence[tuple[Any, ...] | MessageTooL
 def _record_end(tx: Transaction, received: Received, at: int, end: End) -> None:
     """Record how a message that had been delayed was handled; others are no concern of an audit."""
     due = received.envelope.due
-    if due is None or tx.recording is not Recording.ALL:
+    if due is None or end.record is None or tx.recording is not Recording.ALL:
         return
     message_id, queue = received.envelope.message_id, received.envelope.destination
     tx.execute(

@@ -58,7 +58,7 @@ def test_the_session_is_in_utc_and_listens_on_loopback_only(spark: SparkSession)
 
 
 def test_executors_run_this_python(spark: SparkSession) -> None:
-    assert spark.sparkContext.pythonExec == sys.executable  # pyright: ignore[reportAttributeAccessIssue]
+    assert spark.sparkContext.pythonExec == sys.executable
 
 
 def test_the_environment_of_the_process_is_as_it_was_before(spark: SparkSession) -> None:

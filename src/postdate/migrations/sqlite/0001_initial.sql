@@ -38,6 +38,7 @@ CREATE TABLE record (
     detail      TEXT
 );
 CREATE UNIQUE INDEX record_scheduled ON record (message_id) WHERE kind = 1;
+CREATE INDEX record_failed ON record (message_id) WHERE kind = 7;   -- few; asked when a message comes back
 
 CREATE TABLE queue (
     queue_id INTEGER PRIMARY KEY,
