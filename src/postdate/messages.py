@@ -385,7 +385,7 @@ class Envelope:
 
 def to_envelope(message: DelayedMessage) -> Envelope:
     """Return what is sent when ``message`` is due: same id and headers, without the internal delay headers (row 11)."""
-    headers = without_delay_headers(headers_with_expiry(message))
+    headers = without_delay_headers(headers_with_expiry(message.headers, message.expires_at))
     return Envelope(
         destination=message.destination,
         message_id=message.message_id,
@@ -396,11 +396,11 @@ def to_envelope(message: DelayedMessage) -> Envelope:
     )
 
 
-def headers_with_expiry(message: DelayedMessage) -> Mapping[str, str]:
+def headers_with_expiry(headers: Mapping[str, str], expires_at: datetime | None) -> Mapping[str, str]:
     """Return the headers with the absolute expiry, which so survives queues that have no place for it."""
-    if message.expires_at is None or Headers.EXPIRES_AT in message.headers:
-        return message.headers
-    return {**message.headers, Headers.EXPIRES_AT: format_timestamp(message.expires_at)}
+    if expires_at is None or Headers.EXPIRES_AT in headers:
+        return headers
+    return {**headers, Headers.EXPIRES_AT: format_timestamp(expires_at)}
 
 
 def without_delay_headers(headers: Mapping[str, str]) -> dict[str, str]:

@@ -46,7 +46,7 @@ from postdate.errors import (
     QueueNotFound,
     UnknownMessageType,
 )
-from postdate.messages import DelayedMessage, Envelope, Headers, expires_at_of, new_message_id
+from postdate.messages import DelayedMessage, Envelope, Headers, expires_at_of, headers_with_expiry, new_message_id
 from postdate.ports import End, Received, RecordKind, TransactionMode, Transport, Work
 
 log = logging.getLogger("postdate.endpoint")
@@ -372,7 +372,8 @@ class Endpoint:
         reason = f"{type(error).__name__}: {error}"
         envelope, queue = received.envelope, self._recoverability.error_queue
         log.error("message %s moved to error queue %s: %s", _id(received), queue, reason)
-        headers = error_headers(envelope.headers, error, self.name, self.clock.now(), self._host)
+        own = headers_with_expiry(envelope.headers, envelope.expires_at)
+        headers = error_headers(own, error, self.name, self.clock.now(), self._host)
         copy = Envelope(queue, envelope.message_id, headers, envelope.body, due=envelope.due)
         return End(RecordKind.FAILED, reason, outgoing=[copy])
 

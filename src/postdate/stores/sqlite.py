@@ -15,7 +15,7 @@ from typing import Any, Final
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.embedded.file import DUE, SqliteFile, Transaction, queue_topic
 from postdate.errors import ClaimLost, DuplicateMessage, InvalidMessage, MessageTooLarge, PipelineError
-from postdate.messages import DelayedMessage, decode_headers, encode_headers, headers_with_expiry, size_in_bytes
+from postdate.messages import DelayedMessage, decode_headers, encode_headers, size_in_bytes
 from postdate.ports import (
     OUTCOME_RECORDS,
     Claim,
@@ -157,7 +157,7 @@ class SqliteStore:
 
     def _row(self, message: DelayedMessage) -> tuple[Any, ...]:
         due = to_microseconds(message.due)
-        headers = encode_headers(headers_with_expiry(message))
+        headers = encode_headers(message.headers)
         size, limit = size_in_bytes(headers, message.body), self._capabilities.largest_message_bytes
         if size > limit:
             raise MessageTooLarge(
