@@ -177,6 +177,8 @@ class InOneFile:
 
     async def check_the_end(self) -> None:
         await self.check_nothing_is_lost()
+        count = "SELECT count(*) FROM content"
+        assert await self.store.file.read(lambda c: c.execute(count).fetchone()) == (len(self.messages),)
         assert await self.store.next_due() is None
         lengths = await self.transport.queue_lengths()
         to_billing = sum(message.destination == "billing" for message in self.messages.values())

@@ -213,6 +213,11 @@ class SqliteStoreModel(StoreModel):
     def open(self) -> SqliteStore:
         return SqliteStore(Path(self.folder.name) / "store.db", synchronous="normal")
 
+    @invariant()
+    def no_content_outlives_its_message(self) -> None:
+        count = "SELECT count(*) FROM content"
+        assert self.store.file.read_blocking(lambda c: c.execute(count).fetchone()) == (len(self.kept),)
+
     @rule()
     def end_the_process_and_start_another(self) -> None:
         self.ask(self.store.close())

@@ -14,7 +14,7 @@ from postdate.migrations import migrations
 LOCK_PATIENCE_SECONDS = 30.0
 """How long a writer waits for its turn before it reports the store as unavailable."""
 
-_RETRY_SECONDS = 0.0003
+_RETRY_SECONDS = 0.0001
 _CACHE_KIB = 16_384
 _READING_CACHE_KIB = 4_096
 # One checkpoint takes the writer's time; at 4,000 pages (16 MB) it comes seldom enough not to slow a drain and the
