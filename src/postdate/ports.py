@@ -141,6 +141,9 @@ class DelayedMessageStore(Protocol):
 
         Raises:
             UnsupportedTransactionMode: the store cannot keep its part of ``mode``; the endpoint does not start.
+
+        Guarantees:
+            capabilities.declared_modes_are_accepted_and_others_refused.
         """
         ...
 
@@ -153,6 +156,10 @@ class DelayedMessageStore(Protocol):
             DuplicateMessage: the id was stored before; the first message is unchanged.
             MessageTooLarge: over ``largest_message_bytes``; nothing was stored.
             StoreUnavailable: transient; nothing was stored.
+
+        Guarantees:
+            storing.a_message_is_unchanged, a_duplicate_is_refused, a_failed_message_may_come_back,
+            too_large_is_refused, a_race_for_one_id_has_one_winner, what_is_stored_survives_closing.
         """
         ...
 
@@ -161,19 +168,34 @@ class DelayedMessageStore(Protocol):
 
         A claimed message is hidden from every other caller until it is removed, its failure count is incremented, or
         the claiming process dies.
+
+        Guarantees:
+            contract.oldest_due_first, due_is_compared_strictly, a_fetched_message_is_hidden.
         """
         ...
 
     async def remove(self, message_id: str, now: datetime) -> bool:
-        """Remove a message that was delivered; ``False`` when it is not there (any more)."""
+        """Remove a message that was delivered; ``False`` when it is not there (any more).
+
+        Guarantees:
+            contract.remove_says_whether_it_was_there, remove_is_a_delivery.
+        """
         ...
 
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
-        """Count one failed attempt and give the claim back; ``False`` when the message is not there (any more)."""
+        """Count one failed attempt and give the claim back; ``False`` when the message is not there (any more).
+
+        Guarantees:
+            contract.increment_says_whether_it_was_there, a_failed_message_is_fetched_again_unchanged.
+        """
         ...
 
     async def next_due(self) -> datetime | None:
-        """Return the earliest due time, UTC, overdue messages included; ``None`` when the store is empty."""
+        """Return the earliest due time, UTC, overdue messages included; ``None`` when the store is empty.
+
+        Guarantees:
+            contract.next_due_is_the_earliest.
+        """
         ...
 
 
@@ -225,27 +247,53 @@ class ClaimingStore(DelayedMessageStore, Protocol):
 
         Raises:
             MessageTooLarge, StoreUnavailable: nothing of the batch was stored.
+
+        Guarantees:
+            storing.a_batch_is_idempotent, an_id_twice_in_a_batch_counts_once,
+            a_batch_with_one_too_large_is_refused_whole.
         """
         ...
 
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
-        """Claim up to ``limit`` messages that may be attempted strictly before ``now``, oldest first."""
+        """Claim up to ``limit`` messages that may be attempted strictly before ``now``, oldest first.
+
+        Guarantees:
+            claims.oldest_first_up_to_the_limit, due_is_compared_strictly, a_claimed_message_is_hidden,
+            tasks_claim_each_message_once, other_processes_do_not_claim_it_too, claims_end_with_their_process.
+        """
         ...
 
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
-        """Remove claimed messages and record how they ended, in one transaction; return how many were still held."""
+        """Remove claimed messages and record how they ended, in one transaction; return how many were still held.
+
+        Guarantees:
+            claims.finish_removes, a_claim_given_back_is_void; recording.all_keeps_everything.
+        """
         ...
 
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
-        """Count a failure and give the claim back; not eligible again before ``attempt_at``."""
+        """Count a failure and give the claim back; not eligible again before ``attempt_at``.
+
+        Guarantees:
+            claims.retry_later_waits, failures_add_up, a_finished_claim_cannot_be_given_back,
+            a_claim_given_back_is_void.
+        """
         ...
 
     async def next_attempt(self) -> datetime | None:
-        """Return the earliest instant at which an unclaimed message may be attempted, UTC; ``None`` without any."""
+        """Return the earliest instant at which an unclaimed message may be attempted, UTC; ``None`` without any.
+
+        Guarantees:
+            claims.next_attempt_is_the_earliest.
+        """
         ...
 
     async def listen(self, wake: Wake) -> Callable[[], None]:
-        """Call ``wake`` after the commit of a message that is due before all others; returns the way to stop it."""
+        """Call ``wake`` after the commit of a message that is due before all others; returns the way to stop it.
+
+        Guarantees:
+            claims.what_is_due_earlier_wakes, a_wake_up_follows_the_commit, other_processes_are_woken.
+        """
         ...
 
 
@@ -254,11 +302,19 @@ class EnlistingStore(ClaimingStore, Protocol):
     """A store whose writes can be part of a transaction on the same database."""
 
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
-        """Return the work that stores ``messages`` (ids already there are left as they are)."""
+        """Return the work that stores ``messages`` (ids already there are left as they are).
+
+        Guarantees:
+            capabilities.storing_is_part_of_the_transaction.
+        """
         ...
 
     def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
-        """Return the work that finishes ``claims``; it raises ``ClaimLost`` when one is no longer held."""
+        """Return the work that finishes ``claims``; it raises ``ClaimLost`` when one is no longer held.
+
+        Guarantees:
+            capabilities.finishing_is_part_of_the_transaction.
+        """
         ...
 
 
@@ -284,7 +340,11 @@ class MovingStore(EnlistingStore, Protocol):
     """A store that shares its database with the queues: due messages move without leaving the database."""
 
     async def move_due(self, now: datetime, limit: int) -> MoveReport:
-        """Move up to ``limit`` due messages to their queues, oldest first, remove and record them: one transaction."""
+        """Move up to ``limit`` due messages to their queues, oldest first, remove and record them: one transaction.
+
+        Guarantees:
+            capabilities.due_messages_move_to_their_queues, a_move_takes_no_more_than_its_limit.
+        """
         ...
 
     async def pause(self) -> None:
@@ -298,7 +358,7 @@ class StoreStatistics:
 
     Args:
         pending: messages that wait.
-        overdue: of these, due strictly before ``now``.
+        overdue: of these, due strictly before ``now`` and held by nobody.
         claimed: of these, held by a process at the moment.
         failing: of these, with at least one failed attempt.
         next_due: earliest due time, UTC.
@@ -333,23 +393,44 @@ class InspectableStore(Protocol):
     """What an operator asks of a store."""
 
     async def statistics(self, now: datetime) -> StoreStatistics:
-        """Count what is there; reads an index, not the messages."""
+        """Count what is there; reads an index, not the messages.
+
+        Guarantees:
+            administration.statistics_agree_with_the_messages.
+        """
         ...
 
     async def record_counts(self) -> Mapping[RecordKind, int]:
-        """Count the records of each kind; reads them all."""
+        """Count the records of each kind; reads them all.
+
+        Guarantees:
+            recording.a_record_says_what_when_and_why.
+        """
         ...
 
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        """Return up to ``limit`` pending messages by due time, then id of storing."""
+        """Return up to ``limit`` pending messages by due time, then id of storing.
+
+        Guarantees:
+            administration.pending_messages_are_listed.
+        """
         ...
 
     async def get(self, message_id: str) -> DelayedMessage | None:
-        """Return a pending message, or ``None``."""
+        """Return a pending message, or ``None``.
+
+        Guarantees:
+            administration.a_pending_message_is_found_by_id.
+        """
         ...
 
     async def history(self, message_id: str) -> Sequence[Record]:
-        """Return every record of one message in the order of writing."""
+        """Return every record of one message in the order of writing.
+
+        Guarantees:
+            recording.a_record_says_what_when_and_why, all_keeps_everything, outcomes_leaves_out_retries,
+            none_keeps_nothing_of_what_has_left.
+        """
         ...
 
 
@@ -358,7 +439,11 @@ class AdministrableStore(InspectableStore, Protocol):
     """A store whose pending messages an operator can change (specification row 119)."""
 
     async def cancel(self, message_id: str, now: datetime) -> bool:
-        """Remove a pending message for good and record it; ``False`` when it is not there or is being dispatched."""
+        """Remove a pending message for good and record it; ``False`` when it is not there or is being dispatched.
+
+        Guarantees:
+            administration.a_cancelled_message_is_gone, what_is_being_dispatched_is_left_alone.
+        """
         ...
 
     async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
@@ -366,6 +451,10 @@ class AdministrableStore(InspectableStore, Protocol):
 
         Raises:
             InvalidMessage: the message expires before ``due``.
+
+        Guarantees:
+            administration.a_rescheduled_message_has_its_new_due_time, rescheduling_earlier_wakes,
+            nothing_is_rescheduled_past_its_expiry, what_is_being_dispatched_is_left_alone.
         """
         ...
 
@@ -391,11 +480,19 @@ class ScannableStore(Protocol):
     """
 
     def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
-        """Split the rows that exist now into at most ``parts`` shares; blocking, meant for pipeline processes."""
+        """Split the rows that exist now into at most ``parts`` shares; blocking, meant for pipeline processes.
+
+        Guarantees:
+            scanning.parts_cover_every_row_once, an_empty_store_has_no_rows, what_does_not_exist_is_refused.
+        """
         ...
 
     def scan(self, what: str, part: ScanPart, columns: Sequence[str], page: int) -> Iterable[list[tuple[Any, ...]]]:
-        """Yield pages of at most ``page`` rows of one share, from one consistent snapshot of the share; blocking."""
+        """Yield pages of at most ``page`` rows of one share, from one consistent snapshot of the share; blocking.
+
+        Guarantees:
+            scanning.columns_come_as_asked_for, parts_cover_every_row_once.
+        """
         ...
 
 
@@ -464,6 +561,10 @@ class Receiver(Protocol):
         """Wait until there is a message, then hold up to ``limit``, oldest first; never empty.
 
         The wait may be cancelled; nothing is held then.
+
+        Guarantees:
+            receiving.up_to_the_limit_is_received, receiving_waits_for_a_message, a_held_message_is_hidden,
+            a_cancelled_receive_loses_nothing, competing_receivers_share_the_messages.
         """
         ...
 
@@ -474,15 +575,28 @@ class Receiver(Protocol):
             ClaimLost: another process took the message over; nothing was sent or done.
             QueueNotFound: an outgoing message has no queue; nothing was sent or done.
             TransportUnavailable: transient; the message is still held.
+
+        Guarantees:
+            receiving.a_committed_message_is_gone, a_lost_hold_is_noticed;
+            transactions.outgoing_messages_leave_with_the_commit, one_bad_outgoing_message_undoes_the_commit,
+            a_lost_hold_sends_nothing.
         """
         ...
 
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        """Give the message back to its queue; with ``failed`` its failure count grows by one."""
+        """Give the message back to its queue; with ``failed`` its failure count grows by one.
+
+        Guarantees:
+            receiving.a_message_rolled_back_is_received_again, a_message_rolled_back_wakes_others.
+        """
         ...
 
     async def close(self) -> None:
-        """Give back everything still held."""
+        """Give back everything still held.
+
+        Guarantees:
+            receiving.closing_gives_back_what_is_held.
+        """
         ...
 
 
@@ -495,6 +609,9 @@ class TakingReceiver(Receiver, Protocol):
 
         Raises:
             QueueNotFound: there is no such queue.
+
+        Guarantees:
+            receiving.a_message_is_taken_by_its_id.
         """
         ...
 
@@ -509,7 +626,11 @@ class Transport(Protocol):
         ...
 
     async def create_queues(self, names: Sequence[str]) -> None:
-        """Create the queues that do not exist yet; idempotent."""
+        """Create the queues that do not exist yet; idempotent.
+
+        Guarantees:
+            sending.creating_a_queue_again_keeps_its_messages.
+        """
         ...
 
     async def send(
@@ -526,11 +647,20 @@ class Transport(Protocol):
         Returns:
             One entry an envelope, in order: ``None`` when it was sent, else ``QueueNotFound``, ``MessageTooLarge`` or
             ``TransportUnavailable``.
+
+        Guarantees:
+            sending.order_is_kept, headers_and_body_are_unchanged, unicode_survives,
+            expiry_and_due_time_are_carried, a_missing_queue_is_a_value, too_large_is_a_value;
+            capabilities.work_of_a_database_is_done_or_refused.
         """
         ...
 
     def receiver(self, queue: str) -> Receiver:
-        """Return a receiver on ``queue``, which must exist when :meth:`Receiver.receive` is called."""
+        """Return a receiver on ``queue``, which must exist when :meth:`Receiver.receive` is called.
+
+        Guarantees:
+            receiving.a_missing_queue_raises.
+        """
         ...
 
     async def close(self) -> None:

@@ -52,6 +52,7 @@ class StoreModel(RuleBasedStateMachine):
         self.now = START
         self.kept: dict[str, Kept] = {}
         self.known: set[str] = set()
+        self.in_error_queue: set[str] = set()
         self.claims = 0
         self.folder = tempfile.TemporaryDirectory()
         self.store = self.open()
@@ -80,7 +81,7 @@ class StoreModel(RuleBasedStateMachine):
     @rule(id_=IDS, offset=OFFSETS, expires=st.booleans())
     def store_one(self, id_: str, offset: timedelta, expires: bool) -> None:
         message = self.message(id_, offset, expires=expires)
-        if id_ in self.known:
+        if id_ in self.known and id_ not in self.in_error_queue:
             with pytest.raises(DuplicateMessage):
                 self.ask(self.store.store(message, self.now))
             return
@@ -90,6 +91,7 @@ class StoreModel(RuleBasedStateMachine):
     def keep(self, message: DelayedMessage) -> None:
         self.kept[message.message_id] = Kept(message, message.due)
         self.known.add(message.message_id)
+        self.in_error_queue.discard(message.message_id)
 
     @rule(batch=st.lists(st.tuples(IDS, OFFSETS), max_size=5))
     def store_many(self, batch: list[tuple[str, timedelta]]) -> None:
@@ -131,6 +133,8 @@ class StoreModel(RuleBasedStateMachine):
         assert self.ask(self.store.finish([each.claim for each in batch], outcome, self.now, "why")) == len(ends)
         for each in ends:
             del self.kept[each.claim.message.message_id]
+            if outcome is Outcome.FAILED:
+                self.in_error_queue.add(each.claim.message.message_id)
 
     @rule(one=consumes(held) | held, wait=st.integers(0, 5))
     def retry_later(self, one: Held, wait: int) -> None:

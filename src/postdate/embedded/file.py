@@ -26,7 +26,7 @@ from postdate.embedded.connection import check_schema, connect, create_schema, p
 from postdate.embedded.errors import translate, translated
 from postdate.embedded.presence import Presence, is_gone, presence_folder
 from postdate.embedded.wakeup import Wakeups
-from postdate.errors import ConfigurationError, PostdateError
+from postdate.errors import ConfigurationError, PostdateError, StoreNotSetUp
 from postdate.ports import Recording, Wake
 
 DUE = "due"
@@ -390,9 +390,24 @@ class SqliteFile:
 
     def _reading_connection(self) -> sqlite3.Connection:
         if self._reader is None:
-            self.setup_blocking()
-            self._reader = connect(self.path, read_only=True)
+            self._reader = self._looking_connection()
         return self._reader
+
+    def _looking_connection(self) -> sqlite3.Connection:
+        """Open the file for looking, which needs no number in it and writes nothing, so a full disk does not matter."""
+        try:
+            connection = connect(self.path, read_only=True)
+        except PostdateError:
+            self.setup_blocking()  # it is missing; or its log is, which only a writer may create
+            return connect(self.path, read_only=True)
+        try:
+            check_schema(connection, self.path)
+        except StoreNotSetUp:
+            self.setup_blocking()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def close(self) -> None:
         """Give the handle back; the last user's call frees what is still held and closes the file. Blocking."""

@@ -40,6 +40,7 @@ _OUTCOME_ARROW = pa.schema(
     + [(name, pa.string()) for name in ("message_id", "destination", "due", "expires_at", "headers", "body")]
 )
 _SHOWN = ("message_id", "destination", "due", "expires_at", "headers", "body")
+_BEGINNING_CHARACTERS = 1_000
 _REJECTED_FORMATS = frozenset({"json", "parquet"})
 
 
@@ -187,9 +188,12 @@ def schedule(messages: DataFrame, job: ScheduleJob) -> ScheduleResult:
     started = time.perf_counter()
     spark = messages.sparkSession
     require_utc(spark)
-    checked = _checked(messages, job.columns or ColumnMapping.found_in(messages.columns), job.local_times)
+    columns = job.columns or ColumnMapping.found_in(messages.columns)
+    _require_columns(messages, columns)
     with opened(job.store, create=True) as store:
         store.setup()
+        limit = store.largest_message_bytes
+    checked = _checked(messages, columns, job.local_times, limit)
     outcomes = _without_conflicts(checked).mapInArrow(_storing(job), _OUTCOME_SCHEMA).persist(StorageLevel.DISK_ONLY)
     try:
         return _result(outcomes, job.rejects, started)
@@ -200,9 +204,11 @@ def schedule(messages: DataFrame, job: ScheduleJob) -> ScheduleResult:
 # --- checks in Spark SQL ----------------------------------------------------------------------------------------------
 
 
-def _checked(messages: DataFrame, columns: ColumnMapping, local_times: LocalTimes | None) -> DataFrame:
-    """Return the columns of a message, ``reason`` (null for good rows), and in ``shown`` a bad row in texts."""
-    _require_columns(messages, columns)
+def _checked(messages: DataFrame, columns: ColumnMapping, local_times: LocalTimes | None, limit: int) -> DataFrame:
+    """Return the columns of a message, ``reason`` (null for good rows), and in ``shown`` a bad row in texts.
+
+    A body over ``limit`` bytes goes no further than this: a few of them would fill the memory of every later step.
+    """
     types = {column.name: column.dataType for column in messages.schema}
     due = read_time(F.col(_quoted(columns.due)), types[columns.due], local_times)
     reasons = [due.problem]
@@ -212,16 +218,19 @@ def _checked(messages: DataFrame, columns: ColumnMapping, local_times: LocalTime
         expires_at = expiry.instant
         reasons.append(F.when(expiry.problem.isNotNull(), F.concat(F.lit("expiry_"), expiry.problem)))
     headers, headers_problem = _headers(messages, columns.headers)
-    reason = F.coalesce(*_missing(columns), *reasons, headers_problem)
+    body = _body(messages, columns.body)
+    too_large = F.octet_length(body) > limit
+    reasons += [headers_problem, F.when(too_large, F.lit("message_too_large"))]
+    reason = F.coalesce(*_missing(columns), *reasons)
     return messages.select(
         F.col(_quoted(columns.message_id)).cast("string").alias("message_id"),
         _destination(columns.destination).alias("destination"),
         due.instant.alias("due"),
         expires_at.alias("expires_at"),
         headers.alias("headers"),
-        _body(messages, columns.body).alias("body"),
+        F.when(~too_large, body).alias("body"),
         reason.alias("reason"),
-        F.when(reason.isNotNull(), _shown(messages, columns)).alias("shown"),
+        F.when(reason.isNotNull(), _shown(messages, columns, too_large)).alias("shown"),
     )
 
 
@@ -275,8 +284,8 @@ def _body(messages: DataFrame, name: str | None) -> Column:
     raise PipelineError(f"a body must be binary or a text, not {data_type.simpleString()}")
 
 
-def _shown(messages: DataFrame, columns: ColumnMapping) -> Column:
-    """Return the row in texts: what is written when it is set aside."""
+def _shown(messages: DataFrame, columns: ColumnMapping, too_large: Column) -> Column:
+    """Return the row in texts: what is written when it is set aside; of a body that is too large, its beginning."""
     named = {name: F.lit(None).cast("string") for name in _SHOWN}
     for name, column in asdict(columns).items():
         if column is None:
@@ -287,6 +296,8 @@ def _shown(messages: DataFrame, columns: ColumnMapping) -> Column:
         is_map = isinstance(messages.schema[column].dataType, MapType)
         value = F.col(_quoted(column))
         named[name] = F.to_json(value) if is_map else value.cast("string")
+    beginning = F.concat(F.substring(named["body"], 1, _BEGINNING_CHARACTERS), F.lit("…"))
+    named["body"] = F.when(too_large, beginning).otherwise(named["body"])
     return F.struct(*(named[name].alias(name) for name in _SHOWN))
 
 
@@ -375,6 +386,7 @@ _DETAILS: Mapping[str, str] = {
     "ambiguous_local_time": "clocks showed this due time twice: they were set back over it",
     "conflicting_rows": "this id stands in the input with differing content",
     "invalid_headers": "the headers are no JSON object",
+    "message_too_large": "the body is larger than the store takes; keep it elsewhere and send a reference",
 }
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+from collections.abc import Sized
 from datetime import UTC, datetime, timedelta
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 from postdate.messages import aware_utc
@@ -25,8 +27,8 @@ class VirtualClock:
     Waits end in the order of their times, and those of one instant in the order in which they began; after each, every
     task runs until all of them wait again. So the same program does the same things in the same order every time.
 
-    Works on asyncio and trio. Tasks that wait for something outside the program (a socket, a real timer) count as
-    waiting; worker threads are waited for.
+    For asyncio. Tasks that wait for something outside the program (a socket, a real timer) count as waiting; worker
+    threads are waited for.
 
     Args:
         start: what it shows at first; aware.
@@ -78,7 +80,8 @@ class VirtualClock:
         while self._waits and self._waits[0][0] <= end:
             at, _, scope = heapq.heappop(self._waits)
             self._move_on(at)
-            _end(scope)
+            # Cancelled from a callback, a scope spares itself describing the task that did it: a third of the time.
+            asyncio.get_running_loop().call_soon(scope.cancel)
             await self.settle()
         self._move_on(end)
         await self.settle()
@@ -103,43 +106,19 @@ class VirtualClock:
 
     async def settle(self) -> None:
         """Let every other task run until all of them wait."""
-        threads = anyio.to_thread.current_default_thread_limiter()
+        threads, ready = anyio.to_thread.current_default_thread_limiter(), _ready()
         quiet = 0
         while quiet < _QUIET_ROUNDS:
-            await _run_others()
+            await asyncio.sleep(0)
             if threads.borrowed_tokens:
+                await asyncio.sleep(_LOOK_AT_THREADS_SECONDS)
                 quiet = 0
-                await anyio.sleep(_LOOK_AT_THREADS_SECONDS)
-            elif (idle := _nothing_ready()) is None:
+            elif ready is None:
                 quiet += 1
-            elif idle:
+            elif not ready:
                 return
 
 
-def _end(scope: anyio.CancelScope) -> None:
-    if _on_asyncio():
-        # Cancelled from a callback, a scope spares itself the description of the task that did it: a third of the time.
-        asyncio.get_running_loop().call_soon(scope.cancel)
-    else:
-        scope.cancel()
-
-
-async def _run_others() -> None:
-    if _on_asyncio():
-        await asyncio.sleep(0)
-    else:
-        await anyio.wait_all_tasks_blocked()
-
-
-def _nothing_ready() -> bool | None:
-    """Return whether the event loop has nothing left to run; ``None`` where it does not tell."""
-    ready = getattr(asyncio.get_running_loop(), "_ready", None) if _on_asyncio() else None
-    return None if ready is None else not ready
-
-
-def _on_asyncio() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+def _ready() -> Sized | None:
+    """Return what the event loop is about to run, where it lets us look; else some quiet rounds must do."""
+    return getattr(asyncio.get_running_loop(), "_ready", None)

@@ -13,6 +13,7 @@ from postdate.ports import (
     MovingStore,
     ScannableStore,
     SetsUp,
+    TakingReceiver,
     TransactionMode,
     Transport,
 )
@@ -64,6 +65,7 @@ def _transport_cells(transport: Transport) -> dict[str, str]:
         **{f"mode `{mode.value}`": _yes(mode in can.transaction_modes) for mode in TransactionMode},
         "shares a transaction with a store in its database": _yes(can.database is not None),
         "discards expired messages itself": _yes(can.expires_messages),
+        "takes one message out of a queue by its id": _yes(isinstance(transport.receiver("any"), TakingReceiver)),
     }
 
 

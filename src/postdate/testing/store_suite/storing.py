@@ -156,6 +156,22 @@ async def an_id_is_free_again_without_records(subject: StoreSubject) -> None:
 
 
 @storing
+async def a_failed_message_may_come_back(subject: StoreSubject) -> None:
+    """What went to the error queue may be stored again under its id; what was delivered may not."""
+    async with claiming(subject) as store:
+        for number in range(3):
+            await store.store(message(body=b"%d" % number), NOW)
+            with expect_error(DuplicateMessage, "storing the id again while it waits"):
+                await store.store(message(), NOW)
+            claim = await claim_one(store)
+            expect_equal((claim.message.body, claim.message.number_of_failures), (b"%d" % number, 0), "what came back")
+            outcome = Outcome.FAILED if number < 2 else Outcome.DELIVERED
+            expect_equal(await store.finish([claim], outcome, NOW), 1, "finished")
+        with expect_error(DuplicateMessage, "storing the id of a message delivered after it had failed"):
+            await store.store(message(), NOW)
+
+
+@storing
 async def a_race_for_one_id_has_one_winner(subject: StoreSubject) -> None:
     """Of ten stores of one id at the same time one succeeds and nine raise DuplicateMessage."""
     async with claiming(subject) as store:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import cast
 
 import anyio
+import anyio.lowlevel
 
 from postdate.errors import ClaimLost, QueueNotFound
+from postdate.ports import TakingReceiver
 from postdate.testing.conformance import Topic, expect, expect_equal, expect_error, in_time
 from postdate.testing.transport_suite.subject import (
     IN,
@@ -15,6 +18,7 @@ from postdate.testing.transport_suite.subject import (
     envelope,
     ids,
     is_empty,
+    left_in,
     let_tasks_run,
     queues,
     receive,
@@ -63,6 +67,28 @@ async def a_missing_queue_raises(subject: TransportSubject) -> None:
         with expect_error(QueueNotFound, "receiving from a missing queue"):
             await receive(receiver)
         await receiver.close()
+
+
+@receiving
+async def a_message_is_taken_by_its_id(subject: TransportSubject) -> None:
+    """Taking: the message asked for is held, whatever is before it; none if it is held already or not there."""
+    async with queues(subject) as transport:
+        await transport.send([envelope("first"), envelope("second")], NOW)
+        receiver = transport.receiver(IN)
+        if not isinstance(receiver, TakingReceiver):
+            expect(not hasattr(receiver, "take"), "a receiver that cannot take has no take()")
+            return
+        taken = await receiver.take("second")
+        expect(taken is not None and taken.envelope.message_id == "second", "the message asked for is taken")
+        expect(await receiver.take("second") is None, "a held message is not taken")
+        expect(await receiver.take("unknown") is None, "a message that is not there is not taken")
+        expect_equal(ids(await receive(receiver)), ["first"], "received beside the one taken")
+        with expect_error(QueueNotFound, "taking from a missing queue"):
+            await cast("TakingReceiver", transport.receiver("missing")).take("first")
+        assert taken is not None
+        await receiver.commit(taken, NOW)
+        await receiver.close()
+        expect_equal(await left_in(transport, IN, 1), ["first"], "what is left")
 
 
 @receiving

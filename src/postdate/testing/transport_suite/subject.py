@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
 import anyio
+import anyio.lowlevel
 
 from postdate.messages import Envelope
 from postdate.ports import EnlistingStore, Received, Receiver, Transport

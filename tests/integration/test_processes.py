@@ -1,0 +1,246 @@
+"""Several real processes on one file (rows 35, 53 to 57)."""
+
+import json
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from postdate import DelayedMessage, Headers, LocalTransport, SqliteStore, SystemClock
+from postdate.ports import RecordKind
+
+MILLISECOND = timedelta(milliseconds=1)
+CONTENT = {Headers.ENCLOSED_MESSAGE_TYPES: "Work", Headers.CONTENT_TYPE: "application/json"}
+MESSAGES = 20_000
+KILLS_OF_EACH = 20
+
+
+class OneFile:
+    """Store and queues of the test itself, on the file that the processes share."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "one.db"
+        self.store = SqliteStore(self.path, synchronous="normal")
+        self.transport = LocalTransport(self.path, synchronous="normal")
+
+    async def create_queues(self) -> None:
+        await self.transport.create_queues(["consumer", "done", "error", "service.timeouts", "consumer.timeouts"])
+
+    def work(self, number: int, due: datetime, destination: str = "consumer") -> DelayedMessage:
+        body = json.dumps({"number": number}).encode()
+        return DelayedMessage(f"m-{number}", due, destination, CONTENT, body)
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        return self.store.file.read_blocking(lambda connection: connection.execute(sql).fetchall())
+
+    def length(self, queue: str) -> int:
+        sql = f"SELECT count(*) FROM queue_message JOIN queue USING (queue_id) WHERE name = '{queue}'"
+        return self.rows(sql)[0][0]
+
+    def in_queue(self, queue: str) -> list[tuple[str, dict[str, int]]]:
+        sql = f"""
+            SELECT message_id, body FROM queue_message AS m JOIN queue USING (queue_id)
+            JOIN content AS c ON c.seq = content
+            WHERE name = '{queue}'"""
+        return [(id_, json.loads(body)) for id_, body in self.rows(sql)]
+
+    def close(self) -> None:
+        self.store.file.close()
+        self.transport.file.close()
+
+
+@pytest.fixture
+async def one_file(tmp_path: Path):
+    one_file = OneFile(tmp_path)
+    await one_file.create_queues()
+    yield one_file
+    one_file.close()
+
+
+def now() -> datetime:
+    return SystemClock().now()
+
+
+@pytest.mark.timeout(300)
+async def test_forty_kills_during_20_000_deliveries_lose_and_double_nothing(
+    one_file: OneFile, start, eventually
+) -> None:
+    """Exactly once through kill -9: service and consumer are killed 20 times each, at random moments."""
+    seed = random.SystemRandom().randrange(1_000_000)
+    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
+    first_due = now() + timedelta(seconds=1)
+    for batch in range(0, MESSAGES, 1_000):
+        messages = [one_file.work(n, first_due + n * 0.8 * MILLISECOND) for n in range(batch, batch + 1_000)]
+        await one_file.store.store_many(messages, now())
+    kill_both(one_file, start, random.Random(seed))
+    delivered_meanwhile = one_file.length("done")
+    last = [start("service", one_file.path), start("consumer", one_file.path)]
+    eventually(lambda: one_file.length("done") >= MESSAGES, f"{MESSAGES:,} messages done", seconds=120)
+    for process in last:
+        process.stop()
+    done = one_file.in_queue("done")
+    counts = Counter(id_ for id_, _ in done)
+    assert len(done) == MESSAGES
+    assert counts == Counter(f"done-{n}" for n in range(MESSAGES)), "lost or doubled"
+    assert min(body["late_microseconds"] for _, body in done) > 0, "early"
+    assert delivered_meanwhile > 0, "the kills came before the deliveries"
+    await nothing_is_left_behind(one_file, eventually)
+
+
+def kill_both(one_file: OneFile, start: Callable, chance: random.Random) -> None:
+    """Kill each of the two processes 20 times, side by side."""
+
+    def kill_again_and_again(role: str, chance: random.Random) -> None:
+        for _ in range(KILLS_OF_EACH):
+            process = start(role, one_file.path)
+            if chance.random() < 0.8:  # the others die while they start
+                process.says("ready")
+            threading.Event().wait(chance.random() * 0.4)
+            process.kill()
+
+    killers = [
+        threading.Thread(target=kill_again_and_again, args=(role, random.Random(chance.random())))
+        for role in ("service", "consumer")
+    ]
+    for killer in killers:
+        killer.start()
+    for killer in killers:
+        killer.join()
+
+
+async def nothing_is_left_behind(one_file: OneFile, eventually: Callable) -> None:
+    """No message, no claim, no registration of a dead process, no lock file but our own."""
+    assert one_file.rows("SELECT count(*) FROM delayed_message") == [(0,)]
+    assert one_file.rows("SELECT count(*) FROM content") == [(MESSAGES,)], "bodies of messages that are gone"
+    lengths = await one_file.transport.queue_lengths()
+    assert {name: length for name, length in lengths.items() if length} == {"done": MESSAGES}
+    one_file.store.file.free_claims_of_the_dead()
+    assert len(one_file.rows("SELECT claimant FROM claimant")) == 1
+    locks = one_file.path.with_name(f"{one_file.path.name}-claimants")
+    assert len(list(locks.iterdir())) == 1
+    kinds = await one_file.store.record_counts()
+    assert {kind: count for kind, count in kinds.items() if kind is not RecordKind.HANDLED} == {
+        RecordKind.SCHEDULED: MESSAGES,
+        RecordKind.DELIVERED: MESSAGES,
+    }
+    assert kinds[RecordKind.HANDLED] == MESSAGES
+
+
+async def test_four_pollers_on_one_file_deliver_each_message_once_row_56(one_file: OneFile, start, eventually) -> None:
+    services = [start("service", one_file.path) for _ in range(4)]
+    for service in services:
+        service.says("ready")
+    begin = now()
+    messages = [one_file.work(n, begin + (n % 100) * 10 * MILLISECOND, "done") for n in range(4_000)]
+    await one_file.store.store_many(messages, begin)
+    eventually(lambda: one_file.length("done") >= 4_000, "4,000 messages delivered")
+    for service in services:
+        service.stop()
+    assert Counter(id_ for id_, _ in one_file.in_queue("done")) == Counter(f"m-{n}" for n in range(4_000))
+    late = [at - due for at, due in one_file.rows(f"SELECT at, due FROM record WHERE kind = {RecordKind.DELIVERED}")]
+    assert len(late) == 4_000
+    assert min(late) > 0
+
+
+async def test_a_message_stored_by_another_process_wakes_the_sleeping_poller_row_35(
+    one_file: OneFile, start, eventually
+) -> None:
+    service = start("service", one_file.path)
+    service.says("ready")
+    await one_file.store.store(one_file.work(0, now() + timedelta(minutes=10), "done"), now())
+    lateness: list[timedelta] = []
+    for number in range(1, 6):
+        due = now() + 20 * MILLISECOND
+        await one_file.store.store(one_file.work(number, due, "done"), now())
+        eventually(lambda number=number: one_file.length("done") == number, "a message delivered")
+        (delivered,) = [r for r in await one_file.store.history(f"m-{number}") if r.kind is RecordKind.DELIVERED]
+        lateness.append(delivered.at - due)
+    assert all(timedelta(0) < late < 500 * MILLISECOND for late in lateness), lateness
+    service.stop()
+
+
+async def test_what_a_killed_process_held_is_delivered_by_another_row_25(one_file: OneFile, start, eventually) -> None:
+    await one_file.store.store_many([one_file.work(n, now(), "done") for n in range(100)], now())
+    holder = start("holder", one_file.path)
+    assert holder.says("ready") == "ready 100"
+    service = start("service", one_file.path)
+    service.says("ready")
+    assert one_file.length("done") == 0
+    holder.kill()
+    eventually(lambda: one_file.length("done") == 100, "100 messages delivered")
+    service.stop()
+    assert all(claimant is None for (claimant,) in one_file.rows("SELECT claimant FROM queue_message"))
+
+
+async def test_while_another_process_holds_what_is_due_a_poller_hardly_works_row_57(one_file: OneFile, start) -> None:
+    await one_file.store.store(one_file.work(0, now(), "done"), now())
+    holder, service = start("holder", one_file.path), None
+    assert holder.says("ready") == "ready 1"
+    service = start("service", one_file.path)
+    service.says("ready")
+    before = cpu_seconds(service)
+    threading.Event().wait(2)  # the time itself is what is measured
+    assert cpu_seconds(service) - before < 0.5
+    service.stop()
+
+
+def cpu_seconds(process: Any) -> float:
+    fields = Path(f"/proc/{process._process.pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+async def test_sigterm_lets_what_is_in_hand_finish_row_55(one_file: OneFile, start, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    consumer = start("slow_consumer", one_file.path, go)
+    consumer.says("ready")
+    await one_file.store.store(one_file.work(7, now()), now())
+    consumer.says("handling")
+    consumer.terminate()
+    threading.Event().wait(0.2)  # time enough to end too early
+    assert consumer.is_running
+    assert one_file.length("done") == 0
+    go.touch()
+    assert consumer.end() == 0
+    assert [body["number"] for _, body in one_file.in_queue("done")] == [7]
+    assert one_file.length("consumer") == 0
+    counts = await one_file.store.record_counts()
+    assert counts == {RecordKind.SCHEDULED: 1, RecordKind.DELIVERED: 1, RecordKind.HANDLED: 1}
+
+
+ZONES = [
+    "UTC",
+    "Pacific/Apia",
+    "America/St_Johns",
+    "Australia/Lord_Howe",
+    "Asia/Kathmandu",
+    "Pacific/Kiritimati",
+    "XYZ-13:37:11",
+]
+
+
+def test_instants_are_the_same_in_every_time_zone(start, tmp_path: Path) -> None:
+    began = time.time()  # noqa: TID251 - compared with what the processes say
+    processes = {
+        zone: start("clocks", tmp_path / f"{number}.db", environment={"TZ": zone}) for number, zone in enumerate(ZONES)
+    }
+    said = {zone: json.loads(process.says("{")) for zone, process in processes.items()}
+    for zone, process in processes.items():
+        assert process.end() == 0
+        assert said[zone].pop("zone") == zone
+        assert abs(said[zone].pop("now") - began) < 60
+    assert said["UTC"] == {
+        "stored": [["noon", "2026-03-29 01:30:00:123456 Z"], ["ambiguous", "2026-04-04 14:45:00:000001 Z"]],
+        "recorded": "2026-03-29 01:30:00:123456 Z",
+        "microseconds": 1_774_747_800_123_456,
+        "back": "2026-04-04 14:45:00:000001 Z",
+        "local": "2026-04-04 14:45:00:000000 Z",
+        "now_is_aware_utc": "0:00:00",
+    }
+    assert all(each == said["UTC"] for each in said.values())
+    assert datetime(2026, 3, 29, 1, 30, 0, 123456, tzinfo=UTC).timestamp() == 1_774_747_800.123456
