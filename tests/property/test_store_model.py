@@ -37,10 +37,15 @@ class Kept:
 
 @dataclass(frozen=True)
 class Held:
-    """A claim, and the number under which the dictionary knows it."""
+    """A claim, the number under which the dictionary knows it, and the life of store and message it belongs to.
+
+    A process does not have the claims of another one, and nobody uses a claim of a message that has come back from the
+    error queue since: such claims are not used here either.
+    """
 
     claim: Claim
     number: int
+    life: object
 
 
 class StoreModel(RuleBasedStateMachine):
@@ -53,7 +58,8 @@ class StoreModel(RuleBasedStateMachine):
         self.kept: dict[str, Kept] = {}
         self.known: set[str] = set()
         self.in_error_queue: set[str] = set()
-        self.claims = 0
+        self.claims = self.processes = 0
+        self.comebacks: list[str] = []
         self.folder = tempfile.TemporaryDirectory()
         self.store = self.open()
 
@@ -72,6 +78,12 @@ class StoreModel(RuleBasedStateMachine):
         kept = self.kept.get(held.claim.message.message_id)
         return kept is not None and kept.claim == held.number
 
+    def life(self, id_: str) -> object:
+        return (self.processes, self.comebacks.count(id_))
+
+    def usable(self, held: list[Held]) -> list[Held]:
+        return [each for each in held if each.life == self.life(each.claim.message.message_id)]
+
     def message(self, id_: str, offset: timedelta, *, expires: bool) -> DelayedMessage:
         due = START + offset
         return DelayedMessage(id_, due, "queue", {"é": id_}, b"\0" + id_.encode(), due if expires else None)
@@ -86,6 +98,8 @@ class StoreModel(RuleBasedStateMachine):
                 self.ask(self.store.store(message, self.now))
             return
         self.ask(self.store.store(message, self.now))
+        if id_ in self.in_error_queue:
+            self.comebacks.append(id_)
         self.keep(message)
 
     def keep(self, message: DelayedMessage) -> None:
@@ -124,11 +138,12 @@ class StoreModel(RuleBasedStateMachine):
             assert claim.message == kept.message
             self.claims += 1
             kept.attempt_at, kept.claim = None, self.claims
-            held.append(Held(claim, self.claims))
+            held.append(Held(claim, self.claims, self.life(claim.message.message_id)))
         return multiple(*held)
 
     @rule(batch=st.lists(held, max_size=3, unique=True), outcome=OUTCOMES)
     def finish(self, batch: list[Held], outcome: Outcome) -> None:
+        batch = self.usable(batch)
         ends = [each for each in batch if self.still(each)]
         assert self.ask(self.store.finish([each.claim for each in batch], outcome, self.now, "why")) == len(ends)
         for each in ends:
@@ -138,6 +153,8 @@ class StoreModel(RuleBasedStateMachine):
 
     @rule(one=consumes(held) | held, wait=st.integers(0, 5))
     def retry_later(self, one: Held, wait: int) -> None:
+        if not self.usable([one]):
+            return
         attempt_at = self.now + timedelta(seconds=wait)
         assert self.ask(self.store.retry_later(one.claim, attempt_at, self.now, "why")) == self.still(one)
         if self.still(one):
@@ -226,6 +243,7 @@ class SqliteStoreModel(StoreModel):
     def end_the_process_and_start_another(self) -> None:
         self.ask(self.store.close())
         self.store = self.open()
+        self.processes += 1
         for kept in self.kept.values():
             if kept.claim is not None:
                 kept.attempt_at, kept.claim = kept.message.due, None

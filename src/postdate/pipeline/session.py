@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import logging
 import os
 import re
 import shutil
@@ -157,6 +158,7 @@ def _start(app_name: str, master: str, settings: dict[str, str], java_home: Path
     builder = SparkSession.Builder().appName(app_name).master(master)
     for key, value in settings.items():
         builder = builder.config(key, value)
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # it tells of every connection, even while Python ends
     with _environment(launched_with):
         return builder.getOrCreate()
 
