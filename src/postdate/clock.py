@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Protocol, runtime_checkable
 
 import anyio
-import anyio.to_thread
+
+from postdate.threads import in_thread
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -46,7 +47,7 @@ async def _wait_precisely(event: anyio.Event, seconds: float) -> None:
             return
         seconds -= time.monotonic() - started
     if seconds > 0 and not event.is_set():
-        await anyio.to_thread.run_sync(time.sleep, seconds)
+        await in_thread(time.sleep, seconds)
 
 
 class SystemClock:

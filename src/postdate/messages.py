@@ -22,6 +22,8 @@ from postdate.errors import InvalidHeaders, InvalidMessage, InvalidTimestamp, No
 MESSAGE_ID_LIMIT = 250
 """Characters in a message id: what the narrowest supported store holds (specification 1.3)."""
 
+_ERROR_COPY_BYTES = 256 * 1024
+
 DESTINATION_LIMIT = 200
 """Characters in a destination: what the narrowest supported store holds (specification 1.3)."""
 
@@ -214,6 +216,11 @@ def _check_encodable(key: str, value: str) -> None:
 def encode_headers(headers: Mapping[str, str]) -> str:
     """Return the headers as a compact JSON object: the form in which our stores and queues keep them."""
     return msgspec.json.encode(dict(headers)).decode()
+
+
+def size_limit(headers: Mapping[str, str], largest_message_bytes: int) -> int:
+    """Return how large a message may be: what is said about a failure must not keep a message from the error queue."""
+    return largest_message_bytes + (_ERROR_COPY_BYTES if Headers.FAILED_QUEUE in headers else 0)
 
 
 def size_in_bytes(headers: str, body: bytes) -> int:
@@ -442,14 +449,10 @@ def from_delay_headers(message_id: str, headers: Mapping[str, str], body: bytes)
     if not destination or not due:
         missing = Headers.TIMEOUT_EXPIRE if destination else Headers.TIMEOUT_DESTINATION
         raise NotADelayedMessage(f"message {message_id!r} is no delayed message: header {missing!r} is missing")
-    return DelayedMessage(
-        message_id=message_id,
-        due=parse_timestamp(due),
-        destination=destination,
-        headers=without_delay_headers(headers),
-        body=body,
-        expires_at=expires_at_of(headers),
-    )
+    due_at, expires_at = parse_timestamp(due), expires_at_of(headers)
+    if expires_at is not None and expires_at < due_at:
+        expires_at = None  # the header stays: whoever receives it decides
+    return DelayedMessage(message_id, due_at, destination, without_delay_headers(headers), body, expires_at)
 
 
 def expires_at_of(headers: Mapping[str, str]) -> datetime | None:

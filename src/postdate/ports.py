@@ -325,13 +325,13 @@ class MoveReport:
     Args:
         delivered: how many went to their queue.
         expired: how many were past their expiry and were recorded instead.
-        left_behind: how many due messages of this batch have no queue in this database; they must be claimed.
+        left_behind: whether the oldest message that is still due has no queue in this database: it must be claimed.
         next_attempt: see :meth:`ClaimingStore.next_attempt`, as of the end of the move.
     """
 
     delivered: int
     expired: int
-    left_behind: int
+    left_behind: bool
     next_attempt: datetime | None
 
 

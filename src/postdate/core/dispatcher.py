@@ -28,6 +28,7 @@ LONGEST_SEND = timedelta(seconds=30)
 
 _MOVED_AT_ONCE = 1_000
 _CLAIMED_AT_ONCE = 250
+_LEFT_BEHIND_AT_ONCE = 25
 
 log = logging.getLogger("postdate.dispatcher")
 
@@ -80,12 +81,12 @@ class Dispatcher:
         """Whether claims could not be given back and must be before anybody can have their messages."""
         return bool(self._still_held)
 
-    async def take(self, now: datetime) -> Taken:
-        """See :class:`postdate.core.poller.DueWork`."""
+    async def take(self, now: datetime, limit: int = _CLAIMED_AT_ONCE) -> Taken:
+        """See :class:`postdate.core.poller.DueWork`; deals with at most ``limit`` messages."""
         held, self._still_held = self._still_held, []
         for claim, error in held:
             await self._give_back(claim, error)
-        claims = await self._store.claim_due(now, _CLAIMED_AT_ONCE)
+        claims = await self._store.claim_due(now, limit)
         if not claims:
             return Taken(0, more=False, next_attempt=await self._store.next_attempt())
         expired = [claim for claim in claims if is_expired(claim.message, now)]
@@ -93,12 +94,18 @@ class Dispatcher:
         for claim in claims:
             if not is_expired(claim.message, now):
                 by_destination[claim.message.destination].append(claim)
-        async with anyio.create_task_group() as destinations:
-            if expired:
-                destinations.start_soon(self._see_through, expired, self._expire)
-            for group in by_destination.values():
-                destinations.start_soon(self._see_through, group, self._dispatch)
-        if len(claims) == _CLAIMED_AT_ONCE:
+        try:
+            async with anyio.create_task_group() as destinations:
+                if expired:
+                    destinations.start_soon(self._see_through, expired, self._expire)
+                for group in by_destination.values():
+                    destinations.start_soon(self._see_through, group, self._dispatch)
+        except BaseException:  # cancelled: the process may go on without us, and with it what it holds
+            with anyio.CancelScope(shield=True):
+                for claim in claims:
+                    await self._give_back(claim, TransportUnavailable("the endpoint was stopped while it was sending"))
+            raise
+        if len(claims) == limit:
             return Taken(len(claims), more=True)
         return Taken(len(claims), more=False, next_attempt=await self._store.next_attempt())
 
@@ -220,8 +227,11 @@ class Mover:
         report = await self._store.move_due(now, _MOVED_AT_ONCE)
         moved = report.delivered + report.expired
         needed = report.left_behind or self._dispatcher.holds_some
-        others = await self._dispatcher.take(now) if needed else Taken(0, False, report.next_attempt)
-        if moved + report.left_behind < _MOVED_AT_ONCE:
+        # A few at a look: what has no queue must not hold up what has (a bad destination never holds up the rest).
+        others = (
+            await self._dispatcher.take(now, _LEFT_BEHIND_AT_ONCE) if needed else Taken(0, False, report.next_attempt)
+        )
+        if moved < _MOVED_AT_ONCE:
             return Taken(moved + others.count, others.more, others.next_attempt)
         await self._store.pause()
         return Taken(moved + others.count, more=True)

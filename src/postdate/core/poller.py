@@ -118,7 +118,8 @@ class Poller:
     async def _pause(self, alarm: Alarm, duration: timedelta) -> None:
         """Pause after a failure; only :meth:`stop` ends it early."""
         until = self._clock.now() + duration
-        while not self._stopping and self._clock.now() < until:
+        while not self._stopping and (now := self._clock.now()) < until:
+            until = min(until, now + duration)  # should the clock have been set back
             alarm.reset()
             await self._clock.wait(alarm.event, until)
 

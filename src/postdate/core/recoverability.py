@@ -15,6 +15,8 @@ from postdate.messages import Headers, format_timestamp, parse_timestamp
 
 LONGEST_RETRY_DELAY = timedelta(minutes=1)
 EXCEPTION_MESSAGE_LIMIT = 16_384
+STACK_TRACE_LIMIT = 16_384
+DEFAULT_ERROR_QUEUE = "error"
 _RETRIES_END_AFTER = timedelta(hours=24)
 
 
@@ -45,14 +47,14 @@ class Recoverability:
     """How often handling a message is tried.
 
     Args:
-        error_queue: where messages go that cannot be handled.
+        error_queue: where messages go that cannot be handled; ``None``: the endpoint's error queue.
         immediate_retries: tries in a row after the first; 0 or more.
         delayed_retries: rounds after a delay, each with its own immediate retries; 0 or more.
         time_increase: the n-th delayed retry waits n times this.
         unrecoverable: exceptions that no retry mends; subclasses count.
     """
 
-    error_queue: str = "error"
+    error_queue: str | None = None
     immediate_retries: int = 5
     delayed_retries: int = 3
     time_increase: timedelta = timedelta(seconds=10)
@@ -76,13 +78,13 @@ def after_handling_failed(
         now: UTC.
     """
     if isinstance(error, policy.unrecoverable):
-        return MoveToError(policy.error_queue)
+        return MoveToError(policy.error_queue or DEFAULT_ERROR_QUEUE)
     if failures <= policy.immediate_retries:
         return ImmediateRetry()
     performed = performed_delayed_retries(headers)
     if performed < policy.delayed_retries and not _retried_too_long(headers, now):
         return DelayedRetry(policy.time_increase * (performed + 1))
-    return MoveToError(policy.error_queue)
+    return MoveToError(policy.error_queue or DEFAULT_ERROR_QUEUE)
 
 
 def performed_delayed_retries(headers: Mapping[str, str]) -> int:
@@ -168,15 +170,23 @@ def error_headers(
         Headers.HOST_ID: host.host_id,
         Headers.HOST_DISPLAY_NAME: host.display_name,
         Headers.EXCEPTION_TYPE: _type_name(error),
-        Headers.EXCEPTION_MESSAGE: _encodable(str(error))[:EXCEPTION_MESSAGE_LIMIT],
+        Headers.EXCEPTION_MESSAGE: _encodable(text_of(error))[:EXCEPTION_MESSAGE_LIMIT],
         Headers.EXCEPTION_SOURCE: type(error).__module__,
-        Headers.EXCEPTION_STACK_TRACE: _encodable("".join(traceback.format_exception(error))),
+        Headers.EXCEPTION_STACK_TRACE: _encodable("".join(traceback.format_exception(error)))[-STACK_TRACE_LIMIT:],
     }
     if error.__cause__ is not None:
         added[Headers.EXCEPTION_INNER_TYPE] = _type_name(error.__cause__)
     if isinstance(error, PostdateError):
         added[Headers.ERROR_CODE] = error.code
     return {**kept, **added}
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of an exception, also of one whose own text fails: a failure must not fail to be reported."""
+    try:
+        return str(error)
+    except Exception as failure:  # noqa: BLE001 - whatever the exception of an application does
+        return f"(its text cannot be read: {type(failure).__name__})"
 
 
 def _type_name(error: BaseException) -> str:

@@ -68,7 +68,7 @@ def _configure(connection: sqlite3.Connection, synchronous: str, *, read_only: b
 
 
 def patiently(connection: sqlite3.Connection, statement: str) -> None:
-    """Execute a statement that needs a lock, asking again every 0.3 ms.
+    """Execute a statement that needs a lock, asking again every 0.1 ms.
 
     SQLite's own waiting backs off to 100 ms and so starves whoever waits beside a busy writer
     (facts: 13 instead of 187,000 messages/s); short even waits give every process its turn.

@@ -6,7 +6,6 @@ never wait for each other's locks, and writes that arrive together are committed
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import sqlite3
@@ -17,24 +16,25 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 import anyio
-from anyio import to_thread
 from anyio.lowlevel import RunVar
 
 from postdate.embedded.connection import check_schema, connect, create_schema, patiently
 from postdate.embedded.errors import translate, translated
 from postdate.embedded.presence import Presence, is_gone, presence_folder
 from postdate.embedded.wakeup import Wakeups
-from postdate.errors import ConfigurationError, PostdateError, StoreNotSetUp
+from postdate.errors import ConfigurationError, PostdateError, StoreError, StoreNotSetUp, StoreUnavailable
 from postdate.ports import Recording, Wake
+from postdate.threads import in_thread
 
 DUE = "due"
 """Topic: a message was stored that is due before all others."""
 
 _JOBS_IN_ONE_COMMIT = 500
 _HOUSEKEEPING_SECONDS = 1.0
-# After a commit beside another writer: long enough for its turn (it asks every 0.3 ms), short beside a batch.
+# After a commit beside another writer: long enough for its turn (it asks every 0.1 ms), short beside a batch.
 _COURTESY_SECONDS = 0.001
 
 log = logging.getLogger("postdate.embedded")
@@ -48,7 +48,7 @@ _CLAIMANTS = """
 
 T = TypeVar("T")
 
-_GROUPS: RunVar[dict[SqliteFile, _Group]] = RunVar("postdate.embedded.groups")
+_GROUPS: RunVar[WeakKeyDictionary[SqliteFile, _Group]] = RunVar("postdate.embedded.groups")
 
 
 def queue_topic(queue: str) -> str:
@@ -84,7 +84,7 @@ class Transaction:
         self.topics.add(topic)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Job(Generic[T]):
     """A piece of a write transaction and what became of it."""
 
@@ -106,6 +106,11 @@ class _Group:
 
     waiting: deque[_Job[Any]] = field(default_factory=deque[_Job[Any]])
     led: bool = False
+
+    def wake_next(self) -> None:
+        """Wake the first who waits, to lead."""
+        if self.waiting and self.waiting[0].turn is not None:
+            self.waiting[0].turn.set()
 
 
 class SqliteFile:
@@ -151,6 +156,7 @@ class SqliteFile:
         self.recording = recording
         self._create = create
         self._users = 0
+        self._pid = os.getpid()
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
         self._presence: Presence | None = None
@@ -181,19 +187,27 @@ class SqliteFile:
         group.waiting.append(job)
         # Followers and leader alike see their work through: cancelled half-way nobody would know what was committed.
         with anyio.CancelScope(shield=True):
-            while not job.done:
-                if group.led:
-                    job.turn = anyio.Event()
-                    await job.turn.wait()
-                else:
-                    await self._lead(group)
+            try:
+                while not job.done:
+                    if group.led:
+                        job.turn = anyio.Event()
+                        await job.turn.wait()
+                    else:
+                        await self._lead(group)
+            except (
+                BaseException
+            ):  # cancelled past the shield, by the event loop's own means: asyncio.timeout and others
+                if job in group.waiting:
+                    group.waiting.remove(job)
+                group.wake_next()
+                raise
         return job.outcome()
 
     def _group(self) -> _Group:
         try:
             groups = _GROUPS.get()
         except LookupError:
-            groups = dict[SqliteFile, _Group]()
+            groups = WeakKeyDictionary[SqliteFile, _Group]()
             _GROUPS.set(groups)
         return groups.setdefault(self, _Group())
 
@@ -202,12 +216,13 @@ class SqliteFile:
         group.led = True
         jobs = [group.waiting.popleft() for _ in range(min(len(group.waiting), _JOBS_IN_ONE_COMMIT))]
         try:
-            await to_thread.run_sync(self._commit_together, jobs)
+            await in_thread(self._commit_together, jobs)
         finally:
             group.led = False
-            for job in (*jobs, *itertools.islice(group.waiting, 1)):
+            for job in jobs:
                 if job.turn is not None:
                     job.turn.set()
+            group.wake_next()
 
     def write_blocking(self, work: Callable[[Transaction], T]) -> T:
         """Do the same as :meth:`write` in the calling thread; for pipeline processes and the command line."""
@@ -291,7 +306,7 @@ class SqliteFile:
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Return what ``work`` reads from one consistent snapshot."""
-        return await to_thread.run_sync(self.read_blocking, work)
+        return await in_thread(self.read_blocking, work)
 
     def read_blocking(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Do the same as :meth:`read` in the calling thread."""
@@ -315,7 +330,7 @@ class SqliteFile:
 
     async def listen(self, topic: str, wake: Wake) -> Callable[[], None]:
         """Call ``wake`` at news of ``topic``, from any process, until the returned function is called."""
-        return await to_thread.run_sync(self.listen_blocking, topic, wake)
+        return await in_thread(self.listen_blocking, topic, wake)
 
     def listen_blocking(self, topic: str, wake: Wake) -> Callable[[], None]:
         """Do the same as :meth:`listen` in the calling thread."""
@@ -332,14 +347,31 @@ class SqliteFile:
 
     async def setup(self) -> None:
         """Create the file and its tables; idempotent."""
-        await to_thread.run_sync(self.setup_blocking)
+        await in_thread(self.setup_blocking)
 
     def _housekeeping(self) -> None:
-        """Free what processes held that are gone. Runs in the listening thread."""
+        """Free what processes held that are gone. Runs in the listening thread, which must not end by an error."""
         try:
+            if self._presence is not None and not self._presence.stands():
+                self._reappear()
             self.free_claims_of_the_dead()
-        except PostdateError as error:
+        except (PostdateError, OSError) as error:
             log.warning("cannot look for processes that ended: %s", error)
+
+    def _reappear(self) -> None:
+        """Take a lock file anew that somebody has removed: without it other processes take this one for gone."""
+        log.warning("%s was cleaned while processes were at work; leave it alone", self._presence_folder)
+        self._presence = Presence(self._presence_folder, self._claimant)
+        listening = [(self._claimant, topic, self._wakeups.port) for topic in self._wakeups.topics]
+
+        def register(tx: Transaction) -> None:
+            tx.execute(
+                "INSERT OR IGNORE INTO claimant (claimant, pid, started_at) VALUES (?, ?, 0)",
+                (tx.claimant, os.getpid()),
+            )
+            tx.executemany("INSERT OR REPLACE INTO listener VALUES (?, ?, ?)", listening)
+
+        self.write_blocking(register)
 
     def free_claims_of_the_dead(self) -> int:
         """Give back what processes held that are gone; return how many were. Blocking."""
@@ -359,6 +391,7 @@ class SqliteFile:
 
     def _writing_connection(self) -> sqlite3.Connection:
         if self._writer is None:
+            self._check_usable()
             connection = connect(self.path, synchronous=self.synchronous)
             try:
                 if self._create:
@@ -366,6 +399,9 @@ class SqliteFile:
                 else:
                     check_schema(connection, self.path)
                 self._register(connection)
+            except OSError as error:
+                connection.close()
+                raise StoreUnavailable(f"{self._presence_folder}: {error}") from error
             except BaseException:
                 connection.close()
                 raise
@@ -386,9 +422,20 @@ class SqliteFile:
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
+            if self._presence is not None:
+                self._presence.leave()
+                self._presence = None
             raise
 
+    def _check_usable(self) -> None:
+        """Refuse a handle that was closed, or that a forked child has inherited: SQLite forbids to share it."""
+        if self._users <= 0:
+            raise StoreError(f"{self.path} was closed in this process; open a store or transport on it again")
+        if self._pid != os.getpid():
+            raise StoreError(f"{self.path} was opened before this process was forked; open it afterwards")
+
     def _reading_connection(self) -> sqlite3.Connection:
+        self._check_usable()
         if self._reader is None:
             self._reader = self._looking_connection()
         return self._reader
@@ -411,13 +458,15 @@ class SqliteFile:
 
     def close(self) -> None:
         """Give the handle back; the last user's call frees what is still held and closes the file. Blocking."""
+        if self._pid != os.getpid():  # a forked child: everything belongs to its parent
+            return
         with self._open_lock:
             self._users -= 1
             if self._users > 0:
                 return
             self._open.pop((os.getpid(), self.path), None)
         self._wakeups.stop_listening()
-        with self._writing, self._reading:
+        with self._reading, self._writing:
             if self._reader is not None:  # first: only a writer that closes last takes the log away
                 self._reader.close()
                 self._reader = None

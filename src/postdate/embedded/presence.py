@@ -22,11 +22,19 @@ class Presence:
     """
 
     def __init__(self, folder: Path, claimant: int) -> None:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         self._path = _lock_path(folder, claimant)
         self._lock = FileLock(self._path, thread_local=False, is_singleton=False)
         self._lock.acquire(timeout=0)
+        self._taken = self._path.stat()
         self._pid = os.getpid()
+
+    def stands(self) -> bool:
+        """Return whether the locked file is still the one that others look at."""
+        try:
+            return os.path.samestat(self._path.stat(), self._taken)
+        except FileNotFoundError:
+            return False
 
     def leave(self) -> None:
         """Let go; a forked child does not let go for its parent."""

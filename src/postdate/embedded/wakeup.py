@@ -51,6 +51,12 @@ class Wakeups:
             port: int = self._listener.getsockname()[1]
             return port
 
+    @property
+    def topics(self) -> list[str]:
+        """Topics that somebody in this process listens to."""
+        with self._lock:
+            return [topic for topic, wakes in self._subscribers.items() if wakes]
+
     def subscribe(self, topic: str, wake: Wake) -> Callable[[], None]:
         """Call ``wake`` at news of ``topic`` until the returned function is called."""
         with self._lock:

@@ -62,16 +62,8 @@ class DelayedDeliveryService:
         self._dispatch = DispatchSettings(
             timeouts_queue(around.endpoint), error_queue, settings.number_of_retries, Host(around.endpoint)
         )
-        self._poller = Poller(
-            self._work(),
-            around.clock,
-            self._breaker(
-                "DelayedDeliveryFetch",
-                "Failed to fetch due delayed messages from the store",
-                settings.time_to_trigger_fetch_circuit_breaker,
-            ),
-        )
-        self._pump = self._intake_pump()
+        self._poller: Poller | None = None
+        self._pump: MessagePump | None = None
 
     def _breaker(self, name: str, critical: str, time_to_trigger: timedelta) -> RepeatedFailures:
         return RepeatedFailures(name, critical, time_to_trigger, self._around.critical_error)
@@ -119,17 +111,29 @@ class DelayedDeliveryService:
             if isinstance(store, SetsUp):
                 await store.setup()
             await self._around.transport.create_queues([self._dispatch.timeouts_queue, self._dispatch.error_queue])
+        self._pump = self._intake_pump()
+        self._poller = Poller(
+            self._work(),
+            self._around.clock,
+            self._breaker(
+                "DelayedDeliveryFetch",
+                "Failed to fetch due delayed messages from the store",
+                self._settings.time_to_trigger_fetch_circuit_breaker,
+            ),
+        )
 
     async def run(self) -> None:
-        """Run until :meth:`stop`, then finish what is in hand."""
+        """Run until :meth:`stop`, then finish what is in hand; after :meth:`prepare`, once each time."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._pump.run)
-            tasks.start_soon(self._poller.run)
+            for part in (self._pump, self._poller):
+                if part is not None:
+                    tasks.start_soon(part.run)
 
     def stop(self) -> None:
-        """End :meth:`run`: the pump first, then the poller."""
-        self._pump.stop()
-        self._poller.stop()
+        """End :meth:`run`: the pump first, then the poller; without effect before :meth:`prepare`."""
+        for part in (self._pump, self._poller):
+            if part is not None:
+                part.stop()
 
 
 def check_mode(settings: DelayedDelivery, transport: Transport, mode: TransactionMode) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -20,6 +22,7 @@ from postdate.core.dispatcher import enlisting
 from postdate.core.expiry import discard_reason
 from postdate.core.pump import MessagePump
 from postdate.core.recoverability import (
+    DEFAULT_ERROR_QUEUE,
     DelayedRetry,
     Host,
     ImmediateRetry,
@@ -27,6 +30,7 @@ from postdate.core.recoverability import (
     after_handling_failed,
     delayed_retry_headers,
     error_headers,
+    text_of,
 )
 from postdate.endpoint.delayed_delivery import (
     RECEIVE_BREAKER,
@@ -42,14 +46,27 @@ from postdate.errors import (
     ConfigurationError,
     DelayedDeliveryNotConfigured,
     InvalidMessage,
+    InvalidTimestamp,
     MessageError,
     QueueNotFound,
     UnknownMessageType,
 )
-from postdate.messages import DelayedMessage, Envelope, Headers, expires_at_of, headers_with_expiry, new_message_id
+from postdate.messages import (
+    DESTINATION_LIMIT,
+    DelayedMessage,
+    Envelope,
+    Headers,
+    check_text,
+    expires_at_of,
+    headers_with_expiry,
+    new_message_id,
+)
 from postdate.ports import End, Received, RecordKind, TransactionMode, Transport, Work
 
 log = logging.getLogger("postdate.endpoint")
+
+LONGEST_ENDPOINT_NAME = DESTINATION_LIMIT - len(timeouts_queue(""))
+"""So that its timeouts queue is an address, too."""
 
 M = TypeVar("M")
 
@@ -69,6 +86,12 @@ class HandlerContext:
     def __init__(self, endpoint: Endpoint, received: Received) -> None:
         self._endpoint, self._received = endpoint, received
         self.outgoing: list[Envelope | DelayedMessage] = []
+        self._ended = False
+
+    def end(self) -> Sequence[Envelope | DelayedMessage]:
+        """Return what was sent; from now on nothing can be."""
+        self._ended = True
+        return self.outgoing
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -106,6 +129,10 @@ class HandlerContext:
         return outgoing.message_id
 
     async def _leave(self, outgoing: Envelope | DelayedMessage) -> None:
+        if self._ended:
+            raise MessageError(
+                f"the handler of message {self.message_id!r} has ended: what it sends now cannot leave with it"
+            )
         if self._endpoint.mode is TransactionMode.NONE:
             await self._endpoint.send_now([outgoing])
         else:
@@ -155,8 +182,7 @@ class Endpoint:
         clock: Clock | None = None,
         critical_error: Callable[[str, BaseException], None] = log_critical_error,
     ) -> None:
-        if not name.strip():
-            raise ConfigurationError("an endpoint needs a name")
+        _check_names(name, error_queue)
         if concurrency < 1:
             raise ConfigurationError(f"concurrency must be 1 or more, not {concurrency}")
         self.name, self.transport, self.send_only = name, transport, send_only
@@ -164,7 +190,9 @@ class Endpoint:
         self.delayed_delivery = delayed_delivery
         self.mode = transaction_mode or strongest_mode(transport, delayed_delivery)
         check_transport_mode(transport, self.mode)
-        self._recoverability = recoverability or Recoverability(error_queue or "error")
+        policy = recoverability or Recoverability()
+        self._error_queue = policy.error_queue or error_queue or DEFAULT_ERROR_QUEUE
+        self._recoverability = replace(policy, error_queue=self._error_queue)
         self._concurrency, self._create_queues = concurrency, create_queues
         self._ignore_time_to_be_received = ignore_incoming_time_to_be_received_headers
         self._critical_error = critical_error
@@ -247,7 +275,7 @@ class Endpoint:
         if self.send_only:
             return
         if self._create_queues:
-            await self.transport.create_queues([self.name, self._recoverability.error_queue])
+            await self.transport.create_queues([self.name, self._error_queue])
         breaker = RepeatedFailures("Receive", "Failed to receive messages", RECEIVE_BREAKER, self._critical_error)
         receiver = self.transport.receiver(self.name)
         handling = _Handling(self, receiver.commit, receiver.roll_back)
@@ -343,7 +371,7 @@ class Endpoint:
         """Return how a message ends whose handling failed, or ``None`` when it goes back to its queue."""
         now, headers = self.clock.now(), received.envelope.headers
         decision = after_handling_failed(error, received.failures + 1, headers, self._recoverability, now)
-        reason = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {text_of(error)}"
         if isinstance(decision, DelayedRetry) and self.delayed_delivery is None:
             log.warning("message %s goes to the error queue: no delayed retry without a store", _id(received))
             return self.to_error(received, error)
@@ -351,6 +379,9 @@ class Endpoint:
             case ImmediateRetry():
                 log.info("message %s is retried at once: %s", _id(received), reason)
                 return None
+            case DelayedRetry(delay) if self._expires_before(received, now + delay):
+                log.info("message %s is discarded: it expires before it would be retried", _id(received))
+                return End(RecordKind.DISCARDED, f"expires before its retry: {reason}")
             case DelayedRetry(delay):
                 log.warning("message %s is retried in %s: %s", _id(received), delay, reason)
                 retry = self._retry(received, now + delay, now)
@@ -361,16 +392,23 @@ class Endpoint:
     def _retry(self, received: Received, due: datetime, now: datetime) -> DelayedMessage:
         """Return the message for its delayed retry: a send of its own, so it has an id of its own in the store."""
         envelope = received.envelope
-        headers = {Headers.MESSAGE_ID: envelope.message_id, **delayed_retry_headers(envelope.headers, now)}
-        expires_at = expires_at_of(headers)
-        if expires_at is not None and expires_at < due:
-            expires_at = due  # it will be discarded on arrival, and recorded
-        return DelayedMessage(new_message_id(), due, self.name, headers, envelope.body, expires_at)
+        own = headers_with_expiry(envelope.headers, envelope.expires_at)
+        headers = {Headers.MESSAGE_ID: envelope.message_id, **delayed_retry_headers(own, now)}
+        return DelayedMessage(new_message_id(), due, self.name, headers, envelope.body)
+
+    def _expires_before(self, received: Received, instant: datetime) -> bool:
+        if self._ignore_time_to_be_received:
+            return False
+        try:
+            expires_at = received.envelope.expires_at or expires_at_of(received.envelope.headers)
+        except InvalidTimestamp:  # unreadable: it does not expire
+            return False
+        return expires_at is not None and expires_at < instant
 
     def to_error(self, received: Received, error: Exception) -> End:
         """Return the end of a message that goes to the error queue."""
-        reason = f"{type(error).__name__}: {error}"
-        envelope, queue = received.envelope, self._recoverability.error_queue
+        reason = f"{type(error).__name__}: {text_of(error)}"
+        envelope, queue = received.envelope, self._error_queue
         log.error("message %s moved to error queue %s: %s", _id(received), queue, reason)
         own = headers_with_expiry(envelope.headers, envelope.expires_at)
         headers = error_headers(own, error, self.name, self.clock.now(), self._host)
@@ -395,6 +433,12 @@ class _Handling:
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
             await self._recover(received, error)
             return
+        except anyio.get_cancelled_exc_class() as error:
+            if _is_being_cancelled():
+                raise
+            # The handler awaited something that others cancelled, and let that out: it says nothing about this task.
+            await self._recover(received, RuntimeError(f"the handler ended by {type(error).__name__}"))
+            return
         if endpoint.mode is TransactionMode.NONE:
             return
         try:
@@ -414,7 +458,7 @@ class _Handling:
             return End(RecordKind.DISCARDED, reason)
         context = HandlerContext(endpoint, received)
         await endpoint.call_handlers(received, context)
-        return endpoint.end_of(context.outgoing, RecordKind.HANDLED)
+        return endpoint.end_of(context.end(), RecordKind.HANDLED)
 
     async def _send_first(self, end: End) -> None:
         now = self.endpoint.clock.now()
@@ -446,6 +490,15 @@ def strongest_mode(transport: Transport, delayed_delivery: DelayedDelivery | Non
     return max(modes, key=strength.index, default=TransactionMode.NONE)
 
 
+def _check_names(endpoint: str, error_queue: str | None) -> None:
+    try:
+        check_text(endpoint, "the name of an endpoint", LONGEST_ENDPOINT_NAME)
+        if error_queue:
+            check_text(error_queue, "the name of the error queue", DESTINATION_LIMIT)
+    except InvalidMessage as error:
+        raise ConfigurationError(str(error)) from error
+
+
 def _conversation(incoming: Mapping[str, str]) -> dict[str, str]:
     """Return the headers that tie a message to the one being handled."""
     tied = {Headers.RELATED_TO: incoming.get(Headers.MESSAGE_ID, "")}
@@ -453,6 +506,17 @@ def _conversation(incoming: Mapping[str, str]) -> dict[str, str]:
         if header in incoming:
             tied[header] = incoming[header]
     return {key: value for key, value in tied.items() if value}
+
+
+def _is_being_cancelled() -> bool:
+    """Return whether it is this task that somebody cancels: through anyio, or by asyncio's own means."""
+    if anyio.current_effective_deadline() == -math.inf:
+        return True
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # another event loop than asyncio's
+        return False
+    return task is not None and task.cancelling() > 0
 
 
 def _id(received: Received) -> str:

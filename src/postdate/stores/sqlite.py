@@ -51,27 +51,30 @@ _INSERT_CONTENT: Final = "INSERT INTO content (seq, headers, body) VALUES (?, ?,
 _TAKE_BATCH: Final = """
     INSERT INTO temp.batch (seq, queue_id, expired)
     SELECT d.seq, q.queue_id, coalesce(d.expires_at < :now, 0)
-    FROM delayed_message AS d INDEXED BY delayed_message_attempt LEFT JOIN queue AS q ON q.name = d.destination
+    FROM delayed_message AS d INDEXED BY delayed_message_attempt CROSS JOIN queue AS q ON q.name = d.destination
     WHERE d.attempt_at < :now ORDER BY d.attempt_at LIMIT :limit"""
 _SEND_BATCH: Final = """
     INSERT INTO queue_message (queue_id, message_id, due, expires_at, content)
     SELECT b.queue_id, d.message_id, d.due, d.expires_at, d.content
     FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq
-    WHERE b.queue_id IS NOT NULL AND NOT b.expired ORDER BY b.position"""
+    WHERE NOT b.expired ORDER BY b.position"""
 _RECORD_BATCH: Final = """
     INSERT INTO record (kind, message_id, at, due, destination)
     SELECT iif(b.expired, 5, 2), d.message_id, :now, d.due, d.destination
     FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq
-    WHERE b.queue_id IS NOT NULL OR b.expired ORDER BY b.position"""
+    ORDER BY b.position"""
 _DROP_EXPIRED_CONTENT: Final = """
     DELETE FROM content WHERE seq IN (
         SELECT d.content FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq WHERE b.expired)"""
 _REMOVE_BATCH: Final = """
-    DELETE FROM delayed_message WHERE seq IN (SELECT seq FROM temp.batch WHERE queue_id IS NOT NULL OR expired)"""
+    DELETE FROM delayed_message WHERE seq IN (SELECT seq FROM temp.batch)"""
 _FORGET_BATCH: Final = """
     DELETE FROM record WHERE kind = 1 AND message_id IN (
-        SELECT message_id FROM delayed_message
-        WHERE seq IN (SELECT seq FROM temp.batch WHERE queue_id IS NOT NULL OR expired))"""
+        SELECT message_id FROM delayed_message WHERE seq IN (SELECT seq FROM temp.batch))"""
+_HEAD_HAS_NO_QUEUE: Final = """
+    SELECT NOT EXISTS (SELECT 1 FROM queue AS q WHERE q.name = d.destination)
+    FROM delayed_message AS d INDEXED BY delayed_message_attempt
+    WHERE d.attempt_at < :now ORDER BY d.attempt_at LIMIT 1"""
 
 
 class SqliteStore:
@@ -97,6 +100,7 @@ class SqliteStore:
         create: bool = True,
     ) -> None:
         self.file = SqliteFile.open(path, synchronous=synchronous, recording=recording, create=create)
+        self._closed = False
         self._capabilities = StoreCapabilities(
             durable=True,
             shared=True,
@@ -120,8 +124,10 @@ class SqliteStore:
         await self.file.setup()
 
     async def close(self) -> None:
-        """Give the file back."""
-        self.file.close()
+        """Give the file back; a second time without effect."""
+        closed, self._closed = self._closed, True
+        if not closed:
+            self.file.close()
 
     # --- storing ------------------------------------------------------------------------------------------------
 
@@ -230,8 +236,8 @@ class SqliteStore:
 
         def give_back(tx: Transaction) -> bool:
             held = tx.execute(
-                "SELECT 1 FROM delayed_message WHERE seq = ? AND claimant = ? AND failures = ?",
-                (claim.token, tx.claimant, claim.message.number_of_failures),
+                "SELECT 1 FROM delayed_message WHERE seq = ? AND claimant = ? AND failures = ? AND message_id = ?",
+                (claim.token, tx.claimant, claim.message.number_of_failures, claim.message.message_id),
             ).fetchone()
             return held is not None and _count_failure(tx, claim.token, attempt_at, to_microseconds(now), reason)
 
@@ -427,7 +433,7 @@ def _insert(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> StoreR
 _FAILED_LAST: Final = """
     SELECT s.seq FROM record AS s WHERE s.kind = 1 AND s.message_id = :id
         AND NOT EXISTS (SELECT 1 FROM delayed_message AS d WHERE d.seq = s.seq)
-        AND NOT EXISTS (SELECT 1 FROM record AS later WHERE later.message_id = :id AND later.kind IN (2, 5, 6)
+        AND NOT EXISTS (SELECT 1 FROM record AS later WHERE later.message_id = :id AND later.kind IN (2, 3, 5, 6, 9)
             AND later.seq > (SELECT max(f.seq) FROM record AS f WHERE f.kind = 7 AND f.message_id = :id))
         AND EXISTS (SELECT 1 FROM record AS f WHERE f.kind = 7 AND f.message_id = :id)"""
 
@@ -465,9 +471,15 @@ def _move(tx: Transaction, now: int, limit: int) -> MoveReport:
     )
     tx.execute("DELETE FROM temp.batch")
     values = {"now": now, "limit": limit}
-    taken = tx.execute(_TAKE_BATCH, values).rowcount
-    if not taken:
-        return MoveReport(0, 0, 0, _next_attempt(tx.connection))
+    if tx.execute(_TAKE_BATCH, values).rowcount:
+        delivered, expired = _move_batch(tx, now)
+    else:
+        delivered = expired = 0
+    head = tx.execute(_HEAD_HAS_NO_QUEUE, {"now": now}).fetchone()
+    return MoveReport(delivered, expired, bool(head and head[0]), _next_attempt(tx.connection))
+
+
+def _move_batch(tx: Transaction, now: int) -> tuple[int, int]:
     delivered = tx.execute(_SEND_BATCH).rowcount
     if tx.recording is Recording.NONE:
         tx.execute(_FORGET_BATCH)
@@ -479,7 +491,7 @@ def _move(tx: Transaction, now: int, limit: int) -> MoveReport:
         "SELECT name FROM queue WHERE queue_id IN (SELECT queue_id FROM temp.batch WHERE NOT expired)"
     ).fetchall():
         tx.signal(queue_topic(name))
-    return MoveReport(delivered, removed - delivered, taken - removed, _next_attempt(tx.connection))
+    return delivered, removed - delivered
 
 
 def _next_attempt(connection: sqlite3.Connection) -> datetime | None:

@@ -13,6 +13,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from postdate.messages import aware_utc
+from postdate.threads import our_threads
 
 START = datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC)
 
@@ -106,11 +107,11 @@ class VirtualClock:
 
     async def settle(self) -> None:
         """Let every other task run until all of them wait."""
-        threads, ready = anyio.to_thread.current_default_thread_limiter(), _ready()
+        threads, ready = (anyio.to_thread.current_default_thread_limiter(), our_threads()), _ready()
         quiet = 0
         while quiet < _QUIET_ROUNDS:
             await asyncio.sleep(0)
-            if threads.borrowed_tokens:
+            if any(limiter.borrowed_tokens for limiter in threads):
                 await asyncio.sleep(_LOOK_AT_THREADS_SECONDS)
                 quiet = 0
             elif ready is None:

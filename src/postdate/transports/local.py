@@ -16,7 +16,7 @@ import anyio
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.embedded.file import SqliteFile, Transaction, queue_topic
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, QueueNotFound
-from postdate.messages import Envelope, check_headers, decode_headers, encode_headers, size_in_bytes
+from postdate.messages import Envelope, check_headers, decode_headers, encode_headers, size_in_bytes, size_limit
 from postdate.ports import HANDLED, End, Received, Recording, TransactionMode, TransportCapabilities, Work
 from postdate.wakeup import Alarm
 
@@ -62,6 +62,7 @@ class LocalTransport:
         create: bool = True,
     ) -> None:
         self.file = SqliteFile.open(path, synchronous=synchronous, recording=recording, create=create)
+        self._closed = False
         self._capabilities = TransportCapabilities(
             durable=True,
             transaction_modes=frozenset(TransactionMode),
@@ -99,7 +100,10 @@ class LocalTransport:
     def _row(self, envelope: Envelope) -> tuple[Any, ...] | MessageTooLarge:
         check_headers(envelope.headers)
         headers = encode_headers(envelope.headers)
-        size, limit = size_in_bytes(headers, envelope.body), self._capabilities.largest_message_bytes
+        size, limit = (
+            size_in_bytes(headers, envelope.body),
+            size_limit(envelope.headers, self._capabilities.largest_message_bytes),
+        )
         if size > limit:
             return MessageTooLarge(
                 f"message {envelope.message_id!r} to {envelope.destination!r} has {size:,} bytes, this transport takes "
@@ -123,8 +127,10 @@ class LocalTransport:
         return dict(rows)
 
     async def close(self) -> None:
-        """Give the file back."""
-        self.file.close()
+        """Give the file back; a second time without effect."""
+        closed, self._closed = self._closed, True
+        if not closed:
+            self.file.close()
 
 
 class LocalReceiver:
@@ -141,8 +147,9 @@ class LocalReceiver:
         """See :meth:`postdate.ports.Receiver.receive`."""
         if self._alarm is None:
             await self._find_queue()
-            self._alarm = Alarm()
-            self._stop_listening = await self._file.listen(queue_topic(self._queue), self._alarm.ring)
+            alarm = Alarm()
+            self._stop_listening = await self._file.listen(queue_topic(self._queue), alarm.ring)
+            self._alarm = alarm
         while True:
             self._alarm.reset()
             if await self._file.read(self._has_message):
@@ -242,7 +249,7 @@ class LocalReceiver:
             await self.roll_back(received, failed=False)
         if self._stop_listening is not None:
             self._stop_listening()
-            self._stop_listening = None
+            self._stop_listening = self._alarm = None
 
 
 def _send(tx: Transaction, row: tuple[Any, ...] | MessageTooLarge) -> PostdateError | None:

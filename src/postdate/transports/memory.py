@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, QueueNotFound, UnsupportedTransactionMode
-from postdate.messages import Envelope, check_headers, encode_headers, size_in_bytes
+from postdate.messages import Envelope, check_headers, encode_headers, size_in_bytes, size_limit
 from postdate.ports import HANDLED, End, Received, TransactionMode, TransportCapabilities, Work
 from postdate.wakeup import Alarm
 
@@ -72,7 +72,7 @@ class MemoryTransport:
             return QueueNotFound(f"there is no queue {envelope.destination!r} for message {envelope.message_id!r}")
         size, limit = (
             size_in_bytes(encode_headers(envelope.headers), envelope.body),
-            self._capabilities.largest_message_bytes,
+            size_limit(envelope.headers, self._capabilities.largest_message_bytes),
         )
         if size > limit:
             return MessageTooLarge(
