@@ -342,7 +342,7 @@ class SqliteFile:
 
     def setup_blocking(self) -> None:
         """Create the file and its tables."""
-        with self._writing:
+        with self._writing, translated(self.path):
             self._writing_connection()
 
     async def setup(self) -> None:
