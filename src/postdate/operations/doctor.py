@@ -118,7 +118,10 @@ def loopback(round_trip: Callable[[], None]) -> Check:
     try:
         round_trip()
     except OSError as error:
-        mend = "allow UDP on the loopback interface; until then other processes notice new messages up to 1 s later"
+        mend = (
+            "allow UDP on the loopback interface; until then a receiver notices messages of other processes up to 1 s "
+            "late, and the service those that are due earlier than all before up to a minute late"
+        )
         return Check("loopback", Result.WARN, f"no datagram from {_LOOPBACK} to itself: {error}", mend)
     return Check("loopback", Result.OK, "datagrams arrive")
 
