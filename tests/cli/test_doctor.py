@@ -141,7 +141,8 @@ def test_a_machine_without_loopback_datagrams_is_told_what_it_misses():
 
     found = loopback(nothing_arrives)
     assert found.result is Result.WARN
-    assert "later" in found.mend
+    assert "1 s late" in found.mend
+    assert "a minute late" in found.mend
 
 
 MOUNTS = """\
