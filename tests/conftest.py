@@ -12,11 +12,19 @@ from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.azure_store_subjects import AzureTableStoreSubject
+from tests.azure_subjects import AzureStorageQueueTransportSubject
+from tests.mariadb_subjects import MariaDbStoreSubject
+from tests.postgres_subjects import PostgresStoreSubject, PostgresTransportSubject
+from tests.rabbitmq_subjects import RabbitMqTransportSubject
+from tests.sqlserver_subjects import SqlServerStoreSubject, sqlserver_subjects
 
 from postdate import LocalTransport, MemoryStore, MemoryTransport, SqliteStore
 from postdate.embedded import SqliteFile
 from postdate.ports import DelayedMessageStore, EnlistingStore, Recording, Transport
 from postdate.testing import StoreSubject, TransportSubject
+
+pytest_plugins = ["tests.servers_fixtures"]
 
 settings.register_profile("default", max_examples=50, deadline=None)
 settings.register_profile(
@@ -158,23 +166,51 @@ def as_another_process(open_adapter: Callable[[], A]) -> A:
         SqliteFile._open.update(here)
 
 
-STORE_SUBJECTS: dict[str, Callable[[Path], StoreSubject]] = {
-    "MemoryStore": lambda _folder: MemoryStoreSubject(),
-    "SqliteStore": SqliteStoreSubject,
+STORE_SUBJECTS: dict[str, Callable[[pytest.FixtureRequest], StoreSubject]] = {
+    "MemoryStore": lambda _request: MemoryStoreSubject(),
+    "SqliteStore": lambda request: SqliteStoreSubject(request.getfixturevalue("tmp_path")),
+    "PostgresStore": lambda request: PostgresStoreSubject(request.getfixturevalue("postgres_url")),
+    "MariaDbStore": lambda request: MariaDbStoreSubject(request.getfixturevalue("mariadb_url")),
+    "AzureTableStore": lambda request: AzureTableStoreSubject(request.getfixturevalue("azurite_connection")),
+    "AzureTableStore-4-leases": lambda request: AzureTableStoreSubject(
+        request.getfixturevalue("azurite_connection"), leases=4
+    ),
+    **{name: lambda _request, url=url: SqlServerStoreSubject(url) for name, url in sqlserver_subjects().items()},
 }
-TRANSPORT_SUBJECTS: dict[str, Callable[[Path], TransportSubject]] = {
-    "MemoryTransport": lambda _folder: MemoryTransportSubject(),
-    "LocalTransport": LocalTransportSubject,
+TRANSPORT_SUBJECTS: dict[str, Callable[[pytest.FixtureRequest], TransportSubject]] = {
+    "MemoryTransport": lambda _request: MemoryTransportSubject(),
+    "LocalTransport": lambda request: LocalTransportSubject(request.getfixturevalue("tmp_path")),
+    "PostgresTransport": lambda request: PostgresTransportSubject(request.getfixturevalue("postgres_url")),
+    "RabbitMqTransport-quorum": lambda request: RabbitMqTransportSubject(
+        request.getfixturevalue("rabbitmq_url"), "quorum"
+    ),
+    "RabbitMqTransport-classic": lambda request: RabbitMqTransportSubject(
+        request.getfixturevalue("rabbitmq_url"), "classic"
+    ),
+    "AzureStorageQueueTransport": lambda request: AzureStorageQueueTransportSubject(
+        request.getfixturevalue("azurite_connection")
+    ),
 }
 
 
 @pytest.fixture(params=STORE_SUBJECTS)
-def store_subject(request: pytest.FixtureRequest, tmp_path: Path) -> StoreSubject:
+def store_subject(request: pytest.FixtureRequest) -> Iterator[StoreSubject]:
     """Each store, on empty storage."""
-    return STORE_SUBJECTS[request.param](tmp_path)
+    subject = STORE_SUBJECTS[request.param](request)
+    yield subject
+    _drop(subject)
 
 
 @pytest.fixture(params=TRANSPORT_SUBJECTS)
-def transport_subject(request: pytest.FixtureRequest, tmp_path: Path) -> TransportSubject:
+def transport_subject(request: pytest.FixtureRequest) -> Iterator[TransportSubject]:
     """Each transport, without queues."""
-    return TRANSPORT_SUBJECTS[request.param](tmp_path)
+    subject = TRANSPORT_SUBJECTS[request.param](request)
+    yield subject
+    _drop(subject)
+
+
+def _drop(subject: object) -> None:
+    """Drop what a subject made on a server."""
+    drop = getattr(subject, "drop", None)
+    if drop is not None:
+        drop()

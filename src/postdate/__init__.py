@@ -6,61 +6,94 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from postdate.clock import Clock, ScaledClock, SystemClock
     from postdate.core.recoverability import Recoverability
+    from postdate.endpoint.audit import Audit
     from postdate.endpoint.blocking import BlockingEndpoint
     from postdate.endpoint.endpoint import Endpoint, HandlerContext
     from postdate.endpoint.sending import SendOptions
     from postdate.endpoint.settings import DelayedDelivery
+    from postdate.endpoint.time_to_be_received import time_to_be_received
     from postdate.errors import PostdateError
     from postdate.messages import DelayedMessage, Envelope, Headers
-    from postdate.ports import DelayedMessageStore, Recording, TransactionMode, Transport
+    from postdate.ports import DelayedMessageStore, DelayExchange, ExpiryRules, Recording, TransactionMode, Transport
+    from postdate.stores.azure_table import AzureTableStore
+    from postdate.stores.mariadb import MariaDbStore
     from postdate.stores.memory import MemoryStore
+    from postdate.stores.postgres import PostgresStore
     from postdate.stores.sqlite import SqliteStore
+    from postdate.stores.sqlserver import SqlServerStore
+    from postdate.transports.azure_queues import AzureStorageQueueTransport
     from postdate.transports.local import LocalTransport
     from postdate.transports.memory import MemoryTransport
+    from postdate.transports.msmq import MsmqTransport
+    from postdate.transports.postgres import PostgresTransport
+    from postdate.transports.rabbitmq import RabbitMqTransport
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Audit",
+    "AzureStorageQueueTransport",
+    "AzureTableStore",
     "BlockingEndpoint",
     "Clock",
+    "DelayExchange",
     "DelayedDelivery",
     "DelayedMessage",
     "DelayedMessageStore",
     "Endpoint",
     "Envelope",
+    "ExpiryRules",
     "HandlerContext",
     "Headers",
     "LocalTransport",
+    "MariaDbStore",
     "MemoryStore",
     "MemoryTransport",
+    "MsmqTransport",
     "PostdateError",
+    "PostgresStore",
+    "PostgresTransport",
+    "RabbitMqTransport",
     "Recording",
     "Recoverability",
     "ScaledClock",
     "SendOptions",
+    "SqlServerStore",
     "SqliteStore",
     "SystemClock",
     "TransactionMode",
     "Transport",
     "__version__",
+    "time_to_be_received",
 ]
 
 # Imported at first use: `postdate --help` and Spark's executors start several times as fast without the rest.
 _ROOMS = {
     "clock": ("Clock", "ScaledClock", "SystemClock"),
     "core.recoverability": ("Recoverability",),
+    "endpoint.audit": ("Audit",),
     "endpoint.blocking": ("BlockingEndpoint",),
     "endpoint.endpoint": ("Endpoint", "HandlerContext"),
     "endpoint.sending": ("SendOptions",),
     "endpoint.settings": ("DelayedDelivery",),
+    "endpoint.time_to_be_received": ("time_to_be_received",),
     "errors": ("PostdateError",),
     "messages": ("DelayedMessage", "Envelope", "Headers"),
-    "ports": ("DelayedMessageStore", "Recording", "TransactionMode", "Transport"),
+    "ports": ("DelayExchange", "DelayedMessageStore", "ExpiryRules", "Recording", "TransactionMode", "Transport"),
+    "stores.azure_table": ("AzureTableStore",),
     "stores.memory": ("MemoryStore",),
+    "stores.mariadb": ("MariaDbStore",),
+    "stores.postgres": ("PostgresStore",),
     "stores.sqlite": ("SqliteStore",),
+    "stores.sqlserver": ("SqlServerStore",),
+    "transports.azure_queues": ("AzureStorageQueueTransport",),
     "transports.local": ("LocalTransport",),
     "transports.memory": ("MemoryTransport",),
+    "transports.msmq": ("MsmqTransport",),
+    "transports.postgres": ("PostgresTransport",),
+    "transports.rabbitmq": ("RabbitMqTransport",),
 }
+_EXTRAS = {"aiohttp": "azure", "azure": "azure", "psycopg": "postgres", "pymysql": "mariadb", "pytds": "sqlserver"}
 _HOMES = {name: f"{__name__}.{room}" for room, names in _ROOMS.items() for name in names}
 
 
@@ -68,7 +101,14 @@ def __getattr__(name: str) -> object:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(home), name)
+    try:
+        module = importlib.import_module(home)
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        raise ImportError(f"{name} needs {error.name}: pip install 'postdate[{extra}]'", name=error.name) from error
+    value = globals()[name] = getattr(module, name)
     return value
 
 

@@ -18,8 +18,9 @@
     │   └── UnsupportedTransactionMode
     ├── StoreError
     │   ├── DuplicateMessage            the id is stored already; the first one is unchanged
-    │   ├── StoreUnavailable            transient: locked, unreachable, disk full
-    │   │   └── StoreFull
+    │   ├── StoreUnavailable            transient: locked, disk full, refuses for now
+    │   │   ├── StoreFull
+    │   │   └── StoreUnreachable        no connection to its server: never counted against a message
     │   ├── StoreNotWritable            permissions or a read-only file system
     │   ├── StoreNotSetUp               the tables are missing: run `postdate setup`
     │   ├── StoreFromNewerVersion       written by a later Postdate
@@ -27,8 +28,10 @@
     ├── TransportError
     │   ├── QueueNotFound
     │   ├── TransportUnavailable        transient
+    │   │   └── TransportUnreachable    no connection to its server: never counted against a message
     │   └── ClaimLost                   another process took the message over; nothing was committed
     ├── MessageNotFound                 an operator named a message that is not there
+    ├── NotSupported                    an operation that this store or these queues do not offer
     └── PipelineError                   a bulk job was asked for something it cannot do
 
 ``code`` is stable: logs, headers, the command line and exit documents use it. ``transient`` is the only
@@ -78,6 +81,12 @@ class MessageTooLarge(MessageError, ValueError):
     """The body or the headers exceed what the store or transport takes."""
 
     code = "message_too_large"
+
+
+class TimeToBeReceivedInTransaction(MessageError):
+    """A message with a time to be received was sent in a transaction of queues that allow none there (as MSMQ)."""
+
+    code = "time_to_be_received_in_transaction"
 
 
 class NotADelayedMessage(MessageError):
@@ -153,6 +162,12 @@ class StoreFull(StoreUnavailable):
     code = "store_full"
 
 
+class StoreUnreachable(StoreUnavailable):
+    """There is no connection to the server of the store. It says nothing about the message in hand."""
+
+    code = "store_unreachable"
+
+
 class StoreNotWritable(StoreError):
     """The store may not be written: permissions, or a read-only file system."""
 
@@ -196,6 +211,15 @@ class TransportUnavailable(TransportError):
     transient = True
 
 
+class TransportUnreachable(TransportUnavailable):
+    """There is no connection to the server of the queues. It says nothing about the message in hand.
+
+    What was sent just before the connection was lost may have arrived; it is sent again with the same id.
+    """
+
+    code = "transport_unreachable"
+
+
 class ClaimLost(TransportError):
     """The claim on a message was taken over by another process; the transaction was rolled back."""
 
@@ -206,6 +230,12 @@ class MessageNotFound(PostdateError, LookupError):
     """No message with that id waits, is in a queue, or was ever recorded here."""
 
     code = "message_not_found"
+
+
+class NotSupported(PostdateError):
+    """An operation that the store or the queues in use do not offer; with others it would work. Nothing was done."""
+
+    code = "not_supported"
 
 
 class PipelineError(PostdateError):

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from typing import Self
 from xml.etree import ElementTree
 
 import msgspec
@@ -22,7 +23,7 @@ from postdate.errors import InvalidHeaders, InvalidMessage, InvalidTimestamp, No
 MESSAGE_ID_LIMIT = 250
 """Characters in a message id: what the narrowest supported store holds (specification 1.3)."""
 
-_ERROR_COPY_BYTES = 256 * 1024
+_COPY_BYTES = 256 * 1024
 
 DESTINATION_LIMIT = 200
 """Characters in a destination: what the narrowest supported store holds (specification 1.3)."""
@@ -52,6 +53,8 @@ class Headers:
     TIME_OF_FAILURE = "NServiceBus.TimeOfFailure"
     PROCESSING_MACHINE = "NServiceBus.ProcessingMachine"
     PROCESSING_ENDPOINT = "NServiceBus.ProcessingEndpoint"
+    PROCESSING_STARTED = "NServiceBus.ProcessingStarted"
+    PROCESSING_ENDED = "NServiceBus.ProcessingEnded"
     HOST_ID = "$.diagnostics.hostid"
     HOST_DISPLAY_NAME = "$.diagnostics.hostdisplayname"
     ERROR_CODE = "Postdate.ErrorCode"
@@ -181,6 +184,9 @@ def parse_time_span(text: str) -> timedelta | None:
 _LONGEST_SPAN_DAYS = 10_675_198
 """Days in the longest time span of the wire format (64 bits of 100 ns)."""
 
+LONGEST_TIME_TO_BE_RECEIVED = timedelta(days=1_000_000)
+"""So that it ends before the year 9999, which no receiver's calendar goes beyond."""
+
 
 def _days(days: int) -> timedelta | None:
     return timedelta(days=days) if days <= _LONGEST_SPAN_DAYS else None
@@ -219,13 +225,17 @@ def encode_headers(headers: Mapping[str, str]) -> str:
 
 
 def size_limit(headers: Mapping[str, str], largest_message_bytes: int) -> int:
-    """Return how large a message may be: what is said about a failure must not keep a message from the error queue."""
-    return largest_message_bytes + (_ERROR_COPY_BYTES if Headers.FAILED_QUEUE in headers else 0)
+    """Return how large a message may be: what its copy for the error or the audit queue says besides does not count."""
+    is_copy = Headers.FAILED_QUEUE in headers or Headers.PROCESSING_ENDED in headers
+    return largest_message_bytes + (_COPY_BYTES if is_copy else 0)
 
 
 def size_in_bytes(headers: str, body: bytes) -> int:
     """Return how much a message counts against a limit: its encoded headers, in UTF-8, and its body."""
     return len(body) + (len(headers) if headers.isascii() else len(headers.encode()))
+
+
+_DECODE_HEADERS = msgspec.json.Decoder(dict[str, str]).decode
 
 
 def decode_headers(text: str | bytes) -> dict[str, str]:
@@ -235,7 +245,7 @@ def decode_headers(text: str | bytes) -> dict[str, str]:
         InvalidHeaders: not JSON, not an object, or a value that is no text.
     """
     try:
-        return msgspec.json.decode(text, type=dict[str, str])
+        return _DECODE_HEADERS(text)
     except (msgspec.MsgspecError, ValueError) as error:
         raise InvalidHeaders(f"headers must be a JSON object of texts, not {str(text[:80])!r}: {error}") from error
 
@@ -361,6 +371,29 @@ class DelayedMessage:
     def __hash__(self) -> int:
         return hash((self.message_id, self.due, self.destination, self.body))
 
+    @classmethod
+    def restored(  # noqa: PLR0913 - the fields
+        cls,
+        message_id: str,
+        due: datetime,
+        destination: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        expires_at: datetime | None,
+        number_of_failures: int,
+    ) -> Self:
+        """Return a message that was checked before a store kept it; times are aware and UTC. For stores only."""
+        message = object.__new__(cls)
+        put = object.__setattr__
+        put(message, "message_id", message_id)
+        put(message, "due", due)
+        put(message, "destination", destination)
+        put(message, "headers", headers)
+        put(message, "body", body)
+        put(message, "expires_at", expires_at)
+        put(message, "number_of_failures", number_of_failures)
+        return message
+
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
@@ -373,6 +406,11 @@ class Envelope:
         body: bytes.
         expires_at: discard it if not received by then; ``None`` means never.
         due: set on a delayed message that has become due: what its lateness is measured against.
+        time_to_be_received: to be discarded by the queue itself when it was not received this long after it was handed
+            to the transport, so that no clock but the queue's counts; ``None`` means never. The header of the same name
+            is for the receiver.
+        use_dead_letter_queue: whether the queue keeps it, when it expires, among its dead letters; ``None``: as the
+            transport is set. Only transports that have dead letters look at it.
     """
 
     destination: str
@@ -381,6 +419,8 @@ class Envelope:
     body: bytes = b""
     expires_at: datetime | None = None
     due: datetime | None = None
+    time_to_be_received: timedelta | None = None
+    use_dead_letter_queue: bool | None = None
 
     def __post_init__(self) -> None:
         check_text(self.message_id, "message id", MESSAGE_ID_LIMIT)
@@ -389,18 +429,28 @@ class Envelope:
     def __hash__(self) -> int:
         return hash((self.message_id, self.destination, self.body))
 
+    @classmethod
+    def of(cls, message: DelayedMessage, headers: Mapping[str, str]) -> Self:
+        """Return the envelope of a message with these headers; what the message has was checked already."""
+        envelope = object.__new__(cls)
+        put = object.__setattr__
+        put(envelope, "destination", message.destination)
+        put(envelope, "message_id", message.message_id)
+        put(envelope, "headers", headers)
+        put(envelope, "body", message.body)
+        put(envelope, "expires_at", message.expires_at)
+        put(envelope, "due", message.due)
+        put(envelope, "time_to_be_received", None)
+        put(envelope, "use_dead_letter_queue", None)
+        return envelope
+
 
 def to_envelope(message: DelayedMessage) -> Envelope:
     """Return what is sent when ``message`` is due: same id and headers, without the internal delay headers (row 11)."""
-    headers = without_delay_headers(headers_with_expiry(message.headers, message.expires_at))
-    return Envelope(
-        destination=message.destination,
-        message_id=message.message_id,
-        headers=headers,
-        body=message.body,
-        expires_at=message.expires_at,
-        due=message.due,
-    )
+    headers = headers_with_expiry(message.headers, message.expires_at)
+    if Headers.TIMEOUT_PROPERTIES_PREFIX in "\n".join(headers):  # seldom, and one search is quicker than a look at each
+        headers = without_delay_headers(headers)
+    return Envelope.of(message, headers)
 
 
 def headers_with_expiry(headers: Mapping[str, str], expires_at: datetime | None) -> Mapping[str, str]:

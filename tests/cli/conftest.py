@@ -3,7 +3,9 @@
 import io
 import json
 import os
+import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,3 +61,48 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     """Return the command line."""
     return CommandLine(capsys, monkeypatch)
+
+
+class Service:
+    """A running ``postdate run``; what it logs goes to a file that the test reads."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self._log, self._out = folder / "run.log", folder / "run.out"
+        with self._log.open("wb") as log, self._out.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "postdate.cli", "run", *options],
+                cwd=folder,
+                stdout=out,
+                stderr=log,
+            )
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def is_delivering(self) -> bool:
+        assert self.process.poll() is None, self.log
+        return "delivering from" in self.log
+
+    def end(self) -> int:
+        """Return the exit code; nothing may have come to stdout."""
+        status = self.process.wait(timeout=60)
+        assert self._out.read_bytes() == b""
+        return status
+
+
+@pytest.fixture
+def service(own_folder, eventually) -> Iterator:
+    """Start services; those still running at the end are killed."""
+    started: list[Service] = []
+
+    def start(*options: str) -> Service:
+        service = Service(own_folder, *options)
+        started.append(service)
+        eventually(service.is_delivering, "the service delivers")
+        return service
+
+    yield start
+    for each in started:
+        each.process.kill()
+        each.process.wait()

@@ -114,6 +114,15 @@ def test_store_and_queues_share_a_file_unless_told_otherwise(option, store, tran
     assert (settings.store.address, settings.transport.address) == (store, transport)
 
 
+def test_a_value_from_the_environment_is_as_good_as_one_from_the_file(cli, monkeypatch):
+    monkeypatch.setenv("POSTDATE_ENDPOINT__NAME", "billing")
+    monkeypatch.setenv("POSTDATE_QUEUES__CREATE", "orders")
+    cli.ok("setup")
+    cli.ok("send", "orders", "x", "--delay", "1h")
+    settings = load_settings(None, {"POSTDATE_ENDPOINT__NAME": "billing", "POSTDATE_QUEUES__CREATE": "orders"})
+    assert {type(settings.endpoint.name), *map(type, settings.queues.create)} == {str}
+
+
 # --- mistakes -----------------------------------------------------------------------------------------------------
 
 
@@ -195,7 +204,7 @@ def test_a_file_that_is_not_text_is_an_error(own_folder):
     ("address", "shown"),
     [
         ("sqlite:///postdate.db", "sqlite:///postdate.db"),
-        ("postgres://me:s3/cr@et@host/db", "postgres://me:***@host/db"),
+        ("postgres://me:s3/cr@et@host/db", "postgres://***"),
         ("postgres://me@host/db", "postgres://me@host/db"),
         ("postgres://host/db?password=s3cret&sslmode=on", "postgres://host/db?password=***&sslmode=on"),
         ("azure:AccountName=a;AccountKey=s3cret;Sig=x", "azure:AccountName=a;AccountKey=***;Sig=***"),

@@ -129,9 +129,15 @@ def test_what_is_not_there_is_said(cli, with_errors):
     assert "[queue_not_found]" in unknown_queue.err
 
 
-def test_a_message_past_its_use_is_returned_with_a_remark(cli):
+def test_a_message_past_its_use_stays_unless_its_end_is_taken_off(cli):
     cli.ok("setup", "--queue", "orders")
-    put(failed("m1", **{Headers.EXPIRES_AT: format_timestamp(NOW)}))
-    (returned,) = cli.ok("errors", "return", "m1", "--json").json["messages"]
-    assert returned["done"] is True
-    assert "will be discarded there" in returned["remark"]
+    put(failed("m1", **{Headers.EXPIRES_AT: format_timestamp(NOW)}), failed("m2"))
+    for chosen in (["m1"], ["--all"]):
+        ran = cli("errors", "return", *chosen, "--json")
+        assert ran.status == 1
+        (stays,) = [each for each in ran.json["messages"] if each["message_id"] == "m1"]
+        assert (stays["done"], stays["queue"]) == (False, "error")
+        assert "would be discarded there; to have it handled all the same" in stays["remark"]
+    (returned,) = cli.ok("errors", "return", "m1", "--without-expiry", "--json").json["messages"]
+    assert (returned["done"], returned["queue"], returned["remark"]) == (True, "orders", "")
+    assert Headers.EXPIRES_AT not in (cli.ok("messages", "show", "m1", "--json").out)

@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from anyio import to_thread
 
-from postdate import DelayedMessage, Headers
+from postdate import DelayedMessage, Headers, LocalTransport, SqliteStore
 from postdate.config import load_settings
 from postdate.core.recoverability import Host, delayed_retry_headers, error_headers
 from postdate.errors import QueueNotFound, TransportUnavailable
 from postdate.messages import Envelope
 from postdate.operations import Explanation, State, explain
-from postdate.ports import End, Outcome, RecordKind
+from postdate.ports import End, Outcome, RecordKind, Scan
 from postdate.wiring import Plant, opened
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -24,10 +25,12 @@ class Scene:
     """A store with a queue ``orders``."""
 
     plant: Plant
+    sqlite: SqliteStore
+    transport: LocalTransport
 
     async def store(self, due: datetime = NOW + 10 * MINUTE, destination: str = "orders", **fields) -> DelayedMessage:
         message = DelayedMessage("m1", due, destination, {Headers.MESSAGE_ID: "m1"}, b"{}", **fields)
-        await self.plant.store.store(message, NOW - MINUTE)
+        await self.sqlite.store(message, NOW - MINUTE)
         return message
 
     async def explain(self, message_id: str = "m1", now: datetime = NOW) -> Explanation:
@@ -38,9 +41,11 @@ class Scene:
 async def scene(recording: str = "all"):
     settings = load_settings(None, {"POSTDATE_STORE__RECORDING": recording, "POSTDATE_STORE__SYNCHRONOUS": "normal"})
     async with opened(settings, create=True) as plant:
+        assert isinstance(plant.store, SqliteStore)
+        assert isinstance(plant.transport, LocalTransport)
         await plant.store.setup()
         await plant.transport.create_queues(["orders", "error", "postdate.timeouts"])
-        yield Scene(plant)
+        yield Scene(plant, plant.store, plant.transport)
 
 
 async def test_it_waits_until_it_is_due():
@@ -75,9 +80,9 @@ async def test_it_is_overdue_because_no_service_is_running():
 async def test_it_is_being_retried_and_the_reason_is_said():
     async with scene() as here:
         await here.store(due=NOW - MINUTE)
-        (claim,) = await here.plant.store.claim_due(NOW, 1)
+        (claim,) = await here.sqlite.claim_due(NOW, 1)
         reason = "transport_unavailable: no answer"
-        await here.plant.store.retry_later(claim, NOW + timedelta(seconds=4), NOW, reason)
+        await here.sqlite.retry_later(claim, NOW + timedelta(seconds=4), NOW, reason)
         found = await here.explain()
     assert found.state is State.RETRYING
     assert found.headline == (
@@ -89,8 +94,8 @@ async def test_it_is_being_retried_and_the_reason_is_said():
 async def test_a_process_that_died_holds_it():
     async with scene() as here:
         await here.store(due=NOW - MINUTE)
-        await here.plant.store.claim_due(NOW, 1)
-        await here.plant.store.file.write(lambda tx: tx.execute("UPDATE delayed_message SET claimant = 4711"))
+        await here.sqlite.claim_due(NOW, 1)
+        await here.sqlite.file.write(lambda tx: tx.execute("UPDATE delayed_message SET claimant = 4711"))
         found = await here.explain()
     assert found.state is State.BEING_DELIVERED
     assert found.headline == "the process that was delivering it to 'orders' has died"
@@ -99,7 +104,7 @@ async def test_a_process_that_died_holds_it():
 async def test_it_is_in_its_queue_and_nobody_receives():
     async with scene() as here:
         await here.store(due=NOW - MINUTE)
-        await here.plant.store.move_due(NOW - timedelta(seconds=59), 10)
+        await here.sqlite.move_due(NOW - timedelta(seconds=59), 10)
         found = await here.explain()
     assert found.state is State.IN_QUEUE
     assert found.headline == "it is in queue 'orders', waiting for a consumer"
@@ -111,7 +116,7 @@ async def test_it_is_in_its_queue_and_nobody_receives():
 async def test_it_is_in_its_queue_and_past_its_use():
     async with scene() as here:
         await here.store(due=NOW - 2 * MINUTE, expires_at=NOW - MINUTE)
-        await here.plant.store.move_due(NOW - 90 * timedelta(seconds=1), 10)
+        await here.sqlite.move_due(NOW - 90 * timedelta(seconds=1), 10)
         found = await here.explain()
     assert found.state is State.IN_QUEUE
     assert any("it expired at" in fact and "will be discarded" in fact for fact in found.facts)
@@ -120,8 +125,8 @@ async def test_it_is_in_its_queue_and_past_its_use():
 async def test_handling_it_failed_and_it_is_in_its_queue_again():
     async with scene() as here:
         await here.store(due=NOW - MINUTE)
-        await here.plant.store.move_due(NOW, 10)
-        receiver = here.plant.transport.receiver("orders")
+        await here.sqlite.move_due(NOW, 10)
+        receiver = here.transport.receiver("orders")
         (received,) = await receiver.receive(1)
         await receiver.roll_back(received)
         await receiver.close()
@@ -132,7 +137,7 @@ async def test_handling_it_failed_and_it_is_in_its_queue_again():
 async def test_it_is_in_the_intake_queue():
     async with scene() as here:
         envelope = Envelope("postdate.timeouts", "m1", {Headers.TIMEOUT_DESTINATION: "orders"})
-        assert await here.plant.transport.send([envelope], NOW) == [None]
+        assert await here.transport.send([envelope], NOW) == [None]
         found = await here.explain()
     assert found.state is State.IN_INTAKE
     assert found.headline == "it is in the intake queue 'postdate.timeouts', and no service is running to store it"
@@ -141,8 +146,8 @@ async def test_it_is_in_the_intake_queue():
 async def test_it_was_handled():
     async with scene() as here:
         await here.store(due=NOW - MINUTE)
-        await here.plant.store.move_due(NOW, 10)
-        receiver = here.plant.transport.receiver("orders")
+        await here.sqlite.move_due(NOW, 10)
+        receiver = here.transport.receiver("orders")
         (received,) = await receiver.receive(1)
         await receiver.commit(received, NOW + timedelta(seconds=1))
         await receiver.close()
@@ -155,8 +160,8 @@ async def test_it_was_handled():
 async def test_its_consumer_discarded_it():
     async with scene() as here:
         await here.store(due=NOW - MINUTE)
-        await here.plant.store.move_due(NOW, 10)
-        receiver = here.plant.transport.receiver("orders")
+        await here.sqlite.move_due(NOW, 10)
+        receiver = here.transport.receiver("orders")
         (received,) = await receiver.receive(1)
         await receiver.commit(received, NOW, End(RecordKind.DISCARDED, "expired at noon"))
         await receiver.close()
@@ -168,8 +173,8 @@ async def test_its_consumer_discarded_it():
 async def test_it_left_its_queue_without_a_record():
     async with scene("outcomes") as here:
         await here.store(due=NOW - MINUTE)
-        await here.plant.store.move_due(NOW, 10)
-        receiver = here.plant.transport.receiver("orders")
+        await here.sqlite.move_due(NOW, 10)
+        receiver = here.transport.receiver("orders")
         (received,) = await receiver.receive(1)
         await receiver.commit(received, NOW)
         await receiver.close()
@@ -182,12 +187,12 @@ async def test_it_left_its_queue_without_a_record():
 async def test_handling_it_failed_and_it_is_retried_under_another_id():
     async with scene() as here:
         await here.store(due=NOW - MINUTE)
-        await here.plant.store.move_due(NOW, 10)
-        receiver = here.plant.transport.receiver("orders")
+        await here.sqlite.move_due(NOW, 10)
+        receiver = here.transport.receiver("orders")
         (received,) = await receiver.receive(1)
         headers = delayed_retry_headers(received.envelope.headers, NOW)
         retry = DelayedMessage("r1", NOW + 10 * MINUTE, "orders", headers, b"{}")
-        work = [here.plant.store.storing([retry], NOW)]
+        work = [here.sqlite.storing([retry], NOW)]
         await receiver.commit(received, NOW, End(RecordKind.RETRIED, "ValueError: no stock", work=work))
         await receiver.close()
         found = await here.explain()
@@ -195,19 +200,19 @@ async def test_handling_it_failed_and_it_is_retried_under_another_id():
         assert found.state is State.WAITING
         assert found.facts[0] == "handling it failed; it is being retried as message r1"
         assert [event.what for event in found.history] == ["scheduled", "delivered", "retried"]
-        await here.plant.store.move_due(NOW + 11 * MINUTE, 10)
+        await here.sqlite.move_due(NOW + 11 * MINUTE, 10)
         found = await here.explain(now=NOW + 11 * MINUTE)
         assert found.state is State.IN_QUEUE
-        assert await here.plant.store.cancel("r1", NOW) is False
+        assert await here.sqlite.cancel("r1", NOW) is False
 
 
 async def test_it_is_in_the_error_queue():
     async with scene() as here:
         await here.store(due=NOW - MINUTE)
-        (claim,) = await here.plant.store.claim_due(NOW, 1)
+        (claim,) = await here.sqlite.claim_due(NOW, 1)
         headers = error_headers(claim.message.headers, QueueNotFound("no queue"), "orders", NOW, Host("postdate"))
-        work = [here.plant.store.finishing([claim], Outcome.FAILED, NOW, "queue_not_found: no queue")]
-        await here.plant.transport.send([Envelope("error", "m1", headers, b"{}")], NOW, work=work)
+        work = [here.sqlite.finishing([claim], Outcome.FAILED, NOW, "queue_not_found: no queue")]
+        await here.transport.send([Envelope("error", "m1", headers, b"{}")], NOW, work=work)
         found = await here.explain()
     assert found.state is State.IN_ERROR_QUEUE
     assert found.headline == "it is in the error queue 'error' because of: no queue"
@@ -217,8 +222,8 @@ async def test_it_is_in_the_error_queue():
 async def test_it_failed_and_its_copy_is_gone():
     async with scene() as here:
         await here.store(due=NOW - MINUTE)
-        claims = await here.plant.store.claim_due(NOW, 1)
-        await here.plant.store.finish(claims, Outcome.FAILED, NOW, str(TransportUnavailable("no answer")))
+        claims = await here.sqlite.claim_due(NOW, 1)
+        await here.sqlite.finish(claims, Outcome.FAILED, NOW, str(TransportUnavailable("no answer")))
         found = await here.explain()
     assert found.state is State.FAILED
     assert "because of no answer" in found.headline
@@ -234,11 +239,55 @@ async def test_it_failed_and_its_copy_is_gone():
 async def test_it_ended_otherwise(outcome, state, said):
     async with scene() as here:
         await here.store(due=NOW - MINUTE)
-        claims = await here.plant.store.claim_due(NOW, 1)
-        await here.plant.store.finish(claims, outcome, NOW)
+        claims = await here.sqlite.claim_due(NOW, 1)
+        await here.sqlite.finish(claims, outcome, NOW)
         found = await here.explain()
     assert found.state is state
     assert found.headline == f"{said}; it was due at 2026-01-31T11:59:00Z"
+
+
+async def archive(store: SqliteStore, message_id: str) -> None:
+    """Take the records of a message out, as an archive does it: marked first, and all but the mark removed."""
+
+    def take_out() -> None:
+        (part,) = store.scan_parts("records", 1)
+        rows = [
+            row for page in store.scan(Scan("records", ("number", "kind", "message_id")), part, 100) for row in page
+        ]
+        own = [(number, kind) for number, kind, id_ in rows if id_ == message_id]
+        scheduled = [number for number, kind in own if kind == RecordKind.SCHEDULED]
+        assert store.mark_archived(part, scheduled) == 1
+        assert store.prune(part, [number for number, _ in own if number not in scheduled]) == len(own) - 1
+
+    await to_thread.run_sync(take_out)
+
+
+async def test_its_records_were_archived():
+    async with scene() as here:
+        await here.store(due=NOW - MINUTE)
+        claims = await here.sqlite.claim_due(NOW, 1)
+        await here.sqlite.finish(claims, Outcome.EXPIRED, NOW)
+        await here.sqlite.store(DelayedMessage("m2", NOW, "orders"), NOW)
+        await archive(here.sqlite, "m1")
+        found = await here.explain()
+        other = await here.explain("m2")
+    assert found.state is State.ARCHIVED
+    assert found.headline == (
+        "it ended, and its records were archived; it was scheduled at 2026-01-31T11:59:00Z and due at "
+        "2026-01-31T11:59:00Z"
+    )
+    assert found.advice[0] == "bring its records back and ask again: postdate pipeline restore DIR --id m1"
+    assert [(event.what, event.detail) for event in found.history] == [("scheduled", "archived")]
+    assert other.state is State.WAITING
+
+
+async def test_it_vanished_without_a_record():
+    async with scene() as here:
+        await here.store()
+        await here.sqlite.file.write(lambda tx: tx.execute("DELETE FROM delayed_message"))
+        found = await here.explain()
+    assert found.state is State.UNKNOWN
+    assert found.headline == "it was last scheduled at 2026-01-31T11:59:00Z, and is not in the store any more"
 
 
 async def test_it_was_never_here():
@@ -251,8 +300,8 @@ async def test_it_was_never_here():
 async def test_without_records_that_is_said():
     async with scene("none") as here:
         await here.store(due=NOW - MINUTE)
-        await here.plant.store.move_due(NOW, 10)
-        receiver = here.plant.transport.receiver("orders")
+        await here.sqlite.move_due(NOW, 10)
+        receiver = here.transport.receiver("orders")
         (received,) = await receiver.receive(1)
         await receiver.commit(received, NOW)
         await receiver.close()
@@ -265,7 +314,7 @@ async def test_a_header_that_only_looks_like_the_id_is_another_message():
     async with scene() as here:
         await here.store()
         other = Envelope("orders", "x1", {Headers.MESSAGE_ID: "m11", "note": '"NServiceBus.MessageId":"zz"'}, b"")
-        await here.plant.transport.send([other], NOW)
+        await here.transport.send([other], NOW)
         assert (await here.explain("m1")).state is State.WAITING
         assert (await here.explain("zz")).state is State.UNKNOWN
         assert (await here.explain("m11")).state is State.IN_QUEUE

@@ -5,61 +5,21 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 
-class Service:
-    """A running ``postdate run``; what it logs goes to a file that the test reads."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        self._log, self._out = folder / "run.log", folder / "run.out"
-        with self._log.open("wb") as log, self._out.open("wb") as out:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "postdate.cli", "run", *options],
-                cwd=folder,
-                stdout=out,
-                stderr=log,
-            )
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text()
-
-    def is_delivering(self) -> bool:
-        assert self.process.poll() is None, self.log
-        return "delivering from" in self.log
-
-    def end(self) -> int:
-        """Return the exit code; nothing may have come to stdout."""
-        status = self.process.wait(timeout=60)
-        assert self._out.read_bytes() == b""
-        return status
-
-
-@pytest.fixture
-def service(own_folder, eventually) -> Iterator:
-    """Start services; those still running at the end are killed."""
-    started: list[Service] = []
-
-    def start(*options: str) -> Service:
-        service = Service(own_folder, *options)
-        started.append(service)
-        eventually(service.is_delivering, "the service delivers")
-        return service
-
-    yield start
-    for each in started:
-        each.process.kill()
-        each.process.wait()
+def is_seen(cli) -> bool:
+    """Return whether other processes know of a running service: a little after it says that it delivers."""
+    checks = cli("doctor", "--json").json["checks"]
+    return any(check["name"] == "service" and check["found"].startswith("running") for check in checks)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_delivers_what_is_due_and_stops_at_a_signal(cli, service, eventually, number):
     cli.ok("setup", "--queue", "orders")
     running = service()
+    eventually(lambda: is_seen(cli), "others see the service")
     assert cli.ok("send", "orders", "x", "--delay", "50ms", "--json").json["services"] == 1
     eventually(lambda: cli.ok("messages", "stats", "--json").json["queues"]["orders"] == 1, "delivered")
     running.process.send_signal(number)
@@ -76,8 +36,9 @@ def test_it_creates_what_is_missing(cli, service, own_folder):
     assert "intake queue billing.timeouts" in running.log
 
 
-def test_explain_and_doctor_see_the_service(cli, service):
+def test_explain_and_doctor_see_the_service(cli, service, eventually):
     running = service()
+    eventually(lambda: is_seen(cli), "others see the service")
     cli.ok("send", "orders", "x", "--delay", "1h", "--id", "m1")
     pid = running.process.pid
     facts = cli.ok("messages", "explain", "m1", "--json").json["facts"]
@@ -109,6 +70,7 @@ def test_a_second_signal_ends_at_once(own_folder, cli):
         "    listen(self)\n"
         "    os.write(1, b'listening')\n"
         "service._Service._listen_to_signals = listen_and_say\n"
+        "service.ONE_ORDER_SECONDS = 0\n"
         "from postdate.cli.entry import run\n"
         "sys.exit(run(['run']))\n"
     )
@@ -141,7 +103,7 @@ def test_a_critical_error_ends_it_when_asked_to(service, own_folder):
         connection.execute("ALTER TABLE delayed_message RENAME TO gone")
     connection.close()
     assert running.end() == 3
-    assert "CRITICAL postdate.service" in running.log
+    assert "CRITICAL postdate." in running.log
 
 
 def test_a_simulated_clock_makes_a_day_a_moment(cli, service, eventually):
@@ -158,3 +120,22 @@ def test_the_log_level_is_obeyed_and_times_are_utc(service):
     running = service("--log-level", "debug")
     assert running.log.splitlines()[0][10] == "T"
     assert "Z DEBUG" in running.log or "Z INFO" in running.log
+
+
+def test_one_order_to_stop_may_come_as_several_signals(cli, service):
+    """To the process and to its group, as terminals and supervisors do."""
+    running = service()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+        running.process.send_signal(number)
+    assert running.end() == 0
+    assert running.log.rstrip().endswith("stopped")
+
+
+def test_without_setup_it_does_not_start_where_a_queue_is_missing(cli, own_folder):
+    cli.ok("setup")
+    (own_folder / "postdate.toml").write_text('[endpoint]\nerror_queue = "failures"\n')
+    ran = cli("run", "--no-setup")
+    assert ran.status == 3
+    assert "delivering from" not in ran.err
+    assert "[store_not_set_up]: 'local:///postdate.db' (transport.address, default) lacks queues" in ran.err
+    assert "'postdate': failures; run `postdate setup`" in ran.err

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+import postdate
+
 _SEND = ("send", "orders", "x")
 
 
@@ -20,6 +22,9 @@ _SEND = ("send", "orders", "x")
         (("errors",), "which one? postdate errors list|show|return"),
         (("messages", "show"), "Missing argument 'ID'"),
         (("send",), "Missing argument 'QUEUE'"),
+        (("send", "", "x"), "QUEUE must be the name of a queue, not empty"),
+        (("setup", "--store", "postgresql://me@host:99999/db"), "has no port from 1 to 65535 after its host"),
+        (("setup", "--transport", "amqp://me@host:x/"), "has no port from 1 to 65535 after its host"),
         (("doctor", "--verbose"), "No such option: --verbose"),
         ((*_SEND, "--delay", "10x"), "Invalid value for '--delay': '10x' is no duration"),
         ((*_SEND, "--at", "2026-01-31T12:00"), "Invalid value for '--at': '2026-01-31T12:00' has no time zone"),
@@ -35,7 +40,7 @@ _SEND = ("send", "orders", "x")
         (("errors", "return", "m1", "--all"), "name the messages to return, or all of them with --all"),
         (("run", "--log-level", "loud"), "'loud' is none of debug, info, warning, error, critical"),
         (("run", "--clock-start", "2026-01-31T12:00Z", "--clock-speed", "0"), "--clock-speed must be above 0"),
-        (("pipeline",), "which one? postdate pipeline schedule|audit"),
+        (("pipeline",), "which one? postdate pipeline archive|restore|audit|delay|forecast|schedule|sweep"),
         (("pipeline", "schedule", "missing.csv"), "there is no file or folder 'missing.csv' to read"),
         (("pipeline", "audit", "--html", "no/such/folder.html"), "there is no folder"),
         (
@@ -46,7 +51,15 @@ _SEND = ("send", "orders", "x")
         (("messages", "list", "--store", "memory:"), "lives in one process only"),
         (("messages", "list", "--store", "sqlite:postdate.db"), "write three slashes and the path"),
         (("messages", "list", "--store", "oracle://db"), "store.address is 'oracle://db' (option --store)"),
-        (("messages", "list", "--store", "postgres://me:secret@host/db"), "'postgres://me:***@host/db'"),
+        (("messages", "list", "--store", "postgress://me:secret@host/db"), "'postgress://me:***@host/db'"),
+        (("messages", "list", "--store", "postgress://me@host/db"), "did you mean postgresql://user@host/"),
+        (("messages", "list", "--transport", "ampq://host"), "did you mean amqp://user@host/vhost?"),
+        (
+            ("messages", "list", "--store", "postgresql:db"),
+            "names no server; write it as postgresql://user@host/database",
+        ),
+        (("messages", "list", "--store", "mariadb://me@host/db"), "say where they are with transport.address"),
+        (("messages", "list", "--store", "env:NOWHERE"), "names the environment variable 'NOWHERE', which is not set"),
     ],
 )
 def test_wrong_usage_is_exit_code_2_and_one_line(cli, arguments, said):
@@ -171,6 +184,10 @@ def test_help_answers_without_loading_the_store_or_spark():
         "Exit codes",
     ):
         assert word in ended.stdout
+
+
+def test_the_version_is_an_option_too(cli):
+    assert cli.ok("--version").out == f"postdate {postdate.__version__}\n"
 
 
 def test_common_options_stand_before_or_after_the_command(cli):

@@ -1,16 +1,21 @@
 """A suite that lets a broken adapter pass proves nothing: each defect is caught by the check named beside it."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import anyio
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from postdate import DelayedMessage, Envelope, MemoryStore, MemoryTransport, SqliteStore, TransactionMode
 from postdate.errors import ClaimLost, PostdateError
+from postdate.pipeline.columns import INSTANT
+from postdate.pipeline.rows import restored
 from postdate.ports import (
     HANDLED,
     Claim,
@@ -18,6 +23,7 @@ from postdate.ports import (
     Outcome,
     Received,
     Recording,
+    ScanFilter,
     ScanPart,
     StoreReport,
     TransportCapabilities,
@@ -157,14 +163,75 @@ class SaysItIsExactlyOnce(MemoryStore):
         self._capabilities = replace(self._capabilities, transaction_modes=frozenset(TransactionMode))
 
 
-class HalfScannable(MemoryStore):
-    def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
-        return [ScanPart(0, 1)]
+def with_only(method: str, store: type = MemoryStore) -> type:
+    """Return a store that has one method of a port and none of the others."""
+    return type(f"{store.__name__}With_{method}", (store,), {method: lambda *_: ()})
 
 
 class ScansTheLastRowOfAPartTwice(SqliteStore):
-    def scan(self, what, part, columns, page):
-        return super().scan(what, ScanPart(part.first, part.end + 1), columns, page)
+    def scan(self, scan, part, page):
+        return super().scan(scan, ScanPart(part.first, part.end + 1), page)
+
+
+class IgnoresFilters(SqliteStore):
+    def scan(self, scan, part, page):
+        return super().scan(replace(scan, where=replace(scan.where, destinations=None)), part, page)
+
+
+class LeavesOutTheLastMicrosecond(SqliteStore):
+    def scan(self, scan, part, page):
+        due_to = scan.where.due_to
+        where = scan.where if due_to is None else replace(scan.where, due_to=due_to - MICROSECOND)
+        return super().scan(replace(scan, where=where), part, page)
+
+
+class NamesASnapshotThatMoves(SqliteStore):
+    def snapshot(self):
+        return nullcontext("now")
+
+
+class ColumnarSqlite(SqliteStore):
+    """A store that gives and takes columns, as simply as can be; not broken."""
+
+    def scan_columns(self, scan, part):
+        for page in self.scan(scan, part, 100):
+            if not scan.columns:
+                yield pa.record_batch({"none": pa.nulls(len(page))}).select([])
+                continue
+            columns = zip(scan.columns, zip(*page, strict=True), strict=True)
+            yield pa.record_batch({name: self.array(name, values) for name, values in columns})
+
+    def array(self, name: str, values: Sequence[Any]) -> pa.Array:
+        if name in ("due", "expires_at", "at"):
+            return pa.array(values, pa.int64()).cast(INSTANT)
+        whole = name in ("number", "kind", "number_of_failures")
+        return pa.array(values, pa.int64() if whole else pa.binary() if name == "body" else pa.string())
+
+    def store_columns(self, batch, now):
+        return anyio.run(self.store_many, restored(batch), now)
+
+
+class CutsColumnsToMilliseconds(ColumnarSqlite):
+    def array(self, name, values):
+        found = super().array(name, values)
+        return pc.floor_temporal(found, unit="millisecond") if found.type == INSTANT else found
+
+
+class ScansColumnsUnfiltered(ColumnarSqlite):
+    def scan_columns(self, scan, part):
+        return super().scan_columns(replace(scan, where=ScanFilter()), part)
+
+
+class StoresColumnsWithoutExpiry(ColumnarSqlite):
+    def store_columns(self, batch, now):
+        position = batch.schema.get_field_index("expires_at")
+        return super().store_columns(batch.set_column(position, "expires_at", pa.nulls(len(batch), INSTANT)), now)
+
+
+class ForgetsWhichIdsWereKnown(ColumnarSqlite):
+    def store_columns(self, batch, now):
+        report = super().store_columns(batch, now)
+        return StoreReport(report.stored, tuple(dict.fromkeys(report.already_there)) if report.stored else ())
 
 
 class FinishesLostClaims(SqliteStore):
@@ -206,8 +273,18 @@ BROKEN_STORES: Broken = {
     "leaves out records": (RecordsNothing, "recording.all_keeps_everything"),
     "says it is durable": (SaysItIsDurable, "storing.what_is_stored_survives_closing"),
     "says it is exactly once": (SaysItIsExactlyOnce, "capabilities.a_shared_transaction_needs_one_database"),
-    "is half scannable": (HalfScannable, "capabilities.no_port_is_half_there"),
+    "is half scannable": (with_only("scan_parts"), "capabilities.no_port_is_half_there"),
+    "is half columnar": (with_only("scan_columns", SqliteStore), "capabilities.no_port_is_half_there"),
+    "is half auditable": (with_only("tables_of_stores"), "capabilities.no_port_is_half_there"),
+    "is half prunable": (with_only("prune"), "capabilities.no_port_is_half_there"),
     "scans rows twice": (ScansTheLastRowOfAPartTwice, "scanning.parts_cover_every_row_once"),
+    "ignores filters": (IgnoresFilters, "scanning.only_what_is_asked_for_is_read"),
+    "leaves out the last microsecond": (LeavesOutTheLastMicrosecond, "scanning.only_what_is_asked_for_is_read"),
+    "names a snapshot that moves": (NamesASnapshotThatMoves, "scanning.a_snapshot_is_one_instant"),
+    "cuts columns to milliseconds": (CutsColumnsToMilliseconds, "scanning.columns_hold_what_rows_hold"),
+    "scans columns without a filter": (ScansColumnsUnfiltered, "scanning.columns_hold_what_rows_hold"),
+    "stores columns without expiry": (StoresColumnsWithoutExpiry, "storing.columns_are_stored_as_messages_are"),
+    "forgets which ids were known": (ForgetsWhichIdsWereKnown, "storing.columns_are_stored_as_messages_are"),
     "finishes lost claims": (FinishesLostClaims, "capabilities.finishing_is_part_of_the_transaction"),
 }
 
@@ -223,6 +300,13 @@ class BrokenStoreSubject(StoreSubject):
 
     def transport(self):
         return self._good.transport()
+
+
+@pytest.mark.parametrize("store_subject", ["SqliteStore"], indirect=True)
+@pytest.mark.parametrize("name", ["scanning.columns_hold_what_rows_hold", "storing.columns_are_stored_as_messages_are"])
+async def test_a_store_with_columns_passes_their_checks(name: str, tmp_path: Path, store_subject: StoreSubject) -> None:
+    check = {str(check): check for check in store_checks()}[name]
+    await check(BrokenStoreSubject(ColumnarSqlite, tmp_path, store_subject))
 
 
 @pytest.mark.parametrize("store_subject", ["SqliteStore"], indirect=True)
@@ -368,9 +452,27 @@ class TakesTooLarge(BrokenTransport):
 
 
 class SaysItExpires(BrokenTransport):
+    def ending(self, envelope, now):
+        return envelope
+
+
+class SaysItDoesNotExpire(BrokenTransport):
     def __init__(self, **settings) -> None:
         super().__init__(**settings)
-        self._capabilities = replace(self._capabilities, expires_messages=True)
+        self._capabilities = replace(self._capabilities, expires_messages=False)
+
+
+class LivesByTheSendersClock(BrokenTransport):
+    def ending(self, envelope, now):
+        if envelope.time_to_be_received is None:
+            return envelope
+        return super().ending(replace(envelope, expires_at=now + envelope.time_to_be_received), self._clock.now())
+
+
+class RefusesInTransactions(BrokenTransport):
+    def __init__(self, **settings) -> None:
+        super().__init__(**settings)
+        self._capabilities = replace(self._capabilities, time_to_be_received_in_transactions=False)
 
 
 BROKEN_TRANSPORTS: Broken = {
@@ -393,6 +495,11 @@ BROKEN_TRANSPORTS: Broken = {
     "decodes the body": (DecodesTheBody, "sending.headers_and_body_are_unchanged"),
     "takes too large": (TakesTooLarge, "sending.too_large_is_a_value"),
     "says it expires": (SaysItExpires, "capabilities.expired_messages_are_discarded_or_left_to_the_receiver"),
+    "says it expires by itself": (SaysItExpires, "expiry.past_its_time_a_message_is_never_received"),
+    "expires though it says it does not": (SaysItDoesNotExpire, "expiry.past_its_time_a_message_is_never_received"),
+    "never lets it leave": (SaysItExpires, "expiry.an_expired_message_leaves_the_queue_without_a_receiver"),
+    "lives by the sender's clock": (LivesByTheSendersClock, "expiry.the_clock_of_the_sender_does_not_count"),
+    "says it refuses": (RefusesInTransactions, "expiry.in_a_transaction_each_has_its_own_or_all_is_refused"),
 }
 
 

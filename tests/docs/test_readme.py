@@ -19,7 +19,7 @@ def blocks(language: str) -> list[str]:
 
 
 def run(arguments: list[str], folder: Path) -> str:
-    done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, f"{arguments}: {done.stderr}{done.stdout}"
     return done.stdout
 

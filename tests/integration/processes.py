@@ -1,4 +1,7 @@
-"""What the processes of the integration tests run: ``python processes.py ROLE FILE [ARGUMENTS]``.
+"""What the processes of the integration tests run: ``python processes.py ROLE PLACE [ARGUMENTS]``.
+
+A place is a file, or ``postgresql://…#schema``, where the store has the table ``service.timeouts``: store and queues in
+one. ``FILE amqp://…`` is a store in a file, of the service alone, and queues in RabbitMQ.
 
 A role says ``ready`` on its standard output when it works, and ends at SIGTERM, finishing what is in hand.
 """
@@ -13,6 +16,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from urllib.parse import unquote
 
 import anyio
 
@@ -28,6 +32,9 @@ from postdate import (
 )
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.messages import format_timestamp, parse_timestamp
+from postdate.stores.postgres import PostgresStore
+from postdate.transports.postgres import PostgresTransport
+from postdate.transports.rabbitmq import RabbitMqTransport
 
 
 @dataclass
@@ -39,23 +46,42 @@ class Work:
 
 @dataclass
 class Done:
-    """What it says when it did it: how late the message was."""
+    """What it says when it did it: how late the message was, and under which id it came."""
 
     number: int
     late_microseconds: int
+    came_as: str = ""
+
+
+def store_in(place: str) -> SqliteStore | PostgresStore:
+    url, _, schema = place.partition("#")
+    if schema:
+        return PostgresStore(url, schema=unquote(schema), table="service.timeouts")
+    return SqliteStore(place, synchronous="normal")
+
+
+def queues_in(place: str) -> LocalTransport | PostgresTransport | RabbitMqTransport:
+    if place.startswith("amqp"):
+        return RabbitMqTransport(place)
+    url, _, schema = place.partition("#")
+    if schema:
+        return PostgresTransport(url, schema=unquote(schema))
+    return LocalTransport(place, synchronous="normal")
 
 
 class Opened:
-    """Store and queues in one file, and an endpoint on them."""
+    """Store and queues, and an endpoint on them; a consumer delivers too where both are in one database."""
 
-    def __init__(self, path: str, name: str, *, send_only: bool) -> None:
-        self.store = SqliteStore(path, synchronous="normal")
-        self.transport = LocalTransport(path, synchronous="normal")
+    def __init__(self, place: str, name: str, *, send_only: bool) -> None:
+        storing, _, queueing = place.partition(" ")
+        self.store, self.transport = store_in(storing), queues_in(queueing or storing)
+        # A broker that is back between a failed attempt and its error copy would get the copy.
+        retries = 5 if queueing else 0
         self.endpoint = Endpoint(
             name,
             transport=self.transport,
-            delayed_delivery=DelayedDelivery(self.store),
-            transaction_mode=TransactionMode.TRANSACTION_SCOPE,
+            delayed_delivery=DelayedDelivery(self.store, retries) if send_only or not queueing else None,
+            transaction_mode=TransactionMode.RECEIVE_ONLY if queueing else TransactionMode.TRANSACTION_SCOPE,
             send_only=send_only,
         )
 
@@ -97,7 +123,7 @@ async def consumer(path: str) -> None:
     async def handle(message: Work, context: HandlerContext) -> None:
         assert context.due is not None
         late = SystemClock().now() - context.due
-        done = Done(message.number, late // timedelta(microseconds=1))
+        done = Done(message.number, late // timedelta(microseconds=1), context.message_id)
         await context.send(done, destination="done", message_id=f"done-{message.number}")
 
     await opened.run_until_terminated()
@@ -118,10 +144,21 @@ async def slow_consumer(path: str, go: str) -> None:
 
 async def holder(path: str) -> None:
     """Claim what is due and keep it."""
-    store = SqliteStore(path, synchronous="normal")
+    store = store_in(path)
     claims = await store.claim_due(SystemClock().now(), 1_000)
     say(f"ready {len(claims)}")
     await anyio.sleep_forever()
+
+
+async def storer(path: str, first: str, count: str) -> None:
+    """Store messages for the queue ``done``, each due a tenth of a second later; wait that long between them."""
+    store = store_in(path)
+    say("ready")
+    for number in range(int(first), int(first) + int(count)):
+        now = SystemClock().now()
+        await store.store(DelayedMessage(f"m-{number}", now + timedelta(milliseconds=100), "done"), now)
+        await anyio.sleep(0.1)
+    await store.close()
 
 
 async def clocks(path: str) -> None:
@@ -152,7 +189,7 @@ async def clocks(path: str) -> None:
 
 
 ROLES: dict[str, Callable[..., Awaitable[None]]] = {
-    role.__name__: role for role in (service, consumer, slow_consumer, holder, clocks)
+    role.__name__: role for role in (service, consumer, slow_consumer, holder, storer, clocks)
 }
 
 if __name__ == "__main__":

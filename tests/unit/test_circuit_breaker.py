@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures, State
+from postdate.testing import RecordedMetrics
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -97,3 +98,89 @@ def test_the_count_begins_anew_in_every_window_row_46(critical: Critical) -> Non
         for _ in range(30):
             rate.failure(ERROR, NOW + window * 30 * SECOND)
     assert critical.calls == []
+
+
+# --- by itself --------------------------------------------------------------------------------------------------------
+
+
+def test_armed_it_has_a_deadline_at_which_it_trips_by_itself_row_47(
+    breaker: RepeatedFailures, critical: Critical
+) -> None:
+    last = OSError("last")
+    assert breaker.deadline is None
+    breaker.failure(ERROR, NOW)
+    assert breaker.deadline == NOW + 30 * SECOND
+    breaker.failure(last, NOW + 5 * SECOND)
+    breaker.check(NOW + 30 * SECOND - timedelta(microseconds=1))
+    assert breaker.state is State.ARMED
+    breaker.check(NOW + 30 * SECOND)
+    breaker.check(NOW + 60 * SECOND)
+    assert critical.calls == [("cannot store", last)]
+    assert breaker.deadline is None
+    assert breaker.failure(ERROR, NOW + 61 * SECOND) == 10 * SECOND
+
+
+def test_a_success_before_the_deadline_takes_it_away_row_44(breaker: RepeatedFailures, critical: Critical) -> None:
+    breaker.failure(ERROR, NOW)
+    breaker.success()
+    breaker.check(NOW + 60 * SECOND)
+    assert (breaker.deadline, breaker.state, critical.calls) == (None, State.DISARMED, [])
+
+
+def test_every_failure_pauses_and_longer_once_it_has_tripped_row_47(breaker: RepeatedFailures) -> None:
+    pauses = [breaker.failure(ERROR, NOW + number * SECOND).total_seconds() for number in (0, 1, 29, 30, 31, 90)]
+    assert pauses == [1, 1, 1, 10, 10, 10]
+    breaker.success()
+    assert breaker.failure(ERROR, NOW + 91 * SECOND) == SECOND
+
+
+def test_who_watches_the_deadline_is_told_once_for_each_arming(breaker: RepeatedFailures) -> None:
+    told: list[datetime | None] = []
+    breaker.on_armed = lambda: told.append(breaker.deadline)
+    for number in range(3):
+        breaker.failure(ERROR, NOW + number * SECOND)
+    breaker.success()
+    breaker.failure(ERROR, NOW + 100 * SECOND)
+    assert told == [NOW + 30 * SECOND, NOW + 130 * SECOND]
+
+
+def test_a_window_of_failures_ends_with_a_word_row_46(critical: Critical, caplog: pytest.LogCaptureFixture) -> None:
+    rate = FailureRate("handling", "cannot handle", 1, critical)
+    with caplog.at_level(logging.INFO, "postdate.circuit_breaker"):
+        rate.failure(ERROR, NOW)
+        rate.failure(ERROR, NOW + SECOND)
+        rate.check(NOW + 29 * SECOND)
+        assert rate.state is State.ARMED
+        rate.check(NOW + 30 * SECOND)
+        rate.check(NOW + 90 * SECOND)
+    assert rate.state is State.DISARMED
+    assert [(record.levelname, record.message) for record in caplog.records] == [
+        ("WARNING", "circuit breaker handling armed: down"),
+        ("INFO", "circuit breaker handling disarmed after 2 failures"),
+    ]
+
+
+def test_above_the_rate_each_further_failure_is_a_critical_error_until_the_window_ends_row_46(
+    critical: Critical,
+) -> None:
+    rate = FailureRate("handling", "cannot handle", 1, critical)
+    for _ in range(33):
+        rate.failure(ERROR, NOW)
+    assert len(critical.calls) == 3
+    rate.failure(ERROR, NOW + 30 * SECOND)
+    assert len(critical.calls) == 3
+
+
+def test_every_change_is_measured(critical: Critical) -> None:
+    metrics = RecordedMetrics()
+    breaker = RepeatedFailures("store", "cannot store", 30 * SECOND, critical, metrics)
+    rate = FailureRate("handling", "cannot handle", 1, critical, metrics)
+    breaker.failure(ERROR, NOW)
+    breaker.failure(ERROR, NOW + SECOND)
+    breaker.check(NOW + 30 * SECOND)
+    breaker.success()
+    for _ in range(33):
+        rate.failure(ERROR, NOW)
+    rate.check(NOW + 30 * SECOND)
+    states = ["armed", "triggered", "disarmed"]
+    assert metrics.breaker_changes == [*(("store", each) for each in states), *(("handling", each) for each in states)]

@@ -5,14 +5,13 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
-import anyio
 import pytest
 
 from postdate import Envelope, Headers, LocalTransport, MemoryStore, MemoryTransport, SqliteStore
-from postdate.core import dispatcher as dispatcher_module
-from postdate.core.dispatcher import Dispatcher, Mover, enlisting
+from postdate.core.dispatcher import Dispatcher, enlisting
+from postdate.core.mover import Mover
 from postdate.errors import PostdateError, QueueNotFound, StoreUnavailable, TransportUnavailable
-from postdate.ports import Outcome, RecordKind, Work
+from postdate.ports import Claim, Outcome, RecordKind, Work
 from postdate.testing import Fault, FaultyMovingStore, FaultyTransport
 
 SECOND = timedelta(seconds=1)
@@ -187,23 +186,6 @@ async def test_a_message_too_large_for_the_transport_goes_alone_to_the_error_que
     assert await bench.waiting() is None
 
 
-async def test_a_slow_destination_does_not_hold_up_another(bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatcher_module, "LONGEST_SEND", timedelta(milliseconds=20))
-    send = bench.queues.send
-
-    async def slow(envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()):
-        if envelopes[0].destination == "shipping":
-            await anyio.Event().wait()
-        return await send(envelopes, now, work=work)
-
-    bench.queues.send = slow
-    await bench.keep(bench.message("slow", -2, "shipping"), bench.message("quick", -1, "billing"))
-    await bench.look()
-    assert bench.ids("billing") == ["quick"]
-    assert bench.ids("error") == ["slow"]
-    assert "did not answer" in bench.arrived("error")[0].headers[Headers.EXCEPTION_MESSAGE]
-
-
 async def test_an_expired_message_is_recorded_and_not_sent(bench) -> None:
     await bench.clock.advance(10 * SECOND)
     late, just = bench.start + 9 * SECOND, bench.clock.now()
@@ -288,10 +270,46 @@ async def test_a_message_with_reserved_headers_reaches_the_error_queue_too(bench
 
 
 async def test_batches_follow_each_other_without_a_pause(bench) -> None:
-    await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(600)])
+    await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(2_100)])
     taken = [await bench.dispatcher.take(bench.clock.now()) for _ in range(3)]
-    assert [(each.count, each.more) for each in taken] == [(250, True), (250, True), (100, False)]
-    assert bench.ids("billing") == [f"m-{n}" for n in range(600)]
+    assert [(each.count, each.more) for each in taken] == [(1_000, True), (1_000, True), (100, False)]
+    assert bench.ids("billing") == [f"m-{n}" for n in range(2_100)]
+
+
+async def test_an_error_queue_that_fails_too_often_is_a_critical_error_row_46(bench) -> None:
+    """Upstream only logs it (specification D7)."""
+    del bench.queues.queues["error"]
+    await bench.keep(*[bench.message(f"m-{n}", -1, "nowhere") for n in range(31)])
+    await bench.look()
+    assert bench.critical_errors == ["failure handling"]
+    assert (await bench.memory.statistics(bench.start)).pending == 31
+
+
+async def test_a_failure_that_cannot_be_counted_because_the_message_is_gone_is_said_row_23(
+    make, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = await make(number_of_retries=5)
+    await bench.keep(bench.message(due_in=-1))
+
+    def fail_and_remove(call) -> PostdateError | None:
+        if call.method != "send":
+            return None
+        bench.memory._entries.clear()
+        return DOWN
+
+    bench.transport.faults.add(fail_and_remove)
+    await bench.look()
+    assert "was removed by another while it was being sent" in caplog.text
+    assert bench.ids("error") == []
+
+
+async def test_an_error_copy_has_its_own_failed_queue_whatever_the_message_said_before(bench) -> None:
+    headers = {Headers.FAILED_QUEUE: "elsewhere", Headers.EXCEPTION_TYPE: "Old"}
+    await bench.keep(bench.message(due_in=-1, destination="nowhere", headers=headers))
+    await bench.look()
+    (copy,) = bench.arrived("error")
+    assert copy.headers[Headers.FAILED_QUEUE] == "sales.timeouts"
+    assert copy.headers[Headers.EXCEPTION_TYPE] == "postdate.errors.QueueNotFound"
 
 
 # --- in one database --------------------------------------------------------------------------------------------------
@@ -308,7 +326,7 @@ class OneFile:
         self.dispatcher = Dispatcher(
             self.store, self.transport, bench.settings, bench.clock, bench.breaker, bench.failure_rate
         )
-        self.mover = Mover(self.store, self.dispatcher)
+        self.mover = Mover(self.store, self.dispatcher, bench.clock)
 
     async def lengths(self) -> dict[str, int]:
         return {name: length for name, length in (await self.local.queue_lengths()).items() if length}
@@ -327,9 +345,15 @@ async def one_file(make, tmp_path: Path):
 async def test_sending_and_removing_are_one_transaction_row_49(one_file: OneFile) -> None:
     assert enlisting(one_file.store, one_file.transport) is not None
     await one_file.sqlite.store(one_file.bench.message(due_in=-1), one_file.bench.start)
-    (claim,) = await one_file.sqlite.claim_due(one_file.clock.now(), 10)
-    await one_file.sqlite.finish([claim], Outcome.CANCELLED, one_file.clock.now())
-    await one_file.dispatcher._dispatch([claim])  # a claim that somebody finished meanwhile
+    claim_due = one_file.sqlite.claim_due
+
+    async def claim_and_lose(now: datetime, limit: int) -> Sequence[Claim]:
+        claims = await claim_due(now, limit)
+        await one_file.sqlite.finish(claims, Outcome.CANCELLED, now)  # somebody finished it meanwhile
+        return claims
+
+    one_file.sqlite.claim_due = claim_and_lose
+    await one_file.dispatcher.take(one_file.clock.now())
     assert await one_file.lengths() == {}
 
 

@@ -679,11 +679,22 @@ def test_wrong_settings_are_refused(memory: Surroundings, settings: dict, said: 
         {"time_to_trigger_store_circuit_breaker": timedelta(0)},
         {"time_to_trigger_fetch_circuit_breaker": -SECOND},
         {"time_to_trigger_dispatch_circuit_breaker": timedelta(0)},
+        {"number_of_retries": "3"},
+        {"number_of_retries": 1.5},
+        {"number_of_retries": True},
+        {"maximum_recovery_failures_per_second": -1},
+        {"maximum_recovery_failures_per_second": None},
+        {"time_to_trigger_store_circuit_breaker": 30},
+        {"time_to_trigger_fetch_circuit_breaker": "30s"},
     ],
 )
 def test_settings_of_delayed_delivery_are_checked_row_48(wrong: dict) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         DelayedDelivery(MemoryStore(), **wrong)
+
+
+def test_no_retries_may_be_said_explicitly_row_48() -> None:
+    assert DelayedDelivery(MemoryStore(), number_of_retries=0).number_of_retries == 0
 
 
 def test_settings_of_delayed_delivery_have_the_defaults_of_the_specification_row_48() -> None:
@@ -716,5 +727,25 @@ async def test_a_message_without_a_destination_is_refused(memory: Surroundings) 
 def test_a_critical_error_is_logged_unless_told_otherwise_row_113(caplog: pytest.LogCaptureFixture) -> None:
     endpoint = Endpoint("sales", transport=MemoryTransport())
     with caplog.at_level(logging.CRITICAL, "postdate.endpoint"):
-        endpoint._critical_error("cannot receive", OSError("down"))
+        endpoint._critical_errors("cannot receive", OSError("down"))
     assert caplog.records[0].message == "cannot receive: down"
+
+
+@pytest.mark.parametrize("text", ["bad \0 byte", "lone \ud800 surrogate"])
+async def test_a_failure_whose_text_no_database_takes_ends_like_any_other(around: Surroundings, text: str) -> None:
+    attempts = 0
+
+    async def fail(message: Paid, context: HandlerContext) -> None:
+        nonlocal attempts
+        attempts += 1
+        raise ValueError(text)
+
+    policy = Recoverability(immediate_retries=1, delayed_retries=1)
+    endpoint = around.endpoint(recoverability=policy)
+    endpoint.handler(Paid, name="Paid")(fail)
+    async with endpoint:
+        await endpoint.send(Paid(1))
+        await around.clock.advance(20 * SECOND)
+    assert attempts == 4
+    (headers,) = await around.error_headers()
+    assert headers[Headers.EXCEPTION_MESSAGE] in {"bad \\x00 byte", "lone \\ud800 surrogate"}

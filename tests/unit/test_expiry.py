@@ -47,11 +47,14 @@ def test_an_allowance_for_clocks_that_differ_is_added_row_70() -> None:
     assert discard_reason(headers, NOW + MICROSECOND, allowance=timedelta(seconds=20)) is not None
 
 
-def test_an_absolute_expiry_stands_for_itself_and_goes_first() -> None:
+def test_of_an_absolute_expiry_and_a_time_to_be_received_the_earlier_counts() -> None:
     headers = {Headers.EXPIRES_AT: format_timestamp(NOW)}
     assert discard_reason(headers, NOW) is None
     assert discard_reason(headers, NOW + MICROSECOND) is not None
-    assert discard_reason({**headers, **sent(timedelta(days=1))}, NOW) is None
+    assert discard_reason({**headers, **sent(timedelta(days=1))}, NOW) is not None
+    later = {**headers, **sent(timedelta(seconds=1))}
+    assert discard_reason(later, NOW) is None
+    assert discard_reason(later, NOW + MICROSECOND) is not None
 
 
 def test_a_malformed_time_sent_is_a_failure_of_the_message() -> None:

@@ -1,6 +1,7 @@
 """From the timeouts queue into the store (specification 1.6, rows 36, 40, 42, 43, 52)."""
 
-from datetime import timedelta
+from contextlib import suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import anyio
@@ -76,6 +77,70 @@ async def test_a_message_stored_before_a_crash_is_stored_once_and_then_taken_off
     await bench.intake.handle(again)
     assert (await bench.memory.statistics(bench.start)).pending == 1
     assert bench.ids(QUEUE) == bench.ids("error") == []
+
+
+async def test_a_failing_commit_after_storing_is_no_failure_of_the_message(bench) -> None:
+    """Upstream, the redelivered message meets its own key, and a copy ends in the error queue beside the stored one."""
+    received = await arrive(bench, bench.message(due_in=60))
+    bench.transport.faults.add(Fault("commit", TransportUnavailable("lost"), calls=[1]))
+    for _ in range(2):
+        with suppress(TransportUnavailable):
+            await bench.intake.handle(received)
+    assert bench.ids("error") == bench.ids(QUEUE) == []
+    assert (await bench.memory.statistics(bench.start)).pending == 1
+
+
+async def test_what_comes_again_is_not_sent_past_the_store_that_may_have_sent_it(bench) -> None:
+    message = bench.message(due_in=1)
+    received = await arrive(bench, message)
+    bench.transport.faults.add(Fault("commit", TransportUnavailable("lost"), calls=[1]))
+    with pytest.raises(TransportUnavailable):
+        await bench.intake.handle(received)
+    await bench.receiver.roll_back(received)
+    await bench.clock.advance(2 * SECOND)
+    await bench.look()
+    (again,) = await bench.receiver.receive(1)
+    await bench.intake.handle(again)
+    await bench.look()
+    assert bench.ids("billing") == ["m-1"]
+    assert bench.ids(QUEUE) == []
+
+
+async def test_a_store_cut_off_by_force_leaves_the_message_in_its_queue_row_55(bench) -> None:
+    """Upstream, in the lower transaction modes, the message is gone (specification 1.6)."""
+    received = await arrive(bench, bench.message(due_in=60))
+
+    async def hang(message: DelayedMessage, now: datetime) -> None:
+        await anyio.sleep_forever()
+
+    bench.memory.store = hang
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(bench.intake.handle, received)
+        await bench.clock.advance(SECOND)
+        tasks.cancel_scope.cancel()
+    await bench.receiver.close()
+    assert bench.ids(QUEUE) == ["m-1"]
+
+
+async def test_a_time_to_be_received_that_has_lapsed_does_not_discard_a_message_on_its_way_to_the_store(bench) -> None:
+    """Upstream 2.x silently discards it (specification 1.6); whoever receives the message in the end decides."""
+    headers = {Headers.TIME_SENT: "2020-01-01 00:00:00:000000 Z", Headers.TIME_TO_BE_RECEIVED: "00:00:01"}
+    message = bench.message(due_in=60, headers=headers)
+    await bench.intake.handle(await arrive(bench, message))
+    assert await bench.memory.get("m-1") == message
+
+
+async def test_in_mode_none_too_a_message_is_only_taken_off_once_it_is_stored_row_42(make_bench) -> None:
+    """Upstream, a failing store loses it there (specification 6). The intake is the same in every mode."""
+    bench = make_bench(number_of_retries=3)
+    await bench.create_queues()
+    bench.store.faults.add(Fault("store", STORE_DOWN, calls=[1, 2]))
+    received = await arrive(bench, bench.message(due_in=600))
+    for _ in range(2):
+        await handle(bench, received)
+        (received,) = await bench.receiver.receive(1)
+    await bench.intake.handle(received)
+    assert (await bench.memory.statistics(bench.start)).pending == 1
 
 
 async def test_an_error_copy_returned_to_the_timeouts_queue_is_sent_to_its_destination_at_once_row_40(bench) -> None:

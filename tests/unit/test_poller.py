@@ -1,7 +1,7 @@
 """When the poller looks and when it sleeps (specification 1.7, rows 32 to 35, 44, 57)."""
 
 from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from datetime import datetime, timedelta
 
 import anyio
@@ -29,6 +29,9 @@ class Work:
         self.held_elsewhere = False
         self.wake: Wake = lambda: None
         self.during: Callable[[], None] = lambda: None
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()
 
     async def take(self, now: datetime) -> Taken:
         self.looks.append(now)
@@ -109,6 +112,16 @@ async def test_it_sleeps_a_minute_at_most_and_does_not_look_in_between_row_34(wo
     assert len(work.looks) == 11
 
 
+async def test_a_due_time_years_away_is_slept_for_a_minute_at_a_time_row_34(work: Work, critical: list[str]) -> None:
+    work.store(work.clock.now() + timedelta(days=40_000))
+    async with polling(work, critical):
+        await work.clock.advance(timedelta(hours=1))
+        assert len(work.looks) == 61
+        work.store(work.clock.now() + SECOND)
+        await work.clock.advance(2 * SECOND)
+        assert len(work.taken) == 1
+
+
 async def test_a_stored_message_wakes_it_row_35(work: Work, critical: list[str]) -> None:
     start = work.clock.now()
     work.store(start + 120 * SECOND)
@@ -142,6 +155,40 @@ async def test_nothing_is_taken_early_and_nothing_later_than_one_microsecond_aft
         await work.clock.advance(10 * SECOND)
     assert len(work.taken) == 299
     assert {at - due for due, at in work.taken} == {MICROSECOND}
+
+
+async def test_messages_that_fall_due_one_by_one_share_looks_a_millisecond_apart(
+    work: Work, critical: list[str]
+) -> None:
+    start = work.clock.now()
+    work.due = [start + offset * timedelta(microseconds=50) for offset in range(1, 1_001)]  # 20,000 a second
+    async with polling(work, critical):
+        await work.clock.advance(SECOND)
+    assert len(work.taken) == 1_000
+    assert len(work.looks) <= 53
+    assert all(timedelta(0) < at - due <= timedelta(milliseconds=1.05) for due, at in work.taken)
+
+
+async def test_after_an_idle_look_a_stored_message_is_taken_at_once(work: Work, critical: list[str]) -> None:
+    async with polling(work, critical):
+        work.store(work.clock.now() - SECOND)
+        await work.clock.settle()
+        assert len(work.taken) == 1
+        await work.clock.advance(timedelta(milliseconds=2))
+        work.store(work.clock.now() - SECOND)
+        await work.clock.settle()
+        assert len(work.taken) == 2
+
+
+async def test_wake_ups_in_quick_succession_share_a_look(work: Work, critical: list[str]) -> None:
+    async with polling(work, critical):
+        for _ in range(10):
+            work.store(work.clock.now() - SECOND)
+            await work.clock.settle()
+        assert len(work.taken) == 1
+        await work.clock.advance(timedelta(milliseconds=2))
+        assert len(work.taken) == 10
+        assert len(work.looks) == 3
 
 
 async def test_while_others_hold_what_is_due_it_looks_seldom_row_57(work: Work, critical: list[str]) -> None:

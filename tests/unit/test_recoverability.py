@@ -14,9 +14,17 @@ from postdate.core.recoverability import (
     after_handling_failed,
     delayed_retry_headers,
     error_headers,
+    reason_of,
     retry_delay,
+    text_of,
 )
-from postdate.errors import ConfigurationError, InvalidMessage, QueueNotFound, TransportUnavailable
+from postdate.errors import (
+    ConfigurationError,
+    InvalidMessage,
+    QueueNotFound,
+    TransportUnavailable,
+    TransportUnreachable,
+)
 from postdate.messages import Headers, format_timestamp
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC)
@@ -111,6 +119,11 @@ def test_delays_double_up_to_a_minute() -> None:
     assert [retry_delay(failures).total_seconds() for failures in (0, 1, 2, 5, 6, 10_000)] == [1, 2, 4, 32, 60, 60]
 
 
+def test_after_an_outage_messages_do_not_sleep_for_long():
+    gone = TransportUnreachable("gone")
+    assert [retry_delay(failures, gone).total_seconds() for failures in (0, 1, 3, 4, 10_000)] == [1, 2, 8, 10, 10]
+
+
 # --- error copies -----------------------------------------------------------------------------------------------------
 
 
@@ -150,3 +163,10 @@ def test_an_error_copy_has_the_code_of_our_own_errors_and_a_message_cut_to_16384
 def test_an_exception_with_text_that_no_header_can_carry_still_reaches_the_error_queue() -> None:
     copy = error_headers({}, ValueError("lone \ud800 surrogate"), "sales", NOW, HOST)
     assert copy[Headers.EXCEPTION_MESSAGE] == "lone \\ud800 surrogate"
+
+
+def test_what_is_told_of_a_failure_can_be_stored_anywhere() -> None:
+    assert text_of(ValueError("bad \0 byte, lone \ud800 surrogate")) == "bad \\x00 byte, lone \\ud800 surrogate"
+    assert reason_of(QueueNotFound("no \0")) == "queue_not_found: no \\x00"
+    copy = error_headers({}, ValueError("bad \0 byte"), "sales", NOW, HOST)
+    assert not [value for value in copy.values() if "\0" in value]

@@ -8,39 +8,69 @@ import sys
 from types import TracebackType
 from typing import Any, Self
 
+from postdate.bench.site import Site
+from postdate.bench.workload import Load
 from postdate.errors import PostdateError
+
+_ENDS_WITHIN_SECONDS = 10.0
 
 
 class Partner:
-    """A Python module run as a process: it says ``ready``, starts at our first line, and may stop at our second.
+    """A module of ours run as a process: told where and what, it says ``ready``; starts at a line, may stop at another.
+
+    It is in a process group of its own, so that an interrupt from the keyboard reaches only us, who then end it.
 
     Args:
         module: to run with ``python -m``.
-        arguments: of it.
+        role: told to servers that show it beside the connection.
+        site: where to work; told on standard input, for it may hold a password.
+        arguments: what to do.
     """
 
-    def __init__(self, module: str, *arguments: str) -> None:
+    def __init__(self, module: str, role: str, site: Site, *arguments: object) -> None:
         self._module = module
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", module, *map(str, arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=0,
         )
+        self._say(site.seen_as(role).to_json())
 
     def __enter__(self) -> Self:
-        self.hear()
+        try:
+            self.hear()
+        except BaseException:
+            self._process.kill()
+            self._process.communicate()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process.poll() is None:
+        if error is not None:
             self._process.kill()
-        self._process.communicate()
+        try:
+            self._process.communicate(timeout=_ENDS_WITHIN_SECONDS)  # closes its input, which ends it
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
 
-    def say(self) -> None:
-        """Send a line."""
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
+    @property
+    def pid(self) -> int:
+        """The system's number of the process."""
+        return self._process.pid
+
+    def check(self) -> None:
+        """Raise PostdateError if the process has failed."""
+        if self._process.poll():
+            self._ended()
+
+    def start(self, load: Load | None = None) -> None:
+        """Let it begin, with these messages if it stores."""
+        self._say("" if load is None else load.to_json())
 
     def hear(self) -> str:
         """Return the next line.
@@ -51,11 +81,26 @@ class Partner:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise PostdateError(f"{self._module} ended with exit status {self._process.wait()}; see its message above")
+            self._ended()
         return line.strip()
+
+    def found(self) -> dict[str, Any]:
+        """Wait for the end of its work and return the object it prints."""
+        found: dict[str, Any] = json.loads(self.hear())
+        return found
 
     def finish(self) -> dict[str, Any]:
         """Tell the process to stop and return the object it prints."""
-        self.say()
-        found: dict[str, Any] = json.loads(self.hear())
-        return found
+        self._say("")
+        return self.found()
+
+    def _say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            self._ended()
+
+    def _ended(self) -> None:
+        raise PostdateError(f"{self._module} ended with exit status {self._process.wait()}; see its message above")

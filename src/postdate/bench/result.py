@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+
+Figure = float | list[float] | Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +26,19 @@ class Result:
         benchmark: its name.
         n: messages.
         rate: messages a second.
-        limit: messages a second of the barest way to do the same on the same database, in the same run.
+        limit: messages a second of the barest way to do the same on the same server, in the same run.
         lost: messages that did not arrive.
         duplicated: messages that arrived more than once.
         early: messages that arrived before they were due.
         lateness: from due to visible in the destination queue.
         received: from due to received by another process, which includes that process waking up.
-        floor: lateness of an event loop that only sleeps until each due time, in the same run.
+        floor: lateness of the barest loop that does the same, in the same run.
         rss_mb: largest resident memory of the service process, in MiB.
         cpu_s: processor time of the service process.
+        server_cpu_s: processor time of the servers, when they run on this machine.
+        server_cpu_cores: the same by the time that it took.
         extra: figures of this benchmark alone.
+        servers: version and settings of each server.
     """
 
     benchmark: str
@@ -49,21 +53,27 @@ class Result:
     floor: Lateness | None = None
     rss_mb: float | None = None
     cpu_s: float | None = None
-    extra: dict[str, float] | None = None
+    server_cpu_s: float | None = None
+    server_cpu_cores: float | None = None
+    extra: Mapping[str, Figure] | None = None
+    servers: Mapping[str, Mapping[str, str]] | None = None
 
-    def as_dict(self) -> dict[str, float | int | str]:
-        """Return a flat object with ``rate``, ``limit``, ``ratio``, ``p99_ms``, ``floor_p99_ms`` and so on."""
-        flat: dict[str, float | int | str] = {"benchmark": self.benchmark, "n": self.n}
-        for name in ("rate", "limit", "lost", "duplicated", "early", "rss_mb", "cpu_s"):
+    def as_dict(self) -> dict[str, object]:
+        """Return an object with ``rate``, ``limit``, ``ratio``, ``p99_ms``, ``floor_p99_ms`` and so on."""
+        found: dict[str, object] = {"benchmark": self.benchmark, "n": self.n}
+        for name in ("rate", "limit", "lost", "duplicated", "early", "rss_mb", "cpu_s", "server_cpu_s"):
             value = getattr(self, name)
             if value is not None:
-                flat[name] = round(value, 1) if isinstance(value, float) else value
+                found[name] = _rounded(value, 2 if name.endswith("_s") else 1)
+        if self.server_cpu_cores is not None:
+            found["server_cpu_cores"] = _rounded(self.server_cpu_cores, 3)
         if self.rate is not None and self.limit:
-            flat["ratio"] = round(self.rate / self.limit, 3)
+            found["ratio"] = _rounded(self.rate / self.limit, 3)
         for prefix, lateness in (("", self.lateness), ("received_", self.received), ("floor_", self.floor)):
             if lateness is not None:
-                flat |= {prefix + key: round(value, 2) for key, value in asdict(lateness).items()}
-        return {**flat, **{key: round(value, 3) for key, value in (self.extra or {}).items()}}
+                found |= {prefix + key: _rounded(value, 2) for key, value in asdict(lateness).items()}
+        found |= {key: _rounded(value, 3) for key, value in (self.extra or {}).items()}
+        return found if self.servers is None else {**found, "servers": self.servers}
 
     @property
     def promise_kept(self) -> bool:
@@ -71,16 +81,19 @@ class Result:
         return not (self.lost or self.duplicated or self.early)
 
 
+def _rounded(value: Figure, digits: int) -> object:
+    if isinstance(value, Mapping):
+        return {key: _rounded(each, digits) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_rounded(each, digits) for each in value]
+    return round(value, digits) if isinstance(value, float) else value
+
+
 def lateness(values: Sequence[float]) -> Lateness:
-    """Return percentiles of lateness given in seconds; at least one value."""
-    ordered = sorted(values)
+    """Return percentiles of lateness given in seconds; without values, all are 0."""
+    ordered = sorted(values) or [0.0]
 
     def at(share: float) -> float:
         return ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1000
 
     return Lateness(at(0.5), at(0.95), at(0.99), ordered[-1] * 1000)
-
-
-def seconds_between(earlier: datetime, later: datetime) -> float:
-    """Return the seconds from one instant to another."""
-    return (later - earlier) / timedelta(seconds=1)

@@ -1,64 +1,117 @@
 """The service process of a benchmark: an ordinary send-only endpoint that also notes when each batch was in its queue.
 
-Run as ``python -m postdate.bench.service FILE SYNCHRONOUS RECORDING [RATE SECONDS LEAD]``. It says ``ready``, starts at
-the first line on its standard input, stops at the second, and then prints one JSON object. With a rate it also stores
-that many messages a second itself.
+Run as ``python -m postdate.bench.service TALLY LEAD [now]``; the site comes as the first line on its standard input. It
+says ``ready`` when it has started and would look for due messages, looks from the second line on (or at once, given
+``now``), stops at the next, and then prints one JSON object. If the second line is a load, the service also stores each
+of its messages itself, ``LEAD`` seconds before it is due.
 """
 
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
 import anyio
 import anyio.to_thread
 
+from postdate.bench.site import Site
 from postdate.bench.storer import paced
+from postdate.bench.system import peak_rss_mb
+from postdate.bench.tally import Tally
+from postdate.bench.workload import Load
 from postdate.endpoint.endpoint import Endpoint
 from postdate.endpoint.settings import DelayedDelivery
-from postdate.ports import MoveReport, Recording
-from postdate.stores.sqlite import SqliteStore
-from postdate.transports.local import LocalTransport
+from postdate.errors import PostdateError
+from postdate.messages import Envelope
+from postdate.ports import Claim, ClaimingStore, MoveReport, MovingStore, Transport, Work
 
 
-class NotingStore(SqliteStore):
-    """Notes the machine time after the commit of each move, and how many messages it delivered."""
+class Notes:
+    """What is noted of deliveries, and the gate before the first look for due messages.
 
-    def __init__(self, path: Path, *, synchronous: str, recording: Recording) -> None:
-        super().__init__(path, synchronous=synchronous, recording=recording)
+    Args:
+        tally: counts what was delivered, for the process that waits for it.
+    """
+
+    def __init__(self, tally: Tally) -> None:
         self.marks: list[tuple[float, int]] = []
+        self.gate = anyio.Event()
+        self._tally = tally
 
-    async def move_due(self, now: datetime, limit: int) -> MoveReport:
-        """See :meth:`postdate.ports.MovingStore.move_due`."""
-        report = await super().move_due(now, limit)
-        if report.delivered:
-            self.marks.append((time.time(), report.delivered))
-        return report
+    def delivered(self, count: int) -> None:
+        """Note the machine time at which ``count`` messages are in their queue for good."""
+        if count:
+            self.marks.append((time.time(), count))
+            self._tally.add(count)
 
 
-async def serve(path: Path, synchronous: str, recording: Recording, *pace: str) -> None:
+def watch(store: ClaimingStore, transport: Transport, notes: Notes) -> None:
+    """Have the calls that take and deliver messages noted.
+
+    Functions of these objects come before those of their class: so the endpoint sees the very store and transport that
+    users have, with all their capabilities.
+    """
+    claim_due, send = store.claim_due, transport.send
+
+    async def gated_claim_due(now: datetime, limit: int) -> Sequence[Claim]:
+        await notes.gate.wait()
+        return await claim_due(now, limit)
+
+    async def noted_send(
+        envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+    ) -> Sequence[PostdateError | None]:
+        errors = await send(envelopes, now, work=work)
+        notes.delivered(sum(error is None for error in errors))
+        return errors
+
+    vars(store)["claim_due"] = gated_claim_due
+    vars(transport)["send"] = noted_send
+    if isinstance(store, MovingStore):
+        move_due = store.move_due
+
+        async def noted_move_due(now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
+            await notes.gate.wait()
+            report = await move_due(now, limit, listing=listing)
+            notes.delivered(report.delivered)
+            return report
+
+        vars(store)["move_due"] = noted_move_due
+
+
+async def serve(site: Site, tally: Tally, lead: float, *, at_once: bool) -> None:
     """Run the service between two lines of standard input."""
-    store = NotingStore(path, synchronous=synchronous, recording=recording)
-    transport = LocalTransport(path, synchronous=synchronous, recording=recording)
-    endpoint = Endpoint("bench", transport=transport, delayed_delivery=DelayedDelivery(store), send_only=True)
-    await store.initialize("bench", endpoint.mode)
-    print("ready", flush=True)
-    await anyio.to_thread.run_sync(sys.stdin.readline)
-    used_before = time.process_time()
-    dues: list[float] = []
+    stored: Mapping[str, float] = {}
+    store, transport, notes = site.open_store(), site.open_transport(), Notes(tally)
+    watch(store, transport, notes)
+    endpoint = Endpoint(
+        site.endpoint,
+        transport=transport,
+        delayed_delivery=DelayedDelivery(store),
+        error_queue=site.error_queue,
+        send_only=True,
+    )
     async with endpoint:
-        if pace:
-            dues = await paced(store, int(pace[0]), float(pace[1]), float(pace[2]))
+        if at_once:
+            notes.gate.set()
+        print("ready", flush=True)
+        line = await anyio.to_thread.run_sync(sys.stdin.readline)
+        used_before = time.process_time()
+        notes.gate.set()
+        if line.strip():
+            stored = await paced(store, Load.from_json(line), lead)
         await anyio.to_thread.run_sync(sys.stdin.readline)
+        used = time.process_time() - used_before
     await store.close()
     await transport.close()
-    used, memory = time.process_time() - used_before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({"marks": store.marks, "dues": dues, "rss_mb": memory, "cpu_s": used}), flush=True)
+    found = {"marks": notes.marks, "rss_mb": peak_rss_mb(), "cpu_s": used, "stored": stored}
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":
-    anyio.run(serve, Path(sys.argv[1]), sys.argv[2], Recording(sys.argv[3]), *sys.argv[4:])
+    with Tally(Path(sys.argv[1])) as of_ours:
+        place, lead_seconds = Site.from_json(sys.stdin.readline()), float(sys.argv[2])
+        anyio.run(lambda: serve(place, of_ours, lead_seconds, at_once=sys.argv[3:] == ["now"]))

@@ -1,7 +1,13 @@
-"""A process that stores beside a benchmark: ``python -m postdate.bench.storer FILE SYNCHRONOUS WHAT …``.
+"""A process that stores beside a benchmark; the site comes as the first line on its standard input.
 
-``flat-out SECONDS``: single commits, one after the other; prints their rate and durations.
-``paced RATE SECONDS LEAD``: so many a second, each due ``LEAD`` seconds later; prints the due times.
+``python -m postdate.bench.storer WHAT …`` says ``ready``, begins when it is told a load, prints what it
+found, and stays connected until it is left:
+
+- ``fill TALLY``: stores the load in bulk.
+- ``paced LEAD``: stores each message of the load ``LEAD`` seconds before it is due, one commit each.
+- ``flat-out SECONDS``: single commits, one after the other; prints their rate and durations.
+- ``closed WINDOW STORED TAKEN``: stores batch after batch, due at once, never more than ``WINDOW`` messages ahead of
+  what is taken off the queue; both are tallies.
 """
 
 from __future__ import annotations
@@ -9,62 +15,117 @@ from __future__ import annotations
 import json
 import sys
 import time
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
 
 from postdate.bench.result import lateness
-from postdate.bench.workload import message
-from postdate.clock import SystemClock
-from postdate.ports import TransactionMode
-from postdate.stores.sqlite import SqliteStore
+from postdate.bench.site import Site
+from postdate.bench.tally import Tally
+from postdate.bench.workload import Load
+from postdate.clock import SystemClock, to_microseconds
+from postdate.ports import ClaimingStore, TransactionMode
+
+_CLOSED_LOOP_LOOKS_AGAIN_SECONDS = 0.0005
+_AT_ONCE = 16
+_OTHERS_NUMBERS = 1 << 40
 
 
-async def flat_out(store: SqliteStore, seconds: float) -> dict[str, float]:
+async def fill(store: ClaimingStore, load: Load, tally: Tally) -> Mapping[str, float]:
+    """Store a load in bulk, and count on."""
+    clock = SystemClock()
+    for batch in load.batches():
+        report = await store.store_many(batch, clock.now())
+        tally.add(report.stored)
+    return {}
+
+
+async def paced(store: ClaimingStore, load: Load, lead: float) -> Mapping[str, float]:
+    """Store each message ``lead`` seconds before it is due, in a commit of its own, as many side by side as need be.
+
+    Returns how many were stored only when they were due already: of these nobody can say how late they are.
+    """
+    clock, too_late, limiter = SystemClock(), [0], anyio.CapacityLimiter(_AT_ONCE)
+
+    async def store_one(number: int) -> None:
+        async with limiter:
+            message = load.message(number)
+            await store.store(message, clock.now())
+            too_late[0] += clock.now() >= message.due
+
+    async with anyio.create_task_group() as tasks:
+        for number, due in enumerate(load.dues(), load.start):
+            await anyio.sleep(max(due - lead - time.time(), 0))
+            tasks.start_soon(store_one, number)
+    return {"stored_when_due": too_late[0]}
+
+
+async def flat_out(store: ClaimingStore, load: Load, seconds: float) -> Mapping[str, float]:
     """Store messages due in an hour, one commit each, and return rate and percentiles of the store time."""
     clock, durations = SystemClock(), list[float]()
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        started = time.perf_counter()
         now = clock.now()
-        await store.store(message(now + timedelta(hours=1)), now)
+        message = replace(load.message(_OTHERS_NUMBERS + len(durations)), due=now + timedelta(hours=1))
+        started = time.perf_counter()
+        await store.store(message, now)
         durations.append(time.perf_counter() - started)
     found = lateness(durations)
     return {"stores_per_s": len(durations) / seconds, "store_p50_ms": found.p50_ms, "store_p99_ms": found.p99_ms,
             "store_max_ms": found.max_ms}  # fmt: skip
 
 
-async def paced(store: SqliteStore, rate: int, seconds: float, lead: float) -> list[float]:
-    """Store ``rate`` messages a second and return their due times in order, in seconds since 1970.
+async def closed(store: ClaimingStore, load: Load, window: int, stored: Tally, taken: Tally) -> Mapping[str, float]:
+    """Store batch after batch, due at once, never more than ``window`` messages ahead of what is taken."""
+    clock = SystemClock()
+    for first in range(load.start, load.start + load.count, load.batch):
+        count = min(load.batch, load.start + load.count - first)
+        while stored.value + count - taken.value > window:  # noqa: ASYNC110 - the count is another process'
+            await anyio.sleep(_CLOSED_LOOP_LOOKS_AGAIN_SECONDS)
+        now = clock.now()
+        part = replace(load, start=first, count=count, first_due=to_microseconds(now), spacing=0.0)
+        for batch in part.batches():
+            await store.store_many(batch, now)
+        stored.add(count)
+    return {}
 
-    The distance from storing to being due is no multiple of the distance between messages, so that storing and
-    delivering do not meet each time.
-    """
-    clock, dues = SystemClock(), list[float]()
-    first = time.time() + 0.2  # the schedule of the benchmark
-    for number in range(int(rate * seconds)):
-        due = datetime.fromtimestamp(first + (number + 0.37) / rate + lead, UTC)
-        await anyio.sleep(max(first + number / rate - time.time(), 0))
-        await store.store(message(due), clock.now())
-        dues.append(due.timestamp())
-    return dues
+
+Work = Callable[[ClaimingStore, Load], Coroutine[Any, Any, Mapping[str, float]]]
 
 
-async def main(path: Path, synchronous: str, what: str, *numbers: str) -> None:
-    """Open the store, say ``ready``, wait for a line, do the work, print what was found."""
-    store = SqliteStore(path, synchronous=synchronous)
-    await store.initialize("bench", TransactionMode.RECEIVE_ONLY)
+async def main(site: Site, work: Work) -> None:
+    """Open the store, say ``ready``, wait for a load, do the work, print what was found."""
+    store = site.open_store()
+    await store.initialize(site.endpoint, TransactionMode.RECEIVE_ONLY)
     print("ready", flush=True)
-    await anyio.to_thread.run_sync(sys.stdin.readline)
-    if what == "flat-out":
-        found: object = await flat_out(store, float(numbers[0]))
-    else:
-        found = await paced(store, int(numbers[0]), float(numbers[1]), float(numbers[2]))
-    print(json.dumps(found), flush=True)
+    line = await anyio.to_thread.run_sync(sys.stdin.readline)
+    if line:  # else nobody is left to work for
+        print(json.dumps(await work(store, Load.from_json(line))), flush=True)
+        await anyio.to_thread.run_sync(sys.stdin.readline)  # until then, what the server did for us is counted
     await store.close()
 
 
+def chosen(what: str, *rest: str) -> Work:
+    """Return the work that the arguments ask for."""
+    match what, rest:
+        case "fill", (tally,):
+            counted = Tally(Path(tally))
+            return lambda store, load: fill(store, load, counted)
+        case "paced", (lead,):
+            return lambda store, load: paced(store, load, float(lead))
+        case "flat-out", (seconds,):
+            return lambda store, load: flat_out(store, load, float(seconds))
+        case "closed", (window, stored, taken):
+            tallies = Tally(Path(stored)), Tally(Path(taken))
+            return lambda store, load: closed(store, load, int(window), *tallies)
+        case _:
+            raise ValueError(f"no such work: {what} {rest}")
+
+
 if __name__ == "__main__":
-    anyio.run(main, Path(sys.argv[1]), sys.argv[2], sys.argv[3], *sys.argv[4:])
+    anyio.run(main, Site.from_json(sys.stdin.readline()), chosen(*sys.argv[1:]))

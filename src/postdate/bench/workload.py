@@ -1,26 +1,126 @@
-"""Messages to measure with: about 200 bytes of headers and 300 of body, as in the facts about physical limits."""
+"""Messages to measure with: about 200 bytes of headers and 300 of body, as in the facts about physical limits.
+
+Every message of a run has a number, and its id says it: whoever finds an id in a queue knows which message it is and
+when it was due. Like the ids that we make (UUIDs, version 7), those of one run ascend.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
+from itertools import pairwise
 
-from postdate.messages import DelayedMessage, Headers, new_message_id
+from postdate.bench.site import Site
+from postdate.clock import from_microseconds, to_microseconds
+from postdate.messages import DelayedMessage, Headers, encode_headers
 
-QUEUE = "bench"
 BODY = b"x" * 300
 BATCH = 5_000
 
-
-def message(due: datetime) -> DelayedMessage:
-    """Return a message of the usual size."""
-    message_id = new_message_id()
-    headers = {Headers.MESSAGE_ID: message_id, "Bench.Filler": "y" * 140}
-    return DelayedMessage(message_id, due, QUEUE, headers, BODY)
+_bare, _keep = object.__new__, object.__setattr__
 
 
-def batches(n: int, first_due: datetime, spacing: timedelta) -> Iterator[list[DelayedMessage]]:
-    """Yield ``n`` messages in batches, due at even distances."""
-    for start in range(0, n, BATCH):
-        count = min(BATCH, n - start)
-        yield [message(first_due + spacing * (start + offset)) for offset in range(count)]
+def id_of(number: int, run: str) -> str:
+    """Return the id of a message: shaped as a UUID, ordered by number; ``run`` is twelve hexadecimal digits."""
+    digits = f"{number:012x}"
+    return f"{digits[:8]}-{digits[8:]}-7000-8000-{run}"
+
+
+def number_of(message_id: str) -> int:
+    """Return the number of a message from its id."""
+    return int(message_id[:8] + message_id[9:13], 16)
+
+
+def headers_of(message_id: str) -> dict[str, str]:
+    """Return headers of the usual size."""
+    return {Headers.MESSAGE_ID: message_id, "Bench.Filler": "y" * 140}
+
+
+def encoded_headers_of(message_id: str) -> str:
+    """Return the same as a store keeps them."""
+    return encode_headers(headers_of(message_id))
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Messages ``start`` to ``start + count``, due one after the other.
+
+    Args:
+        run: twelve hexadecimal digits that all ids of a run share.
+        queue: where they are to go.
+        start: number of the first.
+        count: how many.
+        first_due: when the first is due, in microseconds since 1970.
+        spacing: microseconds from one due time to the next; the remainder of a fraction is not kept.
+        batch: how many are stored in one commit.
+    """
+
+    run: str
+    queue: str
+    start: int
+    count: int
+    first_due: int
+    spacing: float
+    batch: int = BATCH
+
+    def to_json(self) -> str:
+        """Return what :meth:`from_json` takes: one line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> Load:
+        """Return the load that was written down."""
+        return cls(**json.loads(line))
+
+    def due(self, number: int) -> datetime:
+        """Return when a message is due."""
+        return from_microseconds(self.first_due + int((number - self.start) * self.spacing))
+
+    def dues(self) -> list[float]:
+        """Return all due times in seconds since 1970, ascending."""
+        return [(self.first_due + int(offset * self.spacing)) / 1_000_000 for offset in range(self.count)]
+
+    def message(self, number: int) -> DelayedMessage:
+        """Return one message."""
+        message_id = id_of(number, self.run)
+        return DelayedMessage(message_id, self.due(number), self.queue, headers_of(message_id), BODY)
+
+    def batches(self) -> Iterator[list[DelayedMessage]]:
+        """Yield all messages in batches.
+
+        Only the first of a batch is made in the usual way, with all its checks: to check five million messages that
+        differ in their number takes longer than to store them.
+        """
+        end = self.start + self.count
+        for first in range(self.start, end, self.batch):
+            checked = self.message(first)
+            others = range(first + 1, min(first + self.batch, end))
+            yield [checked, *(self._like(checked, number) for number in others)]
+
+    def _like(self, checked: DelayedMessage, number: int) -> DelayedMessage:
+        made, keep = _bare(DelayedMessage), _keep
+        message_id = id_of(number, self.run)
+        keep(made, "message_id", message_id)
+        keep(made, "due", self.due(number))
+        keep(made, "destination", checked.destination)
+        keep(made, "headers", headers_of(message_id))
+        keep(made, "body", checked.body)
+        keep(made, "expires_at", None)
+        keep(made, "number_of_failures", 0)
+        return made
+
+    def parts(self, number: int) -> list[Load]:
+        """Return ``number`` loads of about the same size that make up this one."""
+        bounds = [self.count * part // number for part in range(number + 1)]
+        return [
+            replace(self, start=self.start + low, count=high - low, first_due=self.first_due + int(low * self.spacing))
+            for low, high in pairwise(bounds)
+        ]
+
+
+def load(site: Site, numbers: range, first_due: datetime, spacing: timedelta, batch: int = BATCH) -> Load:
+    """Return messages of one run, due from ``first_due`` on."""
+    apart = spacing / timedelta(microseconds=1)
+    return Load(site.run, site.queue, numbers.start, len(numbers), to_microseconds(first_due), apart, batch)

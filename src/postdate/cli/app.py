@@ -44,8 +44,13 @@ app = typer.Typer(
 )
 
 
-def postdate(context: typer.Context, **options: Any) -> None:
+def postdate(context: typer.Context, version: bool = False, **options: Any) -> None:
     """Keeps a message until it is due, then puts it in the queue it was meant for: on time, once, never lost."""
+    if version:
+        import postdate
+
+        typer.echo(f"postdate {postdate.__version__}")
+        raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
     keep_common(context, **options)
@@ -82,7 +87,7 @@ service.register(app)
 sending.register(app)
 app.add_typer(messages.app)
 app.add_typer(error_queue.app)
-_later("pipeline", "postdate.cli.pipeline", "Bulk jobs on Spark: schedule, audit.")
+_later("pipeline", "postdate.cli.pipeline", "Bulk jobs on Spark: schedule, sweep, delay, audit, forecast, archive.")
 _later("bench", "postdate.bench.command", "Measure this machine's own store and queues.")
 app.add_typer(settings.app)
 diagnosis.register(app)

@@ -25,13 +25,23 @@ _COMMON: Final[dict[str, Any]] = {
         typer.Option("--config", metavar="FILE", help="Settings; default: POSTDATE_CONFIG, or postdate.toml if there."),
     ],
     "store": Annotated[
-        str | None, typer.Option("--store", metavar="ADDRESS", help="Where messages wait, as sqlite:///postdate.db.")
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="ADDRESS",
+            help="Where messages wait, as sqlite:///postdate.db or postgresql://user@host/db.",
+        ),
     ],
     "transport": Annotated[
         str | None,
-        typer.Option("--transport", metavar="ADDRESS", help="Where the queues are; default: in the store's file."),
+        typer.Option(
+            "--transport",
+            metavar="ADDRESS",
+            help="Where the queues are; default: with the store.",
+        ),
     ],
 }
+_VERSION: Final[Any] = Annotated[bool, typer.Option("--version", help="Print the version and exit.")]
 _JSON: Final[Any] = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
@@ -120,8 +130,8 @@ def keep_common(context: typer.Context, **options: Any) -> None:
 
 
 def root_signature() -> inspect.Signature:
-    """Return the signature of a callback that takes the context and the common options."""
-    return inspect.Signature([_CONTEXT, *_parameters(_COMMON)])
+    """Return the signature of a callback that takes the context, the common options and ``--version``."""
+    return inspect.Signature([_CONTEXT, *_parameters({**_COMMON, "version": _VERSION})])
 
 
 def _together(before: object, given: dict[str, Any]) -> Use:
@@ -135,7 +145,7 @@ _CONTEXT: Final = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_K
 
 def _parameters(common: dict[str, Any]) -> list[inspect.Parameter]:
     kind = inspect.Parameter.KEYWORD_ONLY
-    defaults = {"as_json": False}
+    defaults = {"as_json": False, "version": False}
     return [
         inspect.Parameter(option, kind, default=defaults.get(option), annotation=annotation)
         for option, annotation in common.items()

@@ -24,10 +24,12 @@ def register(app: typer.Typer) -> None:
 
 def doctor(use: Use) -> None:
     """Check this installation, without changing anything, and say how to mend what is wrong."""
+    import anyio
+
     from postdate import operations
     from postdate.clock import SystemClock
 
-    found = operations.diagnose(use.settings(), os.environ, SystemClock().now())
+    found = anyio.run(operations.diagnose, use.settings(), os.environ, SystemClock())
     use.report(_plain(found), lambda: _print_checks(found))
     if found.worst is operations.Result.FAIL:
         raise typer.Exit(Exit.NOT_KEPT)

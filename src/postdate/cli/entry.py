@@ -76,7 +76,7 @@ def _failed(error: BaseException) -> Exit:
     error = _first(error)
     if isinstance(error, PostdateError):
         return _say(error.code, str(error), exit_of(error))
-    traceback.print_exception(error, file=sys.stderr)
+    print(_without_secrets("".join(traceback.format_exception(error))), end="", file=sys.stderr)
     return _say("internal_error", f"{type(error).__name__}: {error}", Exit.INTERNAL)
 
 
@@ -87,8 +87,15 @@ def _first(error: BaseException) -> BaseException:
     return error
 
 
+def _without_secrets(text: str) -> str:
+    """Hide passwords of addresses, whoever wrote them into the text."""
+    from postdate.config import without_secrets
+
+    return without_secrets(text)
+
+
 def _say(code: str, message: str, ending: Exit) -> Exit:
-    one_line = " ".join(message.split())
+    one_line = " ".join(_without_secrets(message).split())
     with suppress(OSError):
         print(f"postdate: error [{code}]: {one_line}", file=sys.stderr, flush=True)
     return ending

@@ -89,9 +89,20 @@ Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]…", help="Ids of
 All = Annotated[bool, typer.Option("--all", help="Return every message of the error queue.")]
 To = Annotated[str | None, typer.Option("--to", metavar="QUEUE", help="Put them there instead of where they failed.")]
 
+WithoutExpiry = Annotated[
+    bool, typer.Option("--without-expiry", help="Take off when their use ends: what is past it is handled, too.")
+]
+
 
 @command(app, "return")
-def return_(use: Use, message_ids: Ids = None, queue: Queue = None, every: All = False, to: To = None) -> None:
+def return_(
+    use: Use,
+    message_ids: Ids = None,
+    queue: Queue = None,
+    every: All = False,
+    to: To = None,
+    without_expiry: WithoutExpiry = False,
+) -> None:
     """Put failed messages back where they failed, to be tried again. Mend the cause first."""
     from postdate import operations
 
@@ -101,8 +112,9 @@ def return_(use: Use, message_ids: Ids = None, queue: Queue = None, every: All =
     async def work(plant: Plant, now: datetime) -> list[Returned]:
         source = queue or plant.settings.endpoint.error_queue
         if every:
-            return await operations.return_all(plant, source, now, to=to)
-        return await operations.return_messages(plant, source, message_ids or [], now, to=to)
+            return await operations.return_all(plant, source, now, to=to, without_expiry=without_expiry)
+        ids = message_ids or []
+        return await operations.return_messages(plant, source, ids, now, to=to, without_expiry=without_expiry)
 
     results = use.work(work)
     use.report({"messages": results}, lambda: _print_returned(results))

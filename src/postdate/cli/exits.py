@@ -8,6 +8,7 @@ from postdate.errors import (
     ConfigurationError,
     DelayConflict,
     MessageError,
+    NotSupported,
     PipelineError,
     PostdateError,
     StoreError,
@@ -44,7 +45,7 @@ def exit_of(error: PostdateError) -> Exit:
     match error:
         case _DuplicateMessage():
             return Exit.NOT_KEPT
-        case ConfigurationError() | DelayConflict() | MessageError() | PipelineError():
+        case ConfigurationError() | DelayConflict() | MessageError() | NotSupported() | PipelineError():
             return Exit.WRONG_USAGE
         case StoreError() | TransportUnavailable():
             return Exit.UNAVAILABLE

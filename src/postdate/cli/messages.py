@@ -210,7 +210,7 @@ def _print_statistics(found: Statistics) -> None:
             "held": found.claimed,
             "failing": found.failing,
             "next due": time_or_dash(found.next_due),
-            "services": found.services,
+            "services": "not visible" if found.services is None else found.services,
         }
     )
     if found.records:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.arguments import INSTANT, At, Delay
+from postdate.cli.arguments import DURATION, INSTANT, At, Delay
 from postdate.cli.command import Use, command, wrong_usage
 
 if TYPE_CHECKING:
@@ -40,12 +40,15 @@ def setup(
         return await operations.set_up(plant, queue or [])
 
     done = use.work(work, create=True)
+    was_there = set[str]() if done.created is None else set(done.queues) - set(done.created)
 
     def lines() -> None:
         print(f"store      {done.store}")
         print(f"transport  {done.transport}")
         for name in done.queues:
-            print(f"queue      {name}{'' if name in done.created else ' (was there)'}")
+            print(f"queue      {name}{' (was there)' if name in was_there else ''}")
+        if done.exchange is not None:
+            print(f"exchange   {done.exchange}, for messages with a header x-delay")
 
     use.report(done, lines)
 
@@ -53,7 +56,7 @@ def setup(
 def _print_sql(use: Use) -> None:
     from postdate.wiring import setup_sql
 
-    sql = setup_sql(use.settings().store.address)
+    sql = setup_sql(use.settings())
     use.report({"sql": sql}, lambda: print(sql, end=""))
 
 
@@ -69,6 +72,13 @@ ExpiresAt = Annotated[
     typer.Option("--expires-at", parser=INSTANT, metavar="TIME", help="Not to be delivered after that."),
 ]
 
+TimeToBeReceived = Annotated[
+    timedelta | None,
+    typer.Option(
+        "--time-to-be-received", parser=DURATION, metavar="TIME", help="Discard it if not received this long from now."
+    ),
+]
+
 
 def send(
     use: Use,
@@ -77,6 +87,7 @@ def send(
     delay: Delay = None,
     at: At = None,
     expires_at: ExpiresAt = None,
+    time_to_be_received: TimeToBeReceived = None,
     message_type: Type = None,
     header: Header = None,
     message_id: Id = None,
@@ -85,6 +96,8 @@ def send(
     """Send a message, now or when it is due. A body that is JSON is marked as such."""
     from postdate import operations
 
+    if not queue.strip():
+        raise wrong_usage("QUEUE must be the name of a queue, not empty")
     if delay is not None and at is not None:
         raise wrong_usage("--delay and --at exclude each other")
     outgoing = operations.Outgoing(
@@ -95,6 +108,7 @@ def send(
         delay=delay,
         deliver_at=at,
         expires_at=expires_at,
+        time_to_be_received=time_to_be_received,
         message_id=message_id,
     )
 
@@ -137,11 +151,11 @@ def _print_sent(sent: Sent) -> None:
         print(f"{sent.message_id} is in queue {sent.destination}")
         return
     print(f"{sent.message_id} is due at {shown_time(sent.due)} for queue {sent.destination}")
-    if not sent.queue_exists:
+    if sent.queue_exists is False:
         print(
             f"postdate: warning: there is no queue {sent.destination!r} yet; without it the message goes to the error "
             f"queue when it is due. Create it: postdate setup --queue {sent.destination}",
             file=sys.stderr,
         )
-    if not sent.services:
+    if sent.services == 0:
         print("postdate: warning: no service is running to deliver it. Start one: postdate run", file=sys.stderr)

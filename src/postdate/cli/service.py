@@ -5,24 +5,26 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 import time
 from datetime import datetime
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from postdate.cli.arguments import INSTANT
 from postdate.cli.command import Use, command, wrong_usage
 from postdate.cli.exits import Exit
+from postdate.cli.logs import LogLevel, logging_to_stderr
 
 if TYPE_CHECKING:
     from postdate.clock import Clock
     from postdate.config import Settings
+    from postdate.ports import Transport
     from postdate.wakeup import Alarm
 
-_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+ONE_ORDER_SECONDS = 1.0
+"""Signals so close together are one order: supervisors and terminals signal a process and its group."""
 
 log = logging.getLogger("postdate.service")
 
@@ -32,15 +34,6 @@ def register(app: typer.Typer) -> None:
     command(app, "run", reports=False, short_help="Deliver delayed messages until told to stop.")(run)
 
 
-def _level(text: str) -> str:
-    if text.lower() not in _LEVELS:
-        raise typer.BadParameter(f"{text!r} is none of {', '.join(_LEVELS)}")
-    return text.upper()
-
-
-LogLevel = Annotated[
-    str, typer.Option("--log-level", parser=_level, metavar="LEVEL", help=f"Least level to log: {', '.join(_LEVELS)}.")
-]
 ExitOnCritical = Annotated[
     bool, typer.Option("--exit-on-critical", help="Stop, with exit code 3, at the first critical error.")
 ]
@@ -59,7 +52,7 @@ def run(
     clock_speed: ClockSpeed = 1.0,
     clock_real_start: ClockRealStart = None,
 ) -> None:
-    """Deliver delayed messages until SIGTERM or Ctrl-C; a second signal ends at once.
+    """Deliver delayed messages until SIGTERM or Ctrl-C; a second signal, 1 s later or more, ends at once.
 
     Stores what arrives in the queue {endpoint}.timeouts, and puts every message into its queue when it is due. Any
     number of services may run on one store. Tables and queues that are missing are created.
@@ -67,9 +60,10 @@ def run(
     import anyio
 
     settings = use.settings()
-    _log_to_stderr(log_level)
-    service = _Service(settings, _clock(clock_start, clock_speed, clock_real_start), exit_on_critical=exit_on_critical)
-    anyio.run(service.run, not no_setup)
+    clock = _clock(clock_start, clock_speed, clock_real_start)
+    service = _Service(settings, clock, exit_on_critical=exit_on_critical)
+    with logging_to_stderr(log_level):
+        anyio.run(service.run, not no_setup)
     if exit_on_critical and service.critical_errors:
         raise typer.Exit(Exit.UNAVAILABLE)
 
@@ -84,14 +78,6 @@ def _clock(start: datetime | None, speed: float, real_start: float | None) -> Cl
     return ScaledClock(start, speed=speed) if real_start is None else ScaledClock(start, real_start, speed)
 
 
-def _log_to_stderr(level: str) -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
-    formatter.converter = time.gmtime
-    handler.setFormatter(formatter)
-    logging.basicConfig(level=level, handlers=[handler], force=True)
-
-
 class _Service:
     """One run of the service.
 
@@ -104,22 +90,25 @@ class _Service:
     def __init__(self, settings: Settings, clock: Clock, *, exit_on_critical: bool) -> None:
         self._settings, self._clock, self._exit_on_critical = settings, clock, exit_on_critical
         self._alarm: Alarm | None = None
-        self._signals = 0
+        self._first_signal_at: float | None = None
         self.critical_errors = 0
 
     async def run(self, create: bool) -> None:
         """Deliver until told to stop; finishes what is in hand."""
+        from postdate.operations import check_set_up
         from postdate.wakeup import Alarm
-        from postdate.wiring import build_endpoint, opened
+        from postdate.wiring import build_endpoint, delay_exchange, opened
 
         self._alarm = Alarm()
         self._listen_to_signals()
-        async with opened(self._settings, create=create) as plant:
+        async with opened(self._settings, create=create, initialize=False) as plant:
             endpoint = build_endpoint(
                 plant, clock=self._clock, create_queues=create, critical_error=self._critical_error
             )
-            if create and self._settings.queues.create:
-                await plant.transport.create_queues(self._settings.queues.create)
+            if create:
+                await self._create_queues(plant.transport)
+            else:
+                await check_set_up(plant)
             async with endpoint:
                 log.info(
                     "delivering from %s; intake queue %s.timeouts, error queue %s, transaction mode %s",
@@ -128,24 +117,40 @@ class _Service:
                     self._settings.endpoint.error_queue,
                     endpoint.mode.value,
                 )
+                exchange = delay_exchange(self._settings, plant.transport)
+                if exchange is not None:
+                    log.info("taking in what is published to exchange %s with a header x-delay", exchange.name)
                 await self._alarm.wait()
                 log.info("stopping: finishing what is in hand")
         log.info("stopped")
+
+    async def _create_queues(self, transport: Transport) -> None:
+        """Before anything is delivered: a message that falls due must find its queue."""
+        from postdate.ports import SetsUp
+
+        if isinstance(transport, SetsUp):
+            await transport.setup()
+        if self._settings.queues.create:
+            await transport.create_queues(self._settings.queues.create)
 
     def _listen_to_signals(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._signalled)
 
     def _signalled(self, number: int, frame: FrameType | None) -> None:
-        self._signals += 1
-        if self._signals > 1 or self._alarm is None:
+        now = time.monotonic()
+        if self._first_signal_at is None and self._alarm is not None:
+            self._first_signal_at = now
+            self._alarm.ring()
+        elif self._first_signal_at is None or now - self._first_signal_at >= ONE_ORDER_SECONDS:
             # Safe at any instant, as every end of the process is: what is not committed never happened.
             os.write(2, b"postdate: error [interrupted]: ended at once by a second signal\n")
             os._exit(Exit.INTERRUPTED)
-        self._alarm.ring()
 
     def _critical_error(self, text: str, error: BaseException) -> None:
         self.critical_errors += 1
-        log.critical("%s: %s", text, error, exc_info=error)
+        from postdate.endpoint.critical import log_critical_error
+
+        log_critical_error(text, error)
         if self._exit_on_critical and self._alarm is not None:
             self._alarm.ring()

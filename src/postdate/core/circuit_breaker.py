@@ -10,6 +10,8 @@ import logging
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
+from postdate.metrics import NO_METRICS, Metrics
+
 log = logging.getLogger("postdate.circuit_breaker")
 
 CriticalError = Callable[[str, BaseException], None]
@@ -31,60 +33,127 @@ class State(enum.Enum):
 class RepeatedFailures:
     """Trips when something keeps failing for a given time without one success.
 
+    It is told of time: whoever runs it calls :meth:`check` when :attr:`deadline` has come, so that it trips although
+    nothing fails any more because nobody tries.
+
     Args:
-        name: for logs.
+        name: for logs and metrics.
         critical: text of the critical error.
         time_to_trigger: how long failures may go on.
-        trigger: called once each time the breaker trips.
+        trigger: called once for each arming, when the time is up, with the last error.
+        metrics: told of every change.
     """
 
-    def __init__(self, name: str, critical: str, time_to_trigger: timedelta, trigger: CriticalError) -> None:
+    def __init__(
+        self,
+        name: str,
+        critical: str,
+        time_to_trigger: timedelta,
+        trigger: CriticalError,
+        metrics: Metrics = NO_METRICS,
+    ) -> None:
         self.name, self.state = name, State.DISARMED
+        self.on_armed: Callable[[], None] = _nobody
+        """Called when it is armed: there is a :attr:`deadline` from now on."""
         self._critical, self._time_to_trigger, self._trigger = critical, time_to_trigger, trigger
+        self._metrics = metrics
         self._armed_at: datetime | None = None
+        self._last: BaseException | None = None
+
+    @property
+    def deadline(self) -> datetime | None:
+        """When it trips unless something succeeds before; ``None`` while it is not armed."""
+        armed = self.state is State.ARMED and self._armed_at is not None
+        return self._armed_at + self._time_to_trigger if armed and self._armed_at else None
 
     def failure(self, error: BaseException, now: datetime) -> timedelta:
         """Note a failure; return how long to pause before the next attempt."""
-        if self._armed_at is None:
-            self.state, self._armed_at = State.ARMED, now
+        self._last = error
+        if self.state is State.DISARMED:
+            self._armed_at = now
             log.warning("circuit breaker %s armed: %s", self.name, error)
-        elif self.state is State.ARMED and now - self._armed_at >= self._time_to_trigger:
-            self.state = State.TRIGGERED
-            log.warning("circuit breaker %s triggered after %s: %s", self.name, self._time_to_trigger, error)
-            _call(self._trigger, self._critical, error)
+            self._change(State.ARMED)
+            self.on_armed()
+        self.check(now)
         return PAUSE_TRIGGERED if self.state is State.TRIGGERED else PAUSE_ARMED
+
+    def check(self, now: datetime) -> None:
+        """Trip if it is armed and its time is up."""
+        deadline, last = self.deadline, self._last
+        if deadline is None or last is None or now < deadline:
+            return
+        log.warning("circuit breaker %s triggered after %s: %s", self.name, self._time_to_trigger, last)
+        self._change(State.TRIGGERED)
+        _call(self._trigger, self._critical, last)
 
     def success(self) -> None:
         """Note a success: disarms."""
         if self.state is not State.DISARMED:
             log.info("circuit breaker %s disarmed", self.name)
-            self.state, self._armed_at = State.DISARMED, None
+            self._armed_at = self._last = None
+            self._change(State.DISARMED)
+
+    def _change(self, state: State) -> None:
+        self.state = state
+        self._metrics.breaker_changed(self.name, state.value)
 
 
 class FailureRate:
     """Trips when more than a number of failures a second, over 30 s, cannot even be handled.
 
+    Failures are counted in windows of 30 s, one after the other, the first from the first failure on.
+
     Args:
-        name: for logs.
+        name: for logs and metrics.
         critical: text of the critical error.
         per_second: limit; times 30 in each window.
         trigger: called for every failure above the limit.
+        metrics: told of every change.
     """
 
-    def __init__(self, name: str, critical: str, per_second: int, trigger: CriticalError) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, critical: str, per_second: int, trigger: CriticalError, metrics: Metrics = NO_METRICS
+    ) -> None:
+        self.name, self.state = name, State.DISARMED
         self._critical, self._limit, self._trigger = critical, per_second * RATE_WINDOW.seconds, trigger
-        self._window_end: datetime | None = None
+        self._metrics = metrics
+        self.on_armed: Callable[[], None] = _nobody
+        """Called when a window begins: it has a :attr:`deadline`, its end."""
+        self.deadline: datetime | None = None
         self._failures = 0
 
     def failure(self, error: BaseException, now: datetime) -> None:
         """Note a failure."""
-        if self._window_end is None or now >= self._window_end:
-            self._window_end, self._failures = now + RATE_WINDOW, 0
+        self.check(now)
+        if self.deadline is None:
+            self.deadline, self._failures = now + RATE_WINDOW, 0
             log.warning("circuit breaker %s armed: %s", self.name, error)
+            self._change(State.ARMED)
+            self.on_armed()
         self._failures += 1
         if self._failures > self._limit:
+            log.warning("circuit breaker %s triggered by failure %d: %s", self.name, self._failures, error)
+            if self.state is not State.TRIGGERED:
+                self._change(State.TRIGGERED)
             _call(self._trigger, self._critical, error)
+
+    def check(self, now: datetime) -> None:
+        """End the window if its time is up."""
+        if self.deadline is not None and now >= self.deadline:
+            log.info("circuit breaker %s disarmed after %d failures", self.name, self._failures)
+            self.deadline = None
+            self._change(State.DISARMED)
+
+    def _change(self, state: State) -> None:
+        self.state = state
+        self._metrics.breaker_changed(self.name, state.value)
+
+
+Breaker = RepeatedFailures | FailureRate
+
+
+def _nobody() -> None:
+    """Stand in for whoever watches the deadlines."""
 
 
 def _call(trigger: CriticalError, critical: str, error: BaseException) -> None:

@@ -12,8 +12,7 @@ from postdate.messages import Headers, expires_at_of, format_timestamp, parse_ti
 def discard_reason(headers: Mapping[str, str], now: datetime, allowance: timedelta = timedelta(0)) -> str | None:
     """Return why a received message is to be discarded, or ``None`` when it still counts.
 
-    Two rules: the time to be received counts from the time sent and needs both headers; the absolute expiry stands for
-    itself. Both are strict: at the very instant of expiry a message is still processed.
+    Strict: at the very instant of expiry a message is still processed.
 
     Args:
         headers: of the received message.
@@ -21,17 +20,30 @@ def discard_reason(headers: Mapping[str, str], now: datetime, allowance: timedel
         allowance: added to the expiry, for clocks that differ.
 
     Raises:
+        InvalidTimestamp: see :func:`end_of_use`.
+    """
+    end = end_of_use(headers)
+    if end is None or now - end <= allowance:
+        return None
+    return f"expired at {format_timestamp(end)}"
+
+
+def end_of_use(headers: Mapping[str, str]) -> datetime | None:
+    """Return the instant after which nobody wants a message any more, UTC, or ``None``: it does not expire.
+
+    Two rules, of which the earlier end counts: the time to be received counts from the time sent and needs both
+    headers; the absolute expiry stands for itself. A time to be received that cannot be read counts as none.
+
+    Raises:
         InvalidTimestamp: the time sent or the absolute expiry is malformed, or the sum is outside the calendar.
     """
-    expires_at = expires_at_of(headers)
-    if expires_at is None:
-        expires_at = _expiry_of_time_to_be_received(headers)
-    if expires_at is None or now - expires_at <= allowance:
-        return None
-    return f"expired at {format_timestamp(expires_at)}"
+    absolute, relative = expires_at_of(headers), _end_of_time_to_be_received(headers)
+    if absolute is None or relative is None:
+        return absolute or relative
+    return min(absolute, relative)
 
 
-def _expiry_of_time_to_be_received(headers: Mapping[str, str]) -> datetime | None:
+def _end_of_time_to_be_received(headers: Mapping[str, str]) -> datetime | None:
     text, sent = headers.get(Headers.TIME_TO_BE_RECEIVED), headers.get(Headers.TIME_SENT)
     span = None if text is None else parse_time_span(text)
     if span is None or sent is None:

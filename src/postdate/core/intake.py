@@ -1,16 +1,31 @@
-"""From the timeouts queue into the store: what was sent with a delay, by whomever. Source: specification 1.6."""
+"""From a queue into the store: what was sent with a delay, by whomever. Source: specification 1.6; ADR 0009."""
 
 from __future__ import annotations
 
 import logging
+import uuid
+from datetime import datetime
+from typing import Final
+
+import anyio
 
 from postdate.clock import Clock
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.core.dispatcher import DispatchSettings, enlisting
-from postdate.core.recoverability import error_headers
-from postdate.errors import DuplicateMessage, MessageError, PostdateError, QueueNotFound
-from postdate.messages import DelayedMessage, Envelope, from_delay_headers, to_envelope
-from postdate.ports import ClaimingStore, End, Received, Receiver, Transport
+from postdate.core.dispatcher import DispatchSettings, enlisting, error_copy
+from postdate.core.foreign import calling_store
+from postdate.core.recoverability import error_headers, is_outage
+from postdate.errors import (
+    DuplicateMessage,
+    MessageError,
+    NotADelayedMessage,
+    PostdateError,
+    QueueNotFound,
+    StoreNotSetUp,
+)
+from postdate.messages import DelayedMessage, Envelope, Headers, from_delay_headers, to_envelope
+from postdate.metrics import NO_METRICS, Metrics
+from postdate.outage_log import OutageLog
+from postdate.ports import ClaimingStore, End, Read, Received, Receiver, Transport
 
 log = logging.getLogger("postdate.intake")
 
@@ -18,20 +33,72 @@ log = logging.getLogger("postdate.intake")
 # records the delayed message itself.
 _STORED = End(record=None)
 
+OLD_EXPIRE: Final = "NServiceBus.Timeout.Expire"
+OLD_DESTINATION: Final = "NServiceBus.Timeout.RouteExpiredTimeoutTo"
+"""With these, endpoints of old tell their timeout manager when and where (specification 4.3)."""
+
+_CLEAR_TIMEOUTS: Final = "NServiceBus.ClearTimeouts"
+_TIMEOUT_ID: Final = "Timeout.Id"
+
+
+def from_timeouts_queue(envelope: Envelope, now: datetime) -> DelayedMessage:
+    """Return the delayed message that an endpoint sent; see :data:`postdate.ports.Read`.
+
+    Also one that an endpoint of old sent to its timeout manager, whose queue had this name. Headers of ours go first:
+    with them, those of old are stale, and no more than part of the message (row 89).
+
+    Raises:
+        NotADelayedMessage: it says neither; or it is an order to a timeout manager about what that has stored.
+        InvalidTimestamp: its due time is malformed.
+    """
+    headers = envelope.headers
+    is_ours = Headers.TIMEOUT_EXPIRE in headers or Headers.TIMEOUT_DESTINATION in headers
+    if not is_ours and OLD_EXPIRE in headers:
+        return _from_timeout_manager_headers(envelope)
+    if not is_ours and (_TIMEOUT_ID in headers or _CLEAR_TIMEOUTS in headers):
+        what = f"to send its timeout {headers[_TIMEOUT_ID]!r}" if _TIMEOUT_ID in headers else "to forget some"
+        raise NotADelayedMessage(
+            f"message {envelope.message_id!r} asks a timeout manager {what}, of those in its own storage, which is not "
+            f"read here; let one that has this storage run to its end, and return the message to it"
+        )
+    return from_delay_headers(envelope.message_id, headers, envelope.body)
+
+
+def _from_timeout_manager_headers(envelope: Envelope) -> DelayedMessage:
+    """Return what was meant for a timeout manager, without the headers that steered it (specification 3.7, row 94).
+
+    It gets an id of its own: all delayed retries of one message have the id of that message, and a store would take the
+    second for a repetition of the first. One delayed send gets the same id every time it is received.
+    """
+    headers = dict(envelope.headers)
+    due = headers.pop(OLD_EXPIRE)
+    destination = headers.pop(OLD_DESTINATION, "") or headers.get(Headers.REPLY_TO_ADDRESS, "")
+    if not destination:
+        raise NotADelayedMessage(
+            f"message {envelope.message_id!r} is due at {due}, but nobody knows where: it has neither header "
+            f"{OLD_DESTINATION!r} nor an address for replies; add one of them and return it"
+        )
+    headers.setdefault(Headers.MESSAGE_ID, envelope.message_id)
+    own_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{envelope.message_id}\n{due}\n{destination}"))
+    steered = {**headers, Headers.TIMEOUT_DESTINATION: destination, Headers.TIMEOUT_EXPIRE: due}
+    return from_delay_headers(own_id, steered, envelope.body)
+
 
 class Intake:
-    """Handles the messages of a timeouts queue; the handler of a message pump.
+    """Handles the messages of a timeouts queue, or of another with delayed messages; the handler of a message pump.
 
     Args:
-        receiver: of the timeouts queue.
+        receiver: of the queue.
         store: where they wait.
-        transport: of the timeouts queue.
+        transport: of the queue.
         settings: where failures go; its number of retries counts here, too.
         clock: for what is due already.
         breaker: for failing stores.
+        metrics: what is counted.
+        read: makes a delayed message of what came.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - collaborators; put together in one place
         self,
         receiver: Receiver,
         store: ClaimingStore,
@@ -39,52 +106,117 @@ class Intake:
         settings: DispatchSettings,
         clock: Clock,
         breaker: RepeatedFailures,
+        metrics: Metrics = NO_METRICS,
+        read: Read = from_timeouts_queue,
     ) -> None:
+        self._read = read
         self._receiver, self._store, self._settings = receiver, store, settings
-        self._clock, self._breaker = clock, breaker
+        self._clock, self._breaker, self._metrics = clock, breaker, metrics
         self._enlisting = enlisting(store, transport)
+        self._outage = OutageLog(
+            log, f"cannot store the delayed messages of {settings.timeouts_queue}", f"{type(store).__name__} is"
+        )
+        self._stop = anyio.Event()
+
+    def stop(self) -> None:
+        """End pauses: what failed is dealt with at once, and nothing waits for a breaker any more."""
+        self._stop.set()
 
     async def handle(self, received: Received) -> None:
-        """Store the message, or send it on at once when it is due already (row 36), or deal with the failure."""
-        try:
-            envelope = received.envelope
-            message = from_delay_headers(envelope.message_id, envelope.headers, envelope.body)
-            if message.due < self._clock.now():
-                end = End(record=None, outgoing=[to_envelope(message)])
-                await self._receiver.commit(received, self._clock.now(), end)
-            else:
-                await self._keep(received, message)
-        except PostdateError as error:
-            await self._failed(received, error)
+        """Store the message, or send it on at once when it is due already (row 36), or deal with the failure.
 
-    async def _keep(self, received: Received, message: DelayedMessage) -> None:
-        """Store, then take off the queue; one transaction where both are one database.
+        While the store cannot be reached the message stays in hand: a broker counts how often one was given back, and
+        some drop it at the twentieth time.
+
+        Raises:
+            PostdateError: it could not be taken off the queue. What was stored by then is found stored when it comes
+                again; that is no failure of the message.
+        """
+        try:
+            message = self._read(received.envelope, self._clock.now())
+        except PostdateError as error:
+            await self._failed(received, error, "read")
+            return
+        is_new = received.failures == 0
+        while not await self._try(received, message, is_new=is_new):
+            if self._stop.is_set():
+                await self._receiver.roll_back(received, failed=False)
+                return
+            is_new = False  # whether the attempt stored it is not known
+
+    async def _try(self, received: Received, message: DelayedMessage, *, is_new: bool) -> bool:
+        """Return whether the message is dealt with; if not, the store cannot be reached, and a pause has passed."""
+        end = _STORED
+        try:
+            end = await self._store_or_send(message, is_new=is_new)
+            if end is not _STORED:
+                await self._receiver.commit(received, self._clock.now(), end)
+        except PostdateError as error:
+            if end.outgoing and is_outage(error):
+                raise  # the queues cannot be reached, whatever the store can: the pump waits for them
+            if is_outage(error) or isinstance(error, StoreNotSetUp):
+                await self._wait_for_store(error)
+                return False
+            if end.outgoing:
+                await self._failed(received, error, "send", due=message)
+            else:
+                await self._failed(received, error, "store")
+            return True
+        if end is _STORED:
+            await self._receiver.commit(received, self._clock.now(), end)
+        if not end.outgoing:
+            self._breaker.success()
+            self._outage.succeeded(self._clock.now().timestamp())
+            self._metrics.stored(1)
+        if log.isEnabledFor(logging.DEBUG):
+            done = "was due already and is sent to" if end.outgoing else "stored, for"
+            log.debug("message %s %s %s, due %s", message.message_id, done, message.destination, message.due)
+        return True
+
+    async def _wait_for_store(self, error: PostdateError) -> None:
+        now = self._clock.now()
+        self._outage.failed(error, now.timestamp())
+        await self._clock.wait(self._stop, now + self._breaker.failure(error, now))
+
+    async def _store_or_send(self, message: DelayedMessage, *, is_new: bool) -> End:
+        """Store a message, or return what does it, or sends it, in the transaction that takes it off the queue.
 
         An id that is stored already is what an earlier attempt left that could not be taken off the queue: it is done.
+        So what comes again is not sent from here, though it may be due by now: the store knows whether it was sent.
         """
         now = self._clock.now()
+        if is_new and message.due < now:
+            return End(record=None, outgoing=[to_envelope(message)])
         if self._enlisting is not None:
-            end = End(record=None, work=[self._enlisting.storing([message], now)])
-            await self._receiver.commit(received, now, end)
-        else:
-            try:
+            return End(record=None, work=[self._enlisting.storing([message], now)])
+        try:
+            with calling_store(self._store):
                 await self._store.store(message, now)
-            except DuplicateMessage:
-                log.info("message %s was stored before", message.message_id)
-            await self._receiver.commit(received, self._clock.now(), _STORED)
-        self._breaker.success()
+        except DuplicateMessage:
+            log.info("message %s was stored before", message.message_id)
+        return _STORED
 
-    async def _failed(self, received: Received, error: PostdateError) -> None:
-        """Try again, or move to the error queue: a bad message at once, others after the configured attempts."""
+    async def _failed(
+        self, received: Received, error: PostdateError, what: str, due: DelayedMessage | None = None
+    ) -> None:
+        """Try again, or move to the error queue: a bad message at once, others after the configured attempts.
+
+        Its copy names this queue, unless it is of a message that was ``due`` and could be returned to its destination:
+        one that is not due yet would come there too early.
+        """
         now, hopeless = self._clock.now(), isinstance(error, (MessageError, QueueNotFound))
-        log.error("cannot store delayed message %s: %s", received.envelope.message_id, error)
+        log.error("cannot %s delayed message %s: %s", what, received.envelope.message_id, error)
         if not hopeless:
             pause = self._breaker.failure(error, now)
-            await self._clock.sleep(pause)
+            await self._clock.wait(self._stop, now + pause)
             if received.failures + 1 < max(1, self._settings.number_of_retries):
                 await self._receiver.roll_back(received)
                 return
         envelope = received.envelope
-        headers = error_headers(envelope.headers, error, self._settings.timeouts_queue, now, self._settings.host)
-        copy = Envelope(self._settings.error_queue, envelope.message_id, headers, envelope.body)
+        if due is not None and self._settings.errors_return_to_destination:
+            copy = error_copy(due, error, self._settings, now)
+        else:
+            headers = error_headers(envelope.headers, error, self._settings.timeouts_queue, now, self._settings.host)
+            copy = Envelope(self._settings.error_queue, envelope.message_id, headers, envelope.body)
         await self._receiver.commit(received, now, End(record=None, outgoing=[copy]))
+        log.error("delayed message %s moved to error queue %s", envelope.message_id, copy.destination)

@@ -7,18 +7,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
+import anyio
+
 from postdate.clock import Clock
 from postdate.core.circuit_breaker import RepeatedFailures
+from postdate.core.foreign import calling_store
 from postdate.errors import PostdateError
+from postdate.outage_log import OutageLog
 from postdate.ports import Wake
 from postdate.wakeup import Alarm
 
 LONGEST_SLEEP = timedelta(minutes=1)
 """The poller looks by itself at least this often, whatever wakes it (specification row 34)."""
+
+_LOOKS_APART = timedelta(milliseconds=1)
+"""After a look that found something, the next begins no sooner than this after it began.
+
+Where messages fall due one by one, thousands a second, a look for each would cost the database more than the messages
+do; so each look finds the few of a millisecond. A look after a pause begins at once.
+"""
 
 _SHORTEST_LOOK_AGAIN = timedelta(milliseconds=1)
 _LONGEST_LOOK_AGAIN = timedelta(seconds=1)
@@ -46,8 +58,12 @@ class Taken:
 class DueWork(Protocol):
     """Where due messages come from and what is done with them."""
 
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Let what :meth:`take` begins go on while more is taken; leaving waits for all of it."""
+        ...
+
     async def take(self, now: datetime) -> Taken:
-        """Deal with one batch of messages due strictly before ``now``."""
+        """Deal with one batch of messages due strictly before ``now``, or begin to."""
         ...
 
     async def listen(self, wake: Wake) -> Callable[[], None]:
@@ -68,37 +84,48 @@ class Poller:
         self._work, self._clock, self._breaker = work, clock, breaker
         self._stopping = False
         self._alarm: Alarm | None = None
+        self._outage = OutageLog(log, "cannot take due messages", "the store is", logging.WARNING)
 
     async def run(self) -> None:
-        """Take what is due until stopped."""
+        """Take what is due until stopped; then wait for what was begun."""
         self._alarm = alarm = Alarm()
-        stop_listening = await self._listen(alarm)
+        async with self._work.running():
+            stop_listening = await self._listen(alarm)
+            try:
+                await self._look_until_stopped(alarm)
+            finally:
+                stop_listening()
+
+    async def _look_until_stopped(self, alarm: Alarm) -> None:
         look_again = _SHORTEST_LOOK_AGAIN
-        try:
-            while not self._stopping:
-                alarm.reset()
-                now = self._clock.now()
-                try:
+        while not self._stopping:
+            alarm.reset()
+            now = self._clock.now()
+            try:
+                with calling_store(self._work):
                     taken = await self._work.take(now)
-                except PostdateError as error:
-                    log.warning("cannot take due messages: %s", error)
-                    await self._pause(alarm, self._breaker.failure(error, now))
-                    continue
-                self._breaker.success()
-                if taken.more:
-                    continue
-                due_but_not_taken = taken.count == 0 and taken.next_attempt is not None and taken.next_attempt < now
-                look_again = min(look_again * 2, _LONGEST_LOOK_AGAIN) if due_but_not_taken else _SHORTEST_LOOK_AGAIN
-                await self._sleep(alarm, taken.next_attempt, look_again)
-        finally:
-            stop_listening()
+            except PostdateError as error:
+                self._outage.failed(error, now.timestamp())
+                await self._pause(alarm, self._breaker.failure(error, now))
+                continue
+            self._breaker.success()
+            if self._outage.is_out:
+                self._outage.succeeded(self._clock.now().timestamp())
+            if taken.more:
+                continue
+            due_but_not_taken = taken.count == 0 and taken.next_attempt is not None and taken.next_attempt < now
+            look_again = min(look_again * 2, _LONGEST_LOOK_AGAIN) if due_but_not_taken else _SHORTEST_LOOK_AGAIN
+            await self._sleep(alarm, taken.next_attempt, look_again)
+            if taken.count and not self._stopping and self._clock.now() < now + _LOOKS_APART:
+                await self._clock.wait(anyio.Event(), now + _LOOKS_APART)
 
     async def _listen(self, alarm: Alarm) -> Callable[[], None]:
         while True:
             try:
-                return await self._work.listen(alarm.ring)
+                with calling_store(self._work):
+                    return await self._work.listen(alarm.ring)
             except PostdateError as error:
-                log.warning("cannot listen for stored messages: %s", error)
+                self._outage.failed(error, self._clock.now().timestamp())
                 await self._pause(alarm, self._breaker.failure(error, self._clock.now()))
                 if self._stopping:
                     return lambda: None

@@ -10,7 +10,10 @@ import anyio
 
 from postdate.clock import Clock
 from postdate.core.circuit_breaker import RepeatedFailures
+from postdate.core.foreign import calling_transport
+from postdate.core.recoverability import is_outage
 from postdate.errors import ClaimLost, PostdateError
+from postdate.outage_log import OutageLog
 from postdate.ports import Received, Receiver
 
 log = logging.getLogger("postdate.pump")
@@ -28,10 +31,17 @@ class MessagePump:
         concurrency: messages in hand at once; 1 or more.
         clock: for the breaker.
         breaker: for failing receives and commits.
+        queue: its name, for logs.
     """
 
     def __init__(
-        self, receiver: Receiver, handle: Handle, concurrency: int, clock: Clock, breaker: RepeatedFailures
+        self,
+        receiver: Receiver,
+        handle: Handle,
+        concurrency: int,
+        clock: Clock,
+        breaker: RepeatedFailures,
+        queue: str,
     ) -> None:
         self._receiver, self._handle, self._concurrency = receiver, handle, concurrency
         self._clock, self._breaker = clock, breaker
@@ -40,6 +50,7 @@ class MessagePump:
         self._idle: deque[anyio.Event] = deque()
         self._workers = self._busy = 0
         self._one_done = anyio.Event()
+        self._outage = OutageLog(log, f"cannot receive from {queue}", f"{queue} is")
 
     async def run(self) -> None:
         """Receive and hand over until stopped; then wait for what is in hand."""
@@ -63,12 +74,13 @@ class MessagePump:
             self._one_done = anyio.Event()
             await self._one_done.wait()
         try:
-            received = await self._receiver.receive(self._concurrency - self._in_hand)
+            with calling_transport(self._receiver):
+                received = await self._receiver.receive(self._concurrency - self._in_hand)
         except PostdateError as error:
-            log.error("cannot receive: %s", error)
+            self._outage.failed(error, self._clock.now().timestamp())
             await self._pause_after(error)
             return
-        self._breaker.success()
+        self._is_well()
         self._ready.extend(received)
         for _ in received:
             if self._idle:
@@ -95,24 +107,37 @@ class MessagePump:
 
     async def _handle_one(self, received: Received) -> None:
         try:
-            await self._handle(received)
+            with calling_transport(self._receiver):
+                await self._handle(received)
         except PostdateError as error:
-            log.error("message %s was not finished: %s", received.envelope.message_id, error)
+            self._not_done(received, "was not finished", error)
             await self._pause_after(error)
-            await self._give_back(received)
+            await self._give_back(received, failed=not is_outage(error))
         finally:
             self._busy -= 1
             self._one_done.set()
 
-    async def _give_back(self, received: Received) -> None:
+    def _not_done(self, received: Received, what: str, error: PostdateError) -> None:
+        if is_outage(error):  # which every message in hand meets
+            self._outage.failed(error, self._clock.now().timestamp())
+        else:
+            log.error("message %s %s: %s", received.envelope.message_id, what, error)
+
+    def _is_well(self) -> None:
+        self._breaker.success()
+        if self._outage.is_out:
+            self._outage.succeeded(self._clock.now().timestamp())
+
+    async def _give_back(self, received: Received, *, failed: bool) -> None:
         """Give a message back, however often it takes: one that stays held is received by nobody."""
         while True:
             try:
-                await self._receiver.roll_back(received)
+                with calling_transport(self._receiver):
+                    await self._receiver.roll_back(received, failed=failed)
             except ClaimLost:
                 return
             except PostdateError as error:
-                log.error("message %s cannot be given back now: %s", received.envelope.message_id, error)
+                self._not_done(received, "cannot be given back now", error)
                 if self._stop.is_set():  # closing the receiver, or the end of the process, does it
                     return
                 await self._pause_after(error)

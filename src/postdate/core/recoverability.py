@@ -10,10 +10,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from postdate.errors import ConfigurationError, InvalidTimestamp, MessageError, PostdateError, QueueNotFound
+from postdate.errors import (
+    ConfigurationError,
+    InvalidTimestamp,
+    MessageError,
+    PostdateError,
+    QueueNotFound,
+    StoreUnreachable,
+    TransportUnreachable,
+)
 from postdate.messages import Headers, format_timestamp, parse_timestamp
 
 LONGEST_RETRY_DELAY = timedelta(minutes=1)
+
+LONGEST_OUTAGE_DELAY = timedelta(seconds=10)
+"""A server that is back should not find its messages asleep: whatever was due goes within this."""
 EXCEPTION_MESSAGE_LIMIT = 16_384
 STACK_TRACE_LIMIT = 16_384
 DEFAULT_ERROR_QUEUE = "error"
@@ -116,7 +127,8 @@ def after_dispatch_failed(error: PostdateError, failures: int, number_of_retries
     """Decide about a due message that could not be sent to its destination.
 
     ``number_of_retries`` means what it says: after it, the message has been attempted ``number_of_retries + 1`` times
-    (upstream makes two or more; specification D4). A missing queue is not retried (row 38).
+    (upstream makes two or more; specification D4). A missing queue is not retried (row 38). While the server of the
+    queues cannot be reached the message waits, however often that was found out.
 
     Args:
         error: why it could not be sent.
@@ -124,14 +136,25 @@ def after_dispatch_failed(error: PostdateError, failures: int, number_of_retries
         number_of_retries: the setting; 0 or more.
         error_queue: where it goes then.
     """
+    if is_outage(error):
+        return DelayedRetry(retry_delay(failures, error))
     if isinstance(error, (QueueNotFound, MessageError)) or failures >= number_of_retries:
         return MoveToError(error_queue)
     return DelayedRetry(retry_delay(failures))
 
 
-def retry_delay(failures: int) -> timedelta:
-    """Return the pause after a failed attempt: 1 s, doubled by each failure before it, at most one minute."""
-    return min(timedelta(seconds=1) * 2 ** min(failures, 10), LONGEST_RETRY_DELAY)
+def is_outage(error: BaseException) -> bool:
+    """Return whether a server cannot be reached: no message is to blame, so none is given up for it."""
+    return isinstance(error, (StoreUnreachable, TransportUnreachable))
+
+
+def retry_delay(failures: int, error: BaseException | None = None) -> timedelta:
+    """Return the pause after a failed attempt: 1 s, doubled by each failure before it, at most one minute.
+
+    After an outage at most :data:`LONGEST_OUTAGE_DELAY`: it is not the message that fails again and again.
+    """
+    longest = LONGEST_OUTAGE_DELAY if error is not None and is_outage(error) else LONGEST_RETRY_DELAY
+    return min(timedelta(seconds=1) * 2 ** min(failures, 10), longest)
 
 
 # --- error copies -----------------------------------------------------------------------------------------------
@@ -170,9 +193,9 @@ def error_headers(
         Headers.HOST_ID: host.host_id,
         Headers.HOST_DISPLAY_NAME: host.display_name,
         Headers.EXCEPTION_TYPE: _type_name(error),
-        Headers.EXCEPTION_MESSAGE: _encodable(text_of(error))[:EXCEPTION_MESSAGE_LIMIT],
+        Headers.EXCEPTION_MESSAGE: text_of(error)[:EXCEPTION_MESSAGE_LIMIT],
         Headers.EXCEPTION_SOURCE: type(error).__module__,
-        Headers.EXCEPTION_STACK_TRACE: _encodable("".join(traceback.format_exception(error)))[-STACK_TRACE_LIMIT:],
+        Headers.EXCEPTION_STACK_TRACE: _storable("".join(traceback.format_exception(error)))[-STACK_TRACE_LIMIT:],
     }
     if error.__cause__ is not None:
         added[Headers.EXCEPTION_INNER_TYPE] = _type_name(error.__cause__)
@@ -182,17 +205,28 @@ def error_headers(
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an exception, also of one whose own text fails: a failure must not fail to be reported."""
+    """Return the text of an exception, also of one whose own text fails: a failure must not fail to be reported.
+
+    Nor may storing the report fail: what not every header and database takes is written as an escape.
+    """
     try:
-        return str(error)
+        return _storable(str(error))
     except Exception as failure:  # noqa: BLE001 - whatever the exception of an application does
         return f"(its text cannot be read: {type(failure).__name__})"
+
+
+def reason_of(error: PostdateError) -> str:
+    """Return what is recorded of an error of ours: its code, and its text as :func:`text_of` returns it."""
+    return f"{error.code}: {text_of(error)}"
 
 
 def _type_name(error: BaseException) -> str:
     return f"{type(error).__module__}.{type(error).__qualname__}"
 
 
-def _encodable(text: str) -> str:
-    """Replace what no header can carry: an exception may quote a lone surrogate, and must be reported all the same."""
-    return text.encode(errors="backslashreplace").decode()
+def _storable(text: str) -> str:
+    """Replace lone surrogates, which nothing can encode, and NUL, which PostgreSQL keeps in no text.
+
+    An exception may quote either. Where that made its report impossible, its message would come again for ever.
+    """
+    return text.encode(errors="backslashreplace").decode().replace("\0", "\\x00")

@@ -17,7 +17,7 @@ import anyio
 from postdate.clock import Clock, ScaledClock, from_microseconds
 from postdate.demo.names import QUEUE
 from postdate.errors import PostdateError
-from postdate.ports import RecordKind
+from postdate.ports import RecordKind, Scan
 from postdate.stores.sqlite import SqliteStore
 from postdate.transports.local import LocalTransport
 
@@ -116,7 +116,8 @@ class Stage:
         if not parts:
             return ()
         last = type(parts[0])(max(parts[0].first, parts[0].end - _RECENT_RECORDS), parts[0].end)
-        rows = [row for page in self._store.scan("records", last, ("kind", "at", "due"), 1_000) for row in page]
+        wanted = Scan("records", ("kind", "at", "due"))
+        rows = [row for page in self._store.scan(wanted, last, 1_000) for row in page]
         return tuple(
             (from_microseconds(at) - from_microseconds(due)).total_seconds()
             for kind, at, due in rows

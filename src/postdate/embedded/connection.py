@@ -55,6 +55,9 @@ def _configure(connection: sqlite3.Connection, synchronous: str, *, read_only: b
     cache = _READING_CACHE_KIB if read_only else _CACHE_KIB
     statements = [f"PRAGMA cache_size = -{cache}", "PRAGMA temp_store = memory"]
     if not read_only:
+        if patiently(connection, "PRAGMA page_count").fetchone() == (0,):
+            # A file can be made smaller later only if it was created so; of one that exists, this would write to it.
+            statements.append("PRAGMA auto_vacuum = incremental")
         statements += [
             "PRAGMA journal_mode = wal",
             # Debian's SQLite overwrites every freed page, which doubles what a delivery writes; 'fast' overwrites what
@@ -67,8 +70,8 @@ def _configure(connection: sqlite3.Connection, synchronous: str, *, read_only: b
         patiently(connection, statement)
 
 
-def patiently(connection: sqlite3.Connection, statement: str) -> None:
-    """Execute a statement that needs a lock, asking again every 0.1 ms.
+def patiently(connection: sqlite3.Connection, statement: str) -> sqlite3.Cursor:
+    """Execute a statement that needs a lock, asking again every 0.1 ms; return its cursor.
 
     SQLite's own waiting backs off to 100 ms and so starves whoever waits beside a busy writer
     (facts: 13 instead of 187,000 messages/s); short even waits give every process its turn.
@@ -76,14 +79,12 @@ def patiently(connection: sqlite3.Connection, statement: str) -> None:
     deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
     while True:
         try:
-            connection.execute(statement)
+            return connection.execute(statement)
         except sqlite3.OperationalError as error:
             if not is_busy(error):
                 raise
             if time.monotonic() > deadline:
                 raise StoreUnavailable(f"the database was locked for {LOCK_PATIENCE_SECONDS:.0f} s") from error
-        else:
-            return
         time.sleep(_RETRY_SECONDS)  # noqa: TID251 - another process has the lock; nothing tells when it lets go
 
 

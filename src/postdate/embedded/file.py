@@ -11,7 +11,7 @@ import os
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,15 +23,22 @@ from anyio.lowlevel import RunVar
 
 from postdate.embedded.connection import check_schema, connect, create_schema, patiently
 from postdate.embedded.errors import translate, translated
+from postdate.embedded.expiring import BATCH, DEAD_LETTERS, has_expired, take_out_expired
+from postdate.embedded.housekeeping import Chore, Housekeeping
 from postdate.embedded.presence import Presence, is_gone, presence_folder
+from postdate.embedded.space import RoomToGiveBack, give_back, shape
+from postdate.embedded.transaction import QueueRules, Transaction, queue_topic
 from postdate.embedded.wakeup import Wakeups
 from postdate.errors import ConfigurationError, PostdateError, StoreError, StoreNotSetUp, StoreUnavailable
 from postdate.ports import Recording, Wake
 from postdate.threads import in_thread
 
+__all__ = ["DUE", "SqliteFile", "Transaction", "queue_topic"]
+
 DUE = "due"
 """Topic: a message was stored that is due before all others."""
 
+_DEFAULT_RULES = QueueRules()
 _JOBS_IN_ONE_COMMIT = 500
 _HOUSEKEEPING_SECONDS = 1.0
 # After a commit beside another writer: long enough for its turn (it asks every 0.1 ms), short beside a batch.
@@ -49,39 +56,6 @@ _CLAIMANTS = """
 T = TypeVar("T")
 
 _GROUPS: RunVar[WeakKeyDictionary[SqliteFile, _Group]] = RunVar("postdate.embedded.groups")
-
-
-def queue_topic(queue: str) -> str:
-    """Return the topic for messages that arrive in ``queue``."""
-    return f"queue:{queue}"
-
-
-class Transaction:
-    """An open write transaction on the file; what :data:`postdate.ports.Work` is given.
-
-    Args:
-        connection: in a transaction; do not commit or roll back.
-        claimant: number under which this process holds messages.
-        recording: how much is recorded.
-    """
-
-    def __init__(self, connection: sqlite3.Connection, claimant: int, recording: Recording) -> None:
-        self.connection = connection
-        self.claimant = claimant
-        self.recording = recording
-        self.topics: set[str] = set()
-
-    def execute(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> sqlite3.Cursor:
-        """Execute one statement."""
-        return self.connection.execute(sql, parameters)
-
-    def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> sqlite3.Cursor:
-        """Execute one statement for every row."""
-        return self.connection.executemany(sql, rows)
-
-    def signal(self, topic: str) -> None:
-        """Tell whoever listens to ``topic``, after the commit."""
-        self.topics.add(topic)
 
 
 @dataclass(slots=True, eq=False)
@@ -127,9 +101,22 @@ class SqliteFile:
 
     @classmethod
     def open(
-        cls, path: str | Path, *, synchronous: str = "full", recording: Recording = Recording.ALL, create: bool = True
+        cls,
+        path: str | Path,
+        *,
+        synchronous: str = "full",
+        recording: Recording = Recording.ALL,
+        create: bool = True,
+        rules: QueueRules | None = None,
     ) -> SqliteFile:
         """Return the handle of this process for ``path``; nothing is read or written before the first use.
+
+        Args:
+            path: of the file.
+            synchronous: see :func:`postdate.embedded.connection.connect`.
+            recording: how much the store and the queues of this process record.
+            create: create the file and its tables when they are missing.
+            rules: of the queues, from a transport; ``None``, from a store: as the transport on this file has them.
 
         Raises:
             ConfigurationError: it is open already with other settings, or ``synchronous`` is unknown.
@@ -147,6 +134,7 @@ class SqliteFile:
                     f"{real} is open in this process with synchronous={file.synchronous!r} and "
                     f"recording={file.recording.value!r}; store and transport on one file need the same settings"
                 )
+            file._agree_on(rules)
             file._users += 1
         return file
 
@@ -165,7 +153,35 @@ class SqliteFile:
         self._reading = threading.RLock()
         self._beside_others = False
         self._data_version = 0
-        self._wakeups = Wakeups(_HOUSEKEEPING_SECONDS, self._housekeeping)
+        self._rules: QueueRules | None = None
+        self._room = RoomToGiveBack()
+        self._wakeups = Wakeups()
+        self._chores = Housekeeping(
+            str(path),
+            _HOUSEKEEPING_SECONDS,
+            [
+                Chore("cannot look for processes that ended", self._look_for_the_dead),
+                Chore("cannot take expired messages out of their queues", self._take_out_expired),
+                Chore("cannot give back room on the disk", self._give_back_room),
+            ],
+        )
+
+    def _agree_on(self, rules: QueueRules | None) -> None:
+        """Take the rules of a transport; the first one decides."""
+        if rules is None:
+            return
+        if self._rules is None:
+            self._rules = rules
+        elif not self._rules.agrees_with(rules):
+            raise ConfigurationError(
+                f"{self.path} is open in this process with {self._rules}; transports on one file need the same clock "
+                f"and rules of expiry, not {rules}"
+            )
+
+    @property
+    def rules(self) -> QueueRules:
+        """How the queues treat what has expired; by the system's clock as long as no transport has said otherwise."""
+        return self._rules or _DEFAULT_RULES
 
     @property
     def claimant(self) -> int:
@@ -272,7 +288,7 @@ class SqliteFile:
         return topics, elsewhere
 
     def _part(self, connection: sqlite3.Connection, job: _Job[Any], *, alone: bool) -> set[str]:
-        transaction = Transaction(connection, self._claimant, self.recording)
+        transaction = Transaction(connection, self._claimant, self.recording, self.rules)
         if alone:
             job.result = job.work(transaction)
             return transaction.topics
@@ -350,13 +366,53 @@ class SqliteFile:
         await in_thread(self.setup_blocking)
 
     def _housekeeping(self) -> None:
-        """Free what processes held that are gone. Runs in the listening thread, which must not end by an error."""
+        """Do one round of what a thread does every second."""
+        self._chores.round()
+
+    def _look_for_the_dead(self) -> bool:
+        """Free what processes held that are gone."""
+        if self._presence is not None and not self._presence.stands():
+            self._reappear()
+        self.free_claims_of_the_dead()
+        return False
+
+    def _take_out_expired(self) -> bool:
+        """Take messages out of their queues whose time has run out: nobody may ever receive there again."""
+        now = self.rules.now()
+        if not self.read_blocking(lambda c: has_expired(c, now)):
+            return False
+        dropped = kept = 0
+
+        def share() -> bool:
+            nonlocal dropped, kept
+            batch = self.write_blocking(lambda tx: take_out_expired(tx, now))
+            dropped, kept = dropped + batch.dropped, kept + batch.kept
+            return batch.dropped + batch.kept == BATCH
+
         try:
-            if self._presence is not None and not self._presence.stands():
-                self._reappear()
-            self.free_claims_of_the_dead()
-        except (PostdateError, OSError) as error:
-            log.warning("cannot look for processes that ended: %s", error)
+            return self._chores.in_shares(share)
+        finally:
+            if dropped + kept:
+                text = "%d messages expired in their queues: %d are gone, %d are kept in %s"
+                log.info(text, dropped + kept, dropped, kept, DEAD_LETTERS)
+
+    def _give_back_room(self) -> bool:
+        """Make the file smaller when much of it has been free for a while."""
+        found = self.read_blocking(shape)
+        pages = 0 if found is None else self._room.look(*found)
+        if not pages:
+            return False
+        left = pages
+
+        def share() -> bool:
+            nonlocal left
+            left = self.write_blocking(lambda tx: give_back(tx, left))
+            return left > 0
+
+        more = self._chores.in_shares(share)
+        self.checkpoint_blocking()  # the file itself becomes smaller only now
+        log.debug("%s: %d free pages given back", self.path, pages - left)
+        return more
 
     def _reappear(self) -> None:
         """Take a lock file anew that somebody has removed: without it other processes take this one for gone."""
@@ -406,6 +462,7 @@ class SqliteFile:
                 connection.close()
                 raise
             self._writer = connection
+            self._chores.start()
         return self._writer
 
     def _register(self, connection: sqlite3.Connection) -> None:
@@ -461,10 +518,13 @@ class SqliteFile:
         if self._pid != os.getpid():  # a forked child: everything belongs to its parent
             return
         with self._open_lock:
+            if self._users == 1:
+                self._chores.stop()  # first: what it would begin now would find the file closed
             self._users -= 1
             if self._users > 0:
                 return
             self._open.pop((os.getpid(), self.path), None)
+        self._chores.join()
         self._wakeups.stop_listening()
         with self._reading, self._writing:
             if self._reader is not None:  # first: only a writer that closes last takes the log away

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -18,20 +17,16 @@ from postdate.ports import Wake
 
 _LOOPBACK = "127.0.0.1"
 _LONGEST_TOPIC_BYTES = 2048
+_LOOK_UP_SECONDS = 1.0
+"""The listening thread sees this often whether it is to end, should the datagram that says so be lost."""
 
 log = logging.getLogger("postdate.embedded")
 
 
 class Wakeups:
-    """Topics this process listens to, in process and by datagram.
+    """Topics this process listens to, in process and by datagram."""
 
-    Args:
-        every: seconds between two calls of ``housekeeping``.
-        housekeeping: called from the listening thread.
-    """
-
-    def __init__(self, every: float, housekeeping: Callable[[], None]) -> None:
-        self._every, self._housekeeping = every, housekeeping
+    def __init__(self) -> None:
         self._subscribers: dict[str, list[Wake]] = defaultdict(list)
         self._lock = threading.Lock()
         self._sender: socket.socket | None = None
@@ -45,7 +40,7 @@ class Wakeups:
             if self._listener is None:
                 self._listener = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
                 self._listener.bind((_LOOPBACK, 0))
-                self._listener.settimeout(self._every)
+                self._listener.settimeout(_LOOK_UP_SECONDS)
                 self._thread = threading.Thread(target=self._listen, name="postdate-wakeups", daemon=True)
                 self._thread.start()
             port: int = self._listener.getsockname()[1]
@@ -110,10 +105,6 @@ class Wakeups:
             wake()
 
     def _listen(self) -> None:
-        next_round = time.monotonic() + self._every
         while (listener := self._listener) is not None:
             with suppress(TimeoutError):
                 self._wake(listener.recv(_LONGEST_TOPIC_BYTES).decode(errors="replace"))
-            if time.monotonic() >= next_round:
-                self._housekeeping()
-                next_round = time.monotonic() + self._every

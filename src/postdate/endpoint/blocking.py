@@ -10,8 +10,9 @@ from typing import Self, Unpack
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from postdate.endpoint.endpoint import Endpoint
-from postdate.endpoint.sending import SendKeywords
+from postdate.endpoint.sending import SendKeywords, SendOptions
 from postdate.errors import ConfigurationError
+from postdate.ports import NativeTransaction
 
 
 class BlockingEndpoint:
@@ -41,8 +42,14 @@ class BlockingEndpoint:
         self._portal = None
         return self._stack.__exit__(kind, error, trace)
 
-    def send(self, message: object, **options: Unpack[SendKeywords]) -> str:
+    def send(
+        self, message: object, *, transaction: NativeTransaction | None = None, **options: Unpack[SendKeywords]
+    ) -> str:
         """Send a message and return its id; see :meth:`postdate.Endpoint.send`. May be called from any thread."""
         if self._portal is None:
             raise ConfigurationError("the endpoint is not running; use it as a context manager")
+        if transaction is not None:  # in the caller's thread, which the connection belongs to
+            store, delayed = self._endpoint.into_transaction(message, SendOptions(**options))
+            store.enqueue_blocking(transaction, [delayed], self._endpoint.clock.now())
+            return delayed.message_id
         return self._portal.call(partial(self._endpoint.send, message, **options))

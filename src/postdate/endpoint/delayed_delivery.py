@@ -2,22 +2,38 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import anyio
 
 from postdate.clock import Clock
-from postdate.core.circuit_breaker import CriticalError, FailureRate, RepeatedFailures
-from postdate.core.dispatcher import Dispatcher, DispatchSettings, Mover, enlisting
-from postdate.core.intake import Intake
+from postdate.core.circuit_breaker import Breaker, CriticalError, FailureRate, RepeatedFailures
+from postdate.core.dispatcher import Dispatcher, DispatchSettings, enlisting
+from postdate.core.intake import Intake, from_timeouts_queue
+from postdate.core.mover import Mover
 from postdate.core.poller import DueWork, Poller
 from postdate.core.pump import MessagePump
 from postdate.core.recoverability import Host
+from postdate.core.simple_store import SimpleStore
+from postdate.endpoint.critical import BreakerTimers
 from postdate.endpoint.settings import DelayedDelivery
-from postdate.errors import ErrorQueueNotConfigured, UnsupportedTransactionMode
-from postdate.ports import MovingStore, SetsUp, TransactionMode, Transport
+from postdate.errors import ConfigurationError, ErrorQueueNotConfigured, PostdateError, UnsupportedTransactionMode
+from postdate.metrics import NO_METRICS, Metrics
+from postdate.ports import (
+    DelayExchange,
+    ForeignIntake,
+    IntakeQueue,
+    MovingStore,
+    SetsUp,
+    TransactionMode,
+    Transport,
+)
+
+log = logging.getLogger("postdate.delayed_delivery")
 
 RECEIVE_BREAKER = timedelta(seconds=30)
 
@@ -25,6 +41,11 @@ RECEIVE_BREAKER = timedelta(seconds=30)
 def timeouts_queue(endpoint: str) -> str:
     """Return the name of the queue through which an endpoint's delayed messages go (specification 1.5)."""
     return f"{endpoint}.timeouts"
+
+
+def timeouts_dispatcher_queue(endpoint: str) -> str:
+    """Return the name of the second queue that an endpoint's timeout manager had (specification 4.2)."""
+    return f"{endpoint}.timeoutsdispatcher"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +57,7 @@ class Surroundings:
     mode: TransactionMode
     clock: Clock
     critical_error: CriticalError
+    metrics: Metrics = NO_METRICS
 
 
 class DelayedDeliveryService:
@@ -44,96 +66,203 @@ class DelayedDeliveryService:
     Args:
         settings: see :class:`DelayedDelivery`.
         around: what it shares with the endpoint.
-        error_queue: for messages that cannot be delivered.
+        error_queue: for messages that cannot be delivered, unless the settings name a poison queue (row 86).
 
     Raises:
-        ErrorQueueNotConfigured: ``error_queue`` is empty (row 54).
+        ErrorQueueNotConfigured: there is neither (row 54).
         UnsupportedTransactionMode: store and transport together cannot keep the promise of the mode.
+        ConfigurationError: ``delay_exchange`` with queues that have no exchanges.
     """
 
     def __init__(self, settings: DelayedDelivery, around: Surroundings, error_queue: str | None) -> None:
-        if not error_queue:
+        failures = settings.poison_queue or error_queue
+        if not failures:
             raise ErrorQueueNotConfigured(
                 f"endpoint {around.endpoint!r} delivers delayed messages, so it needs an error queue for those that "
-                f"cannot be delivered: pass error_queue='error'"
+                f"cannot be delivered: pass error_queue='error', or DelayedDelivery(…, poison_queue='poison')"
             )
         check_mode(settings, around.transport, around.mode)
+        self._foreign = _foreign_intake(settings, around.transport)
         self._settings, self._around = settings, around
         self._dispatch = DispatchSettings(
-            timeouts_queue(around.endpoint), error_queue, settings.number_of_retries, Host(around.endpoint)
+            timeouts_queue(around.endpoint),
+            failures,
+            settings.number_of_retries,
+            Host(around.endpoint),
+            errors_return_to_destination=settings.errors_return_to == "destination",
         )
+        own_queues = [self._dispatch.timeouts_queue]
+        if settings.drain_timeout_manager:
+            own_queues.append(timeouts_dispatcher_queue(around.endpoint))
+        self._own_queues: Sequence[str] = own_queues
         self._poller: Poller | None = None
-        self._pump: MessagePump | None = None
+        self._ways_in: list[_WayIn] = []
+        self._timers: BreakerTimers | None = None
 
     def _breaker(self, name: str, critical: str, time_to_trigger: timedelta) -> RepeatedFailures:
-        return RepeatedFailures(name, critical, time_to_trigger, self._around.critical_error)
+        around = self._around
+        return RepeatedFailures(name, critical, time_to_trigger, around.critical_error, around.metrics)
 
-    def _work(self) -> DueWork:
-        store, around = self._settings.store, self._around
+    def _breakers(self) -> _Breakers:
+        chosen, around = self._settings, self._around
+        return _Breakers(
+            store=self._breaker(
+                "DelayedDeliveryStore",
+                "Failed to store delayed messages: the store has refused them for too long",
+                chosen.time_to_trigger_store_circuit_breaker,
+            ),
+            fetch=self._breaker(
+                "DelayedDeliveryFetch",
+                "Failed to fetch due delayed messages from the store",
+                chosen.time_to_trigger_fetch_circuit_breaker,
+            ),
+            dispatch=self._breaker(
+                "DelayedDeliveryDispatch",
+                "Failed to dispatch delayed messages to their destination",
+                chosen.time_to_trigger_dispatch_circuit_breaker,
+            ),
+            failure_handling=FailureRate(
+                "DelayedDeliveryFailureHandling",
+                "Failed to execute error handling for delayed messages: too many failures that could not be dealt with",
+                chosen.maximum_recovery_failures_per_second,
+                around.critical_error,
+                around.metrics,
+            ),
+            receive=self._breaker("DelayedDeliveryReceive", "Failed to receive delayed messages", RECEIVE_BREAKER),
+        )
+
+    def _work(self, breakers: _Breakers) -> DueWork:
+        store, around = self._settings.claims, self._around
         dispatcher = Dispatcher(
             store,
             around.transport,
             self._dispatch,
             around.clock,
-            self._breaker(
-                "DelayedDeliveryDispatch",
-                "Failed to dispatch delayed messages to their destination",
-                self._settings.time_to_trigger_dispatch_circuit_breaker,
-            ),
-            FailureRate(
-                "DelayedDeliveryFailureHandling",
-                "Failed to handle failures of delayed message dispatch",
-                self._settings.maximum_recovery_failures_per_second,
-                around.critical_error,
-            ),
+            breakers.dispatch,
+            breakers.failure_handling,
+            around.metrics,
         )
         if isinstance(store, MovingStore) and enlisting(store, around.transport) is not None:
-            return Mover(store, dispatcher)
+            return Mover(store, dispatcher, around.clock, around.metrics)
         return dispatcher
 
-    def _intake_pump(self) -> MessagePump:
-        around, settings = self._around, self._settings
-        receiver = around.transport.receiver(self._dispatch.timeouts_queue)
-        breaker = self._breaker(
-            "DelayedDeliveryStore",
-            "Failed to store delayed message",
-            settings.time_to_trigger_store_circuit_breaker,
-        )
-        intake = Intake(receiver, settings.store, around.transport, self._dispatch, around.clock, breaker)
-        receive = self._breaker("DelayedDeliveryReceive", "Failed to receive delayed messages", RECEIVE_BREAKER)
-        return MessagePump(receiver, intake.handle, max(16, os.cpu_count() or 1), around.clock, receive)
-
     async def prepare(self, *, set_up: bool) -> None:
-        """Initialize the store, then set it up and create the queues if asked to (specification D2: in this order)."""
-        store = self._settings.store
-        await store.initialize(self._around.endpoint, self._around.mode)
+        """Initialize the store, always; then, if asked to, set it up and create the queues.
+
+        In this order (specification D2), and with every store: upstream initializes a store that has no setup only when
+        queues are created, too (D3, row 28), which leaves it unprepared in production.
+        """
+        await self._settings.claims.initialize(self._around.endpoint, self._around.mode)
         if set_up:
-            if isinstance(store, SetsUp):
-                await store.setup()
-            await self._around.transport.create_queues([self._dispatch.timeouts_queue, self._dispatch.error_queue])
-        self._pump = self._intake_pump()
-        self._poller = Poller(
-            self._work(),
-            self._around.clock,
-            self._breaker(
-                "DelayedDeliveryFetch",
-                "Failed to fetch due delayed messages from the store",
-                self._settings.time_to_trigger_fetch_circuit_breaker,
-            ),
+            if isinstance(self._settings.store, SetsUp):
+                await self._settings.store.setup()
+            await self._around.transport.create_queues([*self._own_queues, self._dispatch.error_queue])
+            if self._foreign is not None:
+                await self._foreign.transport.create_intake(self._foreign.exchange)
+        around, breakers = self._around, self._breakers()
+        queues = [IntakeQueue(name, around.transport.receiver(name), from_timeouts_queue) for name in self._own_queues]
+        if self._foreign is not None:
+            queues += self._foreign.transport.intake_queues(self._foreign.exchange)
+        receiving = [breakers.receive]
+        for queue in queues[1:]:
+            critical = f"Failed to receive messages to be delayed from {queue.name!r}"
+            receiving.append(self._breaker("DelayedDeliveryIntake", critical, RECEIVE_BREAKER))
+        self._ways_in = [
+            self._way_in(queue, breakers.store, breaker) for queue, breaker in zip(queues, receiving, strict=True)
+        ]
+        self._poller = Poller(self._work(breakers), around.clock, breakers.fetch)
+        self._timers = BreakerTimers([*breakers.all, *receiving[1:]], around.clock)
+
+    def _way_in(self, queue: IntakeQueue, storing: RepeatedFailures, receiving: RepeatedFailures) -> _WayIn:
+        around = self._around
+        intake = Intake(
+            queue.receiver,
+            self._settings.claims,
+            around.transport,
+            replace(self._dispatch, timeouts_queue=queue.name),
+            around.clock,
+            storing,
+            around.metrics,
+            queue.read,
         )
+        concurrency = max(16, os.cpu_count() or 1)
+        pump = MessagePump(queue.receiver, intake.handle, concurrency, around.clock, receiving, queue.name)
+        return _WayIn(intake, pump)
 
     async def run(self) -> None:
         """Run until :meth:`stop`, then finish what is in hand; after :meth:`prepare`, once each time."""
-        async with anyio.create_task_group() as tasks:
-            for part in (self._pump, self._poller):
-                if part is not None:
-                    tasks.start_soon(part.run)
+        assert self._timers is not None
+        try:
+            async with anyio.create_task_group() as timers:
+                timers.start_soon(self._timers.run)
+                async with anyio.create_task_group() as tasks:
+                    for way in self._ways_in:
+                        tasks.start_soon(way.pump.run)
+                    if self._poller is not None:
+                        tasks.start_soon(self._poller.run)
+                self._timers.stop()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._give_back()
+
+    async def _give_back(self) -> None:
+        """Let go of what a store of one's own has given out and only this process' memory knows of."""
+        store = self._settings.claims
+        if not isinstance(store, SimpleStore):
+            return
+        try:
+            await store.give_back(self._around.clock.now())
+        except PostdateError as error:
+            log.warning("failed messages stay with this process until it ends: %s", error)
 
     def stop(self) -> None:
-        """End :meth:`run`: the pump first, then the poller; without effect before :meth:`prepare`."""
-        for part in (self._pump, self._poller):
-            if part is not None:
-                part.stop()
+        """End :meth:`run`: the pumps first, then the poller; without effect before :meth:`prepare`."""
+        for way in self._ways_in:
+            way.intake.stop()
+            way.pump.stop()
+        if self._poller is not None:
+            self._poller.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class _WayIn:
+    """One queue from which delayed messages come into the store."""
+
+    intake: Intake
+    pump: MessagePump
+
+
+@dataclass(frozen=True, slots=True)
+class _Foreign:
+    """Where programs without Postdate delay messages."""
+
+    transport: ForeignIntake
+    exchange: DelayExchange
+
+
+def _foreign_intake(settings: DelayedDelivery, transport: Transport) -> _Foreign | None:
+    if settings.delay_exchange is None:
+        return None
+    if not isinstance(transport, ForeignIntake):
+        raise ConfigurationError(
+            f"{type(transport).__name__} has no exchanges, so no delay_exchange; leave it out, or use RabbitMqTransport"
+        )
+    return _Foreign(transport, settings.delay_exchange)
+
+
+@dataclass(frozen=True, slots=True)
+class _Breakers:
+    """The four circuit breakers of delayed delivery (specification 1.11), and that of its message pump."""
+
+    store: RepeatedFailures
+    fetch: RepeatedFailures
+    dispatch: RepeatedFailures
+    failure_handling: FailureRate
+    receive: RepeatedFailures
+
+    @property
+    def all(self) -> Sequence[Breaker]:
+        return [self.store, self.fetch, self.dispatch, self.failure_handling, self.receive]
 
 
 def check_mode(settings: DelayedDelivery, transport: Transport, mode: TransactionMode) -> None:
@@ -143,12 +272,12 @@ def check_mode(settings: DelayedDelivery, transport: Transport, mode: Transactio
         UnsupportedTransactionMode: says which part cannot, and what can be asked for instead.
     """
     check_transport_mode(transport, mode)
-    store = settings.store
+    store, name = settings.claims, type(settings.store).__name__
     if mode not in store.capabilities.transaction_modes:
-        raise UnsupportedTransactionMode(f"{type(store).__name__} does not support transaction mode {mode.value!r}")
+        raise UnsupportedTransactionMode(f"{name} does not support transaction mode {mode.value!r}")
     if mode is TransactionMode.TRANSACTION_SCOPE and enlisting(store, transport) is None:
         raise UnsupportedTransactionMode(
-            f"transaction mode 'transaction_scope' promises exactly once, for which {type(store).__name__} and "
+            f"transaction mode 'transaction_scope' promises exactly once, for which {name} and "
             f"{type(transport).__name__} must be on the same database; use the same file, or another mode"
         )
 

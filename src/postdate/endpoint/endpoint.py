@@ -9,7 +9,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 from postdate.clock import Clock, SystemClock
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.dispatcher import enlisting
-from postdate.core.expiry import discard_reason
+from postdate.core.expiry import discard_reason, end_of_use
 from postdate.core.pump import MessagePump
 from postdate.core.recoverability import (
     DEFAULT_ERROR_QUEUE,
@@ -32,6 +32,8 @@ from postdate.core.recoverability import (
     error_headers,
     text_of,
 )
+from postdate.endpoint.audit import Audit
+from postdate.endpoint.critical import BreakerTimers, CriticalErrorAction, CriticalErrors, log_critical_error
 from postdate.endpoint.delayed_delivery import (
     RECEIVE_BREAKER,
     DelayedDeliveryService,
@@ -39,15 +41,25 @@ from postdate.endpoint.delayed_delivery import (
     check_transport_mode,
     timeouts_queue,
 )
-from postdate.endpoint.sending import Sender, SendKeywords, SendOptions, outgoing_message, through_queue
+from postdate.endpoint.sending import (
+    Sender,
+    SendKeywords,
+    SendOptions,
+    kept,
+    outgoing_message,
+    through_queue,
+    transactional,
+)
 from postdate.endpoint.serialization import MessageTypes, type_name
-from postdate.endpoint.settings import DelayedDelivery
+from postdate.endpoint.settings import DelayedDelivery, ModeName, mode_of
+from postdate.endpoint.time_to_be_received import Convention, TimesToBeReceived, finite
 from postdate.errors import (
     ConfigurationError,
     DelayedDeliveryNotConfigured,
     InvalidMessage,
     InvalidTimestamp,
     MessageError,
+    NotSupported,
     QueueNotFound,
     UnknownMessageType,
 )
@@ -57,11 +69,20 @@ from postdate.messages import (
     Envelope,
     Headers,
     check_text,
-    expires_at_of,
     headers_with_expiry,
     new_message_id,
 )
-from postdate.ports import End, Received, RecordKind, TransactionMode, Transport, Work
+from postdate.metrics import NO_METRICS, Metrics
+from postdate.ports import (
+    End,
+    NativeTransaction,
+    Received,
+    RecordKind,
+    TransactionalStore,
+    TransactionMode,
+    Transport,
+    Work,
+)
 
 log = logging.getLogger("postdate.endpoint")
 
@@ -71,16 +92,11 @@ LONGEST_ENDPOINT_NAME = DESTINATION_LIMIT - len(timeouts_queue(""))
 M = TypeVar("M")
 
 
-def log_critical_error(text: str, error: BaseException) -> None:
-    """Log a critical error: what an endpoint does unless told otherwise (specification row 113)."""
-    log.critical("%s: %s", text, error, exc_info=error)
-
-
 class HandlerContext:
     """What a handler is given besides the message.
 
     What it sends leaves when the handler has succeeded, together with the completion of the incoming message; when it
-    fails, nothing leaves (in transaction mode ``none``, sends leave at once).
+    fails, nothing leaves, except what was sent ``isolated``; in transaction mode ``none``, all of it leaves at once.
     """
 
     def __init__(self, endpoint: Endpoint, received: Received) -> None:
@@ -108,10 +124,16 @@ class HandlerContext:
         """When a delayed message was due, UTC; ``None`` for others, and where the transport does not keep it."""
         return self._received.envelope.due
 
-    async def send(self, message: object, **options: Unpack[SendKeywords]) -> str:
-        """Send a message; see :meth:`Endpoint.send`."""
+    async def send(self, message: object, *, isolated: bool = False, **options: Unpack[SendKeywords]) -> str:
+        """Send a message; see :meth:`Endpoint.send`.
+
+        Args:
+            message: see there.
+            isolated: let it leave at once, whatever becomes of the message being handled.
+            options: see there.
+        """
         outgoing = self._endpoint.outgoing(message, SendOptions(**options), related_to=self.headers)
-        await self._leave(outgoing)
+        await self._leave(outgoing, isolated=isolated)
         return outgoing.message_id
 
     async def reply(self, message: object, headers: Mapping[str, str] | None = None) -> str:
@@ -128,12 +150,12 @@ class HandlerContext:
         await self._leave(outgoing)
         return outgoing.message_id
 
-    async def _leave(self, outgoing: Envelope | DelayedMessage) -> None:
+    async def _leave(self, outgoing: Envelope | DelayedMessage, *, isolated: bool = False) -> None:
         if self._ended:
             raise MessageError(
                 f"the handler of message {self.message_id!r} has ended: what it sends now cannot leave with it"
             )
-        if self._endpoint.mode is TransactionMode.NONE:
+        if isolated or self._endpoint.mode is TransactionMode.NONE:
             await self._endpoint.send_now([outgoing])
         else:
             self.outgoing.append(outgoing)
@@ -152,15 +174,22 @@ class Endpoint:
         name: of the endpoint and of its input queue.
         transport: of all queues.
         delayed_delivery: how delayed messages are kept; without it, delayed sends are refused.
-        transaction_mode: default: the strongest that transport and store can keep together.
+        transaction_mode: a mode or its name; default: the strongest that transport and store can keep together.
         error_queue: for messages that cannot be handled or delivered.
         recoverability: how often handling is tried; its error queue defaults to ``error_queue``.
         send_only: handles nothing and has no input queue; delayed messages are still delivered.
         concurrency: messages handled at once.
         create_queues: create queues and tables at start.
         ignore_incoming_time_to_be_received_headers: handle messages also after their time to be received.
+        time_to_be_received_allowance: how much later than the end of its time a message is still handled, for clocks
+            that differ: twice the largest difference between them (specification 2.4).
+        time_to_be_received: from a message type to how long its messages are wanted; goes before what the decorator
+            :func:`~postdate.time_to_be_received` says on the type.
+        audit: keep copies of handled messages.
         clock: only tests and simulations need another.
-        critical_error: what to do when the endpoint cannot do its work any more.
+        critical_error: what to do when the endpoint cannot do its work any more: a function, async or not, of a text
+            and the last error. By default it is logged.
+        metrics: what is counted and measured is told to it.
 
     Raises:
         ConfigurationError: when built from settings that do not fit together.
@@ -172,15 +201,19 @@ class Endpoint:
         *,
         transport: Transport,
         delayed_delivery: DelayedDelivery | None = None,
-        transaction_mode: TransactionMode | None = None,
+        transaction_mode: TransactionMode | ModeName | None = None,
         error_queue: str | None = "error",
         recoverability: Recoverability | None = None,
         send_only: bool = False,
         concurrency: int = 16,
         create_queues: bool = True,
         ignore_incoming_time_to_be_received_headers: bool = False,
+        time_to_be_received_allowance: timedelta = timedelta(0),
+        time_to_be_received: Convention | None = None,
+        audit: Audit | None = None,
         clock: Clock | None = None,
-        critical_error: Callable[[str, BaseException], None] = log_critical_error,
+        critical_error: CriticalErrorAction = log_critical_error,
+        metrics: Metrics = NO_METRICS,
     ) -> None:
         _check_names(name, error_queue)
         if concurrency < 1:
@@ -188,24 +221,38 @@ class Endpoint:
         self.name, self.transport, self.send_only = name, transport, send_only
         self.clock = clock or SystemClock()
         self.delayed_delivery = delayed_delivery
-        self.mode = transaction_mode or strongest_mode(transport, delayed_delivery)
+        self.mode = mode_of(transaction_mode) or strongest_mode(transport, delayed_delivery)
         check_transport_mode(transport, self.mode)
         policy = recoverability or Recoverability()
         self._error_queue = policy.error_queue or error_queue or DEFAULT_ERROR_QUEUE
         self._recoverability = replace(policy, error_queue=self._error_queue)
         self._concurrency, self._create_queues = concurrency, create_queues
+        if (
+            not isinstance(time_to_be_received_allowance, timedelta)  # pyright: ignore[reportUnnecessaryIsInstance]
+            or time_to_be_received_allowance < timedelta(0)
+        ):
+            raise ConfigurationError(
+                f"time_to_be_received_allowance must not be negative, and a timedelta: not "
+                f"{time_to_be_received_allowance!r}"
+            )
         self._ignore_time_to_be_received = ignore_incoming_time_to_be_received_headers
-        self._critical_error = critical_error
+        self._allowance = time_to_be_received_allowance
+        self._times_to_be_received = TimesToBeReceived(time_to_be_received)
+        if audit is not None:
+            audit.check(self.mode, transport.capabilities, [name, self._error_queue])
+        self.audit = audit
+        self._critical_errors, self._metrics = CriticalErrors(critical_error), metrics
         self._types = MessageTypes()
         self._handlers: dict[type[Any], list[Handler]] = {}
         self._routes: dict[type[Any], str] = {}
-        self._host = Host(name)
-        around = Surroundings(name, transport, self.mode, self.clock, critical_error)
+        self.host = Host(name)
+        around = Surroundings(name, transport, self.mode, self.clock, self._critical_errors, metrics)
         self._service = (
             None if delayed_delivery is None else DelayedDeliveryService(delayed_delivery, around, error_queue)
         )
-        self._enlisting = None if delayed_delivery is None else enlisting(delayed_delivery.store, transport)
+        self._enlisting = None if delayed_delivery is None else enlisting(delayed_delivery.claims, transport)
         self._pump: MessagePump | None = None
+        self._timers: BreakerTimers | None = None
         self._running: AsyncExitStack | None = None
         self._tasks: TaskGroup | None = None
 
@@ -224,7 +271,7 @@ class Endpoint:
         def register(handle: Handler) -> Handler:
             if not inspect.iscoroutinefunction(handle):
                 raise ConfigurationError(f"handler {handle!r} must be an async function (message, context)")
-            self._types.add(message_type, name)
+            self._add_type(message_type, name)
             self._handlers.setdefault(message_type, []).append(handle)
             return handle
 
@@ -232,8 +279,12 @@ class Endpoint:
 
     def route(self, message_type: type[Any], destination: str, *, name: str | None = None) -> None:
         """Send messages of ``message_type`` to ``destination`` unless a send says otherwise."""
-        self._types.add(message_type, name)
+        self._add_type(message_type, name)
         self._routes[message_type] = destination
+
+    def _add_type(self, message_type: type[Any], name: str | None) -> None:
+        self._times_to_be_received.of(message_type)  # a wrong one is told where the type is registered
+        self._types.add(message_type, name)
 
     # --- life ---------------------------------------------------------------------------------------------------
 
@@ -243,8 +294,9 @@ class Endpoint:
         await self._prepare()
         async with AsyncExitStack() as stack:
             self._tasks = tasks = await stack.enter_async_context(anyio.create_task_group())
+            self._critical_errors.tasks = tasks
             if self._pump is not None:
-                tasks.start_soon(self._pump.run)
+                tasks.start_soon(self._run_pump, self._pump)
             if self._service is not None:
                 tasks.start_soon(self._service.run)
             self._running = stack.pop_all()
@@ -262,6 +314,14 @@ class Endpoint:
             self._tasks.cancel_scope.cancel()
         return await running.__aexit__(None, None, None)
 
+    async def _run_pump(self, pump: MessagePump) -> None:
+        async with anyio.create_task_group() as timers:
+            if self._timers is not None:
+                timers.start_soon(self._timers.run)
+            await pump.run()
+            if self._timers is not None:
+                self._timers.stop()
+
     def stop(self) -> None:
         """Stop receiving and polling; leaving the context waits for what is in hand."""
         if self._pump is not None:
@@ -270,34 +330,66 @@ class Endpoint:
             self._service.stop()
 
     async def _prepare(self) -> None:
+        self._check_expiring_types()
         if self._service is not None:
             await self._service.prepare(set_up=self._create_queues)
         if self.send_only:
             return
         if self._create_queues:
-            await self.transport.create_queues([self.name, self._error_queue])
-        breaker = RepeatedFailures("Receive", "Failed to receive messages", RECEIVE_BREAKER, self._critical_error)
+            audit = [] if self.audit is None else [self.audit.queue]
+            await self.transport.create_queues([self.name, self._error_queue, *audit])
+        breaker = RepeatedFailures(
+            "Receive", "Failed to receive messages", RECEIVE_BREAKER, self._critical_errors, self._metrics
+        )
+        self._timers = BreakerTimers([breaker], self.clock)
         receiver = self.transport.receiver(self.name)
         handling = _Handling(self, receiver.commit, receiver.roll_back)
-        self._pump = MessagePump(receiver, handling.handle, self._concurrency, self.clock, breaker)
+        self._pump = MessagePump(receiver, handling.handle, self._concurrency, self.clock, breaker, self.name)
+
+    def _check_expiring_types(self) -> None:
+        expiring = self._times_to_be_received.expiring()
+        if expiring and not self.transport.capabilities.expires_messages:
+            raise ConfigurationError(
+                f"the queues of {type(self.transport).__name__} do not expire messages, but these message types have a "
+                f"time to be received: {', '.join(expiring)}; use another transport, or give them none"
+            )
 
     # --- sending ------------------------------------------------------------------------------------------------
 
-    async def send(self, message: object, **options: Unpack[SendKeywords]) -> str:
+    async def send(
+        self, message: object, *, transaction: NativeTransaction | None = None, **options: Unpack[SendKeywords]
+    ) -> str:
         """Send a message at once, or with ``delay`` or ``deliver_at`` when it is due; return its id.
 
-        Returns after the message is durable where it waits. Options: see :class:`SendOptions`. ``bytes`` are sent as
-        they are, anything else as JSON under the name of its type.
+        Returns after the message is durable where it waits. ``bytes`` are sent as they are, anything else as JSON under
+        the name of its type.
+
+        Args:
+            message: see above.
+            transaction: a connection of your own with a transaction open on the store's database: the message is stored
+                in it, is durable with its commit, and never was with its roll-back. Without a delay it is due at once.
+            options: see :class:`SendOptions`.
 
         Raises:
+            ConfigurationError: ``transaction`` with a store that cannot take part in it, or outside of any.
             DelayedDeliveryNotConfigured: a delayed send without ``delayed_delivery`` (row 15).
             UnknownMessageType: no destination is given and none is routed.
             QueueNotFound, MessageTooLarge, TransportUnavailable, StoreUnavailable: nothing was sent.
+            NotSupported: a time to be received, or dead letters, with queues that have none; nothing was sent.
             DuplicateMessage: ``message_id`` was used for a delayed message before.
         """
+        if transaction is not None:
+            store, delayed = self.into_transaction(message, SendOptions(**options))
+            await store.enqueue(transaction, [delayed], self.clock.now())
+            return delayed.message_id
         outgoing = self.outgoing(message, SendOptions(**options))
         await self.send_now([outgoing])
         return outgoing.message_id
+
+    def into_transaction(self, message: object, options: SendOptions) -> tuple[TransactionalStore, DelayedMessage]:
+        """Return what :meth:`send` would store in a transaction of the application, and where; stores nothing."""
+        store = transactional(None if self.delayed_delivery is None else self.delayed_delivery.store, self.name)
+        return store, kept(self.outgoing(message, options), self.clock.now())
 
     def outgoing(
         self, message: object, options: SendOptions, related_to: Mapping[str, str] | None = None
@@ -312,6 +404,7 @@ class Endpoint:
                 f"no destination for {type_name(type(message))}: pass destination='queue', or route its type with "
                 f"endpoint.route({type(message).__name__}, 'queue')"
             )
+        options = self._expiring(type(message), options)
         if options.is_delayed and self.delayed_delivery is None:
             raise DelayedDeliveryNotConfigured(
                 f"endpoint {self.name!r} cannot delay messages: it has no delayed message store; pass "
@@ -321,6 +414,21 @@ class Endpoint:
             content = {**_conversation(related_to), **content}
         sender = Sender(self.name, None if self.send_only else self.name)
         return outgoing_message(content, body, destination, options, sender, self.clock.now())
+
+    def _expiring(self, message_type: type[Any], options: SendOptions) -> SendOptions:
+        """Return the options with the time to be received of the message type, unless this send has its own."""
+        if options.time_to_be_received is None:
+            span = None if message_type is bytes else self._times_to_be_received.of(message_type)
+            if span is not None:
+                options = replace(options, time_to_be_received=span)
+        can, queues = self.transport.capabilities, f"the queues of {type(self.transport).__name__}"
+        if finite(options.time_to_be_received) is not None and not can.expires_messages:
+            raise NotSupported(
+                f"{queues} do not expire messages: send {type_name(message_type)} without time_to_be_received"
+            )
+        if options.use_dead_letter_queue is not None and not can.dead_letters:
+            raise NotSupported(f"{queues} have no dead letters: send without use_dead_letter_queue")
+        return options
 
     async def send_now(self, messages: Sequence[Envelope | DelayedMessage]) -> None:
         """Send or store what :meth:`outgoing` made, outside any handler's transaction."""
@@ -350,13 +458,26 @@ class Endpoint:
     # --- handling -----------------------------------------------------------------------------------------------
 
     def discard_reason(self, received: Received) -> str | None:
-        """Return why an incoming message is past its use, or ``None``."""
+        """Return why an incoming message is past its use, or ``None``.
+
+        Queues that expire messages have looked at what is not in the headers, by their own clock.
+        """
         if self._ignore_time_to_be_received:
             return None
-        now, expires_at = self.clock.now(), received.envelope.expires_at
-        if expires_at is not None and expires_at < now:
-            return f"expired at {expires_at.isoformat()}"
-        return discard_reason(received.envelope.headers, now)
+        now, envelope = self.clock.now(), received.envelope
+        headers = envelope.headers
+        if not self.transport.capabilities.expires_messages:
+            headers = _own_headers(envelope)
+        return discard_reason(headers, now, self._allowance)
+
+    def discarded(self, received: Received, reason: str) -> End:
+        """Return the end of a message that is past its use: counted, recorded, and in no other queue."""
+        if received.failures:  # so this was not just too late: it is worth knowing
+            reason = f"{reason}, after {received.failures} failed attempts"
+        level = logging.WARNING if received.failures else logging.DEBUG
+        log.log(level, "Discarding message %s due to lapsed Time To Be Received header: %s", _id(received), reason)
+        self._metrics.discarded(1)
+        return End(RecordKind.DISCARDED, reason)
 
     async def call_handlers(self, received: Received, context: HandlerContext) -> None:
         """Decode the message and call every handler of its type, one after the other."""
@@ -380,8 +501,8 @@ class Endpoint:
                 log.info("message %s is retried at once: %s", _id(received), reason)
                 return None
             case DelayedRetry(delay) if self._expires_before(received, now + delay):
-                log.info("message %s is discarded: it expires before it would be retried", _id(received))
-                return End(RecordKind.DISCARDED, f"expires before its retry: {reason}")
+                log.warning("message %s is not retried, as it would expire before that: %s", _id(received), reason)
+                return self.discarded(received, f"expires before its retry: {reason}")
             case DelayedRetry(delay):
                 log.warning("message %s is retried in %s: %s", _id(received), delay, reason)
                 retry = self._retry(received, now + delay, now)
@@ -392,7 +513,7 @@ class Endpoint:
     def _retry(self, received: Received, due: datetime, now: datetime) -> DelayedMessage:
         """Return the message for its delayed retry: a send of its own, so it has an id of its own in the store."""
         envelope = received.envelope
-        own = headers_with_expiry(envelope.headers, envelope.expires_at)
+        own = _own_headers(envelope)
         headers = {Headers.MESSAGE_ID: envelope.message_id, **delayed_retry_headers(own, now)}
         return DelayedMessage(new_message_id(), due, self.name, headers, envelope.body)
 
@@ -400,18 +521,18 @@ class Endpoint:
         if self._ignore_time_to_be_received:
             return False
         try:
-            expires_at = received.envelope.expires_at or expires_at_of(received.envelope.headers)
+            end = end_of_use(_own_headers(received.envelope))
         except InvalidTimestamp:  # unreadable: it does not expire
             return False
-        return expires_at is not None and expires_at < instant
+        return end is not None and instant - end > self._allowance
 
     def to_error(self, received: Received, error: Exception) -> End:
         """Return the end of a message that goes to the error queue."""
         reason = f"{type(error).__name__}: {text_of(error)}"
         envelope, queue = received.envelope, self._error_queue
         log.error("message %s moved to error queue %s: %s", _id(received), queue, reason)
-        own = headers_with_expiry(envelope.headers, envelope.expires_at)
-        headers = error_headers(own, error, self.name, self.clock.now(), self._host)
+        own = _own_headers(envelope)
+        headers = error_headers(own, error, self.name, self.clock.now(), self.host)
         copy = Envelope(queue, envelope.message_id, headers, envelope.body, due=envelope.due)
         return End(RecordKind.FAILED, reason, outgoing=[copy])
 
@@ -426,8 +547,8 @@ class _Handling:
 
     async def handle(self, received: Received) -> None:
         endpoint = self.endpoint
-        if endpoint.mode is TransactionMode.NONE:
-            await self.commit(received, endpoint.clock.now(), End(RecordKind.HANDLED))
+        if endpoint.mode is TransactionMode.NONE and not await self._is_taken(received):
+            return
         try:
             end = await self._end(received)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
@@ -440,6 +561,8 @@ class _Handling:
             await self._recover(received, RuntimeError(f"the handler ended by {type(error).__name__}"))
             return
         if endpoint.mode is TransactionMode.NONE:
+            if end.outgoing:
+                await self._send_first(end)
             return
         try:
             if endpoint.mode is TransactionMode.RECEIVE_ONLY and (end.outgoing or end.work):
@@ -450,20 +573,45 @@ class _Handling:
         except (MessageError, QueueNotFound) as error:  # what the handler sent cannot be sent
             await self._recover(received, error)
 
+    async def _is_taken(self, received: Received) -> bool:
+        """Take a message off its queue before it is handled; return whether it is to be."""
+        endpoint = self.endpoint
+        try:
+            reason = endpoint.discard_reason(received)
+        except InvalidTimestamp as error:
+            await self.commit(received, endpoint.clock.now(), End(RecordKind.HANDLED))
+            await self._recover(received, error)
+            return False
+        end = End(RecordKind.HANDLED) if reason is None else endpoint.discarded(received, reason)
+        await self.commit(received, endpoint.clock.now(), end)
+        return reason is None
+
     async def _end(self, received: Received) -> End:
         endpoint = self.endpoint
-        reason = endpoint.discard_reason(received)
+        # Asked before of what is off its queue already: by now its time may be over, and it must be handled.
+        reason = None if endpoint.mode is TransactionMode.NONE else endpoint.discard_reason(received)
         if reason is not None:
-            log.debug("message %s is discarded: %s", _id(received), reason)
-            return End(RecordKind.DISCARDED, reason)
-        context = HandlerContext(endpoint, received)
+            return endpoint.discarded(received, reason)
+        context, started = HandlerContext(endpoint, received), endpoint.clock.now()
         await endpoint.call_handlers(received, context)
-        return endpoint.end_of(context.end(), RecordKind.HANDLED)
+        outgoing = context.end()
+        if endpoint.audit is not None:
+            copy = endpoint.audit.copy(received.envelope, started, endpoint.clock.now(), endpoint.host)
+            outgoing = [*outgoing, copy]
+        return endpoint.end_of(outgoing, RecordKind.HANDLED)
 
     async def _send_first(self, end: End) -> None:
-        now = self.endpoint.clock.now()
-        errors = await self.endpoint.transport.send(end.outgoing, now, work=end.work)
-        for error in errors:
+        """Send and store outside of any receive transaction: with each other, where the queues can have that."""
+        can = self.endpoint.transport.capabilities
+        expiring = any(envelope.time_to_be_received is not None for envelope in end.outgoing)
+        if end.work and expiring and not can.time_to_be_received_in_transactions:
+            await self._send(end.outgoing, ())
+            await self._send((), end.work)
+        else:
+            await self._send(end.outgoing, end.work)
+
+    async def _send(self, envelopes: Sequence[Envelope], work: Sequence[Work]) -> None:
+        for error in await self.endpoint.transport.send(envelopes, self.endpoint.clock.now(), work=work):
             if error is not None:
                 raise error
 
@@ -483,11 +631,18 @@ def strongest_mode(transport: Transport, delayed_delivery: DelayedDelivery | Non
     """Return the strongest transaction mode that transport and store can keep together."""
     modes = transport.capabilities.transaction_modes
     if delayed_delivery is not None:
-        modes &= delayed_delivery.store.capabilities.transaction_modes
-        if enlisting(delayed_delivery.store, transport) is None:
+        modes &= delayed_delivery.claims.capabilities.transaction_modes
+        if enlisting(delayed_delivery.claims, transport) is None:
             modes -= {TransactionMode.TRANSACTION_SCOPE}
     strength = list(TransactionMode)
     return max(modes, key=strength.index, default=TransactionMode.NONE)
+
+
+def _own_headers(envelope: Envelope) -> Mapping[str, str]:
+    """Return the headers with the expiry that only the queue knew; a time to be received is in them already."""
+    if Headers.TIME_TO_BE_RECEIVED in envelope.headers:
+        return envelope.headers
+    return headers_with_expiry(envelope.headers, envelope.expires_at)
 
 
 def _check_names(endpoint: str, error_queue: str | None) -> None:

@@ -8,8 +8,16 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypedDict
 
-from postdate.errors import DelayConflict, InvalidMessage, InvalidTimestamp
+from postdate.endpoint.time_to_be_received import INFINITE, finite
+from postdate.errors import (
+    ConfigurationError,
+    DelayConflict,
+    DelayedDeliveryNotConfigured,
+    InvalidMessage,
+    InvalidTimestamp,
+)
 from postdate.messages import (
+    LONGEST_TIME_TO_BE_RECEIVED,
     DelayedMessage,
     Envelope,
     Headers,
@@ -20,6 +28,7 @@ from postdate.messages import (
     format_timestamp,
     new_message_id,
 )
+from postdate.ports import DelayedMessageStore, TransactionalStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +41,9 @@ class SendOptions:
         deliver_at: not to be delivered before this instant; aware; a past one is delivered promptly.
         expires_at: not to be delivered after this instant; aware; may go together with a delay.
         time_to_be_received: discarded if not received this long after sending; excludes a delay, because it counts
-            from sending.
+            from sending. ``None``: as the message's type says; ``timedelta.max``: for ever, whatever that says.
+        use_dead_letter_queue: whether it is kept among the dead letters when it expires in its queue; ``None``: as the
+            transport is set. Only for transports with dead letters, and not with a delay.
         headers: of your own.
         message_id: of your own; must be unique among delayed messages.
 
@@ -47,6 +58,7 @@ class SendOptions:
     deliver_at: datetime | None = None
     expires_at: datetime | None = None
     time_to_be_received: timedelta | None = None
+    use_dead_letter_queue: bool | None = None
     headers: Mapping[str, str] | None = None
     message_id: str | None = None
 
@@ -61,6 +73,15 @@ class SendOptions:
             raise InvalidMessage(f"delay must not be negative, not {self.delay}")
         if self.time_to_be_received is not None and self.time_to_be_received <= timedelta(0):
             raise InvalidMessage(f"time_to_be_received must be above zero, not {self.time_to_be_received}")
+        if self.time_to_be_received is not None and (LONGEST_TIME_TO_BE_RECEIVED < self.time_to_be_received < INFINITE):
+            raise InvalidMessage(
+                f"time_to_be_received is longer than {LONGEST_TIME_TO_BE_RECEIVED.days:,} days: "
+                f"{self.time_to_be_received}; leave it out, or say timedelta.max, for a message that is wanted for ever"
+            )
+        if self.use_dead_letter_queue is not None and self.is_delayed:
+            raise DelayConflict(
+                "use_dead_letter_queue is for the queue that a message is sent to at once: not with a delay"
+            )
         for name in ("deliver_at", "expires_at"):
             if getattr(self, name) is not None:
                 aware_utc(getattr(self, name), name)
@@ -90,6 +111,7 @@ class SendKeywords(TypedDict, total=False):
     deliver_at: datetime | None
     expires_at: datetime | None
     time_to_be_received: timedelta | None
+    use_dead_letter_queue: bool | None
     headers: Mapping[str, str] | None
     message_id: str | None
 
@@ -125,8 +147,9 @@ def outgoing_headers(
     }
     if sender.replies_to is not None:
         headers.setdefault(Headers.REPLY_TO_ADDRESS, sender.replies_to)
-    if options.time_to_be_received is not None:
-        headers[Headers.TIME_TO_BE_RECEIVED] = format_time_span(options.time_to_be_received)
+    span = finite(options.time_to_be_received)
+    if span is not None:
+        headers[Headers.TIME_TO_BE_RECEIVED] = format_time_span(span)
     if options.is_delayed and Headers.TIME_TO_BE_RECEIVED in headers:
         kind = content.get(Headers.ENCLOSED_MESSAGE_TYPES, "this message")
         raise DelayConflict(
@@ -158,10 +181,49 @@ def outgoing_message(
     headers = outgoing_headers(content, options, sender, message_id, now)
     due = options.due(now)
     if due is None or due <= now:
-        return Envelope(destination, message_id, headers, body, options.expires_at)
+        return Envelope(
+            destination,
+            message_id,
+            headers,
+            body,
+            options.expires_at,
+            time_to_be_received=finite(options.time_to_be_received),
+            use_dead_letter_queue=options.use_dead_letter_queue,
+        )
     return DelayedMessage(message_id, due, destination, headers, body, options.expires_at)
 
 
 def through_queue(message: DelayedMessage, queue: str) -> Envelope:
     """Return the envelope that carries a delayed message to a timeouts queue."""
     return Envelope(queue, message.message_id, delay_headers(message), message.body)
+
+
+def kept(message: Envelope | DelayedMessage, now: datetime) -> DelayedMessage:
+    """Return what a store keeps of a message, also of one that is due already: its time begins now."""
+    if isinstance(message, DelayedMessage):
+        return message
+    expires_at, span = message.expires_at, message.time_to_be_received
+    if span is not None:
+        end = now + span
+        expires_at = end if expires_at is None else min(expires_at, end)
+    return DelayedMessage(message.message_id, now, message.destination, message.headers, message.body, expires_at)
+
+
+def transactional(store: DelayedMessageStore | None, endpoint: str) -> TransactionalStore:
+    """Return the store if it can be part of a transaction of the application.
+
+    Raises:
+        DelayedDeliveryNotConfigured: there is no store.
+        ConfigurationError: it cannot.
+    """
+    if store is None:
+        raise DelayedDeliveryNotConfigured(
+            f"endpoint {endpoint!r} cannot send in a transaction of yours: it has no delayed message store; pass "
+            f"delayed_delivery=DelayedDelivery(store) when you create it"
+        )
+    if not isinstance(store, TransactionalStore):
+        raise ConfigurationError(
+            f"{type(store).__name__} cannot store in a transaction of yours; keep messages in the database of your "
+            f"transaction, with PostgresStore, or send without transaction="
+        )
+    return store

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Literal, TypeAlias, get_args
 
-from postdate.errors import ConfigurationError
-from postdate.ports import ClaimingStore
+from postdate.core.simple_store import claiming
+from postdate.errors import ConfigurationError, InvalidMessage
+from postdate.messages import DESTINATION_LIMIT, check_text
+from postdate.ports import ClaimingStore, DelayedMessageStore, DelayExchange, TransactionMode
+
+ModeName: TypeAlias = Literal["none", "receive_only", "sends_atomic_with_receive", "transaction_scope"]
+"""Names of the transaction modes, as in the settings."""
+
+ErrorsReturnTo: TypeAlias = Literal["timeouts_queue", "destination"]
+"""Which queue an error copy of a due message names as the one to return it to."""
 
 _30_SECONDS = timedelta(seconds=30)
 
@@ -16,32 +25,88 @@ class DelayedDelivery:
     """How messages are kept until they are due.
 
     Args:
-        store: where they wait.
-        number_of_retries: dispatch attempts after the first before a message goes to the error queue; 0 or more.
+        store: where they wait; one of Postdate's, or any object with the six methods of
+            :class:`~postdate.ports.DelayedMessageStore`.
+        number_of_retries: dispatch attempts after the first before a message goes to the error queue; 0 or more. Unlike
+            upstream, whose setter refuses 0 although 0 is its default, 0 may be given (specification D5).
         time_to_trigger_store_circuit_breaker: how long storing may fail before it is a critical error; above zero.
         time_to_trigger_fetch_circuit_breaker: the same for looking for due messages.
         time_to_trigger_dispatch_circuit_breaker: the same for sending due messages.
         maximum_recovery_failures_per_second: failures of failure handling that are borne, over 30 s; above 0.
+        delay_exchange: also store what other programs publish to this exchange; only with queues of RabbitMQ.
+        poison_queue: where delayed messages go that cannot be stored or delivered; created with the other queues.
+            ``None``: the endpoint's error queue.
+        errors_return_to: the queue that their error copies name, in ``NServiceBus.FailedQ``: ``timeouts_queue``, so
+            that what is returned is dispatched again; or ``destination``, the queue that a due message was meant for,
+            as with upstream on Azure (specification 3.6). What could not be stored names the timeouts queue either way:
+            it may not be due yet.
+        drain_timeout_manager: also receive from ``{endpoint}.timeoutsdispatcher``, a queue of the timeout manager that
+            the endpoint had before, and which is created with the others: for when that does not run any more
+            (specification 3.7).
 
     Raises:
-        ConfigurationError: a value is out of range.
+        ConfigurationError: a value is out of range or of the wrong type, or a method of the store is missing or not
+            async.
     """
 
-    store: ClaimingStore
+    store: DelayedMessageStore
     number_of_retries: int = 0
     time_to_trigger_store_circuit_breaker: timedelta = _30_SECONDS
     time_to_trigger_fetch_circuit_breaker: timedelta = _30_SECONDS
     time_to_trigger_dispatch_circuit_breaker: timedelta = _30_SECONDS
     maximum_recovery_failures_per_second: int = 1
+    delay_exchange: DelayExchange | None = None
+    poison_queue: str | None = None
+    errors_return_to: ErrorsReturnTo = "timeouts_queue"
+    drain_timeout_manager: bool = False
+    claims: ClaimingStore = field(init=False, repr=False, compare=False)
+    """The store as the core uses it: the same, or its six methods put to work in batches."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.store, ClaimingStore):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ConfigurationError(f"store must be a delayed message store, not {self.store!r}")
-        if self.number_of_retries < 0:
-            raise ConfigurationError(f"number_of_retries must be 0 or more, not {self.number_of_retries}")
-        if self.maximum_recovery_failures_per_second <= 0:
-            raise ConfigurationError("maximum_recovery_failures_per_second must be above 0")
+        object.__setattr__(self, "claims", claiming(self.store))
+        _whole_number("number_of_retries", self.number_of_retries, at_least=0)
+        _whole_number("maximum_recovery_failures_per_second", self.maximum_recovery_failures_per_second, at_least=1)
         for name in ("store", "fetch", "dispatch"):
             setting = f"time_to_trigger_{name}_circuit_breaker"
-            if getattr(self, setting) <= timedelta(0):
-                raise ConfigurationError(f"{setting} must be above zero, not {getattr(self, setting)}")
+            _above_zero(setting, getattr(self, setting))
+        if self.poison_queue is not None:
+            _queue("poison_queue", self.poison_queue)
+        if self.errors_return_to not in get_args(ErrorsReturnTo):
+            names = " or ".join(map(repr, get_args(ErrorsReturnTo)))
+            raise ConfigurationError(f"errors_return_to must be {names}, not {self.errors_return_to!r}")
+
+
+def _queue(setting: str, name: str) -> None:
+    try:
+        check_text(name, setting, DESTINATION_LIMIT)
+    except InvalidMessage as error:
+        raise ConfigurationError(f"{error}; name a queue, or leave it out") from error
+
+
+def _whole_number(setting: str, value: object, *, at_least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigurationError(f"{setting} must be a whole number, not {type(value).__name__} {value!r}")
+    if value < at_least:
+        raise ConfigurationError(f"{setting} must be {at_least} or more, not {value}")
+
+
+def _above_zero(setting: str, value: object) -> None:
+    if not isinstance(value, timedelta):
+        raise ConfigurationError(f"{setting} must be a timedelta, not {type(value).__name__} {value!r}")
+    if value <= timedelta(0):
+        raise ConfigurationError(f"{setting} must be above zero, not {value}")
+
+
+def mode_of(given: TransactionMode | str | None) -> TransactionMode | None:
+    """Return the mode that is meant by a mode or its name.
+
+    Raises:
+        ConfigurationError: there is no such mode.
+    """
+    if given is None or isinstance(given, TransactionMode):
+        return given
+    try:
+        return TransactionMode(given)
+    except ValueError as error:
+        names = ", ".join(mode.value for mode in TransactionMode)
+        raise ConfigurationError(f"transaction_mode must be one of {names}, not {given!r}") from error

@@ -1,7 +1,11 @@
-"""Numbered SQL, the same numbers and names in every dialect. Applied in order, together with its mark."""
+"""Numbered SQL: the same numbers and names in all dialects with queues, and in all without.
+
+Applied in order, each together with its mark.
+"""
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from importlib import resources
 
@@ -19,6 +23,14 @@ class Migration:
     version: int
     name: str
     sql: str
+
+
+def setup_command(table: str) -> str:
+    """Return the command that creates the table of a store, the endpoint it belongs to included where that is known."""
+    endpoint = table.removesuffix(".timeouts")
+    if endpoint in {table, "postdate"}:
+        return "run `postdate setup`"
+    return f"run `POSTDATE_ENDPOINT__NAME={shlex.quote(endpoint)} postdate setup`, or name it with endpoint.name"
 
 
 def migrations(dialect: str) -> tuple[Migration, ...]:

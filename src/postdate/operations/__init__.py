@@ -30,6 +30,7 @@ from postdate.operations.messages import (
     statistics,
 )
 from postdate.operations.outgoing import Outgoing, Sent, SetUp, send, set_up
+from postdate.operations.readiness import check_set_up
 
 __all__ = [
     "Change",
@@ -51,6 +52,7 @@ __all__ = [
     "State",
     "Statistics",
     "cancel",
+    "check_set_up",
     "diagnose",
     "explain",
     "list_errors",

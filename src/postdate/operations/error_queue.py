@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+
+import anyio
 
 from postdate.core.expiry import discard_reason
 from postdate.errors import InvalidTimestamp, MessageNotFound, PostdateError, QueueNotFound
 from postdate.messages import Envelope, Headers, parse_timestamp
+from postdate.operations.needs import lengths, queue_view, taking
 from postdate.operations.plain import Body, body_of
-from postdate.ports import End, Queued, Received, RecordKind, TakingReceiver
+from postdate.ports import End, Queued, Received, Receiver, RecordKind
 from postdate.wiring import Plant
 
 _PAGE = 500
+_LAST_MESSAGE_SECONDS = 2.0
+"""How long a queue that cannot be looked into may be silent before it counts as empty."""
 
 _FAILURE_HEADERS = frozenset(
     {
@@ -35,6 +40,8 @@ _FAILURE_HEADERS = frozenset(
         Headers.IMMEDIATE_RETRIES,
     }
 )
+
+_EXPIRY_HEADERS = frozenset({Headers.TIME_TO_BE_RECEIVED, Headers.EXPIRES_AT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +99,7 @@ class Returned:
         message_id: of the message.
         done: whether it was put back.
         queue: where it is now.
-        remark: why not; or, when done, what to know about it.
+        remark: why not.
     """
 
     message_id: str
@@ -106,9 +113,11 @@ async def list_errors(plant: Plant, queue: str, limit: int) -> ErrorList:
 
     Raises:
         QueueNotFound: there is no such queue.
+        NotSupported: the queues cannot be looked into.
     """
-    found = await plant.queue_view.browse(queue, limit)
-    total = (await plant.queue_view.queue_lengths()).get(queue, 0)
+    view = queue_view(plant, "list failed messages")
+    found = await view.browse(queue, limit)
+    total = (await view.queue_lengths()).get(queue, 0)
     return ErrorList(queue, total, [_line(each) for each in found])
 
 
@@ -139,6 +148,7 @@ async def show_error(plant: Plant, queue: str, message_id: str) -> ErrorDetails:
 
     Raises:
         MessageNotFound: it is not in that queue.
+        NotSupported: the queues cannot be looked into.
     """
     queued = await _find(plant, queue, message_id)
     if queued is None:
@@ -149,7 +159,7 @@ async def show_error(plant: Plant, queue: str, message_id: str) -> ErrorDetails:
 
 
 async def _find(plant: Plant, queue: str, message_id: str) -> Queued | None:
-    found = await plant.queue_view.find_in_queues(message_id)
+    found = await queue_view(plant, "find a failed message").find_in_queues(message_id)
     return next((each for each in found if each.queue == queue), None)
 
 
@@ -161,7 +171,13 @@ def _not_there(queue: str, message_id: str) -> str:
 
 
 async def return_messages(
-    plant: Plant, queue: str, message_ids: Sequence[str], now: datetime, *, to: str | None = None
+    plant: Plant,
+    queue: str,
+    message_ids: Sequence[str],
+    now: datetime,
+    *,
+    to: str | None = None,
+    without_expiry: bool = False,
 ) -> list[Returned]:
     """Put messages of an error queue back to where they failed, without the traces of the failure.
 
@@ -173,21 +189,29 @@ async def return_messages(
         message_ids: which.
         now: UTC.
         to: another queue than the one in the message's ``NServiceBus.FailedQ`` header.
+        without_expiry: take the end of their use off; with it, what is past its use stays where it is.
+
+    Raises:
+        NotSupported: the queues give out messages in their order only.
     """
     receiver = plant.transport.receiver(queue)
-    returning = _Returning(plant, receiver, queue, now, to)
+    returning = _Returning(plant, receiver, queue, now, to, without_expiry)
     try:
         return [await returning.put_back(each) for each in message_ids]
     finally:
         await receiver.close()
 
 
-async def return_all(plant: Plant, queue: str, now: datetime, *, to: str | None = None) -> list[Returned]:
+async def return_all(
+    plant: Plant, queue: str, now: datetime, *, to: str | None = None, without_expiry: bool = False
+) -> list[Returned]:
     """Put every message of an error queue back that is in it now; those that cannot be returned stay.
 
     Raises:
         QueueNotFound: there is no such queue.
     """
+    if plant.queue_view is None:
+        return await _return_in_order(plant, queue, now, to, without_expiry=without_expiry)
     seen: set[str] = set()
     results: list[Returned] = []
     stuck = 0
@@ -197,28 +221,67 @@ async def return_all(plant: Plant, queue: str, now: datetime, *, to: str | None 
         if not fresh:
             return results
         seen.update(fresh)
-        page = await return_messages(plant, queue, fresh, now, to=to)
+        page = await return_messages(plant, queue, fresh, now, to=to, without_expiry=without_expiry)
         stuck += sum(not each.done for each in page)
         results += page
+
+
+async def _return_in_order(
+    plant: Plant, queue: str, now: datetime, to: str | None, *, without_expiry: bool
+) -> list[Returned]:
+    """Receive what is there, one message after the other; what cannot be returned is held, and given back at the end.
+
+    Given back at once, it would come again before the others.
+    """
+    counted = await lengths(plant, [queue])
+    limit = None if counted is None else counted.get(queue, 0)
+    receiver = plant.transport.receiver(queue)
+    returning = _Returning(plant, receiver, queue, now, to, without_expiry)
+    results: list[Returned] = []
+    stuck: list[Received] = []
+    try:
+        while limit is None or len(results) < limit:
+            page: Sequence[Received] = ()
+            with anyio.move_on_after(_LAST_MESSAGE_SECONDS):
+                page = await receiver.receive(1)
+            if not page:
+                break
+            for received in page:
+                result = await returning.try_to_move(received)
+                results.append(result)
+                if not result.done:
+                    stuck.append(received)
+        return results
+    finally:
+        for received in stuck:
+            await receiver.roll_back(received, failed=False)
+        await receiver.close()
 
 
 @dataclass(frozen=True, slots=True)
 class _Returning:
     plant: Plant
-    receiver: TakingReceiver
+    receiver: Receiver
     queue: str
     now: datetime
     to: str | None
+    without_expiry: bool
 
     async def put_back(self, message_id: str) -> Returned:
-        received = await self.receiver.take(message_id)
+        received = await taking(self.plant, self.receiver, "return one message by its id").take(message_id)
         if received is None:
             return self._stays(message_id, await self._why_not(message_id))
+        result = await self.try_to_move(received)
+        if not result.done:
+            await self.receiver.roll_back(received, failed=False)
+        return result
+
+    async def try_to_move(self, received: Received) -> Returned:
+        """Move a message; when that fails it is still held."""
         try:
             return await self._move(received)
         except PostdateError as error:
-            await self.receiver.roll_back(received, failed=False)
-            return self._stays(message_id, str(error))
+            return self._stays(received.envelope.message_id, str(error))
 
     async def _move(self, received: Received) -> Returned:
         message_id = received.envelope.message_id
@@ -226,14 +289,24 @@ class _Returning:
         if not destination:
             raise QueueNotFound(f"it has no header {Headers.FAILED_QUEUE}; say where it belongs with --to QUEUE")
         copy = returned_copy(received.envelope, destination)
+        if self.without_expiry:
+            copy = replace(copy, headers=_lasting(copy.headers), expires_at=None)
+        reason = _past_use(copy, self.now)
+        if reason is not None:  # it does not expire here, and would be discarded there: this is the only one
+            return self._stays(
+                message_id,
+                f"it {reason} and would be discarded there; to have it handled all the same, return it with "
+                f"--without-expiry",
+            )
         await self.receiver.commit(received, self.now, End(RecordKind.RETURNED, f"to {destination}", outgoing=[copy]))
-        # What does not expire in the error queue may be past its use where it goes.
-        return Returned(message_id, done=True, queue=destination, remark=_past_use(copy, self.now))
+        return Returned(message_id, done=True, queue=destination)
 
     def _stays(self, message_id: str, remark: str) -> Returned:
         return Returned(message_id, done=False, queue=self.queue, remark=remark)
 
     async def _why_not(self, message_id: str) -> str:
+        if self.plant.queue_view is None:
+            return f"it is not in {self.queue!r}, or another process has it in hand"
         queued = await _find(self.plant, self.queue, message_id)
         if queued is None:
             return _not_there(self.queue, message_id)
@@ -250,9 +323,12 @@ def returned_copy(envelope: Envelope, destination: str) -> Envelope:
     return Envelope(destination, envelope.message_id, headers, envelope.body, envelope.expires_at, envelope.due)
 
 
-def _past_use(envelope: Envelope, now: datetime) -> str:
+def _lasting(headers: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in headers.items() if key not in _EXPIRY_HEADERS}
+
+
+def _past_use(envelope: Envelope, now: datetime) -> str | None:
     try:
-        reason = discard_reason(envelope.headers, now)
+        return discard_reason(envelope.headers, now)
     except InvalidTimestamp:
-        return ""
-    return f"it {reason} and will be discarded there" if reason else ""
+        return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -11,6 +11,17 @@ from postdate.core.expiry import discard_reason
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.errors import InvalidTimestamp
 from postdate.messages import Headers
+from postdate.operations.needs import (
+    exists,
+    in_queues,
+    inspectable,
+    intake_queues,
+    lengths,
+    retries_of,
+    standing_of,
+    users_of_queues,
+    users_of_store,
+)
 from postdate.operations.plain import (
     Event,
     delivering,
@@ -20,8 +31,17 @@ from postdate.operations.plain import (
     shown_span,
     shown_time,
 )
-from postdate.ports import Process, Queued, Record, Recording, RecordKind, Standing
+from postdate.ports import ARCHIVED, Process, Queued, Record, Recording, RecordKind, Standing
 from postdate.wiring import Plant
+
+_ENDED_IN_QUEUE = "expired in its queue"
+"""How the detail begins of what a queue itself discards, by a clock of its own and without asking any receiver."""
+
+_AGAINST_DISCARDING = (
+    "compare the clocks of sender and receiver: the time sent is the sender's, the end is judged by the receiver's",
+    "where clocks differ, let the receiver allow for it: time_to_be_received_allowance, twice the largest difference",
+    "to have such messages handled all the same: ignore_incoming_time_to_be_received_headers",
+)
 
 
 class State(enum.Enum):
@@ -42,6 +62,7 @@ class State(enum.Enum):
     EXPIRED = "expired"
     CANCELLED = "cancelled"
     DISCARDED = "discarded"
+    ARCHIVED = "archived"
     UNKNOWN = "unknown"
 
 
@@ -67,8 +88,12 @@ class Explanation:
 
 
 async def explain(plant: Plant, message_id: str, now: datetime) -> Explanation:
-    """Say where a message is, why, and what to do. Never fails for an unknown message: that, too, is an answer."""
-    history = await plant.store.history(message_id)
+    """Say where a message is, why, and what to do. Never fails for an unknown message: that, too, is an answer.
+
+    Raises:
+        NotSupported: the store answers no questions at all.
+    """
+    history = await inspectable(plant, "explain a message").history(message_id)
     explanation = await _Question(plant, message_id, now, history).answer()
     return replace(explanation, history=events_of(history))
 
@@ -82,19 +107,19 @@ class _Question:
 
     async def answer(self) -> Explanation:
         """Look in the order of a message's way, backwards: what is there now counts more than what was recorded."""
-        standing = await self.plant.store_view.standing(self.message_id)
+        standing = await standing_of(self.plant, self.message_id)
         if standing is not None:
             return await self._waiting(standing)
-        queued = await self.plant.queue_view.find_in_queues(self.message_id)
+        queued = await in_queues(self.plant, self.message_id)
         own = [each for each in queued if each.envelope.message_id == self.message_id]
         if own:
             return await self._in_queue(own[0])
-        retries = await self.plant.store_view.retries_of(self.message_id)
+        retries = await retries_of(self.plant, self.message_id)
         if retries:
             return await self._retry(retries[-1].message.message_id)
         if queued:
             return await self._retry(queued[-1].envelope.message_id)
-        return self._gone() if self.history else self._unknown()
+        return self._gone() if self.history else await self._unknown()
 
     def _say(self, state: State, headline: str, facts: Sequence[str] = (), advice: Sequence[str] = ()) -> Explanation:
         return Explanation(self.message_id, state, headline, tuple(facts), tuple(advice))
@@ -103,15 +128,14 @@ class _Question:
 
     async def _waiting(self, standing: Standing) -> Explanation:
         message, now = standing.message, self.now
-        processes = await self.plant.store_view.processes()
-        services = delivering(processes)
-        facts = [await self._service_fact(services, processes)]
+        processes = await users_of_store(self.plant)
+        facts = await self._service_facts(processes)
         facts += await self._destination_facts(message.destination)
         if message.expires_at is not None:
             facts.append(f"it expires at {shown_time(message.expires_at)}")
-        advice = [] if services else ["start the service: postdate run"]
+        advice = [] if processes is None or delivering(processes) else ["start the service: postdate run"]
         if standing.attempt_at is None:
-            return self._say(State.BEING_DELIVERED, *_held(standing, processes))
+            return self._say(State.BEING_DELIVERED, *_held(standing, processes or ()))
         if message.number_of_failures:
             return self._say(State.RETRYING, self._retrying(standing), facts, advice)
         if message.due >= now:
@@ -119,28 +143,31 @@ class _Question:
             return self._say(State.WAITING, headline, facts, advice)
         return await self._overdue(standing, facts[1:], processes)
 
-    async def _overdue(self, standing: Standing, facts: list[str], processes: Sequence[Process]) -> Explanation:
-        message, services = standing.message, delivering(processes)
+    async def _overdue(self, standing: Standing, facts: list[str], processes: Sequence[Process] | None) -> Explanation:
+        message = standing.message
         late = f"it was due at {shown_time(message.due)}, {shown_span(self.now - message.due)} ago"
-        if not services:
+        if processes is not None and not delivering(processes):
             facts = [await self._last_delivery(processes), *facts]
             advice = ["start the service: postdate run"]
             return self._say(State.OVERDUE, f"{late}, and no service is running to deliver it", facts, advice)
-        ahead = (await self.plant.store.statistics(self.now)).overdue - 1
-        facts = [_names("delivers due messages", services), *facts]
+        ahead = (await inspectable(self.plant, "count messages").statistics(self.now)).overdue - 1
+        facts = [*await self._service_facts(processes), *facts]
         facts.append(f"{shown_count(max(ahead, 0), 'other message')} overdue beside it; the oldest go first")
         advice = ["wait a moment and ask again; if the number stays, look at the log of the service"]
         return self._say(State.OVERDUE, f"{late}, and its turn has not come yet", facts, advice)
 
-    async def _service_fact(self, services: Sequence[Process], processes: Sequence[Process]) -> str:
+    async def _service_facts(self, processes: Sequence[Process] | None) -> list[str]:
+        if processes is None:
+            return ["whether a service is running cannot be seen from here: this store does not know its processes"]
+        services = delivering(processes)
         if services:
-            return _names("delivers due messages", services)
-        return f"no service is running; {await self._last_delivery(processes)}"
+            return [_names("delivers due messages", services)]
+        return [f"no service is running; {await self._last_delivery(processes)}"]
 
     async def _last_delivery(self, processes: Sequence[Process]) -> str:
         dead = [each for each in processes if not each.alive and each.delivers]
         died = f"process {dead[-1].pid} died without stopping; " if dead else ""
-        last = await self.plant.store_view.last_delivered_at()
+        last = None if self.plant.store_view is None else await self.plant.store_view.last_delivered_at()
         if last is None:
             return f"{died}nothing was delivered from this store lately"
         return f"{died}the last delivery from this store was at {shown_time(last)}"
@@ -158,7 +185,10 @@ class _Question:
 
     async def _destination_facts(self, destination: str) -> list[str]:
         """A missing queue is found out when the message is due; an operator wants to know it before."""
-        if destination in await self.plant.queue_view.queue_lengths():
+        there = await exists(self.plant, destination)
+        if there is None:
+            return [f"whether its queue {destination!r} exists cannot be seen from here"]
+        if there:
             return []
         error_queue = self.plant.settings.endpoint.error_queue
         fact = f"its queue {destination!r} does not exist: when due, the message goes to {error_queue!r}"
@@ -171,7 +201,7 @@ class _Question:
             return self._failed_copy(queued)
         settings = self.plant.settings
         intake = timeouts_queue(settings.endpoint.name)
-        processes = await self.plant.queue_view.processes()
+        processes = await users_of_queues(self.plant) or ()
         consumers = receiving(processes, queued.queue)
         if queued.queue == intake:
             return self._in_intake(intake, consumers)
@@ -230,7 +260,8 @@ class _Question:
 
     async def _retry(self, message_id: str) -> Explanation:
         """A delayed retry is a send of its own, with an id of its own: explain that one."""
-        follow = _Question(self.plant, message_id, self.now, await self.plant.store.history(message_id))
+        history = await inspectable(self.plant, "explain a message").history(message_id)
+        follow = _Question(self.plant, message_id, self.now, history)
         explanation = await follow.answer()
         facts = [f"handling it failed; it is being retried as message {message_id}", *explanation.facts]
         return replace(explanation, message_id=self.message_id, facts=tuple(facts))
@@ -249,53 +280,135 @@ class _Question:
             case RecordKind.RETRIED:
                 return self._handling_retried(last)
             case RecordKind.FAILED:
-                headline = f"it failed at {at} because of {last.detail}, and its copy has left the error queue"
-                fact = "it was returned with `postdate errors return`, or something consumes the error queue"
-                return self._say(State.FAILED, headline, [fact])
+                return self._failed(last, at)
             case RecordKind.RETURNED:
-                headline = f"it was returned from the error queue at {at}, {last.detail}, and has left that queue, too"
-                return self._say(State.FAILED, headline, ["a receiver that fails again puts it into the error queue"])
+                left = ", and has left that queue, too" if self._sees_queues else ""
+                headline = f"it was returned from the error queue at {at}, {last.detail}{left}"
+                facts = ["a receiver that fails again puts it into the error queue", *self._unseen()]
+                return self._say(State.FAILED, headline, facts)
             case RecordKind.SCHEDULED | RecordKind.RESCHEDULED:
-                headline = f"it was last {last.kind.name.lower()} at {at}, and is not in the store any more"
-                advice = ["run `postdate doctor`: a store should never lose a message without a record"]
-                return self._say(State.UNKNOWN, headline, advice=advice)
+                return self._archived(last, at) if last.detail == ARCHIVED else self._lost(last, at)
             case _:
                 pass
+        who_of = "queue " if _ended_in_queue(last) else "the consumer of "
         was_due = f"; it was due at {shown_time(last.due)}" if last.due else ""
         state, headline = {
             RecordKind.HANDLED: (State.HANDLED, f"it arrived: handled from queue {queue} at {at}"),
             RecordKind.EXPIRED: (State.EXPIRED, f"it expired before it could be delivered, noticed at {at}{was_due}"),
             RecordKind.CANCELLED: (State.CANCELLED, f"it was cancelled at {at}{was_due}"),
-            RecordKind.DISCARDED: (State.DISCARDED, f"the consumer of {queue} discarded it at {at}: {last.detail}"),
+            RecordKind.DISCARDED: (State.DISCARDED, f"{who_of}{queue} discarded it at {at}: {last.detail}"),
         }[last.kind]
-        return self._say(state, headline, self._delivery_facts())
+        facts, advice = (
+            self._about_discarding(last) if last.kind is RecordKind.DISCARDED else (self._delivery_facts(), [])
+        )
+        return self._say(state, headline, facts, advice)
+
+    @property
+    def _sees_queues(self) -> bool:
+        return self.plant.queue_view is not None
+
+    def _unseen(self) -> list[str]:
+        """What must be said wherever a message that is in no queue we see may be in one that we do not."""
+        if self._sees_queues:
+            return []
+        address = self.plant.settings.transport.address.shown
+        return [f"whether it is in a queue cannot be seen: those at {address} cannot be looked into"]
+
+    def _failed(self, failed: Record, at: str) -> Explanation:
+        headline = f"it failed at {at} because of {failed.detail}, and its copy "
+        if not self._sees_queues:
+            headline += f"went to the error queue {self.plant.settings.endpoint.error_queue!r}"
+            advice = ["mend the cause, then: postdate errors return --all"]
+            return self._say(State.FAILED, headline, self._unseen(), advice)
+        fact = "it was returned with `postdate errors return`, or something consumes the error queue"
+        return self._say(State.FAILED, f"{headline}has left the error queue", [fact])
+
+    def _about_discarding(self, discarded: Record) -> tuple[list[str], list[str]]:
+        """Return facts and advice."""
+        facts = self._delivery_facts()
+        if discarded.due is None:
+            facts.append("it was sent without a delay: nothing else is recorded of it")
+        advice = ["if it was wanted for longer, have it sent with a longer time to be received, or received sooner"]
+        return facts, advice if _ended_in_queue(discarded) else [*_AGAINST_DISCARDING, *advice]
+
+    def _lost(self, last: Record, at: str) -> Explanation:
+        headline = f"it was last {last.kind.name.lower()} at {at}, and is not in the store any more"
+        advice = ["run `postdate doctor`: a store should never lose a message without a record"]
+        return self._say(State.UNKNOWN, headline, advice=advice)
+
+    def _archived(self, scheduled: Record, at: str) -> Explanation:
+        was_due = f" and due at {shown_time(scheduled.due)}" if scheduled.due else ""
+        headline = f"it ended, and its records were archived; it was scheduled at {at}{was_due}"
+        facts = ["only messages that have ended are archived: what became of it is in the archive, not in the store"]
+        advice = [
+            f"bring its records back and ask again: postdate pipeline restore DIR --id {self.message_id}",
+            "DIR is the folder that was given to `postdate pipeline archive`",
+        ]
+        return self._say(State.ARCHIVED, headline, facts, advice)
 
     def _handling_retried(self, retried: Record) -> Explanation:
         at = shown_time(retried.at)
         headline = f"handling it failed at {at} because of {retried.detail}; it was sent again as a delayed retry"
-        facts = ["the retry has an id of its own, and has left its queue, too"]
+        facts = [f"the retry has an id of its own{', and has left its queue, too' if self._sees_queues else ''}"]
+        facts += self._unseen()
         error_queue = self.plant.settings.endpoint.error_queue
         advice = [f"look for failures: postdate errors list --queue {error_queue}"]
         return self._say(State.HANDLING_RETRIED, headline, facts, advice)
 
     def _left_queue(self, delivered: Record) -> Explanation:
-        headline = f"it was delivered to queue {delivered.destination!r} at {shown_time(delivered.at)} and has left it"
+        headline = f"it was delivered to queue {delivered.destination!r} at {shown_time(delivered.at)}"
+        if not self._sees_queues:
+            return self._say(State.DELIVERED, headline, [*self._delivery_facts(), *self._unseen()])
+        headline += " and has left it"
         facts = [*self._delivery_facts(), "whoever received it kept no record of handling it"]
         if self.plant.settings.store.recording is not Recording.ALL:
             recording = self.plant.settings.store.recording.value
             facts.append(f"store.recording is {recording!r} here: handling is recorded with 'all' only")
         return self._say(State.DELIVERED, headline, facts)
 
-    def _unknown(self) -> Explanation:
+    async def _unknown(self) -> Explanation:
         address = self.plant.settings.store.address.shown
         facts = ["messages sent without a delay leave no record once they are handled"]
-        if self.plant.settings.store.recording is Recording.NONE:
-            facts.append("store.recording is 'none': what was delivered leaves no record, either")
         advice = [
             "check the id, and that this is the right store: postdate config show",
             "list what waits: postdate messages list",
         ]
-        return self._say(State.UNKNOWN, f"it was never scheduled in {address}", facts, advice)
+        if self._sees_queues:
+            headline = f"it was never scheduled in {address}"
+        else:
+            headline = f"nothing is known of it in {address}"
+            of_intake, mend = await self._unseen_intake()
+            facts, advice = [*facts, *of_intake, *self._unseen()], [*mend, *advice]
+        if self.plant.settings.store.recording is Recording.NONE:
+            facts.append("store.recording is 'none': what was delivered leaves no record, either")
+        return self._say(State.UNKNOWN, headline, facts, advice)
+
+    async def _unseen_intake(self) -> tuple[list[str], list[str]]:
+        """Return what may have become of a message before the store knew of it, and what to do about it."""
+        queues = intake_queues(self.plant.settings, self.plant.transport)
+        known = await lengths(self.plant, queues)
+        names = " and ".join(repr(queue) for queue in queues)
+        facts = [
+            f"what a service has not taken from {names} is not in the store yet: {_waiting_in(queues, known)}",
+            "a delayed message that was due already when it was taken from there went on at once, without a record",
+        ]
+        processes = await users_of_store(self.plant)
+        idle = processes is not None and not delivering(processes)
+        return facts, ["start the service: postdate run"] if idle and known and any(known.values()) else []
+
+
+def _ended_in_queue(discarded: Record) -> bool:
+    return discarded.detail.startswith(_ENDED_IN_QUEUE)
+
+
+def _waiting_in(queues: Sequence[str], known: Mapping[str, int] | None) -> str:
+    if known is None:
+        return "how many messages that are cannot be seen"
+    said = [
+        f"{shown_count(known[queue], 'message')} in {queue!r}" if queue in known else f"there is no queue {queue!r}"
+        for queue in queues
+    ]
+    return ", ".join(said)
 
 
 def _held(standing: Standing, processes: Sequence[Process]) -> tuple[str, list[str], list[str]]:

@@ -9,9 +9,10 @@ from datetime import datetime
 from postdate.errors import MessageNotFound
 from postdate.messages import DelayedMessage
 from postdate.operations.explanation import explain
+from postdate.operations.needs import administrable, in_queues, inspectable, lengths, standing_of, users_of_store
 from postdate.operations.plain import Body, Event, body_of, delivering, events_of
 from postdate.ports import MessageFilter, Queued, Standing
-from postdate.wiring import Plant
+from postdate.wiring import Plant, own_queues
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +24,9 @@ class Statistics:
         store: its address, without secrets.
         pending, overdue, claimed, failing, next_due: see :class:`postdate.ports.StoreStatistics`.
         records: how many records of each kind there are.
-        queues: how many messages each queue holds.
-        services: processes that deliver due messages at the moment.
+        queues: how many messages each queue holds; where not every queue can be known, the endpoint's own and those of
+            the settings; ``None`` where none can be counted.
+        services: processes that deliver due messages at the moment; ``None`` where that cannot be seen.
     """
 
     at: datetime
@@ -35,14 +37,16 @@ class Statistics:
     failing: int
     next_due: datetime | None
     records: Mapping[str, int]
-    queues: Mapping[str, int]
-    services: int
+    queues: Mapping[str, int] | None
+    services: int | None
 
 
 async def statistics(plant: Plant, now: datetime) -> Statistics:
     """Count what is in the store and the queues."""
-    counts = await plant.store.statistics(now)
-    records = await plant.store.record_counts()
+    store = inspectable(plant, "count messages")
+    counts = await store.statistics(now)
+    records = await store.record_counts()
+    processes = await users_of_store(plant)
     return Statistics(
         at=now,
         store=plant.settings.store.address.shown,
@@ -52,8 +56,8 @@ async def statistics(plant: Plant, now: datetime) -> Statistics:
         failing=counts.failing,
         next_due=counts.next_due,
         records={kind.name.lower(): count for kind, count in records.items()},
-        queues=await plant.queue_view.queue_lengths(),
-        services=len(delivering(await plant.store_view.processes())),
+        queues=await lengths(plant, own_queues(plant.settings)),
+        services=None if processes is None else len(delivering(processes)),
     )
 
 
@@ -80,7 +84,7 @@ class MessageList:
 
 async def list_messages(plant: Plant, where: MessageFilter, limit: int, now: datetime) -> MessageList:
     """Return up to ``limit`` pending messages, the next due first."""
-    found = await plant.store.list_pending(where, limit + 1)
+    found = await inspectable(plant, "list messages").list_pending(where, limit + 1)
     return MessageList([_line(message, now) for message in found[:limit]], more=len(found) > limit)
 
 
@@ -135,10 +139,10 @@ async def show_message(plant: Plant, message_id: str) -> MessageDetails:
     Raises:
         MessageNotFound: it is nowhere and never was.
     """
-    standing = await plant.store_view.standing(message_id)
+    standing = await standing_of(plant, message_id)
     places = [] if standing is None else [_waiting(standing)]
-    places += [_in_queue(queued) for queued in await plant.queue_view.find_in_queues(message_id)]
-    history = events_of(await plant.store.history(message_id))
+    places += [_in_queue(queued) for queued in await in_queues(plant, message_id)]
+    history = events_of(await inspectable(plant, "show a message").history(message_id))
     if not places and not history:
         raise MessageNotFound(
             f"no message {message_id!r} waits in {plant.settings.store.address.shown}, is in a queue, or was recorded; "
@@ -195,9 +199,10 @@ class Change:
 
 async def cancel(plant: Plant, message_ids: Sequence[str], now: datetime) -> list[Change]:
     """Remove pending messages for good; those that are not pending any more are left alone and explained."""
+    store = administrable(plant, "cancel a message")
     return [
         Change(each, done=True)
-        if await plant.store.cancel(each, now)
+        if await store.cancel(each, now)
         else Change(each, done=False, reason=await _why_not(plant, each, now))
         for each in message_ids
     ]
@@ -209,7 +214,7 @@ async def reschedule(plant: Plant, message_id: str, due: datetime, now: datetime
     Raises:
         InvalidMessage: it expires before ``due``; nothing was changed.
     """
-    if await plant.store.reschedule(message_id, due, now):
+    if await administrable(plant, "reschedule a message").reschedule(message_id, due, now):
         return Change(message_id, done=True, due=due)
     return Change(message_id, done=False, reason=await _why_not(plant, message_id, now))
 

@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.sending import SendOptions
 from postdate.endpoint.serialization import JSON_CONTENT_TYPE
+from postdate.errors import StoreNotSetUp
 from postdate.messages import DelayedMessage, Headers
-from postdate.ports import TransactionMode
-from postdate.wiring import Plant, build_endpoint
+from postdate.operations.needs import exists, lengths, users_of_store
+from postdate.operations.plain import delivering
+from postdate.ports import ForeignIntake, SetsUp
+from postdate.wiring import Plant, build_endpoint, delay_exchange, own_queues
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,30 +24,43 @@ class SetUp:
     Args:
         store, transport: addresses, without secrets.
         queues: the endpoint's own and those asked for.
-        created: of these, the ones that were not there before.
+        created: of these, the ones that were not there before; ``None`` where that cannot be known.
+        exchange: to which any program publishes what is to be delayed; ``None`` where there is none.
     """
 
     store: str
     transport: str
     queues: Sequence[str]
-    created: Sequence[str]
+    created: Sequence[str] | None
+    exchange: str | None = None
 
 
 async def set_up(plant: Plant, queues: Sequence[str] = ()) -> SetUp:
     """Create the tables, the endpoint's queues, the configured ones and ``queues``; what is there already is left."""
     settings = plant.settings
-    wanted = [timeouts_queue(settings.endpoint.name), settings.endpoint.error_queue, *settings.queues.create, *queues]
-    wanted = list(dict.fromkeys(wanted))
-    await plant.store.initialize(settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
-    await plant.store.setup()
-    before = await plant.queue_view.queue_lengths()
+    wanted = list(dict.fromkeys([*own_queues(settings), *queues]))
+    for adapter in (plant.store, plant.transport):
+        if isinstance(adapter, SetsUp):
+            await adapter.setup()
+    before = await _lengths_before(plant, wanted)
     await plant.transport.create_queues(wanted)
+    exchange = delay_exchange(settings, plant.transport)
+    if exchange is not None and isinstance(plant.transport, ForeignIntake):
+        await plant.transport.create_intake(exchange)
     return SetUp(
         store=settings.store.address.shown,
         transport=settings.transport.address.shown,
         queues=wanted,
-        created=[name for name in wanted if name not in before],
+        created=None if before is None else [name for name in wanted if name not in before],
+        exchange=None if exchange is None else exchange.name,
     )
+
+
+async def _lengths_before(plant: Plant, queues: Sequence[str]) -> Mapping[str, int] | None:
+    try:
+        return await lengths(plant, queues)
+    except StoreNotSetUp:  # the tables of the queues are made together with the first queue
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +72,7 @@ class Outgoing:
         body: bytes, sent as they are.
         headers: of the sender's own; they win over everything Postdate would write.
         message_type: name of the type that the receiver knows it by.
-        delay, deliver_at, expires_at, message_id: see :class:`postdate.SendOptions`.
+        delay, deliver_at, expires_at, time_to_be_received, message_id: see :class:`postdate.SendOptions`.
     """
 
     destination: str
@@ -67,6 +82,7 @@ class Outgoing:
     delay: timedelta | None = None
     deliver_at: datetime | None = None
     expires_at: datetime | None = None
+    time_to_be_received: timedelta | None = None
     message_id: str | None = None
 
 
@@ -78,15 +94,16 @@ class Sent:
         message_id: to ask for it later.
         destination: queue.
         due: when it falls due; ``None``: it is in its queue already.
-        queue_exists: whether there is such a queue yet; without one it goes to the error queue when due.
-        services: processes that deliver due messages at the moment.
+        queue_exists: whether there is such a queue yet; without one it goes to the error queue when due; ``None`` where
+            that cannot be known.
+        services: processes that deliver due messages at the moment; ``None`` where that cannot be seen.
     """
 
     message_id: str
     destination: str
     due: datetime | None
-    queue_exists: bool
-    services: int
+    queue_exists: bool | None
+    services: int | None
 
 
 async def send(plant: Plant, message: Outgoing) -> Sent:
@@ -103,18 +120,19 @@ async def send(plant: Plant, message: Outgoing) -> Sent:
         delay=message.delay,
         deliver_at=message.deliver_at,
         expires_at=message.expires_at,
+        time_to_be_received=message.time_to_be_received,
         headers={**_content_headers(message), **message.headers},
         message_id=message.message_id,
     )
     outgoing = endpoint.outgoing(message.body, options)
     await endpoint.send_now([outgoing])
-    processes = await plant.store_view.processes()
+    processes = await users_of_store(plant)
     return Sent(
         message_id=outgoing.message_id,
         destination=message.destination,
         due=outgoing.due if isinstance(outgoing, DelayedMessage) else None,
-        queue_exists=message.destination in await plant.queue_view.queue_lengths(),
-        services=sum(process.alive and process.delivers for process in processes),
+        queue_exists=await exists(plant, message.destination),
+        services=None if processes is None else len(delivering(processes)),
     )
 
 

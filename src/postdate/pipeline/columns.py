@@ -5,16 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import pyarrow as pa
+import pyarrow.compute
 
 from postdate.errors import PipelineError
 from postdate.messages import decode_headers
 from postdate.ports import RecordKind
 
+pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
 INSTANT = pa.timestamp("us", tz="UTC")
 _HEADERS = pa.map_(pa.string(), pa.string())
 
@@ -39,6 +43,7 @@ _ARROW_SCHEMAS: Mapping[str, pa.Schema] = MappingProxyType(
         ),
         "records": pa.schema(
             {
+                "number": pa.int64(),
                 "kind": pa.string(),
                 "message_id": pa.string(),
                 "at": INSTANT,
@@ -56,12 +61,15 @@ _SPARK_TYPES: Mapping[pa.DataType, str] = MappingProxyType(
         pa.string(): "string",
         pa.binary(): "binary",
         pa.int32(): "int",
+        pa.int64(): "long",
         INSTANT: "timestamp",
         _HEADERS: "map<string,string>",
     }
 )
 
 _KIND_NAMES: Mapping[int, str] = MappingProxyType({kind.value: kind.name.lower() for kind in RecordKind})
+_KINDS = pa.array([_KIND_NAMES.get(number) for number in range(max(_KIND_NAMES) + 1)], pa.string())
+_DECODE_ALL = msgspec.json.Decoder(list[dict[str, str]]).decode
 
 
 def arrow_schema(what: str, columns: Sequence[str] = ()) -> pa.Schema:
@@ -96,17 +104,47 @@ def to_batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBat
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+def from_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return a batch that a store gave as Spark sees it.
+
+    Args:
+        batch: see :class:`postdate.ports.ColumnarStore`; with the columns of ``schema``.
+        schema: from :func:`arrow_schema`.
+    """
+    return pa.record_batch([_seen(field, batch.column(field.name)) for field in schema], schema=schema)
+
+
+def _seen(field: pa.Field[Any], column: pa.Array[Any]) -> pa.Array[Any]:
+    if field.type == _HEADERS:
+        return _maps(column)
+    if field.name == "kind":
+        return pa.DictionaryArray.from_arrays(column.cast(pa.int32()), _KINDS).cast(pa.string())
+    return column.cast(field.type)
+
+
+def _maps(texts: pa.Array[Any]) -> pa.Array[Any]:
+    """Return JSON objects as maps: all are parsed as one list, and no pair becomes a tuple."""
+    whole = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts), ",")[0]
+    try:
+        headers = _DECODE_ALL(b"[" + whole.as_buffer().to_pybytes() + b"]")
+    except (msgspec.MsgspecError, ValueError):  # not even the number of objects is known then; one of them will say so
+        headers = [decode_headers(text) for text in cast("list[str]", texts.to_pylist())]
+    return _map_array(headers)
+
+
+def _map_array(headers: Sequence[Mapping[str, str]]) -> pa.Array[Any]:
+    ends = accumulate((len(each) for each in headers), initial=0)
+    names = [name for each in headers for name in each]
+    values = [value for each in headers for value in each.values()]
+    starts: Any = pa.array(ends, pa.int32())
+    return pa.MapArray.from_arrays(starts, pa.array(names, pa.string()), pa.array(values, pa.string()))
+
+
 def _to_array(field: pa.Field[Any], values: Sequence[Any]) -> pa.Array[Any]:
     if field.type == INSTANT:
         return pa.array(values, pa.int64()).cast(INSTANT)
-    convert = _CONVERSIONS.get(field.name)
-    return pa.array(values if convert is None else [convert(value) for value in values], field.type)
-
-
-def _header_pairs(text: str) -> list[tuple[str, str]]:
-    return list(decode_headers(text).items())
-
-
-_CONVERSIONS: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
-    {"headers": _header_pairs, "kind": _KIND_NAMES.__getitem__}
-)
+    if field.type == _HEADERS:
+        return _map_array([decode_headers(text) for text in values])
+    if field.name == "kind":
+        return pa.array([_KIND_NAMES[number] for number in values], pa.string())
+    return pa.array(values, field.type)

@@ -6,19 +6,32 @@ each. Here the shares are planned where the job runs, on the driver, and read by
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from postdate.pipeline.columns import arrow_schema, spark_schema, to_batch
-from postdate.pipeline.stores import StoreSpec, opened
-from postdate.ports import ScanPart
+from postdate.pipeline.columns import arrow_schema, spark_schema
+from postdate.pipeline.stores import PAGE_ROWS, StoreSpec, opened
+from postdate.ports import Scan, ScanFilter, ScanPart
 
-PAGE_ROWS = 5_000
-"""Rows fetched and turned into one Arrow batch at a time."""
+__all__ = ["PAGE_ROWS", "held_snapshot", "read_part", "scan_frame", "scan_parts"]
 
 _PARTS = pa.schema([("first", pa.int64()), ("end", pa.int64())])
+
+
+@contextmanager
+def held_snapshot(spec: StoreSpec) -> Generator[str | None]:
+    """Hold one instant of the store for the length of the block; runs on the driver.
+
+    Yields:
+        What names it in :func:`scan_frame`; ``None`` where the store cannot be held, and each share is read as it is
+        when its turn comes. Plan the shares inside the block: rows may move beyond shares that were planned before.
+    """
+    with opened(spec) as store, store.scannable().snapshot() as snapshot:
+        yield snapshot
 
 
 def scan_parts(spec: StoreSpec, what: str, parts: int) -> list[ScanPart]:
@@ -27,8 +40,15 @@ def scan_parts(spec: StoreSpec, what: str, parts: int) -> list[ScanPart]:
         return list(store.scannable().scan_parts(what, parts))
 
 
-def scan_frame(
-    spark: SparkSession, spec: StoreSpec, what: str, columns: Sequence[str], parts: Sequence[ScanPart]
+def scan_frame(  # noqa: PLR0913 - what to read, and how
+    spark: SparkSession,
+    spec: StoreSpec,
+    what: str,
+    columns: Sequence[str],
+    parts: Sequence[ScanPart],
+    *,
+    where: ScanFilter = ScanFilter(),  # noqa: B008 - a frozen value
+    snapshot: str | None = None,
 ) -> DataFrame:
     """Return what the store holds in the given shares, one task a share. Nothing is read before the frame is used.
 
@@ -36,23 +56,32 @@ def scan_frame(
         spark: a session in UTC.
         spec: which store.
         what: ``pending``, ``records`` or ``queued``.
-        columns: see :class:`postdate.ports.ScannableStore`.
+        columns: see :class:`postdate.ports.ScannableStore`; none: all.
         parts: from :func:`scan_parts`; an empty one makes an empty frame.
+        where: which rows; the store leaves out the others.
+        snapshot: from :func:`held_snapshot`, which must be held until the frame has been used.
     """
     schema = arrow_schema(what, columns)
+    scan = Scan(what, tuple(schema.names), where, snapshot)
 
     def read_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for share in batch.to_pylist():
-                yield from read_part(spec, what, schema, ScanPart(**share))
+                yield from read_part(spec, scan, schema, ScanPart(**share))
 
-    shares = pa.Table.from_pylist([{"first": part.first, "end": part.end} for part in parts], schema=_PARTS)
+    shares = pa.Table.from_pylist([asdict(part) for part in parts], schema=_PARTS)
     one_a_task = spark.createDataFrame(shares).repartitionByRange(max(len(parts), 1), "first")
     return one_a_task.mapInArrow(read_all, spark_schema(schema))
 
 
-def read_part(spec: StoreSpec, what: str, schema: pa.Schema, part: ScanPart) -> Iterator[pa.RecordBatch]:
-    """Page through one share of a store, from one snapshot; runs on executors."""
+def read_part(spec: StoreSpec, scan: Scan, schema: pa.Schema, part: ScanPart) -> Iterator[pa.RecordBatch]:
+    """Read one share of a store, from one snapshot; runs on executors.
+
+    Args:
+        spec: which store.
+        scan: what to read.
+        schema: from :func:`postdate.pipeline.columns.arrow_schema`, with the columns of the scan.
+        part: the share.
+    """
     with opened(spec) as store:
-        for page in store.scannable().scan(what, part, schema.names, PAGE_ROWS):
-            yield to_batch(page, schema)
+        yield from store.scan(scan, part, schema)

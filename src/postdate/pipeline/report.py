@@ -12,13 +12,13 @@ from pathlib import Path
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from postdate.pipeline.audit import AuditResult, AuditRow, Finding
+from postdate.pipeline.audit import BROKEN_PROMISES, AuditResult, AuditRow, Finding
 from postdate.pipeline.charts import curve_chart, duration, lateness_chart
 
 _MOST_HOURS = 400
 """Hours shown in the table, at most: beyond that nobody reads a table, and the JSON has them all."""
 
-_BAD = frozenset({"lost", "duplicated", "early"})
+_BAD = frozenset(BROKEN_PROMISES)
 _WORRYING = frozenset({"overdue", "failed", "late"})
 
 _MEANINGS = {
@@ -29,19 +29,23 @@ _MEANINGS = {
     "pending": "waiting in the store",
     "overdue": "pending, and past their due time",
     "expired": "nobody wanted them any more when they were due",
+    "discarded": "received, or ended in their queue, past their use",
+    "undelayed": "of the discarded, never delayed: in no other line",
     "cancelled": "withdrawn before they were due",
     "failed": "moved to the error queue",
     "retried": "with at least one failed attempt",
+    "archived": "in an archive that was not read here",
     "lost": "nowhere to be found",
     "duplicated": "delivered or handled more than once",
     "early": "delivered before they were due",
+    "orphaned": "delivered or ended without ever having been scheduled",
     "late": "delivered later than allowed",
 }
 
 _ALWAYS_SHOWN = frozenset({"scheduled", "delivered"}) | _BAD
 _TABLE_ORDER = (
-    "scheduled", "delivered", "lost", "duplicated", "early", "late", "overdue",
-    "handled", "queued", "pending", "expired", "cancelled", "failed", "retried",
+    "scheduled", "delivered", "lost", "duplicated", "early", "orphaned", "late", "overdue",
+    "handled", "queued", "pending", "expired", "discarded", "undelayed", "cancelled", "failed", "retried", "archived",
 )  # fmt: skip
 
 
@@ -71,8 +75,10 @@ def render_html(result: AuditResult, title: str = "Delayed messages") -> str:
         verdict=_verdict(result),
         tiles=_tiles(result),
         columns=_columns(result),
+        endpoints=result.by_endpoint if len(result.by_endpoint) > 1 else (),
         destinations=result.by_destination,
         hours=_some_hours(result.by_hour),
+        bad_columns=_BAD,
         hours_left_out=max(len(result.by_hour) - _MOST_HOURS, 0),
         findings=[
             (finding, _mood(finding.name, finding.count), _MEANINGS[finding.name]) for finding in result.findings
@@ -109,11 +115,11 @@ def _verdict(result: AuditResult) -> tuple[str, str]:
     bad: Sequence[Finding] = [finding for finding in result.findings if finding.name in _BAD]
     if bad:
         return "bad", ", ".join(f"{finding.count:,} {finding.name}" for finding in bad)
-    if not result.counts.scheduled:
+    if not result.counts.scheduled and not result.findings:
         return "plain", "There is nothing to audit: no message was ever scheduled."
     if result.counts.overdue:
-        return "worry", f"Nothing lost, duplicated or early; {result.counts.overdue:,} overdue"
-    return "good", "Nothing lost, nothing duplicated, nothing early"
+        return "worry", f"Nothing lost, duplicated, early or orphaned; {result.counts.overdue:,} overdue"
+    return "good", "Nothing lost, nothing duplicated, nothing early, nothing orphaned"
 
 
 def _some_hours(rows: Sequence[AuditRow]) -> Sequence[AuditRow]:

@@ -1,28 +1,65 @@
-"""From Arrow rows to messages; runs on executors.
+"""From Arrow rows to messages that a store takes; runs on executors.
 
 Rows have the columns of :data:`postdate.pipeline.columns.MESSAGE_SCHEMA`, in any order; ``expires_at``, ``headers`` and
-``body`` may be missing or null.
+``body`` may be missing or null. Headers are a map, or text that is a JSON object of texts.
+
+Most rows never become Python objects: Arrow says of a whole batch which rows are messages beyond doubt. The others,
+good or bad, are looked at one by one, by the message itself.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # Arrow's stubs make arrays generic in a type that only the running program knows.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, cast
+from datetime import UTC, datetime
+from functools import reduce
+from typing import Any, Final, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute
 
-from postdate.clock import from_microseconds
+from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import InvalidTimestamp, PostdateError
-from postdate.messages import DelayedMessage, encode_headers
+from postdate.messages import (
+    DESTINATION_LIMIT,
+    MESSAGE_ID_LIMIT,
+    DelayedMessage,
+    decode_headers,
+    encode_headers,
+    size_in_bytes,
+)
 from postdate.pipeline.columns import INSTANT
 
-_Row = tuple[str, str, int, int | None, Sequence[tuple[str, str]] | None, bytes | None]
+pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
+_Headers = Sequence[tuple[str, str]] | str
+_Row = tuple[str, str, int, int | None, _Headers | None, bytes | None]
+_Mask = Any
+"""An Arrow array of truth values, one for each row."""
+
+MESSAGE_COLUMNS: Final = pa.schema(
+    {
+        "message_id": pa.string(),
+        "destination": pa.string(),
+        "due": INSTANT,
+        "expires_at": INSTANT,
+        "headers": pa.string(),
+        "body": pa.binary(),
+    }
+)
+"""What :meth:`postdate.ports.ColumnarStore.store_columns` takes."""
+
+_FIRST = to_microseconds(datetime.min.replace(tzinfo=UTC))
+_LAST = to_microseconds(datetime.max.replace(tzinfo=UTC))
+_BEYOND_DOUBT_NOT_BLANK: Final = r"[!-~\p{L}\p{N}]"
+_NUL: Final = r"\x00"
+_CHARACTER: Final = r'(?:[^"\\\x00-\x1f]|\\["\\bfnrt])'
+_HEADER: Final = f'"{_CHARACTER}+":"{_CHARACTER}*"'
+_HEADERS: Final = rf"^\{{(?:{_HEADER}(?:,{_HEADER})*)?\}}\z"
+"""What :func:`postdate.messages.encode_headers` writes, but for characters that need ``\\u``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +86,64 @@ def to_messages(batch: pa.RecordBatch) -> list[DelayedMessage]:
     return [_message(row) for row in _rows(batch)]
 
 
+def restored(batch: pa.RecordBatch) -> list[DelayedMessage]:
+    """Return the messages of a batch with :data:`MESSAGE_COLUMNS`, which :func:`checked` has let pass."""
+    return [
+        DelayedMessage.restored(
+            message_id,
+            from_microseconds(due),
+            destination,
+            decode_headers(cast("str", headers)),
+            cast("bytes", body),
+            None if expires_at is None else from_microseconds(expires_at),
+            0,
+        )
+        for message_id, destination, due, expires_at, headers, body in _rows(batch)
+    ]
+
+
+def checked(batch: pa.RecordBatch, largest_message_bytes: int) -> tuple[pa.RecordBatch, list[BadRow]]:
+    """Return the messages of a batch as columns, and the rows that are none: those that :func:`sort_out` finds.
+
+    Args:
+        batch: rows as described above, with headers as text. A name that may stand in it twice is not seen by the whole
+            batch: a column ``doubtful``, if there is one, says which rows are to be looked at whatever they seem.
+        largest_message_bytes: what the store takes, headers and body together.
+    """
+    columns = _as_columns(batch)
+    doubt = _doubt(columns, largest_message_bytes)
+    if "doubtful" in batch.schema.names:
+        doubt = pc.or_(doubt, pc.fill_null(batch.column("doubtful"), fill_value=False))
+    if not pc.any(doubt).as_py():
+        return columns, []
+    positions = cast("list[int]", pc.indices_nonzero(doubt).to_pylist())
+    messages, bad = sort_out(batch.filter(doubt), largest_message_bytes)
+    parts = columns.filter(pc.invert(doubt)), to_columns(messages)
+    good = [pa.concat_arrays([part.column(name) for part in parts]) for name in MESSAGE_COLUMNS.names]
+    return pa.record_batch(good, schema=MESSAGE_COLUMNS), [
+        BadRow(positions[row.position], row.code, row.detail) for row in bad
+    ]
+
+
+def to_columns(messages: Sequence[DelayedMessage]) -> pa.RecordBatch:
+    """Return messages as one batch with :data:`MESSAGE_COLUMNS`."""
+    due = [to_microseconds(message.due) for message in messages]
+    expires_at = [None if message.expires_at is None else to_microseconds(message.expires_at) for message in messages]
+    return pa.record_batch(
+        [
+            pa.array([message.message_id for message in messages], pa.string()),
+            pa.array([message.destination for message in messages], pa.string()),
+            pa.array(due, pa.int64()).cast(INSTANT),
+            pa.array(expires_at, pa.int64()).cast(INSTANT),
+            pa.array([encode_headers(message.headers) for message in messages], pa.string()),
+            pa.array([message.body for message in messages], pa.binary()),
+        ],
+        schema=MESSAGE_COLUMNS,
+    )
+
+
 def sort_out(batch: pa.RecordBatch, largest_message_bytes: int) -> tuple[list[DelayedMessage], list[BadRow]]:
-    """Return the messages of a batch, and the rows that are none.
+    """Return the messages of a batch, and the rows that are none, each by itself.
 
     Args:
         batch: rows as described above.
@@ -76,9 +169,54 @@ def sort_out(batch: pa.RecordBatch, largest_message_bytes: int) -> tuple[list[De
 def _size(message: DelayedMessage, limit: int) -> int:
     """Return the size of headers and body, exactly if it could be over the limit."""
     headers = message.headers
-    # JSON writes a character in at most 6, and puts 6 around a pair.
+    # JSON writes a character in at most 6 bytes, and puts 6 around a pair.
     at_most = len(message.body) + 6 * (len("".join(headers)) + len("".join(headers.values())) + len(headers)) + 2
-    return at_most if at_most <= limit else len(message.body) + len(encode_headers(headers))
+    return at_most if at_most <= limit else size_in_bytes(encode_headers(headers), message.body)
+
+
+# --- whole batches ----------------------------------------------------------------------------------------------------
+
+
+def _as_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the columns that a store takes; what may be missing is filled in."""
+    return pa.record_batch([_column(batch, field) for field in MESSAGE_COLUMNS], schema=MESSAGE_COLUMNS)
+
+
+def _column(batch: pa.RecordBatch, field: pa.Field[Any]) -> pa.Array[Any]:
+    position = batch.schema.get_field_index(field.name)
+    column = pa.nulls(batch.num_rows, field.type) if position < 0 else batch.column(position).cast(field.type)
+    empty = {"headers": "{}", "body": b""}.get(field.name)
+    return column if empty is None else pc.fill_null(column, empty)
+
+
+def _doubt(columns: pa.RecordBatch, largest_message_bytes: int) -> _Mask:
+    """Return which rows may be no messages; of the others it is certain that they are."""
+    due, expires_at = columns.column("due").cast(pa.int64()), columns.column("expires_at").cast(pa.int64())
+    headers, body = columns.column("headers"), columns.column("body")
+    size = pc.add(pc.cast(pc.binary_length(headers), pa.int64()), pc.cast(pc.binary_length(body), pa.int64()))
+    doubts = [
+        _text_doubt(columns.column("message_id"), MESSAGE_ID_LIMIT),
+        _text_doubt(columns.column("destination"), DESTINATION_LIMIT),
+        pc.fill_null(_outside(due), fill_value=True),
+        pc.fill_null(pc.or_(_outside(expires_at), pc.less(expires_at, due)), fill_value=False),
+        pc.invert(pc.match_substring_regex(headers, _HEADERS)),
+        pc.greater(size, largest_message_bytes),
+    ]
+    return reduce(pc.or_, doubts)
+
+
+def _text_doubt(texts: pa.Array[Any], limit: int) -> _Mask:
+    too_long = pc.greater(pc.utf8_length(texts), limit)
+    blank = pc.invert(pc.match_substring_regex(texts, _BEYOND_DOUBT_NOT_BLANK))
+    doubt = pc.or_(pc.or_(too_long, blank), pc.match_substring_regex(texts, _NUL))
+    return pc.fill_null(doubt, fill_value=True)
+
+
+def _outside(microseconds: pa.Array[Any]) -> _Mask:
+    return pc.or_(pc.less(microseconds, _FIRST), pc.greater(microseconds, _LAST))
+
+
+# --- row by row -------------------------------------------------------------------------------------------------------
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[_Row]:
@@ -129,5 +267,14 @@ def _instant(microseconds: int | None) -> datetime:
         raise InvalidTimestamp(f"{microseconds:,} microseconds since 1970 is outside the years 1 to 9999") from error
 
 
-def _headers(pairs: Sequence[tuple[str, str]] | None) -> Mapping[str, str]:
-    return dict(pairs) if pairs else {}
+def _headers(given: _Headers | None) -> Mapping[str, str]:
+    if not given:
+        return {}
+    if not isinstance(given, str):
+        return dict(given)
+    try:
+        found = json.loads(given)
+    except ValueError:
+        found = None
+    # What is an object is judged by the message, in the same words as everywhere.
+    return cast("Mapping[str, str]", found) if isinstance(found, dict) else decode_headers(given)

@@ -1,7 +1,8 @@
 """Any table of messages into a store: millions of rows, idempotent by message id, bad rows set aside with the reason.
 
 The input is read twice: once for the ids that stand in it with differing content, which only the whole input can tell,
-and once to store. Rows are checked by Spark SQL where it can (times, headers) and by the message itself for the rest.
+and once to store. Rows are checked by Spark SQL where it can (times, headers), then by Arrow in whole batches; only
+what is in doubt is looked at row by row. A store that takes columns gets them as they are.
 
 Nothing is half-done after a failure: every batch is a transaction, ids stored before are left as they are, so the same
 job is simply run again.
@@ -9,7 +10,6 @@ job is simply run again.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -18,18 +18,20 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute
 from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 from pyspark.sql.types import BinaryType, MapType, StringType
 
 from postdate.errors import PipelineError
+from postdate.pipeline.lapsing import end_of_time_to_be_received
 from postdate.pipeline.local_time import LocalTimes, read_time
-from postdate.pipeline.rows import BadRow, sort_out
+from postdate.pipeline.rows import BadRow, checked
 from postdate.pipeline.session import require_utc
-from postdate.pipeline.source import BATCH_MESSAGES
 from postdate.pipeline.stores import OpenStore, StoreSpec, opened
 
+pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
 _OUTCOME_SCHEMA = (
     "stored long, already_there long, reason string, detail string, "
     "message_id string, destination string, due string, expires_at string, headers string, body string"
@@ -39,6 +41,7 @@ _OUTCOME_ARROW = pa.schema(
     + [(name, pa.string()) for name in ("reason", "detail")]
     + [(name, pa.string()) for name in ("message_id", "destination", "due", "expires_at", "headers", "body")]
 )
+_REPORT_SCHEMA = "outcome string, reason string, rows long"
 _SHOWN = ("message_id", "destination", "due", "expires_at", "headers", "body")
 _BEGINNING_CHARACTERS = 1_000
 _REJECTED_FORMATS = frozenset({"json", "parquet"})
@@ -105,6 +108,7 @@ class ScheduleResult:
         set_aside: rows by reason.
         rejected_to: directory of these rows; ``None`` when there are none, or when none was named.
         seconds: from the start to the last commit.
+        reported_to: directory of the validation report; ``None`` when none was named.
     """
 
     read: int
@@ -113,6 +117,7 @@ class ScheduleResult:
     set_aside: Mapping[str, int] = field(default_factory=dict[str, int])
     rejected_to: str | None = None
     seconds: float = 0.0
+    reported_to: str | None = None
 
     @property
     def rows_per_second(self) -> float:
@@ -134,7 +139,9 @@ class ScheduleJob:
         columns: which column is what; by default columns of the usual names.
         local_times: how to read times without an offset; without it such rows are set aside.
         rejects: where to put rows that are no message; without it they are only counted.
-        batch: messages stored in one transaction.
+        batch: messages stored in one transaction; by default what suits the store.
+        report: directory, which must not exist yet, for a Parquet table of what became of the rows: ``outcome``
+            (``accepted``, ``already_there`` or ``set_aside``), ``reason`` (null unless set aside), ``rows``.
     """
 
     store: StoreSpec
@@ -142,7 +149,12 @@ class ScheduleJob:
     columns: ColumnMapping | None = None
     local_times: LocalTimes | None = None
     rejects: Rejects | None = None
-    batch: int = BATCH_MESSAGES
+    batch: int | None = None
+    report: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.report is not None and self.report.exists():
+            raise PipelineError(f"{self.report} is there already; name a new directory for the report")
 
 
 def read_input(spark: SparkSession, path: str, input_format: str | None = None) -> DataFrame:
@@ -193,12 +205,18 @@ def schedule(messages: DataFrame, job: ScheduleJob) -> ScheduleResult:
     with opened(job.store, create=True) as store:
         store.setup()
         limit = store.largest_message_bytes
-    checked = _checked(messages, columns, job.local_times, limit)
-    outcomes = _without_conflicts(checked).mapInArrow(_storing(job), _OUTCOME_SCHEMA).persist(StorageLevel.DISK_ONLY)
+    rows = _checked(messages, columns, job.local_times, limit)
+    candidates = _candidates(messages, columns).persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        return _result(outcomes, job.rejects, started)
+        if candidates.count():
+            rows = _without_conflicts(rows, candidates)
+        outcomes = rows.mapInArrow(_storing(job), _OUTCOME_SCHEMA).persist(StorageLevel.DISK_ONLY)
+        try:
+            return _result(outcomes, job, started)
+        finally:
+            outcomes.unpersist()
     finally:
-        outcomes.unpersist()
+        candidates.unpersist()
 
 
 # --- checks in Spark SQL ----------------------------------------------------------------------------------------------
@@ -207,7 +225,8 @@ def schedule(messages: DataFrame, job: ScheduleJob) -> ScheduleResult:
 def _checked(messages: DataFrame, columns: ColumnMapping, local_times: LocalTimes | None, limit: int) -> DataFrame:
     """Return the columns of a message, ``reason`` (null for good rows), and in ``shown`` a bad row in texts.
 
-    A body over ``limit`` bytes goes no further than this: a few of them would fill the memory of every later step.
+    Headers are text, a JSON object, whatever they were; ``doubtful`` says that a name may stand in it twice. A body
+    over ``limit`` bytes goes no further than this: a few of them would fill the memory of every later step.
     """
     types = {column.name: column.dataType for column in messages.schema}
     due = read_time(F.col(_quoted(columns.due)), types[columns.due], local_times)
@@ -220,14 +239,22 @@ def _checked(messages: DataFrame, columns: ColumnMapping, local_times: LocalTime
     headers, headers_problem = _headers(messages, columns.headers)
     body = _body(messages, columns.body)
     too_large = F.octet_length(body) > limit
-    reasons += [headers_problem, F.when(too_large, F.lit("message_too_large"))]
+    # The time to be received counts from the time sent and not from when it is due: such a message would never be
+    # handled (specification row 75). One whose end cannot be told is accepted, and fails with its receiver.
+    lapses = end_of_time_to_be_received(headers) < due.instant
+    reasons += [
+        headers_problem,
+        F.when(too_large, F.lit("message_too_large")),
+        F.when(lapses, F.lit("lapses_before_due")),
+    ]
     reason = F.coalesce(*_missing(columns), *reasons)
     return messages.select(
         F.col(_quoted(columns.message_id)).cast("string").alias("message_id"),
         _destination(columns.destination).alias("destination"),
         due.instant.alias("due"),
         expires_at.alias("expires_at"),
-        headers.alias("headers"),
+        F.to_json(headers).alias("headers"),
+        (F.size(F.array_distinct(F.map_keys(headers))) < F.size(headers)).alias("doubtful"),
         F.when(~too_large, body).alias("body"),
         reason.alias("reason"),
         F.when(reason.isNotNull(), _shown(messages, columns, too_large)).alias("shown"),
@@ -301,23 +328,41 @@ def _shown(messages: DataFrame, columns: ColumnMapping, too_large: Column) -> Co
     return F.struct(*(named[name].alias(name) for name in _SHOWN))
 
 
-def _without_conflicts(checked: DataFrame) -> DataFrame:
+def _candidates(messages: DataFrame, columns: ColumnMapping) -> DataFrame:
+    """Return the checksums of the ids that may stand in the input more than once; nearly always none.
+
+    Only the column of ids is read, and eight bytes of each are shuffled.
+    """
+    id_ = F.col(_quoted(columns.message_id)).cast("string")
+    checksums = messages.where(id_.isNotNull()).select(F.xxhash64(id_).alias("id_checksum"))
+    return checksums.groupBy("id_checksum").count().where("count > 1").select("id_checksum")
+
+
+def _without_conflicts(rows: DataFrame, candidates: DataFrame) -> DataFrame:
     """Give rows whose id stands in the input with differing content the reason ``conflicting_rows``, all of them.
 
-    Nobody can tell which of them is meant. Only ids and checksums are shuffled, never bodies.
+    Nobody can tell which of them is meant. Only good rows count, and only ids and checksums are shuffled, never bodies.
     """
-    content = F.xxhash64("due", "destination", "expires_at", F.array_sort(F.map_entries("headers")), "body")
+    headers = F.array_sort(F.map_entries(F.from_json("headers", "map<string,string>")))
+    content = _checksum(*map(F.col, ("due", "destination", "expires_at")), headers, F.col("body"))
     conflicting = (
-        checked.where(F.col("reason").isNull())
+        rows.where(F.col("reason").isNull())
+        .withColumn("id_checksum", F.xxhash64("message_id"))
+        .join(candidates, "id_checksum", "left_semi")
         .select("message_id", content.alias("content"))
         .groupBy("message_id")
         .agg(F.min("content").alias("least"), F.max("content").alias("greatest"))
         .where(F.col("least") != F.col("greatest"))
         .select("message_id", F.lit("conflicting_rows").alias("conflict"))
     )
-    return checked.join(F.broadcast(conflicting), "message_id", "left").withColumn(
+    return rows.join(F.broadcast(conflicting), "message_id", "left").withColumn(
         "reason", F.coalesce("reason", "conflict")
     )
+
+
+def _checksum(*columns: Column) -> Column:
+    """Return a checksum that also tells which of the columns are null."""
+    return F.xxhash64(*columns, *(column.isNull() for column in columns))
 
 
 # --- storing: on the executors ---------------------------------------------------------------------------------------
@@ -325,10 +370,11 @@ def _without_conflicts(checked: DataFrame) -> DataFrame:
 
 def _storing(job: ScheduleJob) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return what each task does. It takes a store address along, never a connection."""
-    spec, now, size = job.store, job.now, job.batch
+    spec, now, chosen = job.store, job.now, job.batch
 
     def store_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with opened(spec) as store:
+            size = chosen or store.good_batch
             for batch in batches:
                 for start in range(0, batch.num_rows, size):
                     yield _store(store, batch.slice(start, size), now)
@@ -338,12 +384,12 @@ def _storing(job: ScheduleJob) -> Callable[[Iterator[pa.RecordBatch]], Iterator[
 
 def _store(store: OpenStore, batch: pa.RecordBatch, now: datetime) -> pa.RecordBatch:
     """Store one batch in one transaction; return its counts in a first row, and then the rows that were set aside."""
-    reasons = batch.column(batch.schema.get_field_index("reason"))  # pyright: ignore[reportUnknownVariableType]
-    good = batch.filter(reasons.is_null())
-    messages, bad = sort_out(good, store.largest_message_bytes)
-    report = store.store_many(messages, now)
+    is_good = pc.is_null(batch.column("reason"))
+    good = batch.filter(is_good)
+    messages, bad = checked(good, store.largest_message_bytes)
+    report = store.store_batch(messages, now)
     counts = {"stored": report.stored, "already_there": len(report.already_there)}
-    rows = [counts, *_set_aside(batch.filter(reasons.is_valid())), *_refused(good, bad)]
+    rows = [counts, *_set_aside(batch.filter(pc.invert(is_good))), *_refused(good, bad)]
     return pa.RecordBatch.from_pylist(rows, schema=_OUTCOME_ARROW)
 
 
@@ -371,7 +417,7 @@ def _in_texts(row: Mapping[str, Any]) -> dict[str, str | None]:
         "destination": row["destination"],
         "due": None if due is None else due.isoformat(),
         "expires_at": None if expires_at is None else expires_at.isoformat(),
-        "headers": None if headers is None else json.dumps(dict(headers)),
+        "headers": headers,
         "body": None if body is None else body.decode("utf-8", "backslashreplace"),
     }
 
@@ -386,6 +432,7 @@ _DETAILS: Mapping[str, str] = {
     "ambiguous_local_time": "clocks showed this due time twice: they were set back over it",
     "conflicting_rows": "this id stands in the input with differing content",
     "invalid_headers": "the headers are no JSON object",
+    "lapses_before_due": "its time to be received, which counts from its time sent, ends before it is due",
     "message_too_large": "the body is larger than the store takes; keep it elsewhere and send a reference",
 }
 
@@ -393,7 +440,7 @@ _DETAILS: Mapping[str, str] = {
 # --- result: on the driver -------------------------------------------------------------------------------------------
 
 
-def _result(outcomes: DataFrame, rejects: Rejects | None, started: float) -> ScheduleResult:
+def _result(outcomes: DataFrame, job: ScheduleJob, started: float) -> ScheduleResult:
     counted = outcomes.groupBy("reason").agg(
         F.count("*").alias("rows"), F.sum("stored").alias("stored"), F.sum("already_there").alias("already_there")
     )
@@ -402,16 +449,29 @@ def _result(outcomes: DataFrame, rejects: Rejects | None, started: float) -> Sch
     stored = rows.pop(None, None)
     accepted, already_there = (stored["stored"], stored["already_there"]) if stored else (0, 0)
     set_aside = {reason: row["rows"] for reason, row in sorted(rows.items())}
-    written = None
+    written, rejects = None, job.rejects
     if set_aside and rejects is not None:
         rejected = outcomes.where(F.col("reason").isNotNull()).select("reason", "detail", *_SHOWN)
         rejected.write.format(rejects.format).save(str(rejects.path))
         written = str(rejects.path)
-    return ScheduleResult(
+    result = ScheduleResult(
         read=accepted + already_there + sum(set_aside.values()),
         accepted=accepted,
         already_there=already_there,
         set_aside=set_aside,
         rejected_to=written,
         seconds=seconds,
+        reported_to=None if job.report is None else str(job.report),
     )
+    if job.report is not None:
+        _write_report(outcomes.sparkSession, result, job.report)
+    return result
+
+
+def _write_report(spark: SparkSession, result: ScheduleResult, path: Path) -> None:
+    rows: list[tuple[str, str | None, int]] = [
+        ("accepted", None, result.accepted),
+        ("already_there", None, result.already_there),
+        *(("set_aside", reason, count) for reason, count in result.set_aside.items()),
+    ]
+    spark.createDataFrame(rows, _REPORT_SCHEMA).coalesce(1).write.parquet(str(path))

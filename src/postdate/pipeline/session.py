@@ -18,6 +18,8 @@ import threading
 from collections.abc import Generator, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
 from pyspark.sql import SparkSession
 
@@ -37,7 +39,18 @@ appender.console.layout.pattern = %d{HH:mm:ss.SSS} %p %c{1}: %m%n%ex
 # Spark prints a greeting when this one logger differs from the root.
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
+# It tells of every query that is stopped in the middle of a micro-batch; what has failed is raised in Python as well.
+logger.writing.name = org.apache.spark.sql.execution.datasources.v2.WriteToDataSourceV2Exec
+logger.writing.level = off
+logger.files.name = org.apache.spark.sql.execution.datasources.FileFormatWriter
+logger.files.level = off
 """
+
+FOR_LONG_JOBS: Final = MappingProxyType({"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=4"})
+"""Settings for jobs of a million rows, and for queries that go on: slower for half a minute, twice as fast after it."""
+
+_ROWS_A_BATCH = 20_000
+_BYTES_A_BATCH = 64 * 1024 * 1024
 
 _starting = threading.Lock()
 """Held while a session starts: its environment variables are those of the whole process."""
@@ -63,9 +76,10 @@ def spark_session(
         with_format: make ``postdate`` a known format at once. It takes Spark a second or two, and jobs of this package
             do without; :func:`postdate.pipeline.source.register` does it later.
         java_home: see :func:`postdate.pipeline.java.find_java_home` for what is used by default.
-        conf: Spark settings; they win over all the defaults here. ``spark.log.level`` set to ``INFO`` or ``WARN``
-            shows what Spark logs. Java options are added to those here: ``-XX:TieredStopAtLevel=4`` for jobs of many
-            minutes in Spark's own operators, which then run about twice as fast from the second minute on.
+        conf: Spark settings; they win over all the defaults here. On a cluster ``spark.pyspark.python`` names the
+            Python of the executors; else it is that of ``PYSPARK_PYTHON``, or the path of the driver's own.
+            ``spark.log.level`` set to ``INFO`` or ``WARN``
+            shows what Spark logs. Java options are added to those here; see :data:`FOR_LONG_JOBS`.
 
     Raises:
         PipelineError: settings exclude each other, or there is no Java to run.
@@ -105,6 +119,9 @@ def _settings(master: str, conf: Mapping[str, str]) -> dict[str, str]:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        # A batch is a transaction where rows are stored; bodies may be large.
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(_ROWS_A_BATCH),
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(_BYTES_A_BATCH),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.memory": "2g",
@@ -155,6 +172,8 @@ def _start(app_name: str, master: str, settings: dict[str, str], java_home: Path
         launched_with |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": _LOOPBACK}
     else:
         launched_with["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
+    if named := settings.get("spark.pyspark.python"):  # outside spark-submit PySpark heeds the variable only
+        launched_with["PYSPARK_PYTHON"] = named
     builder = SparkSession.Builder().appName(app_name).master(master)
     for key, value in settings.items():
         builder = builder.config(key, value)

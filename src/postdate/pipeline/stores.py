@@ -3,42 +3,97 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import pyarrow as pa
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from postdate.config import Address, Settings, resolved
 from postdate.errors import PipelineError
 from postdate.messages import DelayedMessage
-from postdate.ports import ClaimingStore, ScannableStore, SetsUp, StoreReport
-from postdate.wiring import BuiltInStore, open_store
+from postdate.pipeline.columns import from_columns, to_batch
+from postdate.pipeline.rows import restored
+from postdate.ports import (
+    ClaimingStore,
+    ColumnarStore,
+    InspectableStore,
+    Recording,
+    Scan,
+    ScannableStore,
+    ScanPart,
+    SetsUp,
+    StoreReport,
+    TransactionMode,
+)
+from postdate.wiring import BuiltInStore, open_store, store_settings, taken_by_store
+
+_COLUMNS_AT_ONCE = 20_000
+PAGE_ROWS = 5_000
+"""Rows fetched and turned into one Arrow batch at a time, where a store has no columns."""
 
 _RELATIVE_FILE = re.compile(r"([a-z]+:///)([^/].*)", re.DOTALL)
-_PASSWORD = re.compile(r"(?<=:)[^:@/]+(?=@)")
+
+
+def absolute(address: str) -> str:
+    """Return an address whose file, if it is one, is named by an absolute path: executors run in other directories."""
+    relative = _RELATIVE_FILE.fullmatch(address)
+    return relative[1] + str(Path(relative[2]).expanduser().resolve()) if relative else address
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
     """Which store, as a value: no connection, picklable, without its password when shown.
 
+    A password in ``address`` travels with the value. To keep it out, name where it is: ``env:NAME`` and ``file:PATH``
+    are followed in each process that opens the store, so the variable or the file must be there on every executor.
+
     Args:
         address: as :func:`postdate.wiring.open_store` takes it, for example ``sqlite:///messages.db``. A relative path
             is made absolute where the spec is made: executors may run in another directory.
-        synchronous: of the store, where it has such a setting; ``full`` or ``normal``.
+        synchronous: ``full`` or ``normal``. This and the following: of the store, where it has such a setting.
+        schema: of its tables; ``None``: the store's default.
+        table: of the waiting messages; ``None``: ``{endpoint}.timeouts``.
+        endpoint: whose messages they are.
+        recording: how much is kept for audits.
+        largest_message_bytes: headers and body together; ``None``: the store's default.
     """
 
     address: str
     synchronous: str = "full"
+    schema: str | None = None
+    table: str | None = None
+    endpoint: str = "postdate"
+    recording: str = Recording.ALL.value
+    largest_message_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        relative = _RELATIVE_FILE.fullmatch(self.address)
-        if relative:
-            object.__setattr__(self, "address", relative[1] + str(Path(relative[2]).expanduser().resolve()))
+        object.__setattr__(self, "address", absolute(self.address))
         if self.address.startswith("memory"):
             raise PipelineError(f"the store {self.address!r} lives in one process; executors need one that is shared")
+
+    @classmethod
+    def of(cls, settings: Settings) -> StoreSpec:
+        """Return the store of the settings; an address that was read from elsewhere stays a reference.
+
+        Raises:
+            ConfigurationError: something was set that this store does not have.
+        """
+        store_settings(settings)
+        chosen = settings.store
+        return cls(
+            address=chosen.address.reference or str(chosen.address),
+            synchronous=chosen.synchronous,
+            schema=chosen.schema,
+            table=chosen.table,
+            endpoint=settings.endpoint.name,
+            recording=chosen.recording.value,
+            largest_message_bytes=chosen.largest_message_bytes,
+        )
 
     def __repr__(self) -> str:
         return f"StoreSpec({self.shown!r}, synchronous={self.synchronous!r})"
@@ -46,7 +101,24 @@ class StoreSpec:
     @property
     def shown(self) -> str:
         """The address without its password: for logs and reports."""
-        return _PASSWORD.sub("…", self.address)
+        return Address(self.address).shown
+
+    def open(self, *, create: bool) -> BuiltInStore:
+        """Return the store; it connects at first use.
+
+        Raises:
+            ConfigurationError: a reference leads nowhere here, or the driver is not installed here.
+        """
+        place = resolved(self.address, os.environ)
+        known = {
+            "synchronous": self.synchronous,
+            "schema": self.schema,
+            "table": self.table,
+            "recording": self.recording,
+            "largest_message_bytes": self.largest_message_bytes,
+            "create": create,
+        }
+        return open_store(place, **taken_by_store(place, known))
 
 
 class OpenStore:
@@ -64,6 +136,11 @@ class OpenStore:
         """Headers and body together; see :class:`postdate.ports.StoreCapabilities`."""
         return self._store.capabilities.largest_message_bytes
 
+    @property
+    def good_batch(self) -> int:
+        """How many messages in one transaction it takes fastest without keeping others waiting for long."""
+        return _COLUMNS_AT_ONCE if isinstance(self._store, ColumnarStore) else PAGE_ROWS
+
     def setup(self) -> None:
         """Create what is missing."""
         if isinstance(self._store, SetsUp):
@@ -73,6 +150,41 @@ class OpenStore:
         """See :meth:`postdate.ports.ClaimingStore.store_many`."""
         store: ClaimingStore = self._store
         return self._portal.call(store.store_many, messages, now)
+
+    def store_batch(self, batch: pa.RecordBatch, now: datetime) -> StoreReport:
+        """Store a batch of messages in one transaction, idempotent by message id; as columns where the store can.
+
+        Args:
+            batch: with the columns of :data:`postdate.pipeline.rows.MESSAGE_COLUMNS`, valid messages: see
+                :func:`postdate.pipeline.rows.checked`.
+            now: recorded as the time of scheduling.
+        """
+        if isinstance(self._store, ColumnarStore):
+            return self._store.store_columns(batch, now)
+        return self.store_many(restored(batch), now)
+
+    def scan(self, scan: Scan, part: ScanPart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """Read one share of the store, from one snapshot; as columns where the store can.
+
+        Args:
+            scan: what to read.
+            part: the share.
+            schema: from :func:`postdate.pipeline.columns.arrow_schema`, with the columns of the scan.
+
+        Raises:
+            PipelineError: this store cannot be read in bulk.
+        """
+        if isinstance(self._store, ColumnarStore):
+            for batch in self._store.scan_columns(scan, part):
+                yield from_columns(batch, schema)
+            return
+        for page in self.scannable().scan(scan, part, PAGE_ROWS):
+            yield to_batch(page, schema)
+
+    def overdue(self, as_of: datetime) -> int:
+        """Return how many messages were due at ``as_of`` and are held by nobody."""
+        store = self._store
+        return self._portal.call(store.statistics, as_of).overdue if isinstance(store, InspectableStore) else 0
 
     def scannable(self) -> ScannableStore:
         """Return the side of the store that pages through everything; its calls block.
@@ -97,8 +209,9 @@ def opened(spec: StoreSpec, *, create: bool = False) -> Generator[OpenStore]:
         StoreError: it is missing, unreachable, or something else.
     """
     with start_blocking_portal() as portal:
-        store = open_store(spec.address, synchronous=spec.synchronous, create=create)
+        store = spec.open(create=create)
         try:
+            portal.call(store.initialize, spec.endpoint, TransactionMode.RECEIVE_ONLY)
             yield OpenStore(store, portal)
         finally:
             portal.call(store.close)

@@ -70,7 +70,8 @@ class MemoryStore:
         """See :meth:`postdate.ports.DelayedMessageStore.store`."""
         self._check_size(message)
         if self._last_failed(message.message_id):
-            self._known.discard(message.message_id)
+            await self._come_back(message, now)
+            return
         if (await self.store_many([message], now)).already_there:
             raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
 
@@ -80,11 +81,21 @@ class MemoryStore:
             self._check_size(message)
         first_before = self._first_attempt()
         already_there = [message.message_id for message in messages if not self._add(message, now)]
+        self._wake_if_earlier(first_before)
+        return StoreReport(len(messages) - len(already_there), tuple(already_there))
+
+    def _wake_if_earlier(self, first_before: datetime | None) -> None:
         first = self._first_attempt()
         if first is not None and (first_before is None or first < first_before):
             for wake in self._wakes:
                 wake()
-        return StoreReport(len(messages) - len(already_there), tuple(already_there))
+
+    async def _come_back(self, message: DelayedMessage, now: datetime) -> None:
+        """Keep a message again that had gone to the error queue."""
+        first_before = self._first_attempt()
+        self._entries[message.message_id] = _Entry(with_failures(message, 0), message.due)
+        self._record(RecordKind.RESCHEDULED, message, now, "came back from the error queue")
+        self._wake_if_earlier(first_before)
 
     def _last_failed(self, message_id: str) -> bool:
         """Return whether the message went to the error queue last: then it may come back."""

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from postdate.clock import from_microseconds, to_microseconds
-from postdate.embedded.file import DUE, SqliteFile, Transaction, queue_topic
-from postdate.errors import ClaimLost, DuplicateMessage, InvalidMessage, MessageTooLarge, PipelineError
+from postdate.embedded import pruning
+from postdate.embedded.file import DUE, SqliteFile, Transaction
+from postdate.embedded.moving import move
+from postdate.embedded.scanning import read_scan, scan_parts
+from postdate.embedded.waiting import first_due, next_attempt, statistics
+from postdate.errors import ClaimLost, DuplicateMessage, InvalidMessage, MessageTooLarge
 from postdate.messages import DelayedMessage, decode_headers, encode_headers, size_in_bytes
 from postdate.ports import (
     OUTCOME_RECORDS,
@@ -25,6 +30,7 @@ from postdate.ports import (
     Record,
     Recording,
     RecordKind,
+    Scan,
     ScanPart,
     StoreCapabilities,
     StoreReport,
@@ -33,6 +39,8 @@ from postdate.ports import (
     Wake,
     Work,
 )
+from postdate.ports.pruning import StoredRecord
+from postdate.ports.stores import Discarding
 
 _COLUMNS: Final = (
     "message_id, due, destination, expires_at, failures, "
@@ -47,34 +55,12 @@ _INSERT_MESSAGE: Final = """
     VALUES (?, ?, ?, ?, ?, ?, ?)"""
 _INSERT_CONTENT: Final = "INSERT INTO content (seq, headers, body) VALUES (?, ?, ?)"
 
-# The batch is written down first: every later statement works on exactly these rows, whatever the planner does.
-_TAKE_BATCH: Final = """
-    INSERT INTO temp.batch (seq, queue_id, expired)
-    SELECT d.seq, q.queue_id, coalesce(d.expires_at < :now, 0)
-    FROM delayed_message AS d INDEXED BY delayed_message_attempt CROSS JOIN queue AS q ON q.name = d.destination
-    WHERE d.attempt_at < :now ORDER BY d.attempt_at LIMIT :limit"""
-_SEND_BATCH: Final = """
-    INSERT INTO queue_message (queue_id, message_id, due, expires_at, content)
-    SELECT b.queue_id, d.message_id, d.due, d.expires_at, d.content
-    FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq
-    WHERE NOT b.expired ORDER BY b.position"""
-_RECORD_BATCH: Final = """
-    INSERT INTO record (kind, message_id, at, due, destination)
-    SELECT iif(b.expired, 5, 2), d.message_id, :now, d.due, d.destination
-    FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq
-    ORDER BY b.position"""
-_DROP_EXPIRED_CONTENT: Final = """
-    DELETE FROM content WHERE seq IN (
-        SELECT d.content FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq WHERE b.expired)"""
-_REMOVE_BATCH: Final = """
-    DELETE FROM delayed_message WHERE seq IN (SELECT seq FROM temp.batch)"""
-_FORGET_BATCH: Final = """
-    DELETE FROM record WHERE kind = 1 AND message_id IN (
-        SELECT message_id FROM delayed_message WHERE seq IN (SELECT seq FROM temp.batch))"""
-_HEAD_HAS_NO_QUEUE: Final = """
-    SELECT NOT EXISTS (SELECT 1 FROM queue AS q WHERE q.name = d.destination)
-    FROM delayed_message AS d INDEXED BY delayed_message_attempt
-    WHERE d.attempt_at < :now ORDER BY d.attempt_at LIMIT 1"""
+
+class _Token(NamedTuple):
+    """What fences a claim: the number of the waiting message, and of the latest record when it was claimed."""
+
+    seq: int
+    latest: int
 
 
 class SqliteStore:
@@ -195,23 +181,25 @@ class SqliteStore:
 
     async def next_due(self) -> datetime | None:
         """See :meth:`postdate.ports.DelayedMessageStore.next_due`; looks at every message, claimed ones too."""
-        return _instant(await self.file.read(_first_due))
+        return _instant(await self.file.read(first_due))
 
     # --- claims -------------------------------------------------------------------------------------------------
 
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
         """See :meth:`postdate.ports.ClaimingStore.claim_due`."""
 
-        def claim(tx: Transaction) -> list[tuple[Any, ...]]:
-            return tx.execute(
+        def claim(tx: Transaction) -> tuple[list[tuple[Any, ...]], int]:
+            (latest,) = tx.execute("SELECT coalesce(max(seq), 0) FROM record").fetchone()
+            rows = tx.execute(
                 f"UPDATE delayed_message SET claimant = ?, attempt_at = NULL WHERE seq IN (SELECT seq "
                 f"FROM delayed_message WHERE attempt_at < ? ORDER BY attempt_at LIMIT ?) RETURNING seq, {_COLUMNS}",
                 (tx.claimant, to_microseconds(now), limit),
             ).fetchall()
+            return rows, latest
 
-        rows = await self.file.write(claim)
+        rows, latest = await self.file.write(claim)
         rows.sort(key=lambda row: (row[2], row[0]))
-        return [Claim(_message(row[1:]), token=row[0]) for row in rows]
+        return [Claim(_message(row[1:]), token=_Token(row[0], latest)) for row in rows]
 
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
         """See :meth:`postdate.ports.ClaimingStore.finish`."""
@@ -235,17 +223,14 @@ class SqliteStore:
         """See :meth:`postdate.ports.ClaimingStore.retry_later`."""
 
         def give_back(tx: Transaction) -> bool:
-            held = tx.execute(
-                "SELECT 1 FROM delayed_message WHERE seq = ? AND claimant = ? AND failures = ? AND message_id = ?",
-                (claim.token, tx.claimant, claim.message.number_of_failures, claim.message.message_id),
-            ).fetchone()
-            return held is not None and _count_failure(tx, claim.token, attempt_at, to_microseconds(now), reason)
+            held = tx.execute(f"SELECT seq FROM delayed_message WHERE {_HELD}", _held_by(tx, claim)).fetchone()
+            return held is not None and _count_failure(tx, held[0], attempt_at, to_microseconds(now), reason)
 
         return await self.file.write(give_back)
 
     async def next_attempt(self) -> datetime | None:
         """See :meth:`postdate.ports.ClaimingStore.next_attempt`."""
-        return await self.file.read(_next_attempt)
+        return await self.file.read(next_attempt)
 
     async def listen(self, wake: Wake) -> Callable[[], None]:
         """See :meth:`postdate.ports.ClaimingStore.listen`; other processes are heard, too."""
@@ -253,10 +238,17 @@ class SqliteStore:
 
     # --- moving -------------------------------------------------------------------------------------------------
 
-    async def move_due(self, now: datetime, limit: int) -> MoveReport:
+    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
         """See :meth:`postdate.ports.MovingStore.move_due`."""
         at = to_microseconds(now)
-        return await self.file.write(lambda tx: _move(tx, at, limit))
+        return await self.file.write(lambda tx: move(tx, at, limit, listing=listing))
+
+    async def move_wanted(
+        self, now: datetime, limit: int, discarding: Discarding, *, listing: bool = False
+    ) -> MoveReport:
+        """See :meth:`postdate.ports.stores.DiscardingStore.move_wanted`."""
+        at = to_microseconds(now)
+        return await self.file.write(lambda tx: move(tx, at, limit, discarding, listing=listing))
 
     async def pause(self) -> None:
         """See :meth:`postdate.ports.MovingStore.pause`."""
@@ -294,7 +286,7 @@ class SqliteStore:
 
     async def statistics(self, now: datetime) -> StoreStatistics:
         """See :meth:`postdate.ports.InspectableStore.statistics`."""
-        return await self.file.read(lambda c: _statistics(c, to_microseconds(now)))
+        return await self.file.read(lambda c: statistics(c, to_microseconds(now)))
 
     async def record_counts(self) -> Mapping[RecordKind, int]:
         """See :meth:`postdate.ports.InspectableStore.record_counts`."""
@@ -338,77 +330,45 @@ class SqliteStore:
 
     # --- scans --------------------------------------------------------------------------------------------------
 
+    def snapshot(self) -> AbstractContextManager[str | None]:
+        """See :meth:`postdate.ports.ScannableStore.snapshot`; no other process could adopt one."""
+        return nullcontext()
+
     def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
         """See :meth:`postdate.ports.ScannableStore.scan_parts`."""
-        table = _scanned(what).table
-        first, last = self.file.read_blocking(
-            lambda c: c.execute(f"SELECT coalesce(min(seq), 0), coalesce(max(seq), -1) FROM {table}").fetchone()
-        )
-        step = max(-(-(last + 1 - first) // max(parts, 1)), 1)
-        return [ScanPart(start, min(start + step, last + 1)) for start in range(first, last + 1, step)]
+        return scan_parts(self.file, what, parts)
 
-    def scan(self, what: str, part: ScanPart, columns: Sequence[str], page: int) -> Iterable[list[tuple[Any, ...]]]:
+    def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
         """See :meth:`postdate.ports.ScannableStore.scan`."""
-        source = _scanned(what)
-        unknown = [column for column in columns if column not in source.columns]
-        if unknown:
-            raise PipelineError(f"{what} has no column {unknown[0]!r}; it has {', '.join(source.columns)}")
-        wanted = ", ".join(source.columns[column] for column in columns) or "1"
-        connection = self.file.snapshot()
-        try:
-            cursor = connection.execute(
-                f"SELECT {wanted} FROM {source.relation} WHERE t.seq >= ? AND t.seq < ? ORDER BY t.seq",
-                (part.first, part.end),
-            )
-            while rows := cursor.fetchmany(page):
-                yield rows
-        finally:
-            connection.close()
+        return read_scan(self.file, scan, part, page)
 
+    @property
+    def records_in_commit_order(self) -> bool:
+        """See :class:`postdate.ports.auditing.AuditableStore`: one transaction writes at a time."""
+        return True
 
-class _Scanned:
-    """A relation that can be scanned by ``t.seq``, and what its columns are called outside."""
+    def tables_of_stores(self) -> Sequence[str]:
+        """See :meth:`postdate.ports.auditing.AuditableStore.tables_of_stores`."""
+        return ()
 
-    def __init__(self, table: str, relation: str, **columns: str) -> None:
-        self.table, self.relation, self.columns = table, relation, columns
+    # --- pruning ------------------------------------------------------------------------------------------------
 
+    @property
+    def pruned_at_once(self) -> int:
+        """See :class:`postdate.ports.pruning.PrunableStore`: other processes wait for each transaction."""
+        return 2_000
 
-_SCANNED: Final = {
-    "pending": _Scanned(
-        "delayed_message",
-        "delayed_message AS t JOIN content AS c ON c.seq = t.content",
-        message_id="t.message_id",
-        destination="t.destination",
-        due="t.due",
-        expires_at="t.expires_at",
-        headers="c.headers",
-        body="c.body",
-        number_of_failures="t.failures",
-    ),
-    "records": _Scanned(
-        "record",
-        "record AS t",
-        kind="t.kind",
-        message_id="t.message_id",
-        at="t.at",
-        due="t.due",
-        destination="t.destination",
-        detail="t.detail",
-    ),
-    "queued": _Scanned(
-        "queue_message",
-        "queue_message AS t JOIN queue AS q USING (queue_id)",
-        message_id="t.message_id",
-        queue="q.name",
-        due="t.due",
-    ),
-}
+    def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
+        """See :meth:`postdate.ports.pruning.PrunableStore.mark_archived`; a number is a place."""
+        return pruning.mark_archived(self.file, numbers)
 
+    def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
+        """See :meth:`postdate.ports.pruning.PrunableStore.prune`."""
+        return pruning.prune(self.file, numbers)
 
-def _scanned(what: str) -> _Scanned:
-    if what not in _SCANNED:
-        raise PipelineError(f"there is nothing called {what!r} to scan; choose one of {', '.join(_SCANNED)}")
-    return _SCANNED[what]
+    def restore(self, records: Sequence[StoredRecord]) -> int:
+        """See :meth:`postdate.ports.pruning.PrunableStore.restore`."""
+        return pruning.restore(self.file, records)
 
 
 def _insert(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> StoreReport:
@@ -441,9 +401,13 @@ _FAILED_LAST: Final = """
 def _insert_or_revive(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> StoreReport:
     """Insert; what is known and went to the error queue last comes back under its old number."""
     report = _insert(tx, rows, at)
-    revived = [row for row in rows if row[0] in report.already_there and _revive(tx, row, at)]
-    back = {row[0] for row in revived}
-    return StoreReport(report.stored + len(back), tuple(id_ for id_ in report.already_there if id_ not in back))
+    content_of = {row[0]: row for row in reversed(rows)}  # of an id that stands twice the first one counts
+    still_there = list[str]()
+    for id_ in report.already_there:
+        row = content_of.pop(id_, None)
+        if row is None or not _revive(tx, row, at):
+            still_there.append(id_)
+    return StoreReport(len(rows) - len(still_there), tuple(still_there))
 
 
 def _revive(tx: Transaction, row: tuple[Any, ...], at: int) -> bool:
@@ -465,42 +429,6 @@ def _signal_if_first(tx: Transaction, due: int) -> None:
         tx.signal(DUE)
 
 
-def _move(tx: Transaction, now: int, limit: int) -> MoveReport:
-    tx.execute(
-        "CREATE TEMP TABLE IF NOT EXISTS batch (position INTEGER PRIMARY KEY, seq INTEGER, queue_id INTEGER, expired)"
-    )
-    tx.execute("DELETE FROM temp.batch")
-    values = {"now": now, "limit": limit}
-    if tx.execute(_TAKE_BATCH, values).rowcount:
-        delivered, expired = _move_batch(tx, now)
-    else:
-        delivered = expired = 0
-    head = tx.execute(_HEAD_HAS_NO_QUEUE, {"now": now}).fetchone()
-    return MoveReport(delivered, expired, bool(head and head[0]), _next_attempt(tx.connection))
-
-
-def _move_batch(tx: Transaction, now: int) -> tuple[int, int]:
-    delivered = tx.execute(_SEND_BATCH).rowcount
-    if tx.recording is Recording.NONE:
-        tx.execute(_FORGET_BATCH)
-    else:
-        tx.execute(_RECORD_BATCH, {"now": now})
-    tx.execute(_DROP_EXPIRED_CONTENT)
-    removed = tx.execute(_REMOVE_BATCH).rowcount
-    for (name,) in tx.execute(
-        "SELECT name FROM queue WHERE queue_id IN (SELECT queue_id FROM temp.batch WHERE NOT expired)"
-    ).fetchall():
-        tx.signal(queue_topic(name))
-    return delivered, removed - delivered
-
-
-def _next_attempt(connection: sqlite3.Connection) -> datetime | None:
-    row = connection.execute(
-        "SELECT attempt_at FROM delayed_message WHERE attempt_at IS NOT NULL ORDER BY attempt_at LIMIT 1"
-    ).fetchone()
-    return None if row is None else from_microseconds(row[0])
-
-
 def _end(tx: Transaction, message_id: str, kind: RecordKind, at: int, detail: str) -> bool:
     row = _find(tx.connection, message_id)
     if row is None:
@@ -517,13 +445,22 @@ def _delete(tx: Transaction, condition: str, values: Sequence[Any]) -> int:
     return len(found)
 
 
+# Every claim that ends without removing the message counts a failure: with the count, an old claim is told apart. A
+# message that came back from the error queue begins again at none: it has failed since an old claim was made.
+_HELD: Final = """
+    seq = ? AND claimant = ? AND message_id = ? AND failures = ? AND NOT EXISTS (
+        SELECT 1 FROM record AS failed WHERE failed.kind = 7 AND failed.message_id = ? AND failed.seq > ?)"""
+
+
+def _held_by(tx: Transaction, claim: Claim) -> tuple[object, ...]:
+    """Return the values of :data:`_HELD`."""
+    id_, token = claim.message.message_id, claim.token
+    assert isinstance(token, _Token)
+    return (token.seq, tx.claimant, id_, claim.message.number_of_failures, id_, token.latest)
+
+
 def _finish(tx: Transaction, claim: Claim, kind: RecordKind, at: int, detail: str) -> int:
-    # Every claim that ends without removing the message counts a failure: with the count, an old claim is told apart.
-    held = _delete(
-        tx,
-        "seq = ? AND claimant = ? AND message_id = ? AND failures = ?",
-        (claim.token, tx.claimant, claim.message.message_id, claim.message.number_of_failures),
-    )
+    held = _delete(tx, _HELD, _held_by(tx, claim))
     if held:
         message = claim.message
         _record(tx, kind, (message.message_id, to_microseconds(message.due), message.destination), at, detail)
@@ -586,31 +523,3 @@ def _message(row: Sequence[Any]) -> DelayedMessage:
 
 def _instant(microseconds: int | None) -> datetime | None:
     return None if microseconds is None else from_microseconds(microseconds)
-
-
-_FIRST_DUE: Final = """
-    SELECT min(first) FROM (
-        SELECT min(attempt_at) AS first FROM delayed_message
-        UNION ALL SELECT min(due) FROM delayed_message WHERE failures > 0
-        UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at IS NULL)"""
-
-
-def _first_due(connection: sqlite3.Connection) -> int | None:
-    """Return the earliest due time without reading every row: only failed and held rows differ from attempt_at."""
-    (first,) = connection.execute(_FIRST_DUE).fetchone()
-    return first
-
-
-def _statistics(connection: sqlite3.Connection, now: int) -> StoreStatistics:
-    def count(condition: str, *values: int) -> int:
-        sql = f"SELECT count(*) FROM delayed_message WHERE {condition}"
-        number: int = connection.execute(sql, values).fetchone()[0]
-        return number
-
-    return StoreStatistics(
-        pending=count("1"),
-        overdue=count("attempt_at < ?", now) + count("failures > 0 AND attempt_at >= ? AND due < ?", now, now),
-        claimed=count("attempt_at IS NULL"),
-        failing=count("failures > 0"),
-        next_due=_instant(_first_due(connection)),
-    )

@@ -5,8 +5,9 @@ conformance suites that every store and every transport must pass, those of user
 from postdate.testing.clock import VirtualClock
 from postdate.testing.conformance import Check, ConformanceFailure
 from postdate.testing.faults import Call, Fault, Faults, FaultyMovingStore, FaultyStore, FaultyTransport, Plan
-from postdate.testing.matrix import capability_matrix
-from postdate.testing.store_suite import store_checks
+from postdate.testing.matrix import capability_matrix, promise_matrix
+from postdate.testing.measurements import RecordedMetrics
+from postdate.testing.store_suite import contract_checks, store_checks
 from postdate.testing.store_suite.subject import StoreSubject
 from postdate.testing.transport_suite import transport_checks
 from postdate.testing.transport_suite.subject import TransportSubject
@@ -21,10 +22,13 @@ __all__ = [
     "FaultyStore",
     "FaultyTransport",
     "Plan",
+    "RecordedMetrics",
     "StoreSubject",
     "TransportSubject",
     "VirtualClock",
     "capability_matrix",
+    "contract_checks",
+    "promise_matrix",
     "store_checks",
     "transport_checks",
 ]

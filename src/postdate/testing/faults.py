@@ -197,9 +197,9 @@ class FaultyMovingStore(FaultyStore):
         """Pass on."""
         return self._moving.finishing(claims, outcome, now, detail)
 
-    async def move_due(self, now: datetime, limit: int) -> MoveReport:
+    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
         """Fail or pass on."""
-        return await self.faults.run("move_due", lambda: self._moving.move_due(now, limit))
+        return await self.faults.run("move_due", lambda: self._moving.move_due(now, limit, listing=listing))
 
     async def pause(self) -> None:
         """Fail or pass on."""

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from postdate.core.dispatcher import enlisting
+from postdate.endpoint.delayed_delivery import check_mode
+from postdate.endpoint.settings import DelayedDelivery
+from postdate.errors import UnsupportedTransactionMode
 from postdate.ports import (
     AdministrableStore,
+    AuditableStore,
     ClaimingStore,
+    ColumnarStore,
     DelayedMessageStore,
     EnlistingStore,
     InspectableStore,
     MovingStore,
+    PrunableStore,
     ScannableStore,
     SetsUp,
     TakingReceiver,
     TransactionMode,
     Transport,
+    capabilities_of,
 )
 
 _STORE_PORTS = {
@@ -26,6 +34,9 @@ _STORE_PORTS = {
     "shows what waits and what happened": InspectableStore,
     "cancels and reschedules": AdministrableStore,
     "is scanned in parallel": ScannableStore,
+    "gives and takes Arrow batches": ColumnarStore,
+    "names all stores of its database to an audit": AuditableStore,
+    "has its records archived and restored": PrunableStore,
 }
 
 
@@ -41,12 +52,60 @@ def capability_matrix(stores: Mapping[str, DelayedMessageStore], transports: Map
     return f"{_table('store', list(stores), store_rows)}\n{_table('transport', list(transports), transport_rows)}"
 
 
+def promise_matrix(stores: Mapping[str, DelayedMessageStore], transports: Mapping[str, Transport]) -> str:
+    """Return a Markdown table: what each store with each transport promises in each transaction mode.
+
+    It is made from the capabilities by the check that an endpoint does at its start: what is refused here is refused
+    there.
+
+    Args:
+        stores: by the name under which users know them.
+        transports: likewise.
+    """
+    rows = {
+        f"{store_name} with {transport_name}": [promise(store, transport, mode) for mode in TransactionMode]
+        for store_name, store in stores.items()
+        for transport_name, transport in transports.items()
+    }
+    return _table("store and transport", [f"`{mode.value}`" for mode in TransactionMode], rows)
+
+
+def promise(store: DelayedMessageStore, transport: Transport, mode: TransactionMode) -> str:
+    """Return how often a delayed message is handled, or why the mode is refused.
+
+    Source: design.md section 4; specification 6, rows 49 to 51.
+    """
+    try:
+        check_mode(DelayedDelivery(store), transport, mode)
+    except UnsupportedTransactionMode:
+        return f"refused: {_why_refused(store, transport, mode)}"
+    promised = {
+        TransactionMode.TRANSACTION_SCOPE: "exactly once",
+        # Off the queue before it is handled. Where sending and removing are two steps it may be in the queue twice.
+        TransactionMode.NONE: "at most once" if _one_database(store, transport) else "at most once for each delivery",
+    }
+    lasts = capabilities_of(store).durable and transport.capabilities.durable
+    return promised.get(mode, "at least once") + ("" if lasts else ", while the process lives")
+
+
+def _why_refused(store: DelayedMessageStore, transport: Transport, mode: TransactionMode) -> str:
+    if mode not in transport.capabilities.transaction_modes:
+        return "not a mode of the transport"
+    if mode not in capabilities_of(store).transaction_modes:
+        return "not a mode of the store"
+    return "two databases"
+
+
+def _one_database(store: DelayedMessageStore, transport: Transport) -> bool:
+    return enlisting(DelayedDelivery(store).claims, transport) is not None
+
+
 def _rows(columns: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
     return {name: [column[name] for column in columns] for name in columns[0]}
 
 
 def _store_cells(store: DelayedMessageStore) -> dict[str, str]:
-    can = store.capabilities
+    can = capabilities_of(store)
     return {
         "durable": _yes(can.durable),
         "shared by several processes": _yes(can.shared),
@@ -65,6 +124,9 @@ def _transport_cells(transport: Transport) -> dict[str, str]:
         **{f"mode `{mode.value}`": _yes(mode in can.transaction_modes) for mode in TransactionMode},
         "shares a transaction with a store in its database": _yes(can.database is not None),
         "discards expired messages itself": _yes(can.expires_messages),
+        "time to be received per message in a transaction": _yes(can.time_to_be_received_in_transactions),
+        "keeps expired messages as dead letters": _yes(can.dead_letters),
+        "takes all destinations in one call": _yes(can.pipelines),
         "takes one message out of a queue by its id": _yes(isinstance(transport.receiver("any"), TakingReceiver)),
     }
 

@@ -2,10 +2,15 @@
 
 A received message is held by the process, not by a lease: it is free again when the process commits, rolls back, or
 dies. Receiving, the sends of the handler and whatever else happens in the file are one transaction. Source: ADR 0003.
+
+A message with a time to be received, or with an expiry, is not received after it: the queue ends it by the clock of the
+machine. Every process that has the file open takes such messages out of it, whether anybody receives or not, and gives
+the room back. What is held when its time runs out is its receiver's. Source: specification 2.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -13,29 +18,58 @@ from typing import Any, Final
 
 import anyio
 
-from postdate.clock import from_microseconds, to_microseconds
+from postdate.clock import Clock, from_microseconds, to_microseconds
+from postdate.embedded.expiring import DEAD_LETTERS
 from postdate.embedded.file import SqliteFile, Transaction, queue_topic
-from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, QueueNotFound
+from postdate.embedded.transaction import QueueRules
+from postdate.errors import (
+    ClaimLost,
+    MessageTooLarge,
+    PostdateError,
+    QueueNotFound,
+    TimeToBeReceivedInTransaction,
+)
 from postdate.messages import Envelope, check_headers, decode_headers, encode_headers, size_in_bytes, size_limit
-from postdate.ports import HANDLED, End, Received, Recording, TransactionMode, TransportCapabilities, Work
+from postdate.ports import HANDLED, End, Received, Recording, RecordKind, TransactionMode, TransportCapabilities, Work
+from postdate.ports.expiry import ExpiryRules, end_in_queue
 from postdate.wakeup import Alarm
 
+__all__ = ["DEAD_LETTERS", "LocalReceiver", "LocalTransport"]
+
 _INSERT: Final = """
-    INSERT INTO queue_message (queue_id, message_id, due, expires_at, content) VALUES (?, ?, ?, ?, ?)"""
+    INSERT INTO queue_message (queue_id, message_id, due, expires_at, ends_at, dead_letter, content)
+    VALUES (?, ?, ?, ?, ?, ?, ?)"""
 _COLUMNS: Final = (
     "seq, message_id, due, expires_at, failures, "
     "(SELECT headers FROM content AS c WHERE c.seq = content), (SELECT body FROM content AS c WHERE c.seq = content)"
 )
+_ALIVE: Final = "claimant IS NULL AND (ends_at IS NULL OR ends_at >= ?)"
+_FIRST: Final = f"""
+    SELECT seq FROM queue_message INDEXED BY queue_message_free
+    WHERE queue_id = ? AND {_ALIVE} ORDER BY seq LIMIT 1"""
+# From the first on that was seen alive: behind many that have expired, the way there is not gone again with the lock.
 _CLAIM: Final = f"""
     UPDATE queue_message SET claimant = ? WHERE seq IN (
         SELECT seq FROM queue_message INDEXED BY queue_message_free
-        WHERE queue_id = ? AND claimant IS NULL ORDER BY seq LIMIT ?)
+        WHERE queue_id = ? AND seq >= ? AND {_ALIVE} ORDER BY seq LIMIT ?)
     RETURNING {_COLUMNS}"""
 
 _TAKE: Final = f"""
     UPDATE queue_message SET claimant = ? WHERE seq = (
-        SELECT min(seq) FROM queue_message WHERE queue_id = ? AND message_id = ? AND claimant IS NULL)
+        SELECT min(seq) FROM queue_message WHERE queue_id = ? AND message_id = ? AND {_ALIVE})
     RETURNING {_COLUMNS}"""
+
+# Each answered by one index: of those that are free, few have expired and are still there.
+_LENGTHS: Final = """
+    SELECT q.name,
+        (SELECT count(*) FROM queue_message AS m INDEXED BY queue_message_free
+         WHERE m.queue_id = q.queue_id AND m.claimant IS NULL) -
+        (SELECT count(*) FROM queue_message AS m INDEXED BY queue_message_ending
+         WHERE m.ends_at < ? AND m.ends_at IS NOT NULL AND m.claimant IS NULL AND m.queue_id = q.queue_id)
+    FROM queue AS q WHERE q.name IN (SELECT value FROM json_each(?))"""
+
+_Row = tuple[Any, ...] | MessageTooLarge | TimeToBeReceivedInTransaction
+"""Of the database, for one message; or why that cannot be sent."""
 
 _POLL_FLOOR_SECONDS = 1.0
 """A receiver looks by itself this often, should a wake-up be lost."""
@@ -50,9 +84,15 @@ class LocalTransport:
         recording: likewise.
         largest_message_bytes: of headers and body together.
         create: create the file and its tables when they are missing.
+        expiry: ``None``: every message has a time to be received of its own, in a transaction as well, and what has
+            expired is gone. With rules, the queues are as strict as those of MSMQ: in a transaction a time to be
+            received is refused, or left to the receiver, and there are dead letters, in the queue
+            :data:`DEAD_LETTERS`.
+        clock: by which messages end in their queues; default: the machine's. All that is on one file in one process
+            needs the same, and the same rules.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the settings
         self,
         path: str | Path,
         *,
@@ -60,14 +100,22 @@ class LocalTransport:
         recording: Recording = Recording.ALL,
         largest_message_bytes: int = 16 * 1024 * 1024,
         create: bool = True,
+        expiry: ExpiryRules | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        self.file = SqliteFile.open(path, synchronous=synchronous, recording=recording, create=create)
+        rules = QueueRules(expiry=expiry) if clock is None else QueueRules(clock, expiry)
+        self.file = SqliteFile.open(path, synchronous=synchronous, recording=recording, create=create, rules=rules)
+        self._rules = rules
         self._closed = False
         self._capabilities = TransportCapabilities(
             durable=True,
             transaction_modes=frozenset(TransactionMode),
             database=("sqlite", str(self.file.path)),
             largest_message_bytes=largest_message_bytes,
+            expires_messages=True,
+            time_to_be_received_in_transactions=expiry is None or not expiry.one_per_transaction,
+            dead_letters=expiry is not None,
+            pipelines=True,
         )
 
     @property
@@ -87,17 +135,17 @@ class LocalTransport:
         self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
     ) -> Sequence[PostdateError | None]:
         """See :meth:`postdate.ports.Transport.send`."""
-        rows = self.rows(envelopes)
+        rows = self.rows(envelopes, now, in_transaction=bool(work))
         if work:
             await self.file.write(lambda tx: _send_and_work(tx, rows, work))
             return [None] * len(rows)
         return await self.file.write(lambda tx: [_send(tx, row) for row in rows])
 
-    def rows(self, envelopes: Sequence[Envelope]) -> list[tuple[Any, ...] | MessageTooLarge]:
+    def rows(self, envelopes: Sequence[Envelope], now: datetime, *, in_transaction: bool) -> list[_Row]:
         """Return the rows of ``envelopes`` for the database; for this transport and its receivers only."""
-        return [self._row(envelope) for envelope in envelopes]
+        return [self._row(envelope, now, in_transaction=in_transaction) for envelope in envelopes]
 
-    def _row(self, envelope: Envelope) -> tuple[Any, ...] | MessageTooLarge:
+    def _row(self, envelope: Envelope, now: datetime, *, in_transaction: bool) -> _Row:
         check_headers(envelope.headers)
         headers = encode_headers(envelope.headers)
         size, limit = (
@@ -109,9 +157,24 @@ class LocalTransport:
                 f"message {envelope.message_id!r} to {envelope.destination!r} has {size:,} bytes, this transport takes "
                 f"{limit:,}; keep large content elsewhere and send a reference, or raise largest_message_bytes"
             )
+        try:
+            ends_at, dead_letter = self._end(envelope, now, in_transaction=in_transaction)
+        except TimeToBeReceivedInTransaction as error:
+            return error
         due = None if envelope.due is None else to_microseconds(envelope.due)
         expires_at = None if envelope.expires_at is None else to_microseconds(envelope.expires_at)
-        return (envelope.message_id, due, expires_at, headers, envelope.body, envelope.destination)
+        place = (ends_at, int(dead_letter))
+        return (envelope.message_id, due, expires_at, *place, headers, envelope.body, envelope.destination)
+
+    def _end(self, envelope: Envelope, now: datetime, *, in_transaction: bool) -> tuple[int | None, bool]:
+        """Return when the queue ends a message, and whether it keeps it then."""
+        span, expiry = envelope.time_to_be_received, self._rules.expiry
+        if expiry is not None:
+            span = expiry.native(envelope, in_transaction=in_transaction).time_to_be_received
+        if span is None and envelope.expires_at is None:
+            return None, expiry is not None and expiry.keeps(envelope, expires=False)
+        ends_at = end_in_queue(envelope, span, sent_at=now, now=self._rules.clock.now())
+        return ends_at, expiry is not None and expiry.keeps(envelope, expires=True)
 
     def receiver(self, queue: str) -> LocalReceiver:
         """See :meth:`postdate.ports.Transport.receiver`."""
@@ -125,6 +188,11 @@ class LocalTransport:
             ).fetchall()
         )
         return dict(rows)
+
+    async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
+        """See :meth:`postdate.ports.CountsQueues.lengths_of`; what is in hand or has expired is not counted."""
+        values = (self._rules.now(), json.dumps([name for name in names if "\0" not in name]))
+        return dict(await self.file.read(lambda c: c.execute(_LENGTHS, values).fetchall()))
 
     async def close(self) -> None:
         """Give the file back; a second time without effect."""
@@ -152,10 +220,10 @@ class LocalReceiver:
             self._alarm = alarm
         while True:
             self._alarm.reset()
-            if await self._file.read(self._has_message):
-                rows = await self._file.write(lambda tx: self._claim(tx, limit))
+            first = await self._file.read(self._first)
+            if first is not None:
+                rows = await self._claimed(first, limit)
                 if rows:
-                    rows.sort()
                     return [self._received(row) for row in rows]
             with anyio.move_on_after(_POLL_FLOOR_SECONDS):
                 await self._alarm.wait()
@@ -165,7 +233,7 @@ class LocalReceiver:
         await self._find_queue()
 
         def take(tx: Transaction) -> tuple[Any, ...] | None:
-            return tx.execute(_TAKE, (tx.claimant, self._queue_id, message_id)).fetchone()
+            return tx.execute(_TAKE, (tx.claimant, self._queue_id, message_id, tx.rules.now())).fetchone()
 
         row = await self._file.write(take)
         return None if row is None else self._received(row)
@@ -180,15 +248,15 @@ class LocalReceiver:
             )
         self._queue_id = row[0]
 
-    def _has_message(self, connection: Any) -> bool:
-        found = connection.execute(
-            "SELECT 1 FROM queue_message INDEXED BY queue_message_free WHERE queue_id = ? AND claimant IS NULL LIMIT 1",
-            (self._queue_id,),
-        ).fetchone()
-        return found is not None
+    def _first(self, connection: Any) -> int | None:
+        found = connection.execute(_FIRST, (self._queue_id, self._file.rules.now())).fetchone()
+        return None if found is None else found[0]
 
-    def _claim(self, tx: Transaction, limit: int) -> list[tuple[Any, ...]]:
-        return tx.execute(_CLAIM, (tx.claimant, self._queue_id, limit)).fetchall()
+    async def _claimed(self, first: int, limit: int) -> list[tuple[Any, ...]]:
+        def claim(tx: Transaction) -> list[tuple[Any, ...]]:
+            return tx.execute(_CLAIM, (tx.claimant, self._queue_id, first, tx.rules.now(), limit)).fetchall()
+
+        return sorted(await self._file.write(claim))
 
     def _received(self, row: tuple[Any, ...]) -> Received:
         seq, message_id, due, expires_at, failures, headers, body = row
@@ -205,7 +273,7 @@ class LocalReceiver:
 
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
         """See :meth:`postdate.ports.Receiver.commit`; one transaction."""
-        rows = self._transport.rows(end.outgoing)
+        rows = self._transport.rows(end.outgoing, now, in_transaction=True)
 
         def commit(tx: Transaction) -> None:
             self._remove(tx, received)
@@ -252,22 +320,22 @@ class LocalReceiver:
             self._stop_listening = self._alarm = None
 
 
-def _send(tx: Transaction, row: tuple[Any, ...] | MessageTooLarge) -> PostdateError | None:
-    if isinstance(row, MessageTooLarge):
+def _send(tx: Transaction, row: _Row) -> PostdateError | None:
+    if not isinstance(row, tuple):
         return row
-    message_id, due, expires_at, headers, body, queue = row
+    message_id, due, expires_at, ends_at, dead_letter, headers, body, queue = row
     found = tx.execute("SELECT queue_id FROM queue WHERE name = ?", (queue,)).fetchone()
     if found is None:
         return QueueNotFound(
             f"there is no queue {queue!r} for message {message_id!r}; create it: postdate setup --queue {queue}"
         )
     content = tx.execute("INSERT INTO content (headers, body) VALUES (?, ?)", (headers, body)).lastrowid
-    tx.execute(_INSERT, (found[0], message_id, due, expires_at, content))
+    tx.execute(_INSERT, (found[0], message_id, due, expires_at, ends_at, dead_letter, content))
     tx.signal(queue_topic(queue))
     return None
 
 
-def _send_and_work(tx: Transaction, rows: Sequence[tuple[Any, ...] | MessageTooLarge], work: Sequence[Work]) -> None:
+def _send_and_work(tx: Transaction, rows: Sequence[_Row], work: Sequence[Work]) -> None:
     for row in rows:
         error = _send(tx, row)
         if error is not None:
@@ -277,12 +345,19 @@ def _send_and_work(tx: Transaction, rows: Sequence[tuple[Any, ...] | MessageTooL
 
 
 def _record_end(tx: Transaction, received: Received, at: int, end: End) -> None:
-    """Record how a message that had been delayed was handled; others are no concern of an audit."""
+    """Record how a message ended: of one that was not delayed only that it was discarded; no audit asks for more."""
     due = received.envelope.due
-    if due is None or end.record is None or tx.recording is not Recording.ALL:
+    if end.record is None or not _is_recorded(tx.recording, end.record, delayed=due is not None):
         return
     message_id, queue = received.envelope.message_id, received.envelope.destination
+    due_at = None if due is None else to_microseconds(due)
     tx.execute(
         "INSERT INTO record (kind, message_id, at, due, destination, detail) VALUES (?, ?, ?, ?, ?, ?)",
-        (int(end.record), message_id, at, to_microseconds(due), queue, end.detail or None),
+        (int(end.record), message_id, at, due_at, queue, end.detail or None),
     )
+
+
+def _is_recorded(recording: Recording, kind: RecordKind, *, delayed: bool) -> bool:
+    if kind is RecordKind.DISCARDED:  # nobody has seen it, and nothing else says so
+        return recording is not Recording.NONE
+    return delayed and recording is Recording.ALL

@@ -1,30 +1,81 @@
-"""Queues in this process' memory: for tests and for trying things out. All is lost when the process ends."""
+"""Queues in this process' memory: for tests and for trying things out. All is lost when the process ends.
+
+A message with a time to be received, or with an expiry, is not received after it: whoever receives, counts or sends
+next drops it.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
+from typing import Any
 
+from postdate.clock import Clock, SystemClock, to_microseconds
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, QueueNotFound, UnsupportedTransactionMode
 from postdate.messages import Envelope, check_headers, encode_headers, size_in_bytes, size_limit
 from postdate.ports import HANDLED, End, Received, TransactionMode, TransportCapabilities, Work
+from postdate.ports.expiry import end_in_queue
 from postdate.wakeup import Alarm
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending(Envelope):
+    """A message in a queue that ends there.
+
+    Args:
+        ends_at: after which it is not received, in microseconds since 1970 UTC.
+    """
+
+    ends_at: int = field(kw_only=True)
+
+
+def _with_end(envelope: Envelope, ends_at: int | None) -> Envelope:
+    return envelope if ends_at is None else _Ending(**_fields(envelope), ends_at=ends_at)
+
+
+def _without_end(envelope: Envelope) -> Envelope:
+    return Envelope(**_fields(envelope)) if isinstance(envelope, _Ending) else envelope
+
+
+def _fields(envelope: Envelope) -> dict[str, Any]:
+    return {each.name: getattr(envelope, each.name) for each in fields(Envelope)}
 
 
 @dataclass(slots=True)
 class _Queue:
-    """Messages with their failure counts, and who waits for them."""
+    """Messages with their failure counts, how many of them end and when the first may do so, and who waits for them."""
 
     messages: deque[tuple[Envelope, int]] = field(default_factory=deque[tuple[Envelope, int]])
+    ending: int = 0
+    first_end: int = 0
     held: int = 0
     alarms: list[Alarm] = field(default_factory=list[Alarm])
 
     def put(self, envelope: Envelope, failures: int = 0, *, first: bool = False) -> None:
         (self.messages.appendleft if first else self.messages.append)((envelope, failures))
+        if isinstance(envelope, _Ending):
+            self.first_end = min(self.first_end, envelope.ends_at) if self.ending else envelope.ends_at
+            self.ending += 1
         for alarm in self.alarms:
             alarm.ring()
+
+    def take(self) -> tuple[Envelope, int]:
+        envelope, failures = self.messages.popleft()
+        self.ending -= isinstance(envelope, _Ending)
+        return envelope, failures
+
+    def drop_expired(self, now: int) -> None:
+        if not self.ending or now <= self.first_end:
+            return
+        self.messages = deque(each for each in self.messages if not _has_ended(each[0], now))
+        ends = [envelope.ends_at for envelope, _ in self.messages if isinstance(envelope, _Ending)]
+        self.ending, self.first_end = len(ends), min(ends, default=0)
+
+
+def _has_ended(envelope: Envelope, now: int) -> bool:
+    return isinstance(envelope, _Ending) and envelope.ends_at < now
 
 
 class MemoryTransport:
@@ -32,14 +83,17 @@ class MemoryTransport:
 
     Args:
         largest_message_bytes: of headers and body together.
+        clock: by which messages end in their queues; default: the machine's.
     """
 
-    def __init__(self, *, largest_message_bytes: int = 16 * 1024 * 1024) -> None:
+    def __init__(self, *, largest_message_bytes: int = 16 * 1024 * 1024, clock: Clock | None = None) -> None:
         self._capabilities = TransportCapabilities(
             durable=False,
             transaction_modes=frozenset(TransactionMode) - {TransactionMode.TRANSACTION_SCOPE},
             largest_message_bytes=largest_message_bytes,
+            expires_messages=True,
         )
+        self._clock = clock or SystemClock()
         self.queues: dict[str, _Queue] = {}
 
     @property
@@ -57,13 +111,30 @@ class MemoryTransport:
     ) -> Sequence[PostdateError | None]:
         """See :meth:`postdate.ports.Transport.send`."""
         refuse_work(work)
-        return [self._send(envelope) for envelope in envelopes]
+        return [self._send(self.ending(envelope, now)) for envelope in envelopes]
 
     def _send(self, envelope: Envelope) -> PostdateError | None:
         error = self.why_not(envelope)
         if error is None:
             self.queues[envelope.destination].put(envelope)
         return error
+
+    def ending(self, envelope: Envelope, now: datetime) -> Envelope:
+        """Return what is put into the queue of an envelope sent at ``now``, by the clock of the sender."""
+        ends_at = end_in_queue(envelope, envelope.time_to_be_received, sent_at=now, now=self._clock.now())
+        return _with_end(envelope, ends_at)
+
+    def alive(self, name: str) -> _Queue:
+        """Return the queue called ``name``, without what has expired.
+
+        Raises:
+            QueueNotFound: there is none.
+        """
+        if name not in self.queues:
+            raise QueueNotFound(f"there is no queue {name!r}")
+        queue = self.queues[name]
+        queue.drop_expired(to_microseconds(self._clock.now()))
+        return queue
 
     def why_not(self, envelope: Envelope) -> PostdateError | None:
         """Return why a message cannot be sent, or ``None``."""
@@ -86,7 +157,11 @@ class MemoryTransport:
 
     async def queue_lengths(self) -> Mapping[str, int]:
         """Return how many messages each queue holds, those being handled included."""
-        return {name: len(queue.messages) + queue.held for name, queue in self.queues.items()}
+        return {name: len(self.alive(name).messages) + queue.held for name, queue in self.queues.items()}
+
+    async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
+        """See :meth:`postdate.ports.CountsQueues.lengths_of`; what is in hand or has expired is not counted."""
+        return {name: len(self.alive(name).messages) for name in names if name in self.queues}
 
     async def close(self) -> None:
         """Nothing to release."""
@@ -98,14 +173,12 @@ class MemoryReceiver:
     def __init__(self, transport: MemoryTransport, queue: str) -> None:
         self._transport, self._name = transport, queue
         self._alarm: Alarm | None = None
-        self._held: dict[int, Received] = {}
+        self._held: dict[int, tuple[Received, Envelope]] = {}
         self._next_token = 1
 
     @property
     def _queue(self) -> _Queue:
-        if self._name not in self._transport.queues:
-            raise QueueNotFound(f"there is no queue {self._name!r}")
-        return self._transport.queues[self._name]
+        return self._transport.alive(self._name)
 
     async def receive(self, limit: int) -> Sequence[Received]:
         """See :meth:`postdate.ports.Receiver.receive`."""
@@ -113,15 +186,15 @@ class MemoryReceiver:
         if self._alarm is None:
             self._alarm = Alarm()
             queue.alarms.append(self._alarm)
-        while not queue.messages:
+        while not self._queue.messages:
             self._alarm.reset()
             await self._alarm.wait()
         return [self._take(queue) for _ in range(min(limit, len(queue.messages)))]
 
     def _take(self, queue: _Queue) -> Received:
-        envelope, failures = queue.messages.popleft()
-        received = Received(envelope, failures, self._next_token)
-        self._held[self._next_token] = received
+        envelope, failures = queue.take()
+        received = Received(_without_end(envelope), failures, self._next_token)
+        self._held[self._next_token] = (received, envelope)
         self._next_token += 1
         queue.held += 1
         return received
@@ -135,25 +208,27 @@ class MemoryReceiver:
                 raise error
         self._let_go(received)
         for envelope in end.outgoing:
-            self._transport.queues[envelope.destination].put(envelope)
+            self._transport.queues[envelope.destination].put(self._transport.ending(envelope, now))
 
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
         """See :meth:`postdate.ports.Receiver.roll_back`."""
-        self._let_go(received)
-        self._queue.put(received.envelope, received.failures + int(failed), first=True)
+        envelope = self._let_go(received)
+        self._queue.put(envelope, received.failures + int(failed), first=True)
 
     async def close(self) -> None:
         """See :meth:`postdate.ports.Receiver.close`."""
-        for received in list(self._held.values()):
+        for received, _ in list(self._held.values()):
             await self.roll_back(received, failed=False)
         if self._alarm is not None:
             self._queue.alarms.remove(self._alarm)
             self._alarm = None
 
-    def _let_go(self, received: Received) -> None:
-        if self._held.pop(received.token, None) is None:  # type: ignore[arg-type]
+    def _let_go(self, received: Received) -> Envelope:
+        held = self._held.pop(received.token, None) if isinstance(received.token, int) else None
+        if held is None:
             raise ClaimLost(f"message {received.envelope.message_id!r} in {self._name!r} is no longer held here")
         self._queue.held -= 1
+        return held[1]
 
 
 def refuse_work(work: Sequence[Work]) -> None:

@@ -1,13 +1,27 @@
 """The Spark format ``postdate``: what is written is read back, in any number of shares, and nothing is written
 twice."""
 
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
+from tests.postgres_subjects import drop_schema, fresh_schema
 
+from postdate import LocalTransport
+from postdate.messages import decode_headers
 from postdate.pipeline.columns import MESSAGE_SCHEMA
+from postdate.pipeline.frames import held_snapshot
+from postdate.pipeline.java import STARTUP_OPTIONS, find_java_home, runnable_java_home
+from postdate.pipeline.source.headers import with_headers_as_text
 from postdate.pipeline.stores import StoreSpec, opened
 
 DUE = datetime(2026, 3, 1, 12, 0, 0, 123_456, tzinfo=UTC)
@@ -64,20 +78,15 @@ def test_an_empty_store_reads_as_no_rows(spark: SparkSession, store: StoreSpec) 
         assert read(spark, store, what=what).collect() == []
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [({"what": "nonsense"}, "choose one of pending"), ({"columns": "colour"}, "no column 'colour'")],
-)
-def test_what_is_not_there_is_refused(
-    spark: SparkSession, store: StoreSpec, options: dict[str, str], words: str
-) -> None:
-    with pytest.raises(PySparkException, match=words):
-        read(spark, store, **options)
+def test_wrong_options_are_refused_when_the_frame_is_made(spark: SparkSession, store: StoreSpec) -> None:
+    with pytest.raises(PySparkException, match="did you mean columns"):
+        read(spark, store, colums="due")
 
 
 def test_a_store_that_is_missing_is_not_made_by_reading(spark: SparkSession, store: StoreSpec) -> None:
-    with pytest.raises(PySparkException):
+    with pytest.raises(PySparkException, match="there is no file"):
         read(spark, store).count()
+    assert not Path(store.address.removeprefix("sqlite:///")).exists()
 
 
 def test_overwriting_is_refused(spark: SparkSession, store: StoreSpec) -> None:
@@ -86,7 +95,142 @@ def test_overwriting_is_refused(spark: SparkSession, store: StoreSpec) -> None:
         writer.mode("overwrite").save()
 
 
-def test_a_row_that_is_no_message_fails_the_job(spark: SparkSession, store: StoreSpec) -> None:
-    blank = spark.createDataFrame([(" ", "orders", DUE)], "message_id string, destination string, due timestamp")
-    with pytest.raises(PySparkException, match="message id is blank"):
-        write(blank, store)
+def test_a_row_that_is_no_message_fails_the_job_and_is_named(spark: SparkSession, store: StoreSpec) -> None:
+    late = messages(spark, 3).withColumn("destination", F.when(F.col("message_id") != "m1", "orders")).coalesce(1)
+    with pytest.raises(PySparkException, match=r"row 1 of partition 0 \(message id 'm1'\) is no message"):
+        write(late, store)
+
+
+def test_texts_are_taken_for_bodies_and_headers(spark: SparkSession, store: StoreSpec) -> None:
+    texts = spark.createDataFrame(
+        [("m1", "orders", DUE, "\u00fc", '{"k": "v"}'), ("m2", "orders", DUE, None, None)],
+        "message_id string, destination string, due timestamp, body string, headers string",
+    )
+    write(texts, store)
+    found = {row.message_id: (bytes(row.body), row.headers) for row in read(spark, store).collect()}
+    assert found == {"m1": ("\u00fc".encode(), {"k": "v"}), "m2": (b"", {})}
+
+
+def test_columns_can_be_chosen_by_a_schema(spark: SparkSession, store: StoreSpec) -> None:
+    write(messages(spark, 2), store)
+    reads = spark.read.format("postdate").options(store=store.address, synchronous="normal")
+    chosen = reads.schema("due timestamp, message_id string").load()
+    assert chosen.columns == ["due", "message_id"]
+    first = int(DUE.timestamp()) * 1_000_000 + DUE.microsecond
+    rows = chosen.selectExpr("message_id", "unix_micros(due)").collect()
+    assert sorted(tuple(row) for row in rows) == [("m0", first), ("m1", first + 1_000_000)]
+
+
+def test_shares_can_be_of_one_instant_that_the_driver_holds(spark: SparkSession, postgres_url: str) -> None:
+    spec = StoreSpec(postgres_url, schema=fresh_schema())
+    assert spec.schema is not None
+    options = {"store": spec.address, "schema": spec.schema}
+    messages(spark, 5).write.format("postdate").options(**options).mode("append").save()
+    with held_snapshot(spec) as snapshot:
+        assert snapshot is not None
+        messages(spark, 9).write.format("postdate").options(**options).mode("append").save()
+        reads = spark.read.format("postdate").options(**options, columns="message_id", partitions=2)
+        assert reads.option("snapshot", snapshot).load().count() == 5
+        assert reads.option("snapshot", snapshot).option("what", "records").load().count() == 9 - 4
+    drop_schema(postgres_url, spec.schema)
+
+
+# --- queues as sinks --------------------------------------------------------------------------------------------------
+
+
+async def make_queues(store: StoreSpec, *names: str) -> None:
+    transport = LocalTransport(store.address.removeprefix("sqlite:///"), synchronous="normal")
+    await transport.create_queues(list(names))
+    await transport.close()
+
+
+async def test_what_is_written_to_queues_is_there_at_once_and_once(spark: SparkSession, store: StoreSpec) -> None:
+    await make_queues(store, "orders", "error")
+    at_once = messages(spark, 4).drop("due", "expires_at")
+    for _ in range(2):
+        writes = at_once.write.format("postdate").options(store=store.address, synchronous="normal", what="queued")
+        writes.mode("append").save()
+    queued = read(spark, store, what="queued").collect()
+    assert sorted((row.message_id, row.queue) for row in queued) == [(f"m{n}", "orders") for n in range(4)]
+    assert read(spark, store).count() == 0
+
+
+# --- headers ----------------------------------------------------------------------------------------------------------
+
+some_text = st.text(st.sampled_from('ab"\\\n\x01ü{},:'), max_size=4)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.none() | st.lists(st.tuples(some_text, some_text), max_size=3), max_size=5), st.integers(0, 3))
+def test_maps_of_headers_become_the_same_headers_as_text(maps: list[list[tuple[str, str]] | None], first: int) -> None:
+    column = pa.array(maps, pa.map_(pa.string(), pa.string()))
+    batch = pa.record_batch(
+        {"message_id": pa.array([str(n) for n in range(len(maps))], pa.string()), "headers": column}
+    )
+    found = with_headers_as_text(batch.slice(first)).column("headers").to_pylist()
+    assert [None if text is None else decode_headers(text) for text in found] == [
+        None if pairs is None else dict(pairs) for pairs in maps[first:]
+    ]
+
+
+# --- found by its name, secrets not found -----------------------------------------------------------------------------
+
+SECRET = "t0p-s3cret"
+_PLAIN = """
+import sys
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+folder, schema = sys.argv[1:]
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").config("spark.log.level", "INFO")
+builder = builder.config("spark.eventLog.enabled", "true").config("spark.eventLog.dir", f"file://{folder}/events")
+spark = builder.config("spark.eventLog.compress", "false").getOrCreate()
+options = {"store": f"file:{folder}/address", "schema": schema}
+messages = spark.sql("SELECT 'm' || id AS message_id, 'orders' AS destination, now() AS due FROM range(3)")
+messages.write.format("postdate").options(**options).mode("append").save()
+pending = spark.read.format("postdate").options(**options).load()
+pending.explain(True)
+print(pending.where("message_id IN ('m1', 'm2')").count(), "postdate" in sys.modules)
+try:
+    messages.selectExpr("' ' AS message_id", "destination", "due").write.format("postdate").options(**options).mode(
+        "append"
+    ).save()
+except PySparkException as error:
+    print(error)
+"""
+
+
+@pytest.mark.timeout(300)  # a Spark of its own, beside whatever else the machine does
+def test_any_session_knows_the_format_and_none_tells_a_secret(postgres_url: str, tmp_path: Path) -> None:
+    """A session started without Postdate, with Spark's own settings: push-down is off there."""
+    schema = fresh_schema()
+    assert "@" in postgres_url
+    (tmp_path / "address").write_text(postgres_url.replace("@", f":{SECRET}@", 1), encoding="utf-8")
+    (tmp_path / "events").mkdir()
+    environment = {
+        **os.environ,
+        "JAVA_HOME": str(runnable_java_home(find_java_home(None, os.environ), tmp_path)),
+        "SPARK_LAUNCHER_OPTS": " ".join(STARTUP_OPTIONS),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "PYSPARK_PYTHON": sys.executable,
+    }
+    command = [sys.executable, "-c", _PLAIN, str(tmp_path), schema]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+    drop_schema(postgres_url, schema)
+    assert "\n2 False\n" in done.stdout, done.stderr[-2_000:]
+    assert "is no message: message id is blank" in done.stdout
+    files = [file for file in (tmp_path / "events").rglob("*") if file.is_file()]
+    logs = [file.read_text(encoding="utf-8", errors="replace") for file in files]
+    assert any("BatchScan postdate" in log for log in logs), "the event log has the plan"
+    for text in (done.stdout, done.stderr, *logs):
+        assert SECRET not in text
+
+
+def test_what_every_session_imports_imports_nothing_else() -> None:
+    code = (
+        "import pyspark.sql.datasource, sys; before = set(sys.modules); import pyspark_postdate; "
+        "print(sorted(set(sys.modules) - before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "['pyspark_postdate']\n"

@@ -21,3 +21,8 @@ def store_checks() -> tuple[Check[StoreSubject], ...]:
     be refused clearly, never be half there.
     """
     return tuple(check for topic in _TOPICS for check in topic.checks)
+
+
+def contract_checks() -> tuple[Check[StoreSubject], ...]:
+    """Return the checks of the six methods: what a store of one's own must keep that has no more than these."""
+    return tuple(contract.checks)

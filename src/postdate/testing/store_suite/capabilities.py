@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 from postdate.core.dispatcher import enlisting as can_share
 from postdate.endpoint.delayed_delivery import check_mode
@@ -11,14 +12,18 @@ from postdate.errors import ClaimLost, ConfigurationError, QueueNotFound, Unsupp
 from postdate.messages import Envelope
 from postdate.ports import (
     AdministrableStore,
+    AuditableStore,
     ClaimingStore,
+    ColumnarStore,
     EnlistingStore,
     InspectableStore,
     MovingStore,
     Outcome,
+    PrunableStore,
     RecordKind,
     ScannableStore,
     TransactionMode,
+    capabilities_of,
 )
 from postdate.testing.conformance import Topic, expect, expect_equal, expect_error
 from postdate.testing.store_suite.subject import (
@@ -41,14 +46,17 @@ from postdate.transports.memory import MemoryTransport
 
 capabilities: Topic[StoreSubject] = Topic("capabilities")
 
-_PORTS: dict[type, tuple[type, ...]] = {
-    ClaimingStore: (),
-    EnlistingStore: (ClaimingStore,),
-    MovingStore: (EnlistingStore,),
-    InspectableStore: (),
-    AdministrableStore: (InspectableStore,),
-    ScannableStore: (),
-}
+_PORTS: tuple[type, ...] = (
+    ClaimingStore,
+    EnlistingStore,
+    MovingStore,
+    InspectableStore,
+    AdministrableStore,
+    ScannableStore,
+    ColumnarStore,
+    AuditableStore,
+    PrunableStore,
+)
 
 
 def _own_methods(port: type) -> list[str]:
@@ -71,7 +79,7 @@ async def declared_modes_are_accepted_and_others_refused(subject: StoreSubject) 
     for mode in TransactionMode:
         store = subject.open()
         try:
-            if mode in store.capabilities.transaction_modes:
+            if mode in capabilities_of(store).transaction_modes:
                 await store.initialize("conformance", mode)
             elif isinstance(store, ClaimingStore):
                 with expect_error(UnsupportedTransactionMode, f"mode {mode.value}"):
@@ -88,7 +96,7 @@ async def an_endpoint_takes_it_or_says_why_not(subject: StoreSubject) -> None:
             DelayedDelivery(store)
         else:
             with expect_error(ConfigurationError, "a store without claims"):
-                DelayedDelivery(store)  # type: ignore[arg-type]
+                DelayedDelivery(store)
 
 
 @capabilities
@@ -167,7 +175,7 @@ async def due_messages_move_to_their_queues(subject: StoreSubject) -> None:
         try:
             await transport.create_queues([QUEUE])
             expired = message("expired", NOW - 3 * SECOND, expires_at=NOW - SECOND)
-            last = message("last", NOW - SECOND, headers={"é": "🕰"}, body=b"\0last", expires_at=NOW)
+            last = message("last", NOW - SECOND, headers={"é": "🕰"}, body=b"\0last", expires_at=NOW + 3600 * SECOND)
             batch = [
                 last,
                 message("first", NOW - 2 * SECOND),
@@ -183,7 +191,7 @@ async def due_messages_move_to_their_queues(subject: StoreSubject) -> None:
             expect_equal([each.message_id for each in received], ["first", "last"], "moved messages")
             moved = received[1]
             found = (moved.destination, dict(moved.headers), moved.body, moved.due, moved.expires_at)
-            expect_equal(found, (QUEUE, {"é": "🕰"}, b"\0last", last.due, NOW), "a moved message")
+            expect_equal(found, (QUEUE, {"é": "🕰"}, b"\0last", last.due, last.expires_at), "a moved message")
             expect_equal(ids(await store.claim_due(NOW, 10)), ["x"], "claims of what was left behind")
             inspected = inspectable(store)
             if inspected is not None:
@@ -210,5 +218,32 @@ async def a_move_takes_no_more_than_its_limit(subject: StoreSubject) -> None:
             second = await mover.move_due(NOW + SECOND, 3)
             expect_equal((first.delivered, second.delivered), (3, 1), "moved")
             expect_equal((first.next_attempt, second.next_attempt), (NOW + 4 * MICROSECOND, None), "next attempts")
+        finally:
+            await close(transport)
+
+
+@capabilities
+async def a_move_lists_what_it_took(subject: StoreSubject) -> None:
+    """Moving: asked to, it says which messages it took, with due times in UTC, and which of them had expired."""
+    async with claiming(subject) as store:
+        mover = moving(store)
+        if mover is None:
+            return
+        transport = subject.transport()
+        try:
+            await transport.create_queues([QUEUE])
+            first, second = NOW - 3 * SECOND, NOW - 2 * SECOND
+            await store.store_many([message("gone", first, expires_at=second), message("sent", second)], NOW)
+            moved = (await mover.move_due(NOW, 100, listing=True)).moved
+            if moved is None:
+                expect(False, "a move that was to be listed was not")
+                return
+            listed = zip(moved.message_ids, moved.dues, moved.destinations, moved.expired, strict=True)
+            expected = [("gone", first, QUEUE, True), ("sent", second, QUEUE, False)]
+            expect_equal(sorted(listed), expected, "listed")
+            expect(all(due.utcoffset() == timedelta(0) for due in moved.dues), "due times are in UTC")
+            nothing = (await mover.move_due(NOW, 100, listing=True)).moved
+            expect(nothing is not None and not nothing.message_ids, "an empty move lists nothing")
+            expect((await mover.move_due(NOW, 100)).moved is None, "a move that was not to be listed is not")
         finally:
             await close(transport)

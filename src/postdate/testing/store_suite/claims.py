@@ -139,6 +139,21 @@ async def a_claim_given_back_is_void(subject: StoreSubject) -> None:
 
 
 @claims
+async def a_claim_from_before_a_comeback_is_void(subject: StoreSubject) -> None:
+    """A claim of a message that went to the error queue and came back holds nothing of its new life."""
+    async with claiming(subject) as store:
+        await store.store(message(), NOW)
+        old = await claim_one(store)
+        await store.finish([old], Outcome.FAILED, NOW)
+        await store.store(message(), NOW)
+        expect_equal(await store.finish([old], Outcome.DELIVERED, NOW), 0, "finished with the old claim")
+        new = await claim_one(store)
+        expect_equal(await store.finish([old], Outcome.DELIVERED, NOW), 0, "finished with the old claim, held anew")
+        expect(not await store.retry_later(old, NOW, NOW, "stale"), "giving back the old claim is false")
+        expect_equal(await store.finish([new], Outcome.DELIVERED, NOW), 1, "finished with the new claim")
+
+
+@claims
 async def next_attempt_is_the_earliest(subject: StoreSubject) -> None:
     """The earliest instant at which an unclaimed message may be attempted; none without any."""
     async with claiming(subject) as store:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from postdate.ports import capabilities_of
 from postdate.testing.conformance import Topic, expect, expect_equal
 from postdate.testing.store_suite.subject import MICROSECOND, NOW, SECOND, StoreSubject, inspectable, message, opened
 
@@ -24,7 +25,7 @@ async def due_is_compared_strictly(subject: StoreSubject) -> None:
     async with opened(subject) as store:
         await store.store(message(), NOW)
         expect(await store.fetch_next_due(NOW) is None, "nothing is fetched at its due time")
-        step = max(MICROSECOND, store.capabilities.time_precision)
+        step = max(MICROSECOND, capabilities_of(store).time_precision)
         expect(await store.fetch_next_due(NOW + step) is not None, "it is fetched one step later")
 
 

@@ -3,27 +3,61 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
 
 from anyio import to_thread
 
 from postdate.clock import to_microseconds
 from postdate.errors import PipelineError
-from postdate.ports import Outcome, RecordKind, ScannableStore, ScanPart
+from postdate.ports import ClaimingStore, Outcome, RecordKind, Scan, ScanFilter, ScannableStore, ScanPart
 from postdate.testing.conformance import Topic, expect, expect_equal, expect_error
-from postdate.testing.store_suite.subject import NOW, SECOND, StoreSubject, claiming, message, scannable
+from postdate.testing.store_suite.subject import (
+    MICROSECOND,
+    NOW,
+    SECOND,
+    StoreSubject,
+    claiming,
+    columnar,
+    message,
+    scannable,
+)
 
 scanning: Topic[StoreSubject] = Topic("scanning")
 
 _PAGE = 7
 
 
-def _read(store: ScannableStore, what: str, parts: int, columns: list[str]) -> list[tuple[object, ...]]:
-    rows: list[tuple[object, ...]] = []
-    for part in store.scan_parts(what, parts):
-        for page in store.scan(what, part, columns, _PAGE):
+_COLUMNS = {
+    "pending": ("message_id", "destination", "due", "expires_at", "headers", "body", "number_of_failures"),
+    "records": ("number", "kind", "message_id", "at", "due", "destination", "detail"),
+    "queued": ("message_id", "queue", "due"),
+}
+
+
+def _read(store: ScannableStore, what: str, parts: int, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+    return _rows(store, Scan(what, tuple(columns)), store.scan_parts(what, parts))
+
+
+def _rows(store: ScannableStore, scan: Scan, parts: Sequence[ScanPart]) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+    for part in parts:
+        for page in store.scan(scan, part, _PAGE):
             expect(0 < len(page) <= _PAGE, f"a page has 1 to {_PAGE} rows, not {len(page)}")
-            rows.extend(page)
+            rows.extend(tuple(row) for row in page)
     return rows
+
+
+@asynccontextmanager
+async def _held(store: ScannableStore) -> AsyncGenerator[str | None]:
+    """Hold a snapshot; the calls that do it block."""
+    snapshot = store.snapshot()
+    name = await to_thread.run_sync(snapshot.__enter__)
+    try:
+        yield name
+    finally:
+        await to_thread.run_sync(snapshot.__exit__, None, None, None)
 
 
 @scanning
@@ -86,4 +120,116 @@ async def what_does_not_exist_is_refused(subject: StoreSubject) -> None:
         with expect_error(PipelineError, "an unknown relation"):
             scanned.scan_parts("saga", 1)
         with expect_error(PipelineError, "an unknown column"):
-            list(scanned.scan("pending", ScanPart(0, 1), ["colour"], _PAGE))
+            list(scanned.scan(Scan("pending", ("colour",)), ScanPart(0, 1), _PAGE))
+
+
+async def _store_various(store: ClaimingStore) -> None:
+    """Store messages that differ in all that a filter asks for, and in what columns may get wrong."""
+    await store.store_many(
+        [
+            message("a", NOW, destination="x"),
+            message("A", NOW + MICROSECOND, destination="X", expires_at=NOW + 3 * MICROSECOND),
+            message("a ", NOW + 2 * MICROSECOND, destination="x ", headers={"ключ": 'a"\\\n\0🕰'}),
+            message("é", NOW + 3 * MICROSECOND, destination="x", body=b""),
+            message("e\u0301", NOW.replace(year=1900), destination="очередь", body=bytes(range(256))),
+            message("'\\;%$1", NOW.replace(year=9998), destination="it's\\", expires_at=NOW.replace(year=9999)),
+        ],
+        NOW,
+    )
+    (oldest,) = await store.claim_due(NOW, 1)
+    await store.finish([oldest], Outcome.DELIVERED, NOW + SECOND)
+
+
+_FILTERS: dict[str, ScanFilter] = {
+    "everything": ScanFilter(),
+    "some ids": ScanFilter(message_ids=("a", "é", "e\u0301", "'\\;%$1", "not there", "a\0")),
+    "no ids": ScanFilter(message_ids=()),
+    "some destinations": ScanFilter(destinations=("x", "it's\\", "not there")),
+    "no destinations": ScanFilter(destinations=()),
+    "due from": ScanFilter(due_from=NOW + MICROSECOND),
+    "due to": ScanFilter(due_to=NOW + MICROSECOND),
+    "all at once": ScanFilter(
+        message_ids=("a", "A", "a ", "é"), destinations=("x", "X"), due_from=NOW, due_to=NOW + 3 * MICROSECOND
+    ),
+}
+
+
+def _fulfils(row: dict[str, Any], where: ScanFilter) -> bool:
+    due_from, due_to = where.due_from, where.due_to
+    return (
+        (where.message_ids is None or row["message_id"] in where.message_ids)
+        and (where.destinations is None or row["destination"] in where.destinations)
+        and (due_from is None or row["due"] >= to_microseconds(due_from))
+        and (due_to is None or row["due"] < to_microseconds(due_to))
+    )
+
+
+@scanning
+async def only_what_is_asked_for_is_read(subject: StoreSubject) -> None:
+    """A filter leaves exactly the rows that fulfil all its conditions; texts are compared character by character."""
+    async with claiming(subject) as store:
+        scanned = scannable(store)
+        if scanned is None:
+            return
+        await _store_various(store)
+        for what in ("pending", "records"):
+            columns = _COLUMNS[what]
+            every = await to_thread.run_sync(_read, scanned, what, 1, columns)
+            expect_equal(len(every), 5 if what == "pending" else 7, f"rows of {what}")
+            for name, where in _FILTERS.items():
+                scan, parts = Scan(what, columns, where), scanned.scan_parts(what, 2)
+                found = await to_thread.run_sync(_rows, scanned, scan, parts)
+                expected = [row for row in every if _fulfils(dict(zip(columns, row, strict=True)), where)]
+                expect_equal(Counter(found), Counter(expected), f"{what}: {name}")
+                nothing = await to_thread.run_sync(_rows, scanned, Scan(what, (), where), parts)
+                expect_equal(len(nothing), len(expected), f"{what}: {name}, no columns")
+
+
+@scanning
+async def a_snapshot_is_one_instant(subject: StoreSubject) -> None:
+    """What is stored, delivered and recorded while a snapshot is held is not seen with it; a store may have none."""
+    async with claiming(subject) as store:
+        scanned = scannable(store)
+        if scanned is None:
+            return
+        await store.store_many([message(f"m-{n}") for n in range(20)], NOW)
+        async with _held(scanned) as snapshot:
+            parts = {what: scanned.scan_parts(what, 3) for what in ("pending", "records")}
+            await store.store_many([message(f"later-{n}") for n in range(5)], NOW)
+            await store.finish(await store.claim_due(NOW + SECOND, 10), Outcome.DELIVERED, NOW)
+            if snapshot is None:
+                return
+            for what in ("pending", "records"):
+                scan = Scan(what, ("message_id",), snapshot=snapshot)
+                rows = await to_thread.run_sync(_rows, scanned, scan, parts[what])
+                expect_equal(Counter(rows), Counter((f"m-{n}",) for n in range(20)), f"{what} of the snapshot")
+        expect_equal(len(await to_thread.run_sync(_read, scanned, "records", 3, ["kind"])), 35, "records by now")
+        with expect_error(PipelineError, "a snapshot that is not held any more"):
+            await to_thread.run_sync(_rows, scanned, scan, parts["records"])
+
+
+@scanning
+async def columns_hold_what_rows_hold(subject: StoreSubject) -> None:
+    """Read as columns, everything is what it is read as rows: values, order of columns, filters, and no columns."""
+    async with claiming(subject) as store:
+        columns = columnar(store)
+        if columns is None:
+            return
+        from postdate.testing.store_suite.columns import rows_of_columns
+
+        await _store_various(store)
+        async with _held(columns) as snapshot:
+            for what, known in _COLUMNS.items():
+                parts = columns.scan_parts(what, 2)
+                for wanted in (known, known[::-1], known[:1], ()):
+                    for name, where in _FILTERS.items():
+                        scan = Scan(what, wanted, where, snapshot)
+                        rows = await to_thread.run_sync(_rows, columns, scan, parts)
+                        expected = Counter(rows if wanted else [()] * len(rows))
+                        found = await to_thread.run_sync(rows_of_columns, columns, scan, parts)
+                        expect_equal(Counter(found), expected, f"{what}: {name}, columns {wanted}")
+        with expect_error(PipelineError, "an unknown column"):
+            list(columns.scan_columns(Scan("pending", ("colour",)), ScanPart(0, 1)))
+        if snapshot is not None:
+            with expect_error(PipelineError, "a snapshot that is not held any more"):
+                list(columns.scan_columns(Scan("pending", (), snapshot=snapshot), ScanPart(0, 1)))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import timedelta, timezone
 
 import anyio
+from anyio import to_thread
 
 from postdate.errors import DuplicateMessage, MessageTooLarge
 from postdate.messages import DelayedMessage, encode_headers
-from postdate.ports import ClaimingStore, Outcome, Recording
+from postdate.ports import ClaimingStore, Outcome, Recording, RecordKind, capabilities_of
 from postdate.testing.conformance import Topic, expect, expect_equal, expect_error
 from postdate.testing.store_suite.subject import (
     MICROSECOND,
@@ -18,7 +19,9 @@ from postdate.testing.store_suite.subject import (
     claim_one,
     claiming,
     claims_of,
+    columnar,
     ids,
+    inspectable,
     message,
     opened,
 )
@@ -79,9 +82,10 @@ async def an_empty_body_and_no_headers_survive(subject: StoreSubject) -> None:
 
 @storing
 async def a_large_body_survives(subject: StoreSubject) -> None:
-    """A body of one megabyte comes back byte for byte."""
+    """A body of one megabyte, or as large as the store takes, comes back byte for byte."""
     async with claiming(subject) as store:
-        stored = message(body=bytes(range(256)) * 4096)
+        room = store.capabilities.largest_message_bytes - len(encode_headers(message().headers).encode())
+        stored = message(body=(bytes(range(256)) * 4096)[:room])
         await store.store(stored, NOW)
         await _comes_back(store, stored)
 
@@ -169,6 +173,11 @@ async def a_failed_message_may_come_back(subject: StoreSubject) -> None:
             expect_equal(await store.finish([claim], outcome, NOW), 1, "finished")
         with expect_error(DuplicateMessage, "storing the id of a message delivered after it had failed"):
             await store.store(message(), NOW)
+        inspected = inspectable(store)
+        if inspected is not None:
+            kinds = [record.kind.name for record in await inspected.history("m-1")]
+            lives = ["SCHEDULED", "FAILED", "RESCHEDULED", "FAILED", "RESCHEDULED", "DELIVERED"]
+            expect_equal(kinds, lives, "history of a message that came back twice")
 
 
 @storing
@@ -260,8 +269,50 @@ async def a_batch_with_one_too_large_is_refused_whole(subject: StoreSubject) -> 
 async def what_is_stored_survives_closing(subject: StoreSubject) -> None:
     """A durable store still has the message after it was closed and opened again; one that is not durable has not."""
     async with opened(subject) as store:
-        durable = store.capabilities.durable
+        durable = capabilities_of(store).durable
         await store.store(message(), NOW)
     async with opened(subject) as store:
         claims = await claims_of(store).claim_due(NOW + SECOND, 10)
         expect_equal(ids(claims), ["m-1"] if durable else [], f"messages after reopening (durable={durable})")
+
+
+@storing
+async def columns_are_stored_as_messages_are(subject: StoreSubject) -> None:
+    """A batch of columns is stored as the same messages are: once, unchanged, with the record, and others may claim."""
+    async with claiming(subject) as store:
+        columns = columnar(store)
+        if columns is None:
+            return
+        from postdate.testing.store_suite.columns import message_batch
+
+        async def store_all(messages: list[DelayedMessage]) -> tuple[int, tuple[str, ...]]:
+            report = await to_thread.run_sync(columns.store_columns, message_batch(messages), NOW)
+            return report.stored, tuple(report.already_there)
+
+        expect_equal(await store_all([]), (0, ()), "report of an empty batch")
+        await store.store(message("m-0", body=b"first"), NOW)
+        await store_all([message("other", NOW + 2 * SECOND)])  # a store may have learned from a batch without repeats
+        for attempt in range(2):
+            first = [
+                message(f"a-{attempt}", headers={"ключ 🔑": '"\\\n\0', "b": ""}, expires_at=NOW + SECOND + MICROSECOND),
+                message(f"b-{attempt}", NOW - MICROSECOND, destination="очередь.配達", body=bytes(range(256))),
+                DelayedMessage(f"c-{attempt}", NOW.replace(year=1900), "queue", {}, b""),
+            ]
+            batch = [first[0], message("m-0", body=b"again"), *first[1:], message(f"a-{attempt}", body=b"again")]
+            expect_equal(await store_all(batch), (3, ("m-0", f"a-{attempt}")), "report of a batch with known ids")
+            known = tuple(each.message_id for each in batch)
+            expect_equal(await store_all(batch), (0, known), "report of a batch that was stored before")
+            inspected = inspectable(store)
+            for each in first:
+                if inspected is not None:
+                    (record,) = await inspected.history(each.message_id)
+                    expected = (RecordKind.SCHEDULED, NOW, each.due, each.destination)
+                    expect_equal((record.kind, record.at, record.due, record.destination), expected, "record")
+            claims = {claim.message.message_id: claim for claim in await store.claim_due(NOW + SECOND, 10)}
+            found = [claims[each.message_id].message for each in first]
+            expect_equal(found, first, "messages that were stored as columns")
+            if not attempt:
+                expect_equal(claims["m-0"].message.body, b"first", "body of what was there")
+            await store.finish(list(claims.values()), Outcome.DELIVERED, NOW)
+            expect_equal(await store_all(batch), (0, known), "report of a batch that was delivered")
+        expect_equal(await store.next_due(), NOW + 2 * SECOND, "next due")

@@ -13,6 +13,7 @@ from postdate.ports import (
     AdministrableStore,
     Claim,
     ClaimingStore,
+    ColumnarStore,
     DelayedMessageStore,
     EnlistingStore,
     InspectableStore,
@@ -107,6 +108,11 @@ def administrable(store: DelayedMessageStore) -> AdministrableStore | None:
 def scannable(store: DelayedMessageStore) -> ScannableStore | None:
     """Return the store if it can be scanned."""
     return store if isinstance(store, ScannableStore) else None
+
+
+def columnar(store: DelayedMessageStore) -> ColumnarStore | None:
+    """Return the store if it gives and takes columns."""
+    return store if isinstance(store, ColumnarStore) else None
 
 
 def enlisting(store: DelayedMessageStore) -> EnlistingStore | None:

@@ -34,8 +34,12 @@ async def up_to_the_limit_is_received(subject: TransportSubject) -> None:
     async with queues(subject) as transport:
         await transport.send([envelope(f"{n}") for n in range(5)], NOW)
         receiver = transport.receiver(IN)
-        batches = [ids(await receive(receiver, 2)) for _ in range(3)]
-        expect_equal(batches, [["0", "1"], ["2", "3"], ["4"]], "batches of two")
+        found = list[str]()
+        while len(found) < 5:  # a broker that pushes may have less at hand than it has in the queue
+            batch = ids(await receive(receiver, 2))
+            expect(0 < len(batch) <= 2, f"one or two messages, got {batch}")
+            found += batch
+        expect_equal(found, ["0", "1", "2", "3", "4"], "messages in order")
         await receiver.close()
 
 

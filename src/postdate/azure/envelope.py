@@ -1,0 +1,235 @@
+"""An envelope as the text of a message in Azure, and back: upstream's JSON object, in base64.
+
+``Id``, ``Headers`` and ``Body`` (base64) say all; ``CorrelationId``, ``ReplyToAddress``, ``MessageIntent``,
+``IdForCorrelation``, ``Recoverable`` and ``TimeToBeReceived`` repeat headers for those who look for them there. What
+the object has no place for - when the message was due, and when it expires, to the microsecond - is in ``Postdate``,
+which others leave alone. Source: specification 3.2, 3.8.
+
+What comes may be the object without base64, with other names in it, or lack all but ``Body``. A text that is nothing
+of the kind is a message all the same: its body is the text, and the header ``azure.unreadable`` says why it is none of
+ours. Nobody can handle it, so it ends in the error queue.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any, Final, cast
+
+import msgspec
+
+from postdate.errors import InvalidMessage, InvalidTimestamp, MessageTooLarge, PostdateError
+from postdate.messages import (
+    MESSAGE_ID_LIMIT,
+    Envelope,
+    Headers,
+    check_headers,
+    check_text,
+    format_time_span,
+    format_timestamp,
+    parse_timestamp,
+)
+
+LARGEST_TEXT_BYTES: Final = 64 * 1024
+"""What Azure takes as one message."""
+
+_OVERHEAD_BYTES: Final = 2_560
+"""At most, in JSON, for all but headers and body: an id of the greatest length, two short copies of headers, names."""
+
+LARGEST_MESSAGE_BYTES: Final = (LARGEST_TEXT_BYTES * 3 // 4 - _OVERHEAD_BYTES) * 3 // 4
+"""Headers and body of this size fit, whichever of them is large: a body takes a third more, twice over."""
+
+UNREADABLE: Final = "azure.unreadable"
+
+_INTENTS: Final = {"Send": 1, "Publish": 2, "Subscribe": 3, "Unsubscribe": 4, "Reply": 5}
+_COPIED_BYTES: Final = 256
+_BOM: Final = "\ufeff"
+_ERROR_TEXT_LIMIT: Final = 1_000
+_FAULT: Final = re.compile(r"NServiceBus\.ExceptionInfo\.|\$\.diagnostics\.|NServiceBus\.Processing")
+_LONG_FAULT: Final = re.compile(
+    f"{re.escape(Headers.EXCEPTION_STACK_TRACE)}$|{re.escape(Headers.EXCEPTION_DATA_PREFIX)}"
+)
+_OTHER_FAULTS: Final = frozenset({Headers.TIME_OF_FAILURE, Headers.ERROR_CODE})
+
+
+# --- sending ----------------------------------------------------------------------------------------------------------
+
+
+def to_text(envelope: Envelope) -> str:
+    """Return the text of a message.
+
+    An error copy that is too large loses what was added to it about the failure, the longest of it first, so that the
+    message itself is kept; one that still is, as it may be when it came without base64, goes without.
+
+    Raises:
+        MessageTooLarge: Azure would not take it.
+        InvalidHeaders: headers that are not text.
+    """
+    size = 0
+    for text in _texts(envelope):
+        size = len(text.encode())
+        if size <= LARGEST_TEXT_BYTES:
+            return text
+    raise MessageTooLarge(
+        f"message {envelope.message_id!r} to {envelope.destination} is {size:,} bytes long in the form in which Azure "
+        f"keeps it, where {LARGEST_TEXT_BYTES:,} are allowed; headers and body of {LARGEST_MESSAGE_BYTES:,} bytes "
+        f"always fit: keep large content elsewhere and send a reference"
+    )
+
+
+def _texts(envelope: Envelope) -> Iterator[str]:
+    """Yield the forms in which a message may be sent, the best first."""
+    yield base64.b64encode(_as_json(envelope)).decode("ascii")
+    if Headers.FAILED_QUEUE not in envelope.headers:
+        return
+    for headers in _shorter(envelope.headers):
+        shorter = replace(envelope, headers=headers)
+        yield base64.b64encode(_as_json(shorter)).decode("ascii")
+    if UNREADABLE in envelope.headers:
+        yield envelope.body.decode(errors="replace")
+    else:
+        yield _as_json(replace(envelope, headers=_without_faults(envelope.headers))).decode()
+
+
+def _shorter(headers: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    brief = {key: value for key, value in headers.items() if not _LONG_FAULT.match(key)}
+    if Headers.EXCEPTION_MESSAGE in brief:
+        brief[Headers.EXCEPTION_MESSAGE] = brief[Headers.EXCEPTION_MESSAGE][:_ERROR_TEXT_LIMIT]
+    yield brief
+    kept = {Headers.FAILED_QUEUE, Headers.EXCEPTION_TYPE}
+    yield {**_without_faults(headers), **{key: headers[key] for key in kept if key in headers}}
+    yield _without_faults(headers)
+
+
+def _without_faults(headers: Mapping[str, str]) -> dict[str, str]:
+    added = _OTHER_FAULTS | {Headers.FAILED_QUEUE}
+    return {key: value for key, value in headers.items() if key not in added and not _FAULT.match(key)}
+
+
+def _as_json(envelope: Envelope) -> bytes:
+    check_headers(envelope.headers)
+    headers = envelope.headers
+    wrapper: dict[str, Any] = {
+        "IdForCorrelation": None,
+        "Id": envelope.message_id,
+        "MessageIntent": _INTENTS.get(headers.get(Headers.MESSAGE_INTENT, ""), 1),
+        "ReplyToAddress": _copied(headers.get(Headers.REPLY_TO_ADDRESS)),
+        "TimeToBeReceived": format_time_span(envelope.time_to_be_received or timedelta(0)),
+        "Headers": dict(headers),
+        "Body": envelope.body,
+        "CorrelationId": _copied(headers.get(Headers.CORRELATION_ID)),
+        "Recoverable": True,
+    }
+    ours = {"Due": envelope.due, "ExpiresAt": envelope.expires_at}
+    kept = {name: format_timestamp(instant) for name, instant in ours.items() if instant is not None}
+    if kept:
+        wrapper["Postdate"] = kept
+    return msgspec.json.encode(wrapper)
+
+
+def _copied(value: str | None) -> str | None:
+    """Return what is repeated of a header: an address or an id; anything longer is in the headers only."""
+    return value if value is None or len(value.encode()) <= _COPIED_BYTES else None
+
+
+# --- receiving --------------------------------------------------------------------------------------------------------
+
+
+def from_text(queue: str, native_id: str, text: str) -> Envelope:
+    """Return the envelope of a message, whoever sent it; see the module.
+
+    Args:
+        queue: where it was.
+        native_id: what Azure calls it.
+        text: of the message.
+    """
+    try:
+        return _unwrapped(queue, native_id, text)
+    except (ValueError, PostdateError, RecursionError) as error:
+        reason = f"not a message in the envelope of Azure Storage Queues: {error}"
+        return Envelope(queue, native_id, {UNREADABLE: reason}, text.encode(errors="replace"))
+
+
+def _unwrapped(queue: str, native_id: str, text: str) -> Envelope:
+    wrapper = _wrapper(text)
+    body = wrapper.get("Body")
+    if body is None and "Headers" not in wrapper:
+        raise InvalidMessage("the JSON object has neither Headers nor Body")
+    headers = _headers(wrapper)
+    ours = wrapper.get("Postdate")
+    times = cast("dict[str, object]", ours) if isinstance(ours, dict) else dict[str, object]()
+    return Envelope(
+        queue,
+        _id(wrapper.get("Id"), native_id),
+        headers,
+        _body(body),
+        expires_at=_instant(times.get("ExpiresAt")),
+        due=_instant(times.get("Due")),
+    )
+
+
+def _wrapper(text: str) -> Mapping[str, object]:
+    """Return the JSON object in a text, with or without base64 around it."""
+    plain = text.lstrip(_BOM)
+    if not plain.lstrip().startswith("{"):
+        try:
+            plain = base64.b64decode(plain.strip(), validate=True).decode("utf-8-sig")
+        except (binascii.Error, UnicodeDecodeError) as error:
+            raise InvalidMessage(f"neither JSON nor UTF-8 in base64 ({error})") from error
+    try:
+        found: object = msgspec.json.decode(plain)
+    except msgspec.DecodeError as error:
+        raise InvalidMessage(f"no JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise InvalidMessage("JSON, but no object")
+    return cast("Mapping[str, object]", found)
+
+
+def _headers(wrapper: Mapping[str, object]) -> dict[str, str]:
+    found = wrapper.get("Headers")
+    if found is not None and not isinstance(found, dict):
+        raise InvalidMessage("Headers is no JSON object")
+    named = cast("Mapping[str, object]", found or {})
+    headers = {key: "" if value is None else value for key, value in named.items()}
+    check_headers(cast("Mapping[str, str]", headers))
+    texts = cast("dict[str, str]", headers)
+    for name, key in (("ReplyToAddress", Headers.REPLY_TO_ADDRESS), ("CorrelationId", Headers.CORRELATION_ID)):
+        value = wrapper.get(name)
+        if isinstance(value, str) and value:
+            texts.setdefault(key, value)
+    return texts
+
+
+def _body(value: object) -> bytes:
+    if value is None:
+        return b""
+    if not isinstance(value, str):
+        raise InvalidMessage("Body is no text")
+    try:
+        return base64.b64decode(value, validate=True)
+    except binascii.Error as error:
+        raise InvalidMessage(f"Body is not base64 ({error})") from error
+
+
+def _id(value: object, native_id: str) -> str:
+    """Return the id that the sender gave, or Azure's own where that is none that we could keep."""
+    if not isinstance(value, str):
+        return native_id
+    try:
+        check_text(value, "message id", MESSAGE_ID_LIMIT)
+    except InvalidMessage:
+        return native_id
+    return value
+
+
+def _instant(value: object) -> datetime | None:
+    if not isinstance(value, str):
+        return None
+    try:
+        return parse_timestamp(value)
+    except InvalidTimestamp:  # the headers have what the receiver must know
+        return None

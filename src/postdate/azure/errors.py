@@ -1,0 +1,165 @@
+"""The one place where errors of Azure Storage become errors of Postdate.
+
+Every answer that says nothing about the message in hand - no connection, throttling, a server's fault, a key that is
+refused - is an outage: it is tried again later and never counted against a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, cast
+
+from aiohttp import ClientError
+from azure.core.exceptions import AzureError, HttpResponseError
+
+from postdate.errors import (
+    ClaimLost,
+    DuplicateMessage,
+    MessageTooLarge,
+    PostdateError,
+    QueueNotFound,
+    StoreError,
+    StoreNotSetUp,
+    StoreUnavailable,
+    StoreUnreachable,
+    TransportError,
+    TransportUnavailable,
+    TransportUnreachable,
+)
+
+_LONGEST_RETRY_AFTER: Final = timedelta(minutes=5)
+_RETRY_AFTER: Final = {"Retry-After": timedelta(seconds=1), "x-ms-retry-after-ms": timedelta(milliseconds=1)}
+_TOO_LARGE: Final = frozenset({"RequestBodyTooLarge", "EntityTooLarge", "PropertyValueTooLarge", "MessageTooLarge"})
+_TO_CREATE: Final = {"QueueNotFound": "postdate setup --queue NAME", "TableNotFound": "postdate setup"}
+_BEING_DELETED: Final = frozenset({"QueueBeingDeleted", "TableBeingDeleted", "ContainerBeingDeleted"})
+
+
+@dataclass(frozen=True, slots=True)
+class Meanings:
+    """Which errors of Postdate the answers of one service are.
+
+    Args:
+        unreachable: no answer, an outage, throttling, or refused credentials.
+        unavailable: it answers, but not to this now.
+        missing: what was named does not exist (404).
+        exists: it exists already, or somebody else has it (409).
+        changed: another was faster (412, or a pop receipt that is not the last).
+        too_large: more than it takes (413).
+        other: anything else.
+    """
+
+    unreachable: type[PostdateError]
+    unavailable: type[PostdateError]
+    missing: type[PostdateError]
+    exists: type[PostdateError]
+    changed: type[PostdateError]
+    too_large: type[PostdateError]
+    other: type[PostdateError]
+
+
+QUEUES: Final = Meanings(
+    unreachable=TransportUnreachable,
+    unavailable=TransportUnavailable,
+    missing=QueueNotFound,
+    exists=TransportError,
+    changed=ClaimLost,
+    too_large=MessageTooLarge,
+    other=TransportError,
+)
+TABLES: Final = Meanings(
+    unreachable=StoreUnreachable,
+    unavailable=StoreUnavailable,
+    missing=StoreNotSetUp,
+    exists=DuplicateMessage,
+    changed=ClaimLost,
+    too_large=MessageTooLarge,
+    other=StoreError,
+)
+
+
+def code_of(error: AzureError) -> str:
+    """Return what the service calls the error, such as ``QueueNotFound``; empty where it did not answer."""
+    code: object = getattr(error, "error_code", None) or _headers(error).get("x-ms-error-code", "")
+    return str(getattr(code, "value", code))
+
+
+def _headers(error: BaseException | None) -> Mapping[str, str]:
+    return cast("Mapping[str, str]", getattr(getattr(error, "response", None), "headers", {}))
+
+
+def retry_after(error: BaseException | None) -> timedelta | None:
+    """Return how long the service asks to be left alone, at most five minutes; ``None`` when it does not ask.
+
+    Args:
+        error: of the SDK, or an error of ours that came from one.
+    """
+    headers = _headers(error.__cause__ if isinstance(error, PostdateError) else error)
+    for name, unit in _RETRY_AFTER.items():
+        text = headers.get(name, "")
+        if text.isascii() and text.isdigit():
+            return min(int(text[:9]) * unit, _LONGEST_RETRY_AFTER)
+    return None
+
+
+def translate(error: AzureError, meanings: Meanings, what: str) -> PostdateError:
+    """Return what went wrong.
+
+    Args:
+        error: of the SDK.
+        meanings: of the service that was asked: :data:`QUEUES` or :data:`TABLES`.
+        what: was asked of what, without secrets, such as ``queue 'orders' of Azure account 'shop'``.
+    """
+    if not isinstance(error, HttpResponseError) or (error.status_code or 0) < 400:
+        return meanings.unreachable(f"{what} cannot be reached: {_first_line(error)}")
+    status, code = error.status_code or 0, code_of(error)
+    said = f"{status} {code or error.reason or 'without a reason'}"
+    if status in {401, 403}:
+        return meanings.unreachable(
+            f"{what} refuses us ({said}): check the name of the account, its key or signature, and the clock of this "
+            f"machine, which must be right to 15 minutes"
+        )
+    if status in {408, 429} or status >= 500:
+        state = "is throttled" if status in {429, 503} else "cannot answer now"
+        return meanings.unreachable(f"{what} {state} ({said}){_asked_to_wait(error)}")
+    if code in _TO_CREATE:
+        return meanings.missing(f"{what} does not exist ({said}); create it: {_TO_CREATE[code]}")
+    return _refusal(meanings, code, status, f"{what}: {said}: {_first_line(error)}")
+
+
+def _refusal(meanings: Meanings, code: str, status: int, text: str) -> PostdateError:
+    """Return what an answer means that is about what was asked."""
+    by_code = {
+        **dict.fromkeys(_TOO_LARGE, meanings.too_large),
+        **dict.fromkeys(_BEING_DELETED, meanings.unavailable),
+        "PopReceiptMismatch": meanings.changed,
+    }
+    by_status = {
+        404: meanings.missing,
+        409: meanings.exists,
+        412: meanings.changed,
+        413: meanings.too_large,
+    }
+    return by_code.get(code, by_status.get(status, meanings.other))(text)
+
+
+def _asked_to_wait(error: AzureError) -> str:
+    pause = retry_after(error)
+    return "" if pause is None else f"; it asks to be left alone for {pause.total_seconds():g} s"
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0].strip() or type(error).__name__
+
+
+@contextmanager
+def translated(meanings: Meanings, what: str) -> Generator[None]:
+    """Raise errors of the SDK, and of its connections, as errors of Postdate; see :func:`translate`."""
+    try:
+        yield
+    except AzureError as error:
+        raise translate(error, meanings, what) from error
+    except (ClientError, OSError) as error:  # the SDK lets some of these through, such as a body that is cut short
+        raise meanings.unreachable(f"{what} cannot be reached: {_first_line(error)}") from error

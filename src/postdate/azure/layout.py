@@ -1,0 +1,226 @@
+"""How a delayed message lies in the table: its keys, its columns, and how large it may be.
+
+Upstream's four columns and keys, so that both can work on one table; what they cannot hold - microseconds, an expiry,
+failed attempts - is in columns that upstream does not read. Source: specification 3.2; ADR 0013.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from postdate.errors import InvalidMessage, MessageError, MessageTooLarge
+from postdate.messages import DelayedMessage, decode_headers, encode_headers, size_in_bytes, with_failures
+
+LARGEST_BODY: Final = 64 * 1024
+LARGEST_TEXT: Final = 32 * 1024
+"""In units of UTF-16, which Azure counts; the emulator does not, so that we must."""
+
+KEY_COLUMNS: Final = ("PartitionKey", "RowKey", "MessageId", "Due")
+"""What says which message waits until when, without its content."""
+
+_SECOND: Final = timedelta(seconds=1)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_ROW: Final = re.compile(r"[0-9]{14}(_.*)?", re.ASCII | re.DOTALL)
+_PARTITION_LENGTH: Final = 10
+_TIME_LENGTH: Final = 14
+_GUID_BEGINS: Final = _TIME_LENGTH + 1
+_MICROSECOND_DIGITS: Final = 5
+_TAIL_DIGITS: Final = 27
+_SHARE_DIGITS: Final = 4
+
+
+def second_key(instant: datetime) -> str:
+    """Return ``yyyyMMddHHmmss`` of the whole second, in every locale."""
+    at = instant.astimezone(UTC)
+    return f"{at.year:04}{at.month:02}{at.day:02}{at.hour:02}{at.minute:02}{at.second:02}"
+
+
+def partition_of(row: str) -> str:
+    """Return the hour that a row key lies in."""
+    return row[:_PARTITION_LENGTH]
+
+
+def id_hash(message_id: str) -> str:
+    """Return 64 hexadecimal digits that stand for an id, which may hold what no key may."""
+    return hashlib.sha256(message_id.encode()).hexdigest()
+
+
+def row_key(message_id: str, attempt_at: datetime) -> str:
+    """Return where a message waits: its second, and 32 digits that are a GUID to others.
+
+    The first five of these are the microsecond, so that keys sort as times do; the others follow from the id, so that
+    storing a message twice finds the first.
+    """
+    microsecond = f"{attempt_at.microsecond:0{_MICROSECOND_DIGITS}x}"
+    return f"{second_key(attempt_at)}_{microsecond}{id_hash(message_id)[:_TAIL_DIGITS]}"
+
+
+def share_of(row: str, shares: int) -> int:
+    """Return which of ``shares`` equal ranges of GUIDs a row is in: who leases that range dispatches it."""
+    tail = row[-_SHARE_DIGITS:]
+    try:
+        return int(tail, 16) * shares >> 4 * _SHARE_DIGITS
+    except ValueError:  # a row of another's making
+        return 0
+
+
+def attempt_of(row: str, *, is_ours: bool) -> datetime:
+    """Return from when on the message at a row key may be attempted.
+
+    Others say the second only: a message of theirs is due somewhere within it, so it waits for its end, as it does with
+    them; one whose key is the bare second waits for nothing more.
+
+    Raises:
+        InvalidMessage: the key is no time.
+    """
+    if not _ROW.fullmatch(row):
+        raise InvalidMessage(f"the row key {row!r} is not yyyyMMddHHmmss_GUID")
+    try:
+        second = datetime.strptime(row[:_TIME_LENGTH] + "+0000", "%Y%m%d%H%M%S%z")
+        if is_ours:
+            return second + int(row[_GUID_BEGINS : _GUID_BEGINS + _MICROSECOND_DIGITS], 16) * _MICROSECOND
+    except (ValueError, OverflowError) as error:
+        raise InvalidMessage(f"the row key {row!r} is no time: {error}") from error
+    return second + _SECOND - _MICROSECOND if len(row) > _TIME_LENGTH else second
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A message as it lies in the table.
+
+    Args:
+        message: what waits.
+        row: its row key; its partition key follows from that.
+        attempt_at: from when on it may be attempted; UTC.
+        records: how many records were written of it besides those of its scheduling and its end.
+        etag: of the entity that was read; empty for one that was not stored yet.
+    """
+
+    message: DelayedMessage
+    row: str
+    attempt_at: datetime
+    records: int = 0
+    etag: str = ""
+
+    @classmethod
+    def new(cls, message: DelayedMessage, records: int = 0) -> Waiting:
+        """Return a message as it is stored first."""
+        return cls(with_failures(message, 0), row_key(message.message_id, message.due), message.due, records)
+
+    @property
+    def partition(self) -> str:
+        """The partition key."""
+        return partition_of(self.row)
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """What names the entity."""
+        return {"PartitionKey": self.partition, "RowKey": self.row}
+
+    def after_failure(self, attempt_at: datetime, records: int) -> Waiting:
+        """Return it with one more failure, waiting for its next attempt."""
+        failed = with_failures(self.message, self.message.number_of_failures + 1)
+        return Waiting(failed, row_key(failed.message_id, attempt_at), attempt_at, records)
+
+    def rescheduled(self, due: datetime, records: int) -> Waiting:
+        """Return it with another due time."""
+        moved = replace(self.message, due=due)
+        return Waiting(moved, row_key(moved.message_id, moved.due), moved.due, records)
+
+    def entity(self) -> dict[str, Any]:
+        """Return what is stored."""
+        message = self.message
+        entity: dict[str, Any] = {
+            **self.keys,
+            "Destination": message.destination,
+            "Body": message.body,
+            "MessageId": message.message_id,
+            "Headers": encode_headers(message.headers),
+            "Due": text_of(message.due),
+        }
+        if message.expires_at is not None:
+            entity["ExpiresAt"] = text_of(message.expires_at)
+        if message.number_of_failures:
+            entity["Failures"] = message.number_of_failures
+        if self.records:
+            entity["Records"] = self.records
+        return entity
+
+
+def read_entity(entity: Mapping[str, Any]) -> Waiting:
+    """Return what an entity holds, ours or upstream's.
+
+    Raises:
+        MessageError: it is no delayed message; says why.
+    """
+    row, due_text = entity["RowKey"], entity.get("Due")
+    try:
+        attempt_at = attempt_of(row, is_ours=due_text is not None)
+        expires_at = entity.get("ExpiresAt")
+        message = DelayedMessage(
+            entity["MessageId"],
+            attempt_at if due_text is None else instant_of(due_text),
+            entity["Destination"],
+            decode_headers(entity.get("Headers") or "{}"),
+            entity.get("Body") or b"",
+            None if expires_at is None else instant_of(expires_at),
+            int(entity.get("Failures") or 0),
+        )
+        records = int(entity.get("Records") or 0)
+    except KeyError as error:
+        raise InvalidMessage(f"the entity {row!r} has no column {error}") from error
+    except (ValueError, TypeError) as error:
+        if isinstance(error, MessageError):
+            raise
+        raise InvalidMessage(f"the entity {row!r} has a column that cannot be read: {error}") from error
+    return Waiting(message, row, attempt_at, records, etag_of(entity))
+
+
+def etag_of(entity: Mapping[str, Any]) -> str:
+    """Return the version of an entity that was read."""
+    metadata: Mapping[str, Any] = getattr(entity, "metadata", {})
+    return str(metadata.get("etag", ""))
+
+
+def changed_at(entity: Mapping[str, Any]) -> datetime:
+    """Return when an entity that was read was written last, on the server's clock."""
+    metadata: Mapping[str, Any] = getattr(entity, "metadata", {})
+    at = metadata.get("timestamp")
+    if not isinstance(at, datetime):
+        raise InvalidMessage(f"the entity {entity['RowKey']!r} came without its timestamp")
+    return at
+
+
+def text_of(instant: datetime) -> str:
+    """Return a time as it stands in a column: ISO 8601, UTC, microseconds."""
+    return instant.astimezone(UTC).isoformat(timespec="microseconds")
+
+
+def instant_of(text: str) -> datetime:
+    """Return the time of :func:`text_of`."""
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def check_size(message: DelayedMessage, largest_message_bytes: int) -> None:
+    """Refuse a message that does not fit, before anything of it is stored.
+
+    Raises:
+        MessageTooLarge: over ``largest_message_bytes``, or over what Azure takes in one column.
+    """
+    headers = encode_headers(message.headers)
+    units = len(headers) if headers.isascii() else len(headers.encode("utf-16-le")) // 2
+    for size, limit, what in (
+        (size_in_bytes(headers, message.body), largest_message_bytes, "bytes, this store takes"),
+        (len(message.body), LARGEST_BODY, "bytes in its body, a column of an Azure table takes"),
+        (units, LARGEST_TEXT, "characters in its headers, a column of an Azure table takes"),
+    ):
+        if size > limit:
+            raise MessageTooLarge(
+                f"message {message.message_id!r} has {size:,} {what} {limit:,}; keep large content elsewhere and send "
+                f"a reference"
+            )

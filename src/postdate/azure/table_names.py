@@ -1,0 +1,50 @@
+"""Names of the table, of its records, and of the containers that are leased. Source: specification 3.1; ADR 0013."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final
+
+from postdate.errors import ConfigurationError
+
+LONGEST_NAME: Final = 63
+_PATTERN: Final = "^[A-Za-z][A-Za-z0-9]{2,62}$"
+_NAME: Final = re.compile(_PATTERN.removesuffix("$"), re.ASCII)
+
+
+def default_table(endpoint: str) -> str:
+    """Return the table of an endpoint that names none: ``delays`` and the SHA-1 of its name (row 76)."""
+    return "delays" + _hash(endpoint)
+
+
+def checked_table(name: str) -> str:
+    """Return a table's name as it is stored: lower-cased, because the container of the lease has the same (row 77).
+
+    Raises:
+        ConfigurationError: it is empty, or not what Azure takes as the name of a table.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"{name!r} cannot be the name of an Azure table; it must match {_PATTERN}: a letter, then letters and "
+            f"digits, 3 to {LONGEST_NAME} in all"
+        )
+    return name.lower()
+
+
+def records_table(table: str) -> str:
+    """Return the name of the table that holds the ids and the records of what waits in ``table``."""
+    name = f"{table}records"
+    return name if len(name) <= LONGEST_NAME else f"records{_hash(table)}"
+
+
+def lease_container(table: str, number: int) -> str:
+    """Return the container whose lease is that of share ``number``; the first is the one that upstream leases."""
+    if number == 0:
+        return table
+    name = f"{table}-{number}"
+    return name if len(name) <= LONGEST_NAME else f"{_hash(table)}-{number}"
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()

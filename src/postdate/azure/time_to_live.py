@@ -1,0 +1,43 @@
+"""How long a queue keeps a message. Source: specification 2.5, the lines on Azure Storage Queues."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Final
+
+from postdate.errors import InvalidMessage
+from postdate.messages import Envelope, Headers
+
+LONGEST: Final = timedelta(days=30)
+"""What upstream allows, and gives messages that do not say."""
+
+FOR_EVER: Final = -1
+"""How Azure writes it."""
+
+PRECISION: Final = timedelta(seconds=1)
+
+
+def time_to_live(envelope: Envelope, now: datetime) -> int | None:
+    """Return after how many seconds the queue drops a message, or ``None``: it has run out, and is not sent.
+
+    Copies in an error queue never expire. Parts of a second count as a whole one.
+
+    Args:
+        envelope: to be sent.
+        now: UTC, for an absolute expiry.
+
+    Raises:
+        InvalidMessage: its time to be received is more than 30 days.
+    """
+    if Headers.FAILED_QUEUE in envelope.headers:
+        return FOR_EVER
+    span = envelope.time_to_be_received
+    if span is not None and span > LONGEST:
+        raise InvalidMessage(
+            f"message {envelope.message_id!r} to {envelope.destination} has a time to be received of {span}; a queue "
+            f"in Azure must not be told more than 30 days: send it with less, or without"
+        )
+    shortest = min(LONGEST, LONGEST if span is None else span)
+    if envelope.expires_at is not None:
+        shortest = min(shortest, envelope.expires_at - now)
+    return None if shortest <= timedelta(0) else -(-shortest // PRECISION)

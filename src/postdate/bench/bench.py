@@ -1,0 +1,297 @@
+"""What all benchmarks do: open a plant, fill it, run services in their own processes, wait, and look what arrived."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+
+from postdate.bench.plants import Options, Plant, opened
+from postdate.bench.processes import Partner
+from postdate.bench.result import Figure, Result
+from postdate.bench.tally import Tally
+from postdate.bench.workload import Load, number_of
+from postdate.clock import SystemClock
+from postdate.errors import PostdateError
+from postdate.ports import SetsUp, TransactionMode
+
+STUCK_SECONDS = 120.0
+_LOOK_SECONDS = 0.002
+_FILLED_BY_US = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Where and how to measure.
+
+    Args:
+        options: what is measured.
+        report: told in words what is going on; again and again, with a count, while something takes long.
+    """
+
+    options: Options
+    report: Callable[[str], None] = lambda _text: None
+
+    @contextmanager
+    def plant(self) -> Generator[Plant]:
+        """Open a plant with its tables and queues set up."""
+        with opened(self.options) as plant:
+            anyio.run(_set_up, plant)
+            yield plant
+
+    @property
+    def _folder(self) -> Path:
+        return self.options.folder
+
+    # --- storing ------------------------------------------------------------------------------------------------
+
+    def fill(self, plant: Plant, *loads: Load) -> None:
+        """Store loads in bulk, and let the server come to rest."""
+        for load in loads:
+            text = f"storing {load.count:,} messages"
+            self.report(text)
+            if load.count <= _FILLED_BY_US or plant.store.fillers == 1:
+                anyio.run(_fill, plant, load, partial(self._report_count, text))
+            else:
+                self._fill_by_others(plant, load, text)
+        plant.store.settle()
+
+    def _report_count(self, text: str, count: int) -> None:
+        self.report(f"{text}: {count:,}")
+
+    def _fill_by_others(self, plant: Plant, load: Load, text: str) -> None:
+        with ExitStack() as stack:
+            tallies = [stack.enter_context(self.tally(f"filled{part}")) for part in range(plant.store.fillers)]
+            fillers = [stack.enter_context(self.storer(plant, "fill", tally.path)) for tally in tallies]
+            for filler, part in zip(fillers, load.parts(len(fillers)), strict=True):
+                filler.start(part)
+            self.wait_for(load.count, tallies, fillers, text)
+            for filler in fillers:
+                filler.found()
+
+    # --- processes ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def tally(self, name: str) -> Generator[Tally]:
+        """Return a count that begins at nothing."""
+        path = self._folder / f"{name}.tally"
+        path.unlink(missing_ok=True)
+        with Tally(path) as tally:
+            yield tally
+
+    @staticmethod
+    def storer(plant: Plant, what: str, *rest: object) -> Partner:
+        """Return a process that stores; see :mod:`postdate.bench.storer`."""
+        return Partner("postdate.bench.storer", "storing", plant.site, what, *rest)
+
+    @contextmanager
+    def services(self, plant: Plant, number: int = 1, *, at_once: bool = False, lead: float = 0) -> Generator[Services]:
+        """Return services that have started; see :mod:`postdate.bench.service`."""
+        with ExitStack() as stack:
+            tallies = [stack.enter_context(self.tally(f"delivered{each}")) for each in range(number)]
+            arguments = [lead, "now"] if at_once else [lead]
+            partners = [
+                Partner("postdate.bench.service", "moving", plant.site, tally.path, *arguments) for tally in tallies
+            ]
+            for partner in partners:
+                stack.enter_context(partner)
+            yield Services(self, plant, partners, tallies)
+
+    def wait_for(self, n: int, tallies: list[Tally], partners: list[Partner], text: str) -> None:
+        """Wait until the tallies have come to ``n`` together.
+
+        Raises:
+            PostdateError: a process has ended, or nothing went on for two minutes.
+        """
+        seen, since, told = 0, time.monotonic(), time.monotonic()
+        while (count := sum(tally.value for tally in tallies)) < n:
+            time.sleep(_LOOK_SECONDS)
+            now = time.monotonic()
+            for partner in partners:
+                partner.check()
+            if count != seen:
+                seen, since = count, now
+            elif now - since > STUCK_SECONDS:
+                raise PostdateError(f"{text}: nothing went on for {STUCK_SECONDS:.0f} s after {count:,} of {n:,}")
+            if now - told > 1:
+                told = now
+                self.report(f"{text}: {count:,}")
+
+
+@dataclass(slots=True)
+class Services:
+    """Services of one plant, each in a process of its own.
+
+    Args:
+        bench: that runs them.
+        plant: where they deliver.
+        partners: the processes.
+        tallies: what each has delivered.
+        started: machine time at which they were let go.
+        found: what each said in the end.
+    """
+
+    bench: Bench
+    plant: Plant
+    partners: list[Partner]
+    tallies: list[Tally]
+    started: float = 0.0
+    found: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    _cpu_before: float | None = None
+    _roles_before: dict[str, float] = field(default_factory=dict[str, float])
+    server_cpu_s: float | None = None
+    server_cpu_by_role: dict[str, float] = field(default_factory=dict[str, float])
+
+    def start(self, load: Load | None = None) -> None:
+        """Let them look for due messages, all at the same time; given a load, they store it themselves."""
+        self._cpu_before, self._roles_before = self.plant.cpu_seconds(), self.plant.cpu_seconds_by_role()
+        self.started = time.time()
+        for partner in self.partners:
+            partner.start(load)
+
+    def wait_for(self, n: int, text: str) -> None:
+        """Wait until ``n`` messages are delivered."""
+        self.bench.report(text)
+        self.bench.wait_for(n, self.tallies, self.partners, text)
+        self.count_cpu()
+
+    def count_cpu(self) -> None:
+        """Note the processor time that the servers used since the start."""
+        used = self.plant.cpu_seconds()
+        if used is not None and self._cpu_before is not None:
+            self.server_cpu_s = used - self._cpu_before
+        now = self.plant.cpu_seconds_by_role()
+        for role, cpu in now.items():  # a process that has left is not there any more: what it had used stays
+            used_here = cpu - self._roles_before.get(role, 0.0)
+            self.server_cpu_by_role[role] = max(used_here, self.server_cpu_by_role.get(role, 0.0))
+
+    def finish(self) -> None:
+        """Stop them when they have finished what they have in hand."""
+        self.found = [partner.finish() for partner in self.partners]
+
+    @property
+    def marks(self) -> list[tuple[float, int]]:
+        """Machine time of each delivered batch, and its size, in the order of time."""
+        return sorted((at, count) for found in self.found for at, count in found["marks"])
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the start until the last message was delivered."""
+        return self.marks[-1][0] - self.started if self.marks else 0.0
+
+    def result(
+        self, name: str, arrivals: Arrivals, limit: float | None = None, extra: Mapping[str, Figure] | None = None
+    ) -> Result:
+        """Return what is known when they have finished; rate and cores are of the time from start to last delivery."""
+        seconds, n = self.seconds, len(arrivals.numbers)
+        return Result(
+            name,
+            n,
+            n / seconds if seconds else 0.0,
+            limit,
+            lost=arrivals.lost,
+            duplicated=arrivals.duplicated,
+            early=arrivals.unexpected,
+            rss_mb=self.rss_mb,
+            cpu_s=self.cpu_s,
+            server_cpu_s=self.server_cpu_s,
+            server_cpu_cores=None if self.server_cpu_s is None or not seconds else self.server_cpu_s / seconds,
+            extra=extra,
+            servers=self.plant.facts(),
+        )
+
+    @property
+    def rss_mb(self) -> float:
+        """Largest resident memory of one of them."""
+        return max(found["rss_mb"] for found in self.found)
+
+    @property
+    def cpu_s(self) -> float:
+        """Processor time of all of them."""
+        return sum(found["cpu_s"] for found in self.found)
+
+    def lateness_of(self, dues: list[float]) -> list[float]:
+        """Return the seconds from due to delivered of each message: batches go in the order of due times."""
+        commits: Iterator[float] = (at for at, count in self.marks for _ in range(count))
+        return [at - due for due, at in zip(sorted(dues), commits, strict=False)]
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """Which messages arrived, and how often.
+
+    Args:
+        numbers: of those that were to arrive.
+    """
+
+    numbers: range
+    _times: bytearray = field(init=False)
+    _others: Counter[int] = field(default_factory=Counter[int])
+
+    def __post_init__(self) -> None:
+        self._times = bytearray(len(self.numbers))
+
+    def add(self, message_ids: Iterable[str]) -> int:
+        """Count arrivals and return how many there were."""
+        count, first, end = 0, self.numbers.start, self.numbers.stop
+        for count, message_id in enumerate(message_ids, 1):  # noqa: B007 - read after the loop
+            number = number_of(message_id)
+            if first <= number < end:
+                self._times[number - first] = min(self._times[number - first] + 1, 255)
+            else:
+                self._others[number] += 1
+        return count
+
+    @property
+    def lost(self) -> int:
+        """How many did not arrive."""
+        return self._times.count(0)
+
+    @property
+    def duplicated(self) -> int:
+        """How many arrived more than once."""
+        return (
+            len(self._times)
+            - self._times.count(0)
+            - self._times.count(1)
+            + sum(times > 1 for times in self._others.values())
+        )
+
+    @property
+    def unexpected(self) -> int:
+        """How many arrived that were not due."""
+        return len(self._others)
+
+
+async def _set_up(plant: Plant) -> None:
+    store, transport = plant.site.open_store(), plant.site.open_transport()
+    try:
+        await store.initialize(plant.site.endpoint, TransactionMode.RECEIVE_ONLY)
+        if isinstance(store, SetsUp):
+            await store.setup()
+        if isinstance(transport, SetsUp):
+            await transport.setup()
+        await transport.create_queues([plant.site.queue, plant.site.error_queue])
+    finally:
+        await store.close()
+        await transport.close()
+
+
+async def _fill(plant: Plant, load: Load, stored: Callable[[int], None]) -> None:
+    store, clock, count, told = plant.site.open_store(), SystemClock(), 0, time.monotonic()
+    try:
+        await store.initialize(plant.site.endpoint, TransactionMode.RECEIVE_ONLY)
+        for batch in load.batches():
+            count += (await store.store_many(batch, clock.now())).stored
+            if time.monotonic() - told > 1:
+                told = time.monotonic()
+                stored(count)
+    finally:
+        await store.close()

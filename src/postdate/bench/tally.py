@@ -1,0 +1,44 @@
+"""A count that one process keeps and another reads, without a word between them."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_BYTES = 8
+
+
+class Tally:
+    """A whole number in a file of its own, written by one process and read by any.
+
+    Args:
+        path: of the file; made when it is not there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.exists():
+            path.write_bytes(bytes(_BYTES))
+        with path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), _BYTES)
+        self._number = memoryview(self._map).cast("q")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._number.release()
+        self._map.close()
+
+    @property
+    def value(self) -> int:
+        """The number as it is now."""
+        return self._number[0]
+
+    def add(self, count: int) -> None:
+        """Count further; by the one process that writes."""
+        self._number[0] += count

@@ -1,0 +1,57 @@
+"""What commands that run on and on log: to standard error, in UTC, without passwords."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Annotated, Final
+
+import typer
+
+_LEVELS: Final = ("debug", "info", "warning", "error", "critical")
+
+
+def _level(text: str) -> str:
+    if text.lower() not in _LEVELS:
+        raise typer.BadParameter(f"{text!r} is none of {', '.join(_LEVELS)}")
+    return text.upper()
+
+
+LogLevel = Annotated[
+    str, typer.Option("--log-level", parser=_level, metavar="LEVEL", help=f"Least level to log: {', '.join(_LEVELS)}.")
+]
+
+
+class _Formatter(logging.Formatter):
+    """Formats in UTC, and hides passwords, whichever driver logs them."""
+
+    converter = time.gmtime
+
+    def format(self, record: logging.LogRecord) -> str:
+        from postdate.config import without_secrets
+
+        return without_secrets(super().format(record))
+
+
+@contextmanager
+def logging_to_stderr(level: str) -> Generator[None]:
+    """Log to standard error for the length of the block, and to nowhere else.
+
+    What was set before is set again afterwards: a program that calls a command keeps its own logging, and nothing logs
+    to a stream that its owner has closed since.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    formatter = _Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
+    handler.setFormatter(formatter)
+    root = logging.getLogger()
+    before, level_before = root.handlers[:], root.level
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    try:
+        yield
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level_before)

@@ -1,0 +1,122 @@
+"""``postdate pipeline archive`` and ``restore``: records out of the store into Parquet, and back."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from postdate.cli.arguments import DURATION, INSTANT
+from postdate.cli.command import Use, command, wrong_usage
+from postdate.cli.pipeline.common import Cores, Master, app, on_spark, store_of
+
+if TYPE_CHECKING:
+    from postdate.pipeline.archive import ArchiveResult, RestoreResult
+    from postdate.pipeline.session import SparkSession
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The archive: a folder that all of Spark can reach.")]
+
+
+@command(app, "archive")
+def archive(
+    use: Use,
+    folder: Folder,
+    before: Annotated[
+        datetime | None,
+        typer.Option("--before", parser=INSTANT, metavar="TIME", help="Messages that ended before; ISO 8601."),
+    ] = None,
+    older_than: Annotated[
+        timedelta | None,
+        typer.Option("--older-than", parser=DURATION, metavar="DURATION", help="Messages that ended so long ago: 30d."),
+    ] = None,
+    forget_ids: Annotated[
+        bool, typer.Option("--forget-ids", help="Remove the ids as well: they may be used again then.")
+    ] = False,
+    cores: Cores = None,
+    master: Master = None,
+) -> None:
+    """Move the records of messages that have ended from the store to Parquet, by day.
+
+    What was written is read back and compared before anything is taken out. Run it again after a failure of any kind.
+    """
+    if (before is None) == (older_than is None):
+        raise wrong_usage("say what goes: either --before TIME or --older-than DURATION")
+    store = store_of(use)
+
+    def job(spark: SparkSession) -> ArchiveResult:
+        from postdate.clock import SystemClock
+        from postdate.pipeline.archive import archive as run
+
+        now = SystemClock().now()
+        limit = now - older_than if older_than is not None else before
+        assert limit is not None
+        return run(spark, store, folder, limit, now, keep_ids=not forget_ids)
+
+    result = on_spark(job, cores, master)
+    use.report(result.to_json(), lambda: _print_archived(result))
+
+
+def _print_archived(result: ArchiveResult) -> None:
+    from postdate.cli.output import print_pairs
+
+    print_pairs(
+        {
+            "store": result.store,
+            "archive": result.archive,
+            "messages": f"{result.messages:,}",
+            "records": f"{result.records:,}",
+            "already there": f"{result.already_there:,}",
+            "taken out": f"{result.pruned:,}",
+            "ids kept": f"{result.ids_kept:,}",
+            "ids forgotten": f"{result.ids_forgotten:,}",
+            "took": f"{result.took_seconds:.1f} s",
+        }
+    )
+    for day in result.days:
+        print(f"{day.day}: {day.messages:,} messages, {day.records:,} records")
+
+
+@command(app, "restore")
+def restore(
+    use: Use,
+    folder: Folder,
+    ids: Annotated[
+        list[str] | None, typer.Option("--id", metavar="ID", help="This message; repeatable. Default: all.")
+    ] = None,
+    ended_from: Annotated[
+        datetime | None,
+        typer.Option("--ended-from", parser=INSTANT, metavar="TIME", help="Messages that ended then or later."),
+    ] = None,
+    ended_to: Annotated[
+        datetime | None,
+        typer.Option("--ended-to", parser=INSTANT, metavar="TIME", help="Messages that ended before then."),
+    ] = None,
+    cores: Cores = None,
+    master: Master = None,
+) -> None:
+    """Put the records of an archive back into the store; those that are there stay as they are."""
+    store = store_of(use)
+
+    def job(spark: SparkSession) -> RestoreResult:
+        from postdate.pipeline.archive import restore as run
+
+        return run(spark, store, folder, ids=ids, ended_from=ended_from, ended_to=ended_to)
+
+    result = on_spark(job, cores, master)
+    use.report(result.to_json(), lambda: _print_restored(result))
+
+
+def _print_restored(result: RestoreResult) -> None:
+    from postdate.cli.output import print_pairs
+
+    print_pairs(
+        {
+            "store": result.store,
+            "archive": result.archive,
+            "messages": f"{result.messages:,}",
+            "left out": f"{result.left_out:,}",
+            "took": f"{result.took_seconds:.1f} s",
+        }
+    )

@@ -1,0 +1,92 @@
+"""``postdate pipeline audit``: what was scheduled against what became of it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from postdate.cli.arguments import DURATION
+from postdate.cli.command import Use, command, wrong_usage
+from postdate.cli.exits import Exit
+from postdate.cli.pipeline.common import Cores, Master, app, on_spark, store_of
+
+if TYPE_CHECKING:
+    from postdate.pipeline.audit import AuditResult
+    from postdate.pipeline.session import SparkSession
+
+
+@command(app, "audit")
+def audit(
+    use: Use,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a report to look at.")] = None,
+    late_after: Annotated[
+        timedelta, typer.Option("--late-after", parser=DURATION, metavar="DURATION", help="Later than that is late.")
+    ] = timedelta(seconds=1),
+    records: Annotated[
+        list[str] | None,
+        typer.Option("--records", metavar="DIR", help="Archive, or ledger of a sweep, to read as well; repeatable."),
+    ] = None,
+    findings: Annotated[
+        Path | None,
+        typer.Option(
+            "--findings", metavar="DIR", help="New folder for every finding; …json: JSON lines, else Parquet."
+        ),
+    ] = None,
+    all_endpoints: Annotated[
+        bool, typer.Option("--all-endpoints", help="Every endpoint of the database, not only that of the settings.")
+    ] = False,
+    cores: Cores = None,
+    master: Master = None,
+) -> None:
+    """Compare what was scheduled with what was delivered: lost, duplicated, early, orphaned, late.
+
+    Exit code 1 if any message was lost, duplicated, early or orphaned. Changes nothing; services may go on.
+    """
+    if html is not None and not html.absolute().parent.is_dir():
+        raise wrong_usage(f"there is no folder {html.absolute().parent} for the report")
+    store = store_of(use)
+
+    def job(spark: SparkSession) -> AuditResult:
+        from postdate.clock import SystemClock
+        from postdate.pipeline.audit import audit as run
+        from postdate.pipeline.audit import endpoints_of
+
+        stores = endpoints_of(store) if all_endpoints else (store,)
+        return run(
+            spark, stores, SystemClock().now(), late_after=late_after, records=records or (), findings_to=findings
+        )
+
+    result = on_spark(job, cores, master)
+    if html is not None:
+        from postdate.pipeline.report import write_html
+
+        write_html(result, html)
+    use.report(result.to_json(), lambda: _print_audit(result, html))
+    if not result.clean:
+        raise typer.Exit(Exit.NOT_KEPT)
+
+
+def _print_audit(result: AuditResult, html: Path | None) -> None:
+    from postdate.cli.output import clean, print_pairs
+
+    print_pairs({"store": result.store, **dict(result.table())})
+    if len(result.by_endpoint) > 1:
+        for row in result.by_endpoint:
+            counts = row.counts
+            print(
+                f"endpoint {clean(row.key)}: {counts.scheduled:,} scheduled, {counts.delivered:,} delivered, "
+                f"{counts.pending:,} pending, {counts.lost:,} lost"
+            )
+    if result.counts.undelayed:
+        print(f"{result.counts.undelayed:,} of the discarded were never delayed: they are in no other line")
+    for finding in result.findings:
+        ids = ", ".join(clean(each) for each in finding.sample[:5])
+        print(f"{finding.name}: {finding.count:,}, such as {ids}")
+    print("clean: nothing lost, duplicated, early or orphaned" if result.clean else "NOT CLEAN")
+    if result.findings_to is not None:
+        print(f"findings: {result.findings_to}")
+    if html is not None:
+        print(f"report: {html}")

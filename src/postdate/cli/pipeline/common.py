@@ -1,0 +1,91 @@
+"""What the pipeline commands have in common: the group, Spark's options, and Spark, imported when it is needed."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from postdate.cli.command import Use, group
+from postdate.errors import ConfigurationError, PipelineError
+
+if TYPE_CHECKING:
+    from postdate.pipeline.session import SparkSession
+    from postdate.pipeline.stores import StoreSpec
+
+T = TypeVar("T")
+
+log = logging.getLogger("postdate.pipeline")
+
+app = group("pipeline", "Bulk jobs on Spark, in this process or on a cluster.")
+
+Cores = Annotated[int | None, typer.Option("--cores", min=1, help="Threads of Spark; default: all cores.")]
+Master = Annotated[str | None, typer.Option("--master", metavar="URL", help="A Spark cluster; default: this process.")]
+
+
+def store_of(use: Use) -> StoreSpec:
+    """Return the store of the settings, as a job takes it along."""
+    with extra_installed():
+        from postdate.pipeline.stores import StoreSpec
+    return StoreSpec.of(use.settings())
+
+
+@contextmanager
+def extra_installed() -> Generator[None]:
+    """Say of a missing package which extra brings it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"{error.name} is missing; bulk jobs need the pipeline extra: pip install 'postdate[pipeline]'"
+        ) from error
+
+
+def on_spark(
+    job: Callable[[SparkSession], T],
+    cores: int | None,
+    master: str | None,
+    conf: Mapping[str, str] | None = None,
+    *,
+    long: bool = False,
+) -> T:
+    """Start Spark, do the job, stop Spark; what Spark says is wrong is said in one line."""
+    with extra_installed():
+        from postdate.pipeline.session import FOR_LONG_JOBS, spark_session
+    from rich.console import Console
+
+    with Console(stderr=True).status("Spark is working …"):
+        try:
+            with spark_session(
+                cores=cores, master=master, conf={**(FOR_LONG_JOBS if long else {}), **(conf or {})}
+            ) as spark:
+                return job(spark)
+        except Exception as error:
+            # Known by its home: Spark itself is imported in the pipeline only.
+            if type(error).__module__.startswith("pyspark.errors"):
+                from postdate.pipeline.failures import cause
+
+                raise PipelineError(f"the job has failed: {cause(error)}") from error
+            raise
+
+
+@contextmanager
+def told_to_stop() -> Generator[threading.Event]:
+    """Give an event that SIGTERM and Ctrl-C set, so that a query comes to an end in an orderly way."""
+    stop = threading.Event()
+
+    def signalled(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    before: dict[int, Any] = {number: signal.signal(number, signalled) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,81 @@
+"""``postdate pipeline delay``: rows of files go on when they are due; they wait in Spark's own state."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from postdate.cli.arguments import DURATION
+from postdate.cli.command import Use, command, wrong_usage
+from postdate.cli.logs import LogLevel, logging_to_stderr
+from postdate.cli.pipeline.common import Cores, Master, app, extra_installed, log, on_spark, told_to_stop
+
+if TYPE_CHECKING:
+    from postdate.pipeline.session import SparkSession
+
+
+def _duration(option: str, what: str) -> Any:
+    return typer.Option(option, parser=DURATION, metavar="DURATION", help=what)
+
+
+@command(app, "delay", reports=False)
+def delay(
+    use: Use,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="Folder whose files are the stream.")],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="Folder for the rows that are due.")],
+    checkpoint: Annotated[str, typer.Option("--checkpoint", metavar="DIR", help="Folder in which the rows wait.")],
+    schema: Annotated[
+        str, typer.Option("--schema", help="Columns of the source, as in 'id string, due timestamp, text string'.")
+    ],
+    due: Annotated[str, typer.Option("--due", metavar="COLUMN", help="Due times.")] = "due",
+    source_format: Annotated[str, typer.Option("--format", help="Of the source: json, csv or parquet.")] = "json",
+    target_format: Annotated[str, typer.Option("--to-format", help="Of the target: json or parquet.")] = "json",
+    id_column: Annotated[
+        str | None, typer.Option("--id", metavar="COLUMN", help="What --cancels refers to; of both.")
+    ] = None,
+    cancels: Annotated[
+        str | None, typer.Option("--cancels", metavar="DIR", help="Folder of JSON files with ids to be cancelled.")
+    ] = None,
+    null_due: Annotated[str, typer.Option("--null-due", help="Rows without a due time: fail, now or drop.")] = "fail",
+    resolution: Annotated[timedelta, _duration("--resolution", "Rows go at multiples of it.")] = timedelta(
+        milliseconds=250
+    ),
+    slots: Annotated[int | None, typer.Option("--slots", min=1, help="Over how many keys rows are spread.")] = None,
+    keep_cancels: Annotated[timedelta, _duration("--keep-cancels", "Later rows of a cancelled id.")] = timedelta(
+        hours=1
+    ),
+    trigger: Annotated[timedelta, _duration("--trigger", "How often a micro-batch begins.")] = timedelta(
+        milliseconds=500
+    ),
+    log_level: LogLevel = "INFO",
+    cores: Cores = None,
+    master: Master = None,
+) -> None:
+    """Hand on the rows of a folder's files when they are due, until SIGTERM or Ctrl-C; needs no store.
+
+    Never early, each row once. The same folders and options go on where it was stopped or killed.
+    """
+    if cancels is not None and id_column is None:
+        raise wrong_usage("--cancels needs --id COLUMN, which it refers to")
+    with extra_installed():
+        from postdate.pipeline.delay import DelayOptions, DelayTarget, delay_conf, read_directory, run_delay
+    options = DelayOptions(resolution, slots, null_due, keep_cancels)
+    where = DelayTarget(target, checkpoint, target_format, trigger)
+
+    def go_on(spark: SparkSession) -> None:
+        from postdate.pipeline.failures import watched
+
+        rows = read_directory(spark, source, schema, source_format)
+        ids = None
+        if cancels is not None:
+            assert id_column is not None
+            ids = read_directory(spark, cancels, rows.select(id_column).schema.simpleString()[7:-1].replace(":", " "))
+        query = run_delay(rows, where, due, id_column, ids, options)
+        log.info("delaying rows of %s into %s; checkpoint %s", source, target, checkpoint)
+        watched(query, "the query", stop)
+        log.info("stopped")
+
+    with logging_to_stderr(log_level), told_to_stop() as stop:
+        on_spark(go_on, cores, master, delay_conf(), long=True)

@@ -1,0 +1,102 @@
+"""``postdate pipeline forecast``: what falls due when and where, and what it takes."""
+
+from __future__ import annotations
+
+import enum
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from postdate.cli.arguments import DURATION
+from postdate.cli.command import Use, command, wrong_usage
+from postdate.cli.pipeline.common import Cores, Master, app, extra_installed, on_spark, store_of
+
+if TYPE_CHECKING:
+    from postdate.pipeline.forecast_result import ForecastResult
+    from postdate.pipeline.session import SparkSession
+
+
+class Width(enum.Enum):
+    """Intervals of the table."""
+
+    AUTO = "auto"
+    MINUTE = "minute"
+    HOUR = "hour"
+    DAY = "day"
+
+
+class LoadFormat(enum.Enum):
+    """Formats of the table."""
+
+    PARQUET = "parquet"
+    CSV = "csv"
+    JSON = "json"
+
+
+@command(app, "forecast")
+def forecast(
+    use: Use,
+    rate: Annotated[
+        float | None, typer.Option("--rate", metavar="N", help="Messages dispatched in a second; default: as measured.")
+    ] = None,
+    tolerance: Annotated[
+        timedelta, typer.Option("--tolerance", parser=DURATION, metavar="DURATION", help="How late a message may be.")
+    ] = timedelta(seconds=1),
+    width: Annotated[Width, typer.Option("--width", help="Intervals of the table.")] = Width.AUTO,
+    herd_factor: Annotated[
+        float, typer.Option("--herd-factor", metavar="N", help="How many times the usual load makes a herd.")
+    ] = 10.0,
+    herd_least: Annotated[
+        int, typer.Option("--herd-least", metavar="N", help="Messages in a second that make a herd.")
+    ] = 1_000,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page to look at.")] = None,
+    load: Annotated[
+        Path | None, typer.Option("--load", metavar="DIR", help="Write the table of the load to a new folder.")
+    ] = None,
+    load_format: Annotated[LoadFormat, typer.Option("--load-format", help="Of the table.")] = LoadFormat.PARQUET,
+    cores: Cores = None,
+    master: Master = None,
+) -> None:
+    """Say what falls due when and where, which rate it needs, and when it has drained at a rate.
+
+    Changes nothing; services may go on.
+    """
+    if html is not None and not html.absolute().parent.is_dir():
+        raise wrong_usage(f"there is no folder {html.absolute().parent} for the page")
+    if load is not None and load.exists():
+        raise wrong_usage(f"{load} is there already; name a new folder for the table")
+    store = store_of(use)
+    with extra_installed():
+        from postdate.pipeline.forecast_result import ForecastOptions
+    options = ForecastOptions(width.value, rate, tolerance, herd_factor, herd_least)
+
+    def job(spark: SparkSession) -> ForecastResult:
+        from postdate.clock import SystemClock
+        from postdate.pipeline.forecast import forecast as run
+
+        result = run(spark, store, SystemClock().now(), options)
+        if load is not None:
+            result.write_load(load, load_format.value)
+        return result
+
+    result = on_spark(job, cores, master)
+    if html is not None:
+        from postdate.pipeline.forecast_report import write_forecast
+
+        write_forecast(result, html)
+    use.report(result.to_json(), lambda: _print_forecast(result, html, load))
+
+
+def _print_forecast(result: ForecastResult, html: Path | None, load: Path | None) -> None:
+    from postdate.cli.output import clean, print_pairs
+    from postdate.pipeline.forecast_result import headlines
+
+    print_pairs({"source": result.source, **dict(result.table())})
+    print()
+    for sentence in headlines(result):
+        print(clean(sentence))
+    for name, path in (("report", html), ("table", load)):
+        if path is not None:
+            print(f"{name}: {path}")

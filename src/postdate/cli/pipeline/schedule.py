@@ -1,0 +1,164 @@
+"""``postdate pipeline schedule``: any table of messages into the store."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from postdate.cli.command import Use, command, wrong_usage
+from postdate.cli.exits import Exit
+from postdate.cli.pipeline.common import Cores, Master, app, on_spark, store_of
+from postdate.errors import PipelineError
+
+if TYPE_CHECKING:
+    from postdate.pipeline.local_time import LocalTimes
+    from postdate.pipeline.schedule import ColumnMapping, ScheduleResult
+    from postdate.pipeline.session import SparkSession
+    from postdate.pipeline.stores import StoreSpec
+
+
+_LARGE_BYTES = 64 * 1024 * 1024
+
+
+class InputFormat(enum.Enum):
+    """Formats of input."""
+
+    CSV = "csv"
+    PARQUET = "parquet"
+    JSON = "json"
+
+
+class AmbiguousTimes(enum.Enum):
+    """What a clock time means that occurs twice; see :class:`postdate.pipeline.local_time.Ambiguous`."""
+
+    EARLIER = "earlier"
+    LATER = "later"
+    REJECT = "reject"
+
+
+class NonexistentTimes(enum.Enum):
+    """What a clock time means that does not occur; see :class:`postdate.pipeline.local_time.Nonexistent`."""
+
+    FORWARD = "forward"
+    REJECT = "reject"
+
+
+def _column(option: str, what: str) -> Any:
+    return typer.Option(option, metavar="COLUMN", help=what)
+
+
+@command(app, "schedule")
+def schedule(
+    use: Use,
+    source: Annotated[str, typer.Argument(metavar="INPUT", help="File or folder of messages, one a row.")],
+    input_format: Annotated[
+        InputFormat | None, typer.Option("--format", help="Default: by the end of the name.")
+    ] = None,
+    id_column: Annotated[str | None, _column("--id", "Message ids; default: message_id.")] = None,
+    due: Annotated[str | None, _column("--due", "Due times; default: due.")] = None,
+    destination: Annotated[str | None, _column("--destination", "Queues; default: destination.")] = None,
+    destination_value: Annotated[
+        str | None, typer.Option("--destination-value", metavar="QUEUE", help="One queue for all messages.")
+    ] = None,
+    body: Annotated[str | None, _column("--body", "Bodies; default: body, if there is such a column.")] = None,
+    headers: Annotated[str | None, _column("--headers", "Headers as JSON; default: headers, if there.")] = None,
+    expires_at: Annotated[str | None, _column("--expires-at", "Ends of use; default: expires_at, if there.")] = None,
+    zone: Annotated[
+        str | None, typer.Option("--zone", metavar="AREA/CITY", help="Time zone of times without an offset.")
+    ] = None,
+    ambiguous: Annotated[
+        AmbiguousTimes, typer.Option("--ambiguous", help="A clock time that occurs twice, in autumn.")
+    ] = AmbiguousTimes.EARLIER,
+    nonexistent: Annotated[
+        NonexistentTimes, typer.Option("--nonexistent", help="A clock time that does not occur, in spring.")
+    ] = NonexistentTimes.REJECT,
+    rejected: Annotated[
+        Path | None, typer.Option("--rejected", metavar="DIR", help="New folder for rows that are no message.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option("--report", metavar="DIR", help="New folder for the counts, as a Parquet table.")
+    ] = None,
+    cores: Cores = None,
+    master: Master = None,
+) -> None:
+    """Store every row of a table as a delayed message; run it again, and nothing is stored twice.
+
+    Rows that are no message are counted by reason, and written to --rejected. Exit code 1 if there are any.
+    """
+    if destination is not None and destination_value is not None:
+        raise wrong_usage("--destination and --destination-value exclude each other")
+    if "://" not in source and not Path(source).exists():
+        raise PipelineError(f"there is no file or folder {source!r} to read")
+    given = {
+        "message_id": id_column,
+        "due": due,
+        "destination": destination if destination_value is None else f"={destination_value}",
+        "body": body,
+        "headers": headers,
+        "expires_at": expires_at,
+    }
+    store = store_of(use)
+
+    def job(spark: SparkSession) -> ScheduleResult:
+        from postdate.clock import SystemClock
+        from postdate.pipeline.schedule import Rejects, ScheduleJob, read_input
+        from postdate.pipeline.schedule import schedule as run
+
+        messages = read_input(spark, source, None if input_format is None else input_format.value)
+        columns = _columns(messages.columns, given)
+        rejects = None if rejected is None else Rejects(rejected)
+        times = _local_times(zone, ambiguous, nonexistent)
+        return run(messages, ScheduleJob(store, SystemClock().now(), columns, times, rejects, report=report))
+
+    result = on_spark(job, cores, master, long=_size(source) >= _LARGE_BYTES)
+    use.report(result.to_json(), lambda: _print_scheduled(result, store))
+    if result.set_aside:
+        raise typer.Exit(Exit.NOT_KEPT)
+
+
+def _size(source: str) -> int:
+    """Return the bytes of a file, or of a folder's files; what is elsewhere is taken to be large."""
+    if "://" in source:
+        return _LARGE_BYTES
+    path = Path(source)
+    return sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file())
+
+
+def _columns(found: list[str], given: dict[str, str | None]) -> ColumnMapping:
+    from postdate.pipeline.schedule import ColumnMapping
+
+    named = {name: column for name, column in given.items() if column is not None}
+    return replace(ColumnMapping.found_in(found), **named)
+
+
+def _local_times(zone: str | None, ambiguous: AmbiguousTimes, nonexistent: NonexistentTimes) -> LocalTimes | None:
+    from postdate.pipeline.local_time import Ambiguous, LocalTimes, Nonexistent
+
+    if zone is None:
+        return None
+    return LocalTimes(zone, Ambiguous(ambiguous.value), Nonexistent(nonexistent.value))
+
+
+def _print_scheduled(result: ScheduleResult, store: StoreSpec) -> None:
+    from postdate.cli.output import print_pairs
+
+    set_aside = sum(result.set_aside.values())
+    print_pairs(
+        {
+            "store": store.shown,
+            "rows read": result.read,
+            "stored": result.accepted,
+            "already there": result.already_there,
+            "set aside": set_aside,
+            **{f"  {reason}": count for reason, count in result.set_aside.items()},
+            "set aside in": result.rejected_to,
+            "report": result.reported_to,
+            "took": f"{result.seconds:.1f} s, {result.rows_per_second:,.1f} rows/s",
+        }
+    )
+    if set_aside and result.rejected_to is None:
+        print("to see the rows set aside, run it again with --rejected DIR: what is stored stays as it is")

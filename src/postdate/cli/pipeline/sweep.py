@@ -1,0 +1,123 @@
+"""``postdate pipeline sweep``: due messages to their queues, once or continuously."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from postdate.cli.arguments import DURATION
+from postdate.cli.command import Use, command, wrong_usage
+from postdate.cli.exits import Exit
+from postdate.cli.logs import LogLevel, logging_to_stderr
+from postdate.cli.pipeline.common import Cores, Master, app, extra_installed, log, on_spark, told_to_stop
+
+if TYPE_CHECKING:
+    from postdate.pipeline.dispatching import SweepSpec
+    from postdate.pipeline.session import SparkSession
+    from postdate.pipeline.sweep import SweepResult
+
+
+@command(app, "sweep")
+def sweep(
+    use: Use,
+    continuous: Annotated[
+        bool, typer.Option("--continuous", help="Go on until SIGTERM or Ctrl-C; needs --checkpoint.")
+    ] = False,
+    checkpoint: Annotated[
+        str | None, typer.Option("--checkpoint", metavar="DIR", help="Folder of the query, to go on with it later.")
+    ] = None,
+    ledger: Annotated[
+        str | None, typer.Option("--ledger", metavar="DIR", help="Add what was done to Parquet files there.")
+    ] = None,
+    slots: Annotated[
+        int | None, typer.Option("--slots", min=1, help="Dispatchers at once; default: as many as Spark has cores.")
+    ] = None,
+    residency: Annotated[
+        timedelta | None,
+        typer.Option(
+            "--residency", parser=DURATION, metavar="DURATION", help="With --continuous: a task lasts; default: 30s."
+        ),
+    ] = None,
+    discard_lapsed: Annotated[
+        bool,
+        typer.Option("--discard-lapsed", help="Record as expired what its headers say nobody wants any more."),
+    ] = False,
+    allowance: Annotated[
+        timedelta | None,
+        typer.Option(
+            "--allowance",
+            parser=DURATION,
+            metavar="DURATION",
+            help="With --discard-lapsed: only that long after its end, for clocks that differ; default: 0s.",
+        ),
+    ] = None,
+    log_level: LogLevel = "INFO",
+    cores: Cores = None,
+    master: Master = None,
+) -> None:
+    """Put due messages into their queues on Spark, with the claims that services make: both may run at once.
+
+    Without --continuous, once: everything that is due now. Exit code 1 if some of it went to the error queue, or is
+    due still.
+    """
+    if continuous and checkpoint is None:
+        raise wrong_usage("--continuous needs --checkpoint DIR")
+    if not continuous and (checkpoint is not None or residency is not None):
+        raise wrong_usage("--checkpoint and --residency are for --continuous")
+    if allowance is not None and not discard_lapsed:
+        raise wrong_usage("--allowance is for --discard-lapsed")
+    spec = replace(_spec(use), discard_lapsed_after=(allowance or timedelta(0)) if discard_lapsed else None)
+    if continuous:
+
+        def go_on(spark: SparkSession) -> None:
+            from postdate.pipeline.sweep import RESIDENCY, sweep_continuously
+
+            assert checkpoint is not None
+            with sweep_continuously(
+                spark, spec, checkpoint=checkpoint, slots=slots, ledger=ledger, residency=residency or RESIDENCY
+            ) as query:
+                log.info("delivering from %s; checkpoint %s", spec.store.shown, checkpoint)
+                while not stop.is_set() and not query.wait(0.2):
+                    pass
+                log.info("stopping: finishing what is in hand")
+            log.info("stopped")
+
+        with logging_to_stderr(log_level), told_to_stop() as stop:
+            on_spark(go_on, cores, master, long=True)
+        return
+
+    def once(spark: SparkSession) -> SweepResult:
+        from postdate.pipeline.sweep import sweep as run
+
+        return run(spark, spec, slots=slots, ledger=ledger)
+
+    result = on_spark(once, cores, master)
+    use.report(result.to_json(), lambda: _print_swept(result, spec))
+    if not result.complete:
+        raise typer.Exit(Exit.NOT_KEPT)
+
+
+def _spec(use: Use) -> SweepSpec:
+    with extra_installed():
+        from postdate.pipeline.dispatching import SweepSpec
+    return SweepSpec.of(use.settings())
+
+
+def _print_swept(result: SweepResult, spec: SweepSpec) -> None:
+    from postdate.cli.output import print_pairs
+
+    print_pairs(
+        {
+            "store": spec.store.shown,
+            "delivered": result.delivered,
+            "expired": result.expired,
+            "retried": result.retried,
+            "moved to the error queue": result.failed,
+            "due still": result.left,
+            "ledger": result.ledger,
+            "took": f"{result.seconds:.1f} s, {result.per_second:,.1f} messages/s",
+        }
+    )

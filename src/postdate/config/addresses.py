@@ -1,0 +1,167 @@
+"""Addresses of stores and transports: the secrets in them are never shown, and may stand elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Self
+
+from postdate.errors import ConfigurationError
+
+_SECRET_PARAMETER: Final = re.compile(r"(?i)(\w*(?:password|passwd|pwd|secret|token|key)|sig)=([^;&\s]+)")
+# As far as the last @ of the word: an unescaped password may hold one, and one too many hidden does no harm.
+_SECRET_IN_TEXT: Final = re.compile(r"(://[^\s:/@]*):\S*@")
+
+SERVERS: Final = frozenset(
+    {
+        "postgresql",
+        "postgres",
+        "mariadb",
+        "mysql",
+        "mssql",
+        "sqlserver",
+        "amqp",
+        "amqps",
+        "azure-queues",
+        "azure-table",
+    }
+)
+"""Schemes of servers: an authority follows, in which a password may stand."""
+_PLACES: Final = frozenset({"sqlite", "local", "memory"})
+_REFERENCES: Final = frozenset({"env", "file"})
+_HOST: Final = re.compile(r"(?:\[[^\[\]@]*\]|[^:\[\]@]*)(?::(?P<port>[^:]*))?")
+_BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_LARGEST_PORT: Final = 65_535
+_ESCAPES: Final = "in a user's name or a password write / as %2F, @ as %40, # as %23, ? as %3F, % as %25"
+
+
+class Address(str):
+    """Where a store or transport is. Its ``repr`` and :attr:`shown` hide passwords; the text itself has them.
+
+    Args:
+        text: the address.
+        reference: ``env:NAME`` or ``file:PATH`` that the address was read from; ``None``: it was given as it is.
+    """
+
+    __slots__ = ("reference",)
+    reference: str | None
+
+    def __new__(cls, text: str, reference: str | None = None) -> Self:
+        """Return the address; a reference is not followed here, see :func:`resolved`."""
+        scheme, colon, rest = text.partition(":")
+        known = scheme.lower() in SERVERS | _PLACES
+        self = super().__new__(cls, f"{scheme.lower()}{colon}{rest}" if known else text)
+        self.reference = reference
+        return self
+
+    @property
+    def scheme(self) -> str:
+        """What stands before the first colon, in lower case."""
+        return self.partition(":")[0].lower()
+
+    @property
+    def shown(self) -> str:
+        """The address without secrets: what cannot be taken apart is not shown at all, for it may be a password."""
+        if self.scheme in _PLACES:
+            path = self.partition(":")[2]
+            return f"{self.scheme}:***" if "@" in path and not path.startswith("///") else str(self)
+        if self.reference is not None and self.scheme not in SERVERS:
+            return "***"
+        scheme, separator, rest = self.partition("://")
+        if not separator:
+            _, at, place = self.rpartition("@")
+            text = f"{self.scheme}:***" if self.scheme in SERVERS else f"{'***' if at else ''}{at}{place}"
+            return _SECRET_PARAMETER.sub(r"\1=***", text)
+        if (self.scheme in SERVERS or "@" in rest) and _fault(rest):
+            return f"{scheme}://***"
+        credentials, at, place = rest.rpartition("@")
+        user, colon, _ = credentials.partition(":")
+        return _SECRET_PARAMETER.sub(r"\1=***", f"{scheme}://{user}{':***' if colon else ''}{at}{place}")
+
+    def __repr__(self) -> str:
+        return repr(self.shown)
+
+
+def check_server(address: str) -> None:
+    """Refuse the address of a server that could be taken apart in more than one way, before any driver tries.
+
+    Drivers differ in where they think that a password ends, and tell of a port or a host what is a piece of it.
+
+    Args:
+        address: of any kind; those of files pass.
+
+    Raises:
+        ConfigurationError: says what is wrong and shows no part of what cannot be taken apart.
+    """
+    scheme, separator, rest = Address(address).partition("://")
+    if separator and scheme in SERVERS and (fault := _fault(rest)):
+        raise ConfigurationError(f"the address {scheme}://*** {fault}")
+
+
+def _fault(rest: str) -> str:
+    """Return what is wrong with what follows ``://``; empty when nothing is."""
+    if re.search(r"[\s\x00-\x1f\x7f]", rest):
+        return f"has a space or a control character in it: write a space as %20; {_ESCAPES}"
+    authority, _, tail = _split_authority(rest)
+    if "#" in rest or "@" in tail or authority.count("@") > 1:
+        return f"cannot be taken apart: {_ESCAPES}"
+    credentials, _, hosts = authority.rpartition("@")
+    if _BAD_ESCAPE.search(credentials):
+        return f"has a % that no two hexadecimal digits follow: {_ESCAPES}"
+    for host in hosts.split(","):
+        found = _HOST.fullmatch(host)
+        port = "" if found is None else found["port"] or ""
+        if found is None or (port and not (re.fullmatch("[0-9]{1,5}", port) and 0 < int(port) <= _LARGEST_PORT)):
+            return (
+                f"has no port from 1 to {_LARGEST_PORT} after its host; write user:password@host:port, and {_ESCAPES}"
+            )
+    return ""
+
+
+def _split_authority(rest: str) -> tuple[str, str, str]:
+    found = re.search(r"[/?]", rest)
+    end = len(rest) if found is None else found.start()
+    return rest[:end], rest[end : end + 1], rest[end + 1 :]
+
+
+def without_secrets(text: str) -> str:
+    """Return any text, such as a driver's message, without the passwords of the addresses in it."""
+    return _SECRET_PARAMETER.sub(r"\1=***", _SECRET_IN_TEXT.sub(r"\1:***@", text))
+
+
+def resolved(address: str, environment: Mapping[str, str]) -> Address:
+    """Return the address that ``env:NAME`` or ``file:PATH`` refers to; any other address as it is.
+
+    Args:
+        address: an address, or a reference to one.
+        environment: variables, for ``env:``.
+
+    Raises:
+        ConfigurationError: what it refers to is missing or empty.
+    """
+    kind, _, place = address.partition(":")
+    match kind:
+        case "env":
+            text = environment.get(place, "")
+            missing = f"{address} names the environment variable {place!r}, which is not set here"
+        case "file":
+            text = _first_line(Path(place))
+            missing = f"{address} names a file that is empty"
+        case _:
+            return address if isinstance(address, Address) else Address(address)
+    if not text.strip():
+        raise ConfigurationError(f"{missing}; put an address into it, such as postgresql://user@host/database")
+    if text.partition(":")[0] in _REFERENCES:
+        raise ConfigurationError(f"{address} refers to another reference; put the address itself there")
+    return Address(text.strip(), reference=str(address))
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return path.expanduser().read_text(encoding="utf-8").partition("\n")[0]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigurationError(
+            f"file:{path} cannot be read: {reason}; put the address into its first line"
+        ) from error

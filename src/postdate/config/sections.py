@@ -1,0 +1,194 @@
+"""The settings by section, each with its default, its meaning and the way it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from postdate.config import values
+from postdate.config.addresses import Address
+from postdate.config.texts import format_duration
+from postdate.ports import DUE_EXCHANGE_TYPES, Recording, TransactionMode
+
+FOLLOWS: Final = "as "
+"""So begins the origin of a value that was not set but follows from another one."""
+
+
+def _meta(read: Callable[[Any], Any], meaning: str) -> dict[str, Any]:
+    return {"read": read, "meaning": meaning}
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointSettings:
+    """The endpoint that ``postdate run`` is. Its intake queue is ``{name}.timeouts``."""
+
+    name: str = field(
+        default="postdate", metadata=_meta(values.queue_name, "the service's name; it receives from {name}.timeouts")
+    )
+    error_queue: str = field(default="error", metadata=_meta(values.queue_name, "where messages go that fail"))
+    transaction_mode: TransactionMode | None = field(
+        default=None,
+        metadata=_meta(
+            values.choice(TransactionMode, *(mode.value for mode in TransactionMode)),
+            "default: the strongest that store and transport keep together",
+        ),
+    )
+    concurrency: int = field(default=16, metadata=_meta(values.integer(1), "messages handled at once"))
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    """Where messages wait. ``schema`` and ``table`` are for servers, ``synchronous`` is for a file."""
+
+    address: Address = field(
+        default=Address("sqlite:///postdate.db"), metadata=_meta(values.address, "default: where the queues are")
+    )
+    schema: str | None = field(default=None, metadata=_meta(values.text, "of the tables; default: the store's own"))
+    table: str | None = field(default=None, metadata=_meta(values.text, "default: {endpoint.name}.timeouts"))
+    synchronous: str = field(
+        default="full",
+        metadata=_meta(
+            values.choice(str, "full", "normal"),
+            "of a file: full survives loss of power, normal any end of the process",
+        ),
+    )
+    recording: Recording = field(
+        default=Recording.ALL,
+        metadata=_meta(values.choice(Recording, *(each.value for each in Recording)), "how much is kept for audits"),
+    )
+    largest_message_bytes: int | None = field(
+        default=None, metadata=_meta(values.integer(1), "headers and body together; default: the adapter's own")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TransportSettings:
+    """Where the queues are. In the store's database, it has the store's ``synchronous`` and ``recording``."""
+
+    address: Address = field(
+        default=Address("local:///postdate.db"), metadata=_meta(values.address, "default: in the database of the store")
+    )
+    schema: str | None = field(default=None, metadata=_meta(values.text, "of the tables; default: the store's"))
+    queue_type: str = field(
+        default="quorum",
+        metadata=_meta(values.choice(str, "quorum", "classic"), "of the queues that are created, on RabbitMQ"),
+    )
+    largest_message_bytes: int | None = field(
+        default=None, metadata=_meta(values.integer(1), "headers and body together; default: the adapter's own")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedDeliverySettings:
+    """How failures are borne; see :class:`postdate.DelayedDelivery`."""
+
+    number_of_retries: int = field(
+        default=0, metadata=_meta(values.integer(0), "attempts after the first before the error queue")
+    )
+    time_to_trigger_store_circuit_breaker: timedelta = field(
+        default=timedelta(seconds=30),
+        metadata=_meta(values.duration, "storing may fail this long before it is a critical error"),
+    )
+    time_to_trigger_fetch_circuit_breaker: timedelta = field(
+        default=timedelta(seconds=30), metadata=_meta(values.duration, "the same for looking for due messages")
+    )
+    time_to_trigger_dispatch_circuit_breaker: timedelta = field(
+        default=timedelta(seconds=30), metadata=_meta(values.duration, "the same for sending due messages")
+    )
+    maximum_recovery_failures_per_second: int = field(
+        default=1, metadata=_meta(values.integer(1), "failures of the failure handling that are borne, over 30 s")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    """Queues that ``postdate setup`` and ``postdate run`` create."""
+
+    create: tuple[str, ...] = field(
+        default=(), metadata=_meta(values.queue_names, "queues to create besides the endpoint's own")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeSettings:
+    """How messages come in that other programs delay."""
+
+    exchange: str = field(
+        default="postdate",
+        metadata=_meta(values.exchange_name, "of RabbitMQ, for messages with a header x-delay; empty: none"),
+    )
+    due_exchange_type: str = field(
+        default="topic",
+        metadata=_meta(values.choice(str, *DUE_EXCHANGE_TYPES), "of {exchange}.due, where they go when due"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings.
+
+    Args:
+        endpoint, store, transport, delayed_delivery, queues, intake: the sections of the file.
+        origins: for each key (``store.address`` …) where its value came from.
+        file: the file that was read, or ``None`` when there was none.
+    """
+
+    endpoint: EndpointSettings = field(default_factory=EndpointSettings)
+    store: StoreSettings = field(default_factory=StoreSettings)
+    transport: TransportSettings = field(default_factory=TransportSettings)
+    delayed_delivery: DelayedDeliverySettings = field(default_factory=DelayedDeliverySettings)
+    queues: QueueSettings = field(default_factory=QueueSettings)
+    intake: IntakeSettings = field(default_factory=IntakeSettings)
+    origins: Mapping[str, str] = field(default_factory=dict[str, str])
+    file: Path | None = None
+
+    @property
+    def given(self) -> int:
+        """How many values were set; one that follows from another was not."""
+        return sum(origin != "default" and not origin.startswith(FOLLOWS) for origin in self.origins.values())
+
+    def rows(self) -> Iterator[SettingRow]:
+        """Yield every setting in the order of the sections."""
+        for section, kind in SECTIONS.items():
+            for each in fields(kind):
+                key = f"{section}.{each.name}"
+                value = getattr(getattr(self, section), each.name)
+                yield SettingRow(key, _shown(value), self.origins.get(key, "default"), each.metadata["meaning"])
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """One setting as it is shown: secrets are hidden."""
+
+    key: str
+    value: str | int | list[str] | None
+    origin: str
+    meaning: str
+
+
+SECTIONS: Final[Mapping[str, type[Any]]] = {
+    "endpoint": EndpointSettings,
+    "store": StoreSettings,
+    "transport": TransportSettings,
+    "delayed_delivery": DelayedDeliverySettings,
+    "queues": QueueSettings,
+    "intake": IntakeSettings,
+}
+KEYS: Final = tuple(f"{section}.{each.name}" for section, kind in SECTIONS.items() for each in fields(kind))
+
+
+def _shown(value: Any) -> str | int | list[str] | None:
+    match value:
+        case Address():
+            return value.shown
+        case timedelta():
+            return format_duration(value)
+        case Recording() | TransactionMode():
+            return value.value
+        case tuple():
+            return [str(each) for each in value]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        case _:
+            return value

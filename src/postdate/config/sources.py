@@ -1,0 +1,229 @@
+"""Where settings come from: one TOML file, the environment over it, options of the command line over both."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final, cast
+
+from postdate.config.addresses import Address, resolved
+from postdate.config.sections import FOLLOWS, KEYS, SECTIONS, Settings
+from postdate.config.values import FromText, Wrong
+from postdate.errors import ConfigurationError, UnknownSetting
+
+DEFAULT_FILE: Final = "postdate.toml"
+FILE_VARIABLE: Final = "POSTDATE_CONFIG"
+PREFIX: Final = "POSTDATE_"
+_SECTION_END: Final = "__"
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    raw: Any
+    origin: str
+
+
+def load_settings(
+    file: str | Path | None, environment: Mapping[str, str], options: Mapping[str, str | None] | None = None
+) -> Settings:
+    """Return the settings: defaults, over them the file, the environment, the options.
+
+    Args:
+        file: to read; ``None``: the one that ``POSTDATE_CONFIG`` names, or ``postdate.toml`` if it is there.
+        environment: variables; a setting is called ``POSTDATE_STORE__ADDRESS`` there.
+        options: of the command line, by key (``store.address``); those that are ``None`` were not given.
+
+    Raises:
+        UnknownSetting: a key or section that does not exist; says where, and what may have been meant.
+        ConfigurationError: a value of the wrong type or out of range, or a file that cannot be read.
+    """
+    path = _file(file, environment)
+    found = {} if path is None else _from_file(path)
+    found |= _from_environment(environment)
+    for key, value in (options or {}).items():
+        if value is not None:
+            found[key] = _Found(FromText(value), f"option --{key.partition('.')[0]}")
+    _follow_references(found, environment)
+    _share_one_database(found)
+    return _build(found, path)
+
+
+def _file(named: str | Path | None, environment: Mapping[str, str]) -> Path | None:
+    variable = environment.get(FILE_VARIABLE)
+    if named is None and not variable:
+        default = Path(DEFAULT_FILE)
+        return default if default.exists() else None
+    path, origin = (Path(named), "option --config") if named is not None else (Path(variable or ""), FILE_VARIABLE)
+    if not path.is_file():
+        raise ConfigurationError(f"there is no file {str(path)!r} ({origin}); name the TOML file with the settings")
+    return path
+
+
+def _from_file(path: Path) -> dict[str, _Found]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        tables = tomllib.loads(text)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}; check its owner and mode") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path} is not UTF-8 text: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigurationError(f"{path} is not TOML: {error}") from error
+    lines = _lines(text)
+    found: dict[str, _Found] = {}
+    for section, table in tables.items():
+        where = _place(path, lines.get(section))
+        if section not in SECTIONS:
+            raise UnknownSetting(_unknown_section(section, where))
+        if not isinstance(table, dict):
+            raise ConfigurationError(f"{section} must be a section, [{section}], not {table!r} ({where})")
+        found |= _from_section(section, cast("dict[str, Any]", table), lambda key: _place(path, lines.get(key)))
+    return found
+
+
+def _from_section(section: str, table: Mapping[str, Any], place: Callable[[str], str]) -> dict[str, _Found]:
+    found: dict[str, _Found] = {}
+    for name, raw in table.items():
+        key = f"{section}.{name}"
+        if key not in KEYS:
+            raise UnknownSetting(_unknown_key(key, f"setting {name!r} in section [{section}]", place(key)))
+        found[key] = _Found(raw, place(key))
+    return found
+
+
+_HEADER: Final = re.compile(r"\s*\[\s*([A-Za-z0-9_\-]+)\s*\]")
+_ENTRY: Final = re.compile(r"\s*([A-Za-z0-9_\-]+(?:\s*\.\s*[A-Za-z0-9_\-]+)*)\s*=")
+
+
+def _lines(text: str) -> dict[str, int]:
+    """Return the line of each section and key. Only to point at; what is written more artfully is found by eye."""
+    lines: dict[str, int] = {}
+    section = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _HEADER.match(line):
+            section = header[1]
+            lines.setdefault(section, number)
+        elif entry := _ENTRY.match(line):
+            name = re.sub(r"\s", "", entry[1])
+            lines.setdefault(f"{section}.{name}" if section else name, number)
+    return lines
+
+
+def _place(path: Path, line: int | None) -> str:
+    return str(path) if line is None else f"{path}:{line}"
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, _Found]:
+    found: dict[str, _Found] = {}
+    for variable, value in environment.items():
+        if not variable.startswith(PREFIX) or variable == FILE_VARIABLE:
+            continue
+        section, separator, name = variable.removeprefix(PREFIX).lower().partition(_SECTION_END)
+        key = f"{section}.{name}"
+        if key in KEYS:
+            found[key] = _Found(FromText(value), f"environment {variable}")
+        elif separator or _with_one_underscore(variable):
+            raise UnknownSetting(_unknown_key(key, f"variable {variable}", "environment", shown=_variable))
+        # Anything else is not ours: container platforms set variables such as POSTDATE_SERVICE_HOST by themselves.
+    return found
+
+
+def _with_one_underscore(variable: str) -> bool:
+    return variable in {_variable(key).replace(_SECTION_END, "_") for key in KEYS}
+
+
+def _variable(key: str) -> str:
+    return PREFIX + key.replace(".", _SECTION_END).upper()
+
+
+def _unknown_section(section: str, where: str) -> str:
+    close = difflib.get_close_matches(section, SECTIONS, n=1)
+    hint = f"did you mean [{close[0]}]?" if close else f"there are {', '.join(f'[{name}]' for name in SECTIONS)}"
+    return f"there is no section [{section}] ({where}); {hint}"
+
+
+def _unknown_key(key: str, what: str, where: str, shown: Callable[[str], str] = str) -> str:
+    section, _, name = key.partition(".")
+    here = {each.partition(".")[2]: each for each in KEYS if each.startswith(f"{section}.")}
+    close = [here[each] for each in difflib.get_close_matches(name, here, n=1)]
+    close = close or difflib.get_close_matches(key, KEYS, n=1, cutoff=0.75)
+    if close:
+        hint = f"did you mean {shown(close[0])}?"
+    else:
+        hint = f"there are {', '.join(shown(each) for each in here.values() or KEYS)}"
+    return f"there is no {what} ({where}); {hint}"
+
+
+_STORE: Final = "store.address"
+_TRANSPORT: Final = "transport.address"
+# Schemes of a store and of the queues in the same database: there they share transactions.
+_ONE_DATABASE: Final = (("sqlite", "local"), ("postgresql", "postgresql"), ("postgres", "postgres"))
+
+
+def _follow_references(found: dict[str, _Found], environment: Mapping[str, str]) -> None:
+    """Read the addresses that stand in a variable or a file of their own."""
+    for key in (_STORE, _TRANSPORT):
+        if key not in found or not isinstance(found[key].raw, str):
+            continue
+        origin = found[key].origin
+        try:
+            address = resolved(found[key].raw, environment)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{key} ({origin}): {error}") from error
+        if address.reference is not None:
+            found[key] = _Found(address, f"{address.reference}, {origin}")
+
+
+def _share_one_database(found: dict[str, _Found]) -> None:
+    """Put store and queues into one database when only one of the two is named."""
+    if (_STORE in found) == (_TRANSPORT in found):
+        return
+    named, other = (_STORE, _TRANSPORT) if _STORE in found else (_TRANSPORT, _STORE)
+    address = found[named].raw
+    if not isinstance(address, str):
+        return
+    reference = address.reference if isinstance(address, Address) else None
+    scheme, _, rest = Address(address).partition(":")
+    for schemes in _ONE_DATABASE:
+        if scheme in schemes:
+            same = Address(f"{schemes[other == _TRANSPORT]}:{rest}", reference)
+            found[other] = _Found(same, f"{FOLLOWS}{named}, {found[named].origin}")
+            _share_schema(found, named, other)
+
+
+def _share_schema(found: dict[str, _Found], named: str, other: str) -> None:
+    schema, others = (f"{each.partition('.')[0]}.schema" for each in (named, other))
+    if schema in found and others not in found:
+        found[others] = _Found(found[schema].raw, f"{FOLLOWS}{schema}, {found[schema].origin}")
+
+
+def _build(found: Mapping[str, _Found], path: Path | None) -> Settings:
+    sections: dict[str, Any] = {}
+    for section, kind in SECTIONS.items():
+        values: dict[str, Any] = {}
+        for each in fields(kind):
+            key = f"{section}.{each.name}"
+            if key in found:
+                values[each.name] = _read(key, found[key], each.metadata["read"])
+        sections[section] = kind(**values)
+    return Settings(**sections, origins={key: value.origin for key, value in found.items()}, file=path)
+
+
+def _read(key: str, value: _Found, read: Callable[[Any], Any]) -> Any:
+    try:
+        return read(value.raw)
+    except Wrong as error:
+        if isinstance(value.raw, Address) and value.raw.reference is not None:  # may be a secret, so it is not shown
+            raise ConfigurationError(f"{key} {error}, not what is in {value.raw.reference} ({value.origin})") from None
+        raw = Address(value.raw).shown if isinstance(value.raw, str) else value.raw
+        raise ConfigurationError(f"{key} {error}, not {_toml(raw)} ({value.origin})") from error
+
+
+def _toml(raw: Any) -> str:
+    """Return a value much as it stands in the file."""
+    return json.dumps(raw, default=str, ensure_ascii=False)

@@ -1,0 +1,247 @@
+"""What a dispatcher has claimed and not yet dealt with, and when it may claim more.
+
+Source: specification 1.7 (at most four overlapping); ADR 0002.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterable, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+import anyio
+
+from postdate.clock import Clock
+from postdate.errors import PostdateError
+from postdate.ports import Claim
+
+BATCHES_AT_ONCE = 4
+"""While one batch waits for its confirms the next are claimed and sent."""
+
+HELD_AT_MOST = 8_000
+"""Messages held in all, those of destinations that do not answer included: it bounds the memory they take."""
+
+GROUPS_OF_ONE_DESTINATION = 4
+"""Sends to one destination at once; further groups wait for their turn, in hand."""
+
+GROUPS_THAT_WAIT = 2
+"""When a destination hangs and so many groups wait for it already, what else is due for it is given back."""
+
+HANGS_AFTER = timedelta(seconds=1)
+"""A send that takes longer has met a destination that hangs: others do not wait for it."""
+
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False, slots=True)
+class Group:
+    """Messages that are sent in one call.
+
+    Args:
+        destination: of all of them; empty where one call takes all destinations.
+        claims: in the order of their due times.
+        since: from when on it must be answered: when its batch began, and once it has its turn, when that began.
+    """
+
+    destination: str
+    claims: Sequence[Claim]
+    since: datetime
+    errors: Sequence[PostdateError | None] | None = None
+    attempted: bool = False
+    """Whether it had its turn; what only waited has not failed."""
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+
+    def begin_turn(self, now: datetime) -> None:
+        """Note that it is being sent: how long it waited for that does not count against the destination."""
+        self.attempted, self.since = True, now
+
+    def is_hanging_on(self) -> bool:
+        """Return whether it has neither an answer nor been cut off."""
+        return self.errors is None and not self.scope.cancel_called
+
+
+class Batch:
+    """Messages claimed in one call.
+
+    Args:
+        claims: all of them.
+        began: when they were claimed.
+    """
+
+    def __init__(self, claims: Sequence[Claim], began: datetime) -> None:
+        self.began = began
+        self.held = {claim.message.message_id: claim for claim in claims}
+        """What is neither finished nor given back."""
+        self.groups: list[Group] = []
+        self.first_answer, self.all_answered = anyio.Event(), anyio.Event()
+        self.is_late = False
+        """Set when nobody waits for the rest any more: each group then settles by itself."""
+        self.takes_a_place = True
+        self.error_queue_is_down = False
+        self.gave_back = False
+        """Whether some of it may be attempted again, of which a sleeping poller does not know."""
+        self.lost: set[str] = set()
+        """Ids of messages that another process may have by now: what becomes of them is not ours to say."""
+        self.holds_less: Callable[[], None] = _tell_nobody
+        """Called whenever some of it is not held any more."""
+
+    def answered(self) -> None:
+        """Note that one group has its answer."""
+        self.first_answer.set()
+        if all(group.errors is not None for group in self.groups):
+            self.all_answered.set()
+
+    def settled(self, claims: Iterable[Claim]) -> None:
+        """Note that these are finished or given back."""
+        for claim in claims:
+            self.held.pop(claim.message.message_id, None)
+        self.holds_less()
+
+    def lose(self, message_ids: Collection[str]) -> None:
+        """Note that others may have these, and end the sends of nothing but these."""
+        self.lost |= self.held.keys() & message_ids
+        for group in self.groups:
+            if group.is_hanging_on() and all(claim.message.message_id in self.lost for claim in group.claims):
+                group.scope.cancel()
+
+    def sent(self) -> list[Claim]:
+        """Return what was sent and is still to be removed."""
+        return [
+            claim
+            for group in self.groups
+            for claim, error in zip(group.claims, group.errors or (), strict=False)
+            if error is None and claim.message.message_id in self.held
+        ]
+
+    async def cut_off(self, clock: Clock, longest: timedelta) -> None:
+        """Wait for all answers, and end each group that has none ``longest`` after it began."""
+        while waiting := [group.since for group in self.groups if group.is_hanging_on()]:
+            await clock.wait(self.all_answered, min(waiting) + longest)
+            now = clock.now()
+            for group in self.groups:
+                if group.is_hanging_on() and group.since + longest <= now:
+                    group.scope.cancel()
+
+
+@dataclass(slots=True)
+class Lane:
+    """The way to one destination: how many groups are on it, and since when each of those that are sent."""
+
+    turns: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(GROUPS_OF_ONE_DESTINATION))
+    sending_since: list[datetime] = field(default_factory=list[datetime])
+    groups: int = 0
+
+    @asynccontextmanager
+    async def turn(self, clock: Clock) -> AsyncGenerator[None]:
+        """Wait for a turn, and note since when it is being used."""
+        async with self.turns:
+            since = clock.now()
+            self.sending_since.append(since)
+            try:
+                yield
+            finally:
+                self.sending_since.remove(since)
+
+    def is_full(self, now: datetime, hangs_after: timedelta) -> bool:
+        """Return whether its oldest send waits for too long already and enough groups wait for a turn."""
+        hangs = bool(self.sending_since) and now - self.sending_since[0] >= hangs_after
+        return hangs and self.groups >= GROUPS_OF_ONE_DESTINATION + GROUPS_THAT_WAIT
+
+
+class InFlight:
+    """Counts the batches in flight and the messages held.
+
+    Args:
+        hangs_after: :data:`HANGS_AFTER` on the clock in use.
+    """
+
+    def __init__(self, hangs_after: timedelta = HANGS_AFTER) -> None:
+        self._hangs_after = hangs_after
+        self._lanes: defaultdict[str, Lane] = defaultdict(Lane)
+        self._batches: set[Batch] = set()
+        self._room = anyio.Event()
+
+    @property
+    def batches(self) -> int:
+        """How many batches take one of the places."""
+        return sum(batch.takes_a_place for batch in self._batches)
+
+    @property
+    def held(self) -> int:
+        """How many messages are held."""
+        return sum(len(batch.held) for batch in self._batches)
+
+    async def wait_for_room(self, limit: int) -> bool:
+        """Wait until another batch of ``limit`` messages may be claimed; return whether there was no room at first."""
+        waited = False
+        while self._batches and (self.batches >= BATCHES_AT_ONCE or self.held + limit > HELD_AT_MOST):
+            waited = True
+            self._room = anyio.Event()
+            await self._room.wait()
+        return waited
+
+    def begin(self, batch: Batch) -> None:
+        """Note a batch."""
+        self._batches.add(batch)
+        batch.holds_less = self._room_again
+
+    def give_up_place(self, batch: Batch) -> None:
+        """Let another batch take the place of one whose rest takes long."""
+        batch.takes_a_place = False
+        self._room_again()
+
+    def lose(self, message_ids: Collection[str]) -> None:
+        """Note that claims are void."""
+        for batch in self._batches:
+            batch.lose(message_ids)
+
+    def end(self, batch: Batch) -> None:
+        """Note that a batch is done."""
+        self._batches.discard(batch)
+        self._room_again()
+
+    def _room_again(self) -> None:
+        self._room.set()
+
+    @contextmanager
+    def lane(self, destination: str) -> Generator[Lane]:
+        """Take a group onto the lane of its destination; a lane without groups is forgotten."""
+        lane = self._lanes[destination]
+        lane.groups += 1
+        try:
+            yield lane
+        finally:
+            lane.groups -= 1
+            if not lane.groups:
+                del self._lanes[destination]
+
+    def is_full(self, destination: str, now: datetime) -> bool:
+        """Return whether a destination hangs and has enough groups waiting for it."""
+        lane = self._lanes.get(destination)
+        return lane is not None and lane.is_full(now, self._hangs_after)
+
+
+async def within(clock: Clock, longest: timedelta, call: Callable[[], Awaitable[T]]) -> T | None:
+    """Return what ``call`` returns, or ``None`` when it was cut off after ``longest``; it must raise nothing."""
+    done, scope, result = anyio.Event(), anyio.CancelScope(), None
+
+    async def end_it() -> None:
+        await clock.wait(done, clock.now() + longest)
+        scope.cancel()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(end_it)
+        try:
+            with scope:
+                result = await call()
+        finally:
+            done.set()
+    return result
+
+
+def _tell_nobody() -> None:
+    """Stand in for what waits for room while a batch is not in flight."""

@@ -1,0 +1,88 @@
+"""Due messages to their queues inside one database: claim, send and remove are one transaction. Source: ADR 0002."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime, timedelta
+
+from postdate.clock import Clock
+from postdate.core.dispatcher import Dispatcher
+from postdate.core.foreign import calling_store
+from postdate.core.journal import NO_JOURNAL, Journal
+from postdate.core.poller import Taken
+from postdate.metrics import NO_METRICS, Metrics
+from postdate.ports import MoveReport, MovingStore, Wake
+from postdate.ports.stores import DiscardingStore
+
+_MOVED_AT_ONCE = 1_000
+_LEFT_BEHIND_AT_ONCE = 25
+
+log = logging.getLogger("postdate.mover")
+
+
+class Mover:
+    """Moves due messages inside the database that store and queues share; claims only what has no queue there.
+
+    Args:
+        store: in the database of the transport.
+        dispatcher: for messages whose destination is not a queue of that database: they go the ordinary way. If it
+            discards what has lapsed, the store must be a :class:`postdate.ports.stores.DiscardingStore`.
+        clock: for the time of each move.
+        metrics: what is counted.
+        journal: told of what was moved.
+    """
+
+    def __init__(
+        self,
+        store: MovingStore,
+        dispatcher: Dispatcher,
+        clock: Clock,
+        metrics: Metrics = NO_METRICS,
+        journal: Journal = NO_JOURNAL,
+    ) -> None:
+        self._store, self._dispatcher, self._clock, self._metrics = store, dispatcher, clock, metrics
+        self._journal, self._listing = journal, journal is not NO_JOURNAL
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """See :class:`postdate.core.poller.DueWork`."""
+        return self._dispatcher.running()
+
+    async def take(self, now: datetime) -> Taken:
+        """See :class:`postdate.core.poller.DueWork`."""
+        with calling_store(self._store):
+            report = await self._move(now)
+        if report.moved is not None:
+            self._journal.moved(report.moved, now)
+        self._count(report, self._clock.now() - now)
+        moved = report.delivered + report.expired
+        needed = report.left_behind or self._dispatcher.holds_some
+        # A few at a look: what has no queue must not hold up what has (a bad destination never holds up the rest).
+        others = (
+            await self._dispatcher.take(now, _LEFT_BEHIND_AT_ONCE) if needed else Taken(0, False, report.next_attempt)
+        )
+        if moved < _MOVED_AT_ONCE:
+            return Taken(moved + others.count, others.more, others.next_attempt)
+        await self._store.pause()
+        return Taken(moved + others.count, more=True)
+
+    async def _move(self, now: datetime) -> MoveReport:
+        discarding = self._dispatcher.discarding
+        if discarding is None:
+            return await self._store.move_due(now, _MOVED_AT_ONCE, listing=self._listing)
+        assert isinstance(self._store, DiscardingStore)
+        return await self._store.move_wanted(now, _MOVED_AT_ONCE, discarding, listing=self._listing)
+
+    def _count(self, report: MoveReport, duration: timedelta) -> None:
+        self._metrics.fetched(report.delivered + report.expired, duration)
+        if report.delivered:
+            if log.isEnabledFor(logging.DEBUG):
+                log.debug("%d messages delivered in %.1f ms", report.delivered, duration.total_seconds() * 1_000)
+            self._metrics.delivered(report.delivered, ())
+        if report.expired:
+            self._metrics.expired(report.expired)
+
+    async def listen(self, wake: Wake) -> Callable[[], None]:
+        """See :class:`postdate.core.poller.DueWork`."""
+        return await self._dispatcher.listen(wake)

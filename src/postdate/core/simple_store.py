@@ -1,0 +1,240 @@
+"""From the six methods of a store of one's own to claims in batches (specification 1.1, row 26).
+
+What the six methods cannot say is kept in this process' memory: when the next attempt of a failed message may be made.
+Other processes do not know of it; where several share such a store, one of them may try again sooner.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from postdate.core.foreign import calling_store
+from postdate.errors import ConfigurationError, DuplicateMessage, PostdateError
+from postdate.messages import DelayedMessage
+from postdate.ports import (
+    Claim,
+    ClaimingStore,
+    DelayedMessageStore,
+    Outcome,
+    StoreCapabilities,
+    StoreReport,
+    TransactionMode,
+    Wake,
+    capabilities_of,
+)
+
+REQUIRED = ("initialize", "store", "fetch_next_due", "remove", "increment_failure_count", "next_due")
+CLAIMING = ("store_many", "claim_due", "finish", "retry_later", "next_attempt", "listen")
+
+KEPT_AT_MOST = 10_000
+"""Failed messages kept in memory until their next attempt, and next attempts remembered.
+
+With more of them than that, due messages behind them wait until some of these are due again.
+"""
+
+LOOK_BEHIND_HELD = timedelta(milliseconds=200)
+"""While the earliest message is one that is held here, ``next_due`` does not tell what follows: look this often."""
+
+
+def claiming(store: object) -> ClaimingStore:
+    """Return a store that works in batches: the given one, or the six methods of it put to that use.
+
+    Raises:
+        ConfigurationError: a method is missing or is not async; it is named.
+    """
+    _check(store, REQUIRED, "a delayed message store")
+    if hasattr(store, "claim_due"):
+        _check(store, CLAIMING, "a store that claims in batches")
+        if not isinstance(store, ClaimingStore):
+            raise ConfigurationError(f"{type(store).__name__} claims in batches, so it must have capabilities")
+        return store
+    assert isinstance(store, DelayedMessageStore)
+    return SimpleStore(store)
+
+
+def _check(store: object, methods: Sequence[str], what: str) -> None:
+    name = type(store).__name__
+    for method in methods:
+        found = getattr(store, method, None)
+        if not callable(found):
+            raise ConfigurationError(f"{name} is not {what}: it has no method {method}()")
+        plain = inspect.isfunction(found) or inspect.ismethod(found)
+        if plain and not inspect.iscoroutinefunction(inspect.unwrap(found)):
+            raise ConfigurationError(f"{name}.{method} must be an async method (async def {method})")
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A failed message that the store gave out again before its next attempt may be made."""
+
+    message: DelayedMessage
+    attempt_at: datetime
+
+
+class SimpleStore:
+    """Claims by fetching, finishes by removing, gives back by counting a failure.
+
+    Args:
+        store: the six methods.
+    """
+
+    def __init__(self, store: DelayedMessageStore) -> None:
+        self._store = store
+        self._held: dict[str, object] = {}
+        self._kept: dict[str, _Kept] = {}
+        self._attempts: dict[str, datetime] = {}
+        self._tokens = itertools.count(1)
+        self._wakes: list[Wake] = []
+        self._looked: datetime | None = None
+        self._announced: datetime | None = None
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        """What the store says, or what is taken for granted."""
+        return capabilities_of(self._store)
+
+    # --- the six methods ----------------------------------------------------------------------------------------
+
+    async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
+        """See :class:`postdate.ports.DelayedMessageStore`; what the store raises is its answer, and left alone."""
+        await self._store.initialize(endpoint, mode)
+
+    async def store(self, message: DelayedMessage, now: datetime) -> None:
+        """See :meth:`postdate.ports.DelayedMessageStore.store`."""
+        with calling_store(self._store):
+            await self._store.store(message, now)
+        if self._announced is None or message.due < self._announced:
+            self._announced = message.due
+            for wake in self._wakes:
+                wake()
+
+    async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
+        """See :meth:`postdate.ports.DelayedMessageStore.fetch_next_due`."""
+        with calling_store(self._store):
+            return await self._store.fetch_next_due(now)
+
+    async def remove(self, message_id: str, now: datetime) -> bool:
+        """See :meth:`postdate.ports.DelayedMessageStore.remove`."""
+        with calling_store(self._store):
+            return await self._store.remove(message_id, now)
+
+    async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
+        """See :meth:`postdate.ports.DelayedMessageStore.increment_failure_count`."""
+        with calling_store(self._store):
+            return await self._store.increment_failure_count(message_id, now)
+
+    async def next_due(self) -> datetime | None:
+        """See :meth:`postdate.ports.DelayedMessageStore.next_due`."""
+        with calling_store(self._store):
+            return await self._store.next_due()
+
+    # --- claims -------------------------------------------------------------------------------------------------
+
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+        """Store one after the other: no transaction holds them together here."""
+        already_there: list[str] = []
+        for message in messages:
+            try:
+                await self.store(message, now)
+            except DuplicateMessage:
+                already_there.append(message.message_id)
+        return StoreReport(len(messages) - len(already_there), tuple(already_there))
+
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+        """See :meth:`postdate.ports.ClaimingStore.claim_due`; fetches until there is no more or enough.
+
+        What was fetched before a fetch failed is claimed all the same: nobody else can have it.
+        """
+        self._looked = now
+        ready = [kept.message for kept in self._kept.values() if kept.attempt_at < now][:limit]
+        for message in ready:
+            del self._kept[message.message_id]
+        try:
+            while len(ready) < limit and len(self._kept) < KEPT_AT_MOST:
+                message = await self.fetch_next_due(now)
+                if message is None:
+                    break
+                attempt_at = self._attempts.get(message.message_id, message.due)
+                if attempt_at < now:
+                    ready.append(message)
+                else:
+                    self._kept[message.message_id] = _Kept(message, attempt_at)
+        except PostdateError:
+            if not ready:
+                raise
+        except BaseException:  # cancelled: the next look gets them
+            self._kept.update({each.message_id: _Kept(each, each.due) for each in ready})
+            raise
+        ready.sort(key=lambda each: each.due)
+        return [self._claim(message) for message in ready]
+
+    def _claim(self, message: DelayedMessage) -> Claim:
+        token = self._held[message.message_id] = next(self._tokens)
+        return Claim(message, token)
+
+    def _let_go(self, claim: Claim) -> bool:
+        """Return whether the claim was held; it is not any more."""
+        message_id = claim.message.message_id
+        if self._held.get(message_id) != claim.token:
+            return False
+        del self._held[message_id]
+        return True
+
+    async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
+        """Remove each, whatever its outcome: the six methods keep no records. See :class:`ClaimingStore`."""
+        finished = 0
+        for claim in claims:
+            if self._held.get(claim.message.message_id) == claim.token:
+                finished += await self.remove(claim.message.message_id, now)
+                self._let_go(claim)
+                self._attempts.pop(claim.message.message_id, None)
+        return finished
+
+    async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
+        """Count a failure, and remember here when the next attempt may be made."""
+        message_id = claim.message.message_id
+        if self._held.get(message_id) != claim.token:
+            return False
+        there = await self.increment_failure_count(message_id, now)
+        self._let_go(claim)
+        self._attempts.pop(message_id, None)
+        if there:
+            if len(self._attempts) >= KEPT_AT_MOST:
+                del self._attempts[next(iter(self._attempts))]
+            self._attempts[message_id] = attempt_at
+        return there
+
+    async def next_attempt(self) -> datetime | None:
+        """Return when to look again; see :data:`LOOK_BEHIND_HELD` and specification row 57."""
+        due = await self.next_due()
+        if due is not None and self._looked is not None and due < self._looked:
+            # Held here, held elsewhere, or stored just now; nobody can tell what follows. Look soon, never at once.
+            due = self._looked + LOOK_BEHIND_HELD
+        times = [kept.attempt_at for kept in self._kept.values()]
+        self._announced = min([*times, *([] if due is None else [due])], default=None)
+        return self._announced
+
+    async def listen(self, wake: Wake) -> Callable[[], None]:
+        """Call ``wake`` after a message was stored through this object; other processes are not heard."""
+        self._wakes.append(wake)
+
+        def stop() -> None:
+            with suppress(ValueError):
+                self._wakes.remove(wake)
+
+        return stop
+
+    async def give_back(self, now: datetime) -> None:
+        """Give back what is kept in memory, at the end; that counts as a failure, the only way to let go.
+
+        Raises:
+            StoreUnavailable: the rest is free when this process ends.
+        """
+        while self._kept:
+            message_id, _ = self._kept.popitem()
+            await self.increment_failure_count(message_id, now)

@@ -1,0 +1,77 @@
+"""An open write transaction on the file, and the topics it can tell others about."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from postdate.clock import Clock, SystemClock, to_microseconds
+from postdate.ports import Recording
+from postdate.ports.expiry import ExpiryRules
+
+_THE_MACHINE: Final = SystemClock()
+
+
+def queue_topic(queue: str) -> str:
+    """Return the topic for messages that arrive in ``queue``."""
+    return f"queue:{queue}"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRules:
+    """How the queues of a file treat what has expired.
+
+    Args:
+        clock: of the machine: what ends in a queue ends by it.
+        expiry: the rules of MSMQ; ``None``: every message has its own time, and what has expired is gone.
+    """
+
+    clock: Clock = _THE_MACHINE
+    expiry: ExpiryRules | None = None
+
+    def agrees_with(self, other: QueueRules) -> bool:
+        """Return whether two transports with these rules can share a file."""
+        clocks = (self.clock, other.clock)
+        same_clock = self.clock == other.clock or all(isinstance(clock, SystemClock) for clock in clocks)
+        return same_clock and self.expiry == other.expiry
+
+    def now(self) -> int:
+        """Return the time of the machine in microseconds since 1970 UTC."""
+        return to_microseconds(self.clock.now())
+
+    @property
+    def keeps_expired(self) -> bool:
+        """Whether a message that says nothing of it becomes a dead letter when it expires in its queue."""
+        return self.expiry is not None and self.expiry.use_dead_letter_queue_for_messages_with_time_to_be_received
+
+
+class Transaction:
+    """An open write transaction on the file; what :data:`postdate.ports.Work` is given.
+
+    Args:
+        connection: in a transaction; do not commit or roll back.
+        claimant: number under which this process holds messages.
+        recording: how much is recorded.
+        rules: of the queues.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, claimant: int, recording: Recording, rules: QueueRules) -> None:
+        self.connection = connection
+        self.claimant = claimant
+        self.recording = recording
+        self.rules = rules
+        self.topics: set[str] = set()
+
+    def execute(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> sqlite3.Cursor:
+        """Execute one statement."""
+        return self.connection.execute(sql, parameters)
+
+    def executemany(self, sql: str, rows: Sequence[Sequence[Any]]) -> sqlite3.Cursor:
+        """Execute one statement for every row."""
+        return self.connection.executemany(sql, rows)
+
+    def signal(self, topic: str) -> None:
+        """Tell whoever listens to ``topic``, after the commit."""
+        self.topics.add(topic)

@@ -1,0 +1,137 @@
+"""How long messages of a type are wanted: by a decorator on the type, or by a convention for all types.
+
+Source: specification 2.1, row 74.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Final, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
+
+from postdate.endpoint.serialization import type_name
+from postdate.errors import ConfigurationError
+from postdate.messages import LONGEST_TIME_TO_BE_RECEIVED, parse_time_span
+
+Convention: TypeAlias = Callable[[type[Any]], timedelta | None]
+"""From a message type to how long its messages are wanted; ``None``: the type itself says, or they are always."""
+
+INFINITE: Final = timedelta.max
+"""Says that messages do not expire, where the type or the convention would say that they do."""
+
+_ATTRIBUTE: Final = "__postdate_time_to_be_received__"
+_INFINITE_TEXT: Final = "10675199.02:48:05.4775807"
+"""The longest time span of the wire format: how .NET writes "infinite"."""
+
+# An attribute stays with a type that a decorator such as dataclass(slots=True) makes anew. To a protocol it would be
+# one more thing that its types must have.
+_PROTOCOLS: Final = WeakKeyDictionary[type[Any], timedelta]()
+
+T = TypeVar("T", bound=type[Any])
+
+
+def time_to_be_received(span: timedelta | str) -> Callable[[T], T]:
+    """Say on a message type how long after it was sent a message is wanted; then it is discarded.
+
+    Types below inherit it, and may say otherwise: the most derived type wins. ``timedelta.max`` means for ever.
+
+    Args:
+        span: above zero; as text ``[d.]hh:mm:ss[.fffffff]``.
+
+    Raises:
+        ConfigurationError: where the type is defined: the text is no time span, or the span is not above zero.
+
+    Source: specification 2.1.
+    """
+    if isinstance(span, type):
+        raise ConfigurationError(
+            f"@time_to_be_received on {type_name(span)} says no time: write @time_to_be_received('00:00:30')"
+        )
+
+    def decorate(message_type: T) -> T:
+        checked = _checked(span, message_type, "its time to be received")
+        if getattr(message_type, "_is_protocol", False):
+            _PROTOCOLS[message_type] = checked
+        else:
+            setattr(message_type, _ATTRIBUTE, checked)
+        return message_type
+
+    return decorate
+
+
+class TimesToBeReceived:
+    """How long the messages of each type are wanted.
+
+    Args:
+        convention: asked first; what it leaves open the type decides.
+    """
+
+    def __init__(self, convention: Convention | None = None) -> None:
+        self._convention = convention
+        self._known: dict[type[Any], timedelta | None] = {}
+
+    def of(self, message_type: type[Any]) -> timedelta | None:
+        """Return how long messages of a type are wanted, or ``None`` for ever.
+
+        Raises:
+            ConfigurationError: the convention returned something else than a duration above zero.
+        """
+        if message_type not in self._known:
+            self._known[message_type] = finite(self._find(message_type))
+        return self._known[message_type]
+
+    def _find(self, message_type: type[Any]) -> timedelta | None:
+        span = None if self._convention is None else self._convention(message_type)
+        if span is None:
+            return _said_by(message_type)
+        return _checked(span, message_type, "the time to be received that the convention returns for it")
+
+    def expiring(self) -> list[str]:
+        """Return the names of the types known so far whose messages expire."""
+        return sorted(type_name(message_type) for message_type, span in self._known.items() if span is not None)
+
+
+def finite(span: timedelta | None) -> timedelta | None:
+    """Return ``None`` for a span that means for ever."""
+    return None if span == INFINITE else span
+
+
+def checked_span(span: object, what: str) -> timedelta:
+    """Return a time to be received that may be one.
+
+    Args:
+        span: a duration, or a time span as text with a colon at least: a bare number means days to some and seconds
+            to others.
+        what: it is, for the error.
+
+    Raises:
+        ConfigurationError: it is neither, not above zero, or too long.
+    """
+    if isinstance(span, str):
+        parsed = INFINITE if span.strip() == _INFINITE_TEXT else parse_time_span(span)
+        if parsed is None or ":" not in span:
+            raise ConfigurationError(f"{what} is no time span: {span!r}; write [d.]hh:mm:ss, for example '00:00:30'")
+    elif isinstance(span, timedelta):
+        parsed = span
+    else:
+        raise ConfigurationError(f"{what} must be a timedelta or text, not {type(span).__name__} {span!r}")
+    if parsed <= timedelta(0):
+        raise ConfigurationError(f"{what} must be greater than 0, not {span}")
+    if LONGEST_TIME_TO_BE_RECEIVED < parsed < INFINITE:
+        raise ConfigurationError(
+            f"{what} is longer than {LONGEST_TIME_TO_BE_RECEIVED.days:,} days: {parsed}; for ever is timedelta.max"
+        )
+    return parsed
+
+
+def _checked(span: object, message_type: type[Any], what: str) -> timedelta:
+    return checked_span(span, f"message type {type_name(message_type)}: {what}")
+
+
+def _said_by(message_type: type[Any]) -> timedelta | None:
+    for each in message_type.__mro__:
+        span = _PROTOCOLS.get(each) or vars(each).get(_ATTRIBUTE)
+        if span is not None:
+            return span
+    return None

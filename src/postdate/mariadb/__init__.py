@@ -1,0 +1,1 @@
+"""MariaDB: connections, names, SQL. Imported by its store only."""

@@ -1,0 +1,125 @@
+"""What a destination means in MSMQ: ``queue`` or ``queue@machine``, always a private queue.
+
+``orders`` is a queue of the machine that the transport was opened for, ``orders@SALES1`` one of another machine, whose
+name may also be an IPv4 address. Source: specification 1.5.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from ipaddress import AddressValueError, IPv4Address
+from typing import Final
+
+from postdate.errors import ConfigurationError, QueueNotFound
+
+SCHEME: Final = "msmq:"
+LOCAL: Final = "."
+LONGEST_NAME: Final = 124
+LONGEST_RECEIVING_FORMAT_NAME: Final = 150
+_LOCAL_NAMES: Final = frozenset({"", LOCAL, "localhost", "127.0.0.1"})
+_NOT_IN_NAMES: Final = re.compile(r'[\\;+,"\x00-\x1f\x7f]')
+_MACHINE: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueAddress:
+    """A private queue.
+
+    Args:
+        name: of the queue, without ``private$``; MSMQ tells upper and lower case not apart.
+        machine: NetBIOS name, DNS name or IPv4 address; ``.`` for this one.
+    """
+
+    name: str
+    machine: str = LOCAL
+
+    @property
+    def path_name(self) -> str:
+        """What the queue is created by."""
+        return f"{self.machine}\\private$\\{self.name}"
+
+    @property
+    def format_name(self) -> str:
+        """What the queue is opened by, without a look into a directory."""
+        return f"DIRECT={'TCP' if _is_ip(self.machine) else 'OS'}:{self.machine}\\private$\\{self.name}"
+
+    def shown(self, this_machine: str) -> str:
+        """Return the address as people write it: ``queue@machine``."""
+        return f"{self.name}@{this_machine if self.machine == LOCAL else self.machine}"
+
+
+def parse_place(address: str) -> str:
+    """Return the machine that ``msmq:`` (this one) or ``msmq://machine`` names.
+
+    Raises:
+        ConfigurationError: it is neither.
+    """
+    scheme, colon, rest = address.partition(":")
+    slashes, machine = rest[:2], rest[2:].rstrip("/")
+    if f"{scheme.lower()}{colon}" == SCHEME:
+        if rest in {"", "//"}:
+            return LOCAL
+        if slashes == "//" and _is_machine(machine):
+            return LOCAL if machine.lower() in _LOCAL_NAMES else machine
+    raise ConfigurationError(f"{address!r} is no address of MSMQ; write msmq: for this machine, or msmq://machine")
+
+
+def parse_address(destination: str, default_machine: str = LOCAL) -> QueueAddress:
+    """Return the queue that a destination means.
+
+    Args:
+        destination: ``queue`` or ``queue@machine``.
+        default_machine: of queues without one.
+
+    Raises:
+        QueueNotFound: no queue of MSMQ can have this address; says why.
+    """
+    name, at, machine = destination.partition("@")
+    if "@" in machine or not name.strip() or (at and not machine.strip()):
+        raise QueueNotFound(f"{destination!r} is no address of MSMQ: write queue or queue@machine")
+    if at and machine != LOCAL and not _is_machine(machine):
+        raise QueueNotFound(
+            f"{destination!r} is no address of MSMQ: {machine!r} is neither the name of a machine nor an IPv4 address"
+        )
+    wrong = _NOT_IN_NAMES.search(name)
+    if wrong is not None:
+        raise QueueNotFound(
+            f"{destination!r} cannot exist: a queue of MSMQ has no {wrong[0]!r} in its name; nor has it any of "
+            f'\\ ; + , " or a control character'
+        )
+    length = len(name.encode("utf-16-le")) // 2
+    if length > LONGEST_NAME:
+        raise QueueNotFound(f"{destination!r} cannot exist: a name of {length} characters; MSMQ allows {LONGEST_NAME}")
+    if not at:
+        machine = default_machine
+    return QueueAddress(name, LOCAL if machine.lower() in _LOCAL_NAMES else machine)
+
+
+def receiving_address(queue: str, default_machine: str, this_machine: str) -> QueueAddress:
+    """Return the address of a queue that is to be created or received from; its format name has less room.
+
+    Raises:
+        QueueNotFound: see :func:`parse_address`; or it is too long to be received from.
+    """
+    address = parse_address(queue, default_machine)
+    machine = this_machine if address.machine == LOCAL else address.machine
+    length = len(QueueAddress(address.name, machine).format_name.encode("utf-16-le")) // 2
+    if length > LONGEST_RECEIVING_FORMAT_NAME:
+        raise QueueNotFound(
+            f"{queue!r} cannot be received from: its format name would have {length} characters, and MSMQ receives "
+            f"from at most {LONGEST_RECEIVING_FORMAT_NAME}; choose a shorter name"
+        )
+    return address
+
+
+def _is_ip(machine: str) -> bool:
+    try:
+        IPv4Address(machine)
+    except AddressValueError:
+        return False
+    return True
+
+
+def _is_machine(machine: str) -> bool:
+    return _MACHINE.fullmatch(machine) is not None

@@ -1,0 +1,148 @@
+"""What is wrong here? Checks everything that a working installation rests on, without changing anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from postdate.clock import Clock
+from postdate.config import Settings
+from postdate.embedded.observation import sqlite_version
+from postdate.errors import PostdateError
+from postdate.operations.doctor.checks import Check, Diagnosis, Result
+from postdate.operations.doctor.files import file_system, look_at_files, synchronous
+from postdate.operations.doctor.machine import loopback, pipeline, python, settings_read, sqlite
+from postdate.operations.doctor.servers import look_at_server
+from postdate.operations.doctor.traffic import (
+    Queues,
+    Stored,
+    lengths_on_server,
+    stored_in_file,
+    stored_on_server,
+    traffic,
+)
+from postdate.operations.needs import intake_queues
+from postdate.ports import InspectableStore, TransactionMode
+from postdate.wiring import (
+    advice_for,
+    check_addresses,
+    file_of,
+    open_store,
+    open_transport,
+    own_queues,
+    queue_observer,
+    store_observer,
+    store_settings,
+    transport_settings,
+)
+
+__all__ = ["Check", "Diagnosis", "Result", "diagnose", "file_system", "loopback"]
+
+
+async def diagnose(settings: Settings, environment: Mapping[str, str], clock: Clock) -> Diagnosis:
+    """Check this installation. Looks at files in passing, which blocks for a moment.
+
+    Args:
+        settings: as the service would use them.
+        environment: variables, for where Java is.
+        clock: of this machine.
+    """
+    checks = [python(), sqlite(sqlite_version()), settings_read(settings)]
+    checks += await _store_and_queues(settings, clock)
+    return Diagnosis([*checks, pipeline(environment)])
+
+
+async def _store_and_queues(settings: Settings, clock: Clock) -> list[Check]:
+    if all(address.scheme == "memory" for address in (settings.store.address, settings.transport.address)):
+        mend = "use a file, such as sqlite:///postdate.db, or a server, if other processes are to see it"
+        return [Check("addresses", Result.WARN, "memory: lives in one process only; nothing to check", mend)]
+    try:
+        check_addresses(settings)
+    except PostdateError as error:
+        return [Check("addresses", Result.FAIL, str(error), "see `postdate config show`")]
+    looking = _Looking(settings, clock)
+    looking.at_files()
+    await looking.at_store()
+    await looking.at_transport()
+    queues = None if looking.lengths is None else Queues(looking.needed, looking.lengths, looking.listable)
+    return [*looking.checks, *traffic(settings, queues, looking.stored, clock.now())]
+
+
+@dataclass
+class _Looking:
+    """What has been looked at so far; each step adds to it."""
+
+    settings: Settings
+    clock: Clock
+    checks: list[Check] = field(default_factory=list[Check])
+    needed: Sequence[str] = ()
+    stored: Stored | None = None
+    lengths: Mapping[str, int] | None = None
+    listable: bool = True
+    _store_answers: bool = False
+
+    def at_files(self) -> None:
+        """Look at the files, if there are any."""
+        store, transport = self._file(self.settings.store.address), self._file(self.settings.transport.address)
+        paths = list(dict.fromkeys(path for path in (store, transport) if path is not None))
+        if not paths:
+            return
+        self.checks += [loopback(), synchronous(self.settings)]
+        checks, facts = look_at_files(paths, self.clock.now())
+        self.checks += checks
+        if store in facts:
+            self.stored = stored_in_file(facts[store])
+        if transport in facts:
+            self.lengths = facts[transport].queues
+
+    @staticmethod
+    def _file(address: str) -> Path | None:
+        path = file_of(address)
+        return None if path is None else path.expanduser().resolve()
+
+    async def at_store(self) -> None:
+        """Look at the store, if it is on a server."""
+        address = self.settings.store.address
+        if file_of(address) is not None:
+            return
+        try:
+            async with AsyncExitStack() as stack:
+                store = open_store(address, **store_settings(self.settings))
+                stack.push_async_callback(store.close)
+                await store.initialize(self.settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
+                checks, self._store_answers = await look_at_server("store server", store, self.clock)
+                self.checks += checks
+                if self._store_answers and isinstance(store, InspectableStore):
+                    self.stored = await stored_on_server(store, store_observer(store), self.clock.now())
+        except PostdateError as error:
+            self._cannot_be_read("store", error)
+
+    async def at_transport(self) -> None:
+        """Look at the queues, if they are on a server; at one server only once."""
+        address = self.settings.transport.address
+        self.needed = own_queues(self.settings)
+        if file_of(address) is not None:
+            return
+        try:
+            async with AsyncExitStack() as stack:
+                transport = open_transport(address, **transport_settings(self.settings))
+                stack.push_async_callback(transport.close)
+                answers = self._store_answers
+                if address != self.settings.store.address:
+                    checks, answers = await look_at_server("queue server", transport, self.clock)
+                    self.checks += checks
+                if answers:
+                    self.needed = list(dict.fromkeys([*self.needed, *intake_queues(self.settings, transport)]))
+                    destinations = () if self.stored is None else self.stored.destinations
+                    names = list(dict.fromkeys([*self.needed, *destinations]))
+                    view = queue_observer(transport)
+                    self.listable = view is not None
+                    self.lengths = await lengths_on_server(transport, view, names)
+        except PostdateError as error:
+            self._cannot_be_read("transport", error)
+
+    def _cannot_be_read(self, what: str, error: PostdateError) -> None:
+        mend = "see `postdate config show`; tables and queues that are missing are created by `postdate setup`"
+        self.checks.append(Check(what, Result.FAIL, str(error), advice_for(error, mend)))

@@ -1,0 +1,143 @@
+"""SQLite files: whether they are there, whole, where they must be, and how safe what is in them is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from postdate.clock import to_microseconds
+from postdate.config import Settings
+from postdate.embedded.observation import FileFacts, look_at
+from postdate.errors import PostdateError, StoreFromNewerVersion, StoreNotSetUp
+from postdate.operations.doctor.checks import Check, Result
+from postdate.operations.plain import shown_count, shown_span, shown_time
+from postdate.ports import Process
+
+_GIB: Final = 1024**3
+_CLOCK_TOLERANCE: Final = timedelta(minutes=1)
+_POSTDATE_BEGAN: Final = datetime(2025, 1, 1, tzinfo=UTC)
+_MOUNTS: Final = Path("/proc/self/mountinfo")
+# Locks over a network are forgotten by servers and clients alike; a database on one can be damaged by two writers.
+_NETWORK_FILE_SYSTEMS: Final = frozenset(
+    {"9p", "afs", "ceph", "cifs", "fuse.sshfs", "gfs2", "glusterfs", "lustre", "ncpfs", "nfs", "nfs4", "smb3", "smbfs"}
+)
+
+
+def look_at_files(paths: Sequence[Path], now: datetime) -> tuple[list[Check], dict[Path, FileFacts]]:
+    """Return the checks of some files, and what was found in those that can be read.
+
+    Args:
+        paths: absolute, each once.
+        now: UTC.
+    """
+    checks: list[Check] = []
+    facts: dict[Path, FileFacts] = {}
+    for path in paths:
+        checks += [_disk_space(path), file_system(path, _MOUNTS)]
+        check, found = _file(path, now)
+        checks.append(check)
+        if found is not None:
+            facts[path] = found
+            checks += [_write_ahead_log(found), _clock(path, found.processes, now)]
+    return checks, facts
+
+
+def synchronous(settings: Settings) -> Check:
+    """Say what a commit survives."""
+    if settings.store.synchronous == "full":
+        return Check("synchronous", Result.OK, "full: a commit survives loss of power")
+    return Check(
+        "synchronous",
+        Result.WARN,
+        "normal: loss of power may lose the last commits (a crash of the process does not)",
+        'set store.synchronous = "full", unless what is lost can be sent again',
+    )
+
+
+def _disk_space(path: Path) -> Check:
+    folder = next((each for each in path.parents if each.exists()), Path("/"))
+    free = shutil.disk_usage(folder).free
+    found = f"{free / _GIB:.1f} GiB free for {path}"
+    if free < _GIB // 16:
+        return Check("disk space", Result.FAIL, found, "make room: a full disk stops storing and delivering")
+    if free < _GIB:
+        return Check("disk space", Result.WARN, found, "make room soon")
+    return Check("disk space", Result.OK, found)
+
+
+def file_system(path: Path, mounts: Path) -> Check:
+    """Check that ``path`` is on a disk of this machine.
+
+    Args:
+        path: absolute.
+        mounts: the system's list of mounts, as Linux writes it; elsewhere it is missing.
+    """
+    if str(path).startswith(("\\\\", "//")):
+        return _on_network(path, "a network share")
+    try:
+        kind = _mounted_as(path, mounts.read_text(encoding="utf-8"))
+    except OSError:
+        return Check("file system", Result.OK, f"cannot be told on {sys.platform}; it must be a local disk")
+    return (
+        _on_network(path, kind) if kind in _NETWORK_FILE_SYSTEMS else Check("file system", Result.OK, f"{kind}, local")
+    )
+
+
+def _on_network(path: Path, kind: str) -> Check:
+    mend = "move the file to a disk of this machine: locks over a network cannot be relied on"
+    return Check("file system", Result.FAIL, f"{path} is on {kind}", mend)
+
+
+def _mounted_as(path: Path, mounts: str) -> str:
+    """Return the kind of the innermost mount that ``path`` is under; of several at one place, the last one counts."""
+    best, kind = -1, "unknown"
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        mount = Path(before.split()[4].encode().decode("unicode_escape"))
+        if path.is_relative_to(mount) and len(mount.parts) >= best:
+            best, kind = len(mount.parts), after.split()[0]
+    return kind
+
+
+def _file(path: Path, now: datetime) -> tuple[Check, FileFacts | None]:
+    setup = "create it with `postdate setup`, or name another with --store"
+    if not path.exists():
+        return Check("database", Result.FAIL, f"there is no file {path}", setup), None
+    for what, place, access in (("read", path, os.R_OK), ("written", path, os.W_OK), ("written", path.parent, os.W_OK)):
+        if not os.access(place, access):
+            mend = "check owner and mode; the folder must be writable for the log and lock files beside the database"
+            return Check("database", Result.FAIL, f"{place} cannot be {what}", mend), None
+    try:
+        facts = look_at(path, to_microseconds(now))
+    except StoreNotSetUp as error:
+        return Check("database", Result.FAIL, str(error), "run `postdate setup`"), None
+    except StoreFromNewerVersion as error:
+        return Check("database", Result.FAIL, str(error), "upgrade Postdate here"), None
+    except PostdateError as error:
+        return Check("database", Result.FAIL, str(error), "restore it from a backup, or name another file"), None
+    pending = shown_count(facts.pending, "message")
+    return Check("database", Result.OK, f"{path}, schema version {facts.schema_version}, {pending} waiting"), facts
+
+
+def _write_ahead_log(facts: FileFacts) -> Check:
+    if facts.journal_mode == "wal":
+        return Check("write-ahead log", Result.OK, "wal")
+    mend = "something else changed it; the next start of Postdate sets it again"
+    return Check("write-ahead log", Result.WARN, f"journal mode is {facts.journal_mode!r}", mend)
+
+
+def _clock(path: Path, processes: Sequence[Process], now: datetime) -> Check:
+    """A clock behind what the file remembers was set back, and holds up what is due."""
+    changed = datetime.fromtimestamp(path.stat().st_mtime, tz=UTC)
+    latest = max([changed, *(process.started_at for process in processes)])
+    mend = "set the clock, best by NTP: messages are delivered by it"
+    if now < _POSTDATE_BEGAN:
+        return Check("clock", Result.FAIL, f"it shows {shown_time(now)}", mend)
+    if latest - now > _CLOCK_TOLERANCE:
+        return Check("clock", Result.WARN, f"it is {shown_span(latest - now)} behind what {path} has seen", mend)
+    return Check("clock", Result.OK, shown_time(now.replace(microsecond=0)))

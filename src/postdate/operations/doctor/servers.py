@@ -1,0 +1,215 @@
+"""Servers: whether they answer, whether their tables fit, and how safe what is in them is.
+
+Adapters say what a server says of itself; what follows from it is said here, in functions that need no server.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Final
+
+import anyio
+
+from postdate.clock import Clock
+from postdate.errors import PostdateError
+from postdate.operations.doctor.checks import Check, Result
+from postdate.operations.plain import shown_span
+from postdate.ports import DescribesServer, OldSnapshot, SeesSnapshots, ServerFacts
+from postdate.wiring import advice_for
+
+_PATIENCE_SECONDS: Final = 30.0
+_CLOCK_TOLERANCE: Final = timedelta(milliseconds=100)
+_OLDEST: Final[Mapping[str, tuple[int, ...]]] = {
+    "PostgreSQL": (13,),
+    "MariaDB": (10, 6),
+    "SQL Server": (13,),
+    "RabbitMQ": (3, 10),
+}
+
+
+_ISOLATION: Final = ("isolation", "transaction_isolation", "tx_isolation")
+"""The level of Postdate's own sessions, or else the server's; its name differs from version to version."""
+
+
+async def look_at_server(name: str, adapter: object, clock: Clock) -> tuple[list[Check], bool]:
+    """Return the checks of the server that an adapter uses, and whether there is any use in asking on.
+
+    Args:
+        name: of the first check.
+        adapter: the store or transport.
+        clock: of this machine.
+    """
+    if not isinstance(adapter, DescribesServer):
+        return [Check(name, Result.OK, "it tells nothing about itself")], True
+    try:
+        with anyio.fail_after(_PATIENCE_SECONDS):
+            await adapter.server_facts()  # connects: the next answer comes without that delay
+            before = clock.now()
+            facts = await adapter.server_facts()
+            after = clock.now()
+            snapshots = await adapter.old_snapshots() if isinstance(adapter, SeesSnapshots) else None
+    except TimeoutError:
+        found = f"no answer within {_PATIENCE_SECONDS:g} s"
+        return [Check(name, Result.FAIL, found, "see whether it runs and can be reached from here")], False
+    except PostdateError as error:
+        mend = "see whether it runs, and whether address, user and password are right: `postdate config show`"
+        return [Check(name, Result.FAIL, str(error), advice_for(error, mend))], False
+    checks = [version(name, facts), *judged(facts)]
+    if facts.now is not None:
+        checks.append(clocks(before, facts.now, after))
+    if snapshots is not None:
+        checks += [old_snapshot(each, facts.product) for each in snapshots] or [
+            Check("old snapshots", Result.OK, "none keeps the server from cleaning up")
+        ]
+    return checks, facts.schema_version in {None, facts.newest_schema_version}
+
+
+# --- judging what was found ----------------------------------------------------------------------------------------
+
+
+def version(name: str, facts: ServerFacts) -> Check:
+    """Check that the server is not too old."""
+    found = f"{facts.product} {facts.version} answers"
+    oldest = _OLDEST.get(facts.product, ())
+    digits = re.match(r"\d+(?:\.\d+)*", facts.version)
+    if digits is not None and tuple(int(part) for part in digits[0].split(".")) < oldest:
+        needed = ".".join(str(part) for part in oldest)
+        return Check(name, Result.FAIL, f"{found}, but is too old", f"upgrade it to {facts.product} {needed} or later")
+    return Check(name, Result.OK, found)
+
+
+def judged(facts: ServerFacts) -> Iterator[Check]:
+    """Yield what follows from what a server says of itself."""
+    if facts.schema_version is not None and facts.newest_schema_version is not None:
+        yield schema(facts.schema_version, facts.newest_schema_version)
+    judge = _JUDGES.get(facts.product)
+    if judge is not None:
+        yield from judge(facts.settings)
+
+
+def schema(there: int, newest: int) -> Check:
+    """Check that the tables are those of this version."""
+    if there == 0:
+        return Check("schema", Result.FAIL, "there are no tables yet", "run `postdate setup`")
+    if there < newest:
+        found = f"version {there}, this Postdate needs {newest}"
+        return Check("schema", Result.FAIL, found, "run `postdate setup`: it brings the tables up to date")
+    if there > newest:
+        found = f"version {there} was made by a newer Postdate; this one knows {newest}"
+        return Check("schema", Result.FAIL, found, "upgrade Postdate here")
+    return Check("schema", Result.OK, f"version {there}")
+
+
+def clocks(before: datetime, server: datetime, after: datetime) -> Check:
+    """Compare the clock of a server, read between ``before`` and ``after`` on ours, with ours.
+
+    What the answer's way explains does not count: the difference is at least as large as is said.
+    """
+    difference = server - after if server > after else min(server - before, timedelta(0))
+    if abs(difference) <= _CLOCK_TOLERANCE:
+        return Check("server clock", Result.OK, f"within {shown_span(_CLOCK_TOLERANCE)} of the one here")
+    side = "ahead of" if difference > timedelta(0) else "behind"
+    found = (
+        f"{shown_span(difference)} {side} the one here: what one machine schedules and another delivers comes early or "
+        f"late by the difference of their clocks"
+    )
+    return Check("server clock", Result.WARN, found, "set all clocks by NTP")
+
+
+def old_snapshot(snapshot: OldSnapshot, product: str) -> Check:
+    """Say which session keeps a server from cleaning up, and how to end it."""
+    user = f"user {snapshot.user}" if snapshot.user else ""
+    who = ", ".join(part for part in (snapshot.application, user) if part)
+    holder = f"session {snapshot.pid} ({who})" if snapshot.pid else who
+    found = (
+        f"{holder} has held one for {shown_span(snapshot.age)} ({snapshot.state}): rows of delivered messages cannot "
+        f"be cleaned up, and looking for due ones gets slower"
+    )
+    if snapshot.mend:
+        return Check("old snapshots", Result.WARN, found, f"if it is needed no more: {snapshot.mend}")
+    end = f"SELECT pg_terminate_backend({snapshot.pid})" if product == "PostgreSQL" else f"KILL {snapshot.pid}"
+    return Check("old snapshots", Result.WARN, found, f"end its transaction there, or the session itself: {end}")
+
+
+def _is(value: str, *those: str) -> bool:
+    return value.lower() in those
+
+
+def _postgresql(settings: Mapping[str, str]) -> Iterator[Check]:
+    if _is(settings.get("fsync", "on"), "off"):
+        found = "fsync is off: loss of power, or a crash of the machine, can damage the whole database"
+        yield Check("fsync", Result.FAIL, found, "set fsync = on in postgresql.conf and reload")
+    if _is(settings.get("full_page_writes", "on"), "off"):
+        found = "full_page_writes is off: loss of power can damage pages for good"
+        yield Check("full page writes", Result.WARN, found, "set full_page_writes = on in postgresql.conf")
+    if _is(settings.get("in_recovery", "off"), "on"):
+        found = "the server is a standby, or recovers: it can be read, and nothing can be stored or delivered"
+        yield Check("recovery", Result.FAIL, found, "connect to the primary server, or wait until it has recovered")
+    commit = settings.get("synchronous_commit")
+    if commit is not None:
+        if _is(commit, "off"):
+            found = "synchronous_commit is off: a crash of the server may lose the last commits, messages among them"
+            mend = "set synchronous_commit = on for Postdate's user, unless what is lost can be sent again"
+            yield Check("durability", Result.WARN, found, mend)
+        else:
+            meaning = "a commit survives loss of power"
+            yield Check("durability", Result.OK, f"synchronous_commit is {commit}: {meaning}")
+
+
+def _mariadb(settings: Mapping[str, str]) -> Iterator[Check]:
+    flush = settings.get("innodb_flush_log_at_trx_commit")
+    if flush == "1":
+        yield Check("durability", Result.OK, "innodb_flush_log_at_trx_commit is 1: a commit survives loss of power")
+    elif flush is not None:
+        after = "loss of power" if flush == "2" else "a crash of the server"
+        found = f"innodb_flush_log_at_trx_commit is {flush}: {after} may lose the commits of the last second"
+        mend = "set innodb_flush_log_at_trx_commit = 1, unless what is lost can be sent again"
+        yield Check("durability", Result.WARN, found, mend)
+    isolation = next((settings[name] for name in _ISOLATION if name in settings), None)
+    if isolation is not None:
+        level = isolation.upper().replace(" ", "-")
+        if level == "READ-COMMITTED":
+            yield Check("isolation", Result.OK, level)
+        else:
+            found = f"{level} locks the gaps between rows: writers wait for each other, and deadlocks are more frequent"
+            yield Check("isolation", Result.WARN, found, "set transaction_isolation = READ-COMMITTED")
+
+
+def _sql_server(settings: Mapping[str, str]) -> Iterator[Check]:
+    delayed = settings.get("delayed_durability")
+    if delayed is None:
+        return
+    if _is(delayed, "disabled", "0"):
+        yield Check("durability", Result.OK, "delayed durability is disabled: a commit survives loss of power")
+    else:
+        found = f"delayed durability is {delayed.lower()}: a crash of the server may lose the last commits"
+        yield Check("durability", Result.WARN, found, "ALTER DATABASE CURRENT SET DELAYED_DURABILITY = DISABLED")
+
+
+def _rabbitmq(settings: Mapping[str, str]) -> Iterator[Check]:
+    blocked = settings.get("blocked")
+    if blocked:
+        mend = "free memory or disk on the broker: until then it takes no messages, and what is due waits in the store"
+        yield Check("broker alarm", Result.FAIL, f"the broker blocks publishers: {blocked}", mend)
+    elif blocked is not None:
+        yield Check("broker alarm", Result.OK, "none: the broker takes messages")
+    free, limit = settings.get("disk_free"), settings.get("disk_free_limit")
+    if free is not None and limit is not None and free.isdigit() and limit.isdigit():
+        found = f"{int(free):,} bytes free on the broker, which blocks below {int(limit):,}"
+        low = int(free) < 2 * int(limit)
+        yield Check("broker disk", Result.WARN if low else Result.OK, found, "make room soon" if low else "")
+    for name, value in settings.items():
+        queue = name.removeprefix("queue_type:")
+        if queue != name and value == "classic":
+            found = f"{queue!r} is a classic queue: it lives on one node, and is gone with its disk"
+            yield Check("queue type", Result.WARN, found, "make it anew as a quorum queue, once it is empty")
+
+
+_JUDGES: Final[Mapping[str, Callable[[Mapping[str, str]], Iterator[Check]]]] = {
+    "PostgreSQL": _postgresql,
+    "MariaDB": _mariadb,
+    "SQL Server": _sql_server,
+    "RabbitMQ": _rabbitmq,
+}

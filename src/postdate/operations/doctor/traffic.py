@@ -1,0 +1,180 @@
+"""Who is there, what waits, and whether it can get where it is meant to go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from postdate.config import Settings
+from postdate.embedded.observation import FileFacts
+from postdate.operations.doctor.checks import Check, Result
+from postdate.operations.plain import delivering, shown_count, shown_span
+from postdate.ports import (
+    CountsQueues,
+    InspectableStore,
+    KnowsDestinations,
+    MessageFilter,
+    Process,
+    QueueObserver,
+    StoreObserver,
+    Transport,
+)
+
+_EXCHANGES = ("exchange:", "exchange-or-queue:")
+"""So begin destinations on RabbitMQ that are no queues."""
+
+_LOOK_AHEAD = 10_000
+_READ_AHEAD = 200
+"""Where a store cannot name destinations alone, messages are read with their bodies: fewer of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What waits in a store.
+
+    Args:
+        pending: messages.
+        overdue: of these, past their due time.
+        oldest: the earliest due time, UTC, where it is known.
+        processes: that use the store; ``None`` where that cannot be seen.
+        destinations: queues for which the next messages are.
+    """
+
+    pending: int
+    overdue: int
+    oldest: datetime | None
+    processes: Sequence[Process] | None
+    destinations: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """What there is in the way of queues.
+
+    Args:
+        needed: those that a service cannot do without.
+        lengths: of those that are there, and of other destinations that can be reached.
+        listable: whether one can look into them without taking messages out.
+    """
+
+    needed: Sequence[str]
+    lengths: Mapping[str, int]
+    listable: bool = True
+
+
+def stored_in_file(facts: FileFacts) -> Stored:
+    """Return what waits in a file."""
+    return Stored(facts.pending, facts.overdue, None, facts.processes, facts.next_destinations)
+
+
+async def stored_on_server(store: InspectableStore, view: StoreObserver | None, now: datetime) -> Stored:
+    """Return what waits in the store of a server.
+
+    Raises:
+        StoreError: it cannot be read.
+    """
+    counts = await store.statistics(now)
+    processes = None if view is None else await view.processes()
+    if isinstance(view, KnowsDestinations):
+        destinations = await view.next_destinations(_LOOK_AHEAD)
+    else:
+        pending = await store.list_pending(MessageFilter(), _READ_AHEAD)
+        destinations = sorted({message.destination for message in pending})
+    return Stored(counts.pending, counts.overdue, counts.next_due, processes, destinations)
+
+
+async def lengths_on_server(
+    transport: Transport, view: QueueObserver | None, names: Sequence[str]
+) -> Mapping[str, int] | None:
+    """Return how long the queues are; ``None`` where not even their being there can be seen.
+
+    Raises:
+        TransportError: they cannot be read.
+    """
+    if view is not None:
+        return await view.queue_lengths()
+    return await transport.lengths_of(names) if isinstance(transport, CountsQueues) else None
+
+
+# --- judging what was found ----------------------------------------------------------------------------------------
+
+
+def traffic(
+    settings: Settings,
+    queues: Queues | None,
+    stored: Stored | None,
+    now: datetime,
+) -> Iterator[Check]:
+    """Yield what is to be said of who is there and what waits.
+
+    Args:
+        settings: which queue is the error queue.
+        queues: what there is; ``None`` when they could not be seen.
+        stored: what waits; ``None`` when the store could not be read.
+        now: UTC.
+    """
+    if stored is not None:
+        if stored.processes is not None:
+            yield _processes(stored.processes)
+        yield _service(stored, now)
+    if queues is not None:
+        yield _queues(queues)
+        yield _error_queue(settings.endpoint.error_queue, queues)
+        if stored is not None:
+            yield _destinations(stored.destinations, queues.lengths)
+
+
+def _processes(processes: Sequence[Process]) -> Check:
+    alive = [process for process in processes if process.alive]
+    dead = [process for process in processes if not process.alive]
+    found = f"{len(alive)} alive" + (f" ({', '.join(str(process.pid) for process in alive)})" if alive else "")
+    if not dead:
+        return Check("processes", Result.OK, found)
+    pids = ", ".join(str(process.pid) for process in dead)
+    mend = "nothing, if a service runs: it frees what they held; otherwise start one: postdate run"
+    return Check("processes", Result.WARN, f"{found}; {len(dead)} died without stopping ({pids})", mend)
+
+
+def _service(stored: Stored, now: datetime) -> Check:
+    overdue = f"{shown_count(stored.overdue, 'message')} overdue"
+    if stored.overdue and stored.oldest is not None and stored.oldest < now:
+        overdue += f", the oldest for {shown_span(now - stored.oldest)}"
+    if stored.processes is None:
+        found = f"whether one is running cannot be seen in this store; {overdue}"
+        return Check("service", Result.WARN, found, "make sure that one is running: postdate run")
+    services = delivering(stored.processes)
+    if services:
+        pids = ", ".join(str(process.pid) for process in services)
+        return Check("service", Result.OK, f"running (process {pids}); {overdue}")
+    if stored.overdue:
+        return Check("service", Result.FAIL, f"none is running, and {overdue}", "start it: postdate run")
+    return Check("service", Result.WARN, "none is running; nothing is overdue", "start it: postdate run")
+
+
+def _queues(queues: Queues) -> Check:
+    missing = [name for name in queues.needed if name not in queues.lengths]
+    if missing:
+        return Check("queues", Result.FAIL, f"missing: {', '.join(missing)}", "run `postdate setup`")
+    names = [name for name in queues.lengths if not name.startswith(_EXCHANGES)]
+    return Check("queues", Result.OK, f"{len(names)}: {', '.join(names)}")
+
+
+def _error_queue(name: str, queues: Queues) -> Check:
+    length = queues.lengths.get(name, 0)
+    if not length:
+        return Check("error queue", Result.OK, f"{name!r} is empty")
+    found = f"{shown_count(length, 'message')} in {name!r}"
+    if not queues.listable:
+        mend = "look at them with the broker's own tools; then `postdate errors return --all`"
+        return Check("error queue", Result.WARN, found, mend)
+    return Check("error queue", Result.WARN, found, "see `postdate errors list`; then `postdate errors return`")
+
+
+def _destinations(destinations: Sequence[str], lengths: Mapping[str, int]) -> Check:
+    missing = [name for name in destinations if name not in lengths]
+    if not missing:
+        return Check("destinations", Result.OK, "every queue that messages wait for exists")
+    options = " ".join(f"--queue {name}" for name in missing)
+    found = f"messages wait for queues that do not exist: {', '.join(missing)}"
+    return Check("destinations", Result.WARN, found, f"create them: postdate setup {options}")

@@ -1,0 +1,128 @@
+"""What an operation needs of a store or its queues, and what is said when an adapter does not offer it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from postdate.config import Settings
+from postdate.endpoint.delayed_delivery import timeouts_queue
+from postdate.errors import NotSupported
+from postdate.ports import (
+    AdministrableStore,
+    CountsQueues,
+    ForeignIntake,
+    InspectableStore,
+    Process,
+    Queued,
+    QueueObserver,
+    Receiver,
+    Standing,
+    TakingReceiver,
+    Transport,
+)
+from postdate.wiring import Plant, delay_exchange
+
+
+def inspectable(plant: Plant, purpose: str) -> InspectableStore:
+    """Return the store if it answers questions.
+
+    Args:
+        plant: whose.
+        purpose: what it is needed for, for the error: ``list messages`` …
+
+    Raises:
+        NotSupported: it does not; says so.
+    """
+    if isinstance(plant.store, InspectableStore):
+        return plant.store
+    raise _cannot(purpose, f"the store {plant.settings.store.address!r} does not show what is in it")
+
+
+def administrable(plant: Plant, purpose: str) -> AdministrableStore:
+    """Return the store if its messages can be changed; see :func:`inspectable`."""
+    if isinstance(plant.store, AdministrableStore):
+        return plant.store
+    raise _cannot(purpose, f"messages in the store {plant.settings.store.address!r} cannot be changed")
+
+
+def queue_view(plant: Plant, purpose: str) -> QueueObserver:
+    """Return the look into the queues if there is one; see :func:`inspectable`."""
+    if plant.queue_view is not None:
+        return plant.queue_view
+    raise _cannot(
+        purpose,
+        f"the queues at {plant.settings.transport.address!r} cannot be looked into without taking messages out; use "
+        f"the server's own tools to look",
+    )
+
+
+def taking(plant: Plant, receiver: Receiver, purpose: str) -> TakingReceiver:
+    """Return a receiver that takes one message by its id; see :func:`inspectable`."""
+    if isinstance(receiver, TakingReceiver):
+        return receiver
+    raise _cannot(
+        purpose,
+        f"the queues at {plant.settings.transport.address!r} give out messages in their order only; return them all",
+    )
+
+
+def _cannot(purpose: str, why: str) -> NotSupported:
+    return NotSupported(f"cannot {purpose}: {why}")
+
+
+# --- what is asked where it can be ---------------------------------------------------------------------------------
+
+
+async def lengths(plant: Plant, names: Sequence[str]) -> Mapping[str, int] | None:
+    """Return how many messages the queues hold: of those named that exist, or of all where that can be known.
+
+    Returns:
+        Queues that do not exist are left out; ``None`` where a transport does not even tell which exist.
+    """
+    if plant.queue_view is not None:
+        return await plant.queue_view.queue_lengths()
+    if isinstance(plant.transport, CountsQueues):
+        return await plant.transport.lengths_of(list(dict.fromkeys(names)))
+    return None
+
+
+def intake_queues(settings: Settings, transport: Transport) -> list[str]:
+    """Return the queues from which the service takes what is to be delayed."""
+    queues, exchange = [timeouts_queue(settings.endpoint.name)], delay_exchange(settings, transport)
+    if exchange is not None and isinstance(transport, ForeignIntake):
+        queues += [each.name for each in transport.intake_queues(exchange)]
+    return queues
+
+
+async def exists(plant: Plant, queue: str) -> bool | None:
+    """Return whether there is such a queue; ``None`` where that cannot be known."""
+    known = await lengths(plant, [queue])
+    return None if known is None else queue in known
+
+
+async def users_of_store(plant: Plant) -> Sequence[Process] | None:
+    """Return the processes that use the store; ``None`` where that cannot be known."""
+    return None if plant.store_view is None else await plant.store_view.processes()
+
+
+async def users_of_queues(plant: Plant) -> Sequence[Process] | None:
+    """Return the processes that use the queues; ``None`` where that cannot be known."""
+    return None if plant.queue_view is None else await plant.queue_view.processes()
+
+
+async def standing_of(plant: Plant, message_id: str) -> Standing | None:
+    """Return how a pending message stands: as much as the store tells; ``None`` when it does not wait."""
+    if plant.store_view is not None:
+        return await plant.store_view.standing(message_id)
+    message = await inspectable(plant, "find a message").get(message_id)
+    return None if message is None else Standing(message, message.due)
+
+
+async def retries_of(plant: Plant, message_id: str) -> Sequence[Standing]:
+    """Return the delayed retries of a message that wait; none where that cannot be known."""
+    return () if plant.store_view is None else await plant.store_view.retries_of(message_id)
+
+
+async def in_queues(plant: Plant, message_id: str) -> Sequence[Queued]:
+    """Return where a message is in the queues; nowhere where they cannot be looked into."""
+    return () if plant.queue_view is None else await plant.queue_view.find_in_queues(message_id)

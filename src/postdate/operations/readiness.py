@@ -1,0 +1,32 @@
+"""Is everything there that a service needs? Asked once, before it starts."""
+
+from __future__ import annotations
+
+from postdate.errors import StoreNotSetUp
+from postdate.operations.needs import intake_queues, lengths
+from postdate.ports import TransactionMode
+from postdate.wiring import Plant
+
+
+async def check_set_up(plant: Plant) -> None:
+    """Return if a service can start without creating anything.
+
+    Args:
+        plant: open; its store need not be initialized.
+
+    Raises:
+        StoreNotSetUp: tables or queues are missing; says which, and how to create them.
+        StoreUnavailable, TransportUnavailable: a server does not answer.
+    """
+    settings = plant.settings
+    await plant.store.initialize(settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
+    await plant.store.next_attempt()
+    needed = [*intake_queues(settings, plant.transport), settings.endpoint.error_queue]
+    there = await lengths(plant, needed)
+    missing = [name for name in needed if there is not None and name not in there]
+    if missing:
+        origin = settings.origins.get("transport.address", "default")
+        raise StoreNotSetUp(
+            f"{settings.transport.address!r} (transport.address, {origin}) lacks queues of the endpoint "
+            f"{settings.endpoint.name!r}: {', '.join(missing)}; run `postdate setup`, or start without --no-setup"
+        )

@@ -1,0 +1,166 @@
+"""The folder of an archive: ``day=2026-11-20/*.parquet``, and what keeps it whole. Runs on the driver.
+
+A run writes to a folder of its own, whose name begins with ``_run-`` so that readers do not see it. What was verified
+is moved, file by file: a file is either there or not, and whole. A run that was killed leaves its folder behind; the
+next one removes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import cast
+
+from filelock import FileLock, Timeout
+from pyspark.sql import DataFrame, SparkSession
+
+from postdate.errors import PipelineError
+from postdate.pipeline.audit.sources import ARCHIVE_MARK, told_of_reading
+from postdate.pipeline.stores import StoreSpec
+
+RECORD_SCHEMA = (
+    "number long, kind string, message_id string, at timestamp, due timestamp, destination string, detail string"
+)
+"""The columns of an archive but for ``endpoint`` and the ``day`` that folders are named after."""
+
+COLUMNS = ("number", "kind", "message_id", "at", "due", "destination", "detail")
+_FORMAT = 1
+_LOCK = "_lock"
+_RUN = "_run-"
+
+
+class ArchiveFolder:
+    """An archive on a disk that the driver and all executors share.
+
+    Args:
+        path: of the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+
+    # --- whose it is --------------------------------------------------------------------------------------------
+
+    def found(self, store: StoreSpec, endpoint: str) -> None:
+        """Make the folder the archive of a store, or check that it is.
+
+        Raises:
+            PipelineError: it has something else in it, or is the archive of another store.
+        """
+        mark = self.path / ARCHIVE_MARK
+        whose = {"format": _FORMAT, "endpoint": endpoint, "store": store.shown}
+        if mark.exists():
+            said = self._said()
+            if said != whose:
+                raise PipelineError(
+                    f"{self.path} is the archive of the endpoint {said.get('endpoint')!r} in {said.get('store')!r}, "
+                    f"not of {endpoint!r} in {store.shown!r}: give each store an archive of its own, or, if it is the "
+                    f"same store at another address, change {mark}"
+                )
+            return
+        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise PipelineError(f"{self.path} is no archive and not empty; give a new folder")
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            written = mark.with_name(f"{ARCHIVE_MARK}.{uuid.uuid4().hex}")
+            written.write_text(json.dumps(whose) + "\n", encoding="utf-8")
+            written.replace(mark)
+        except OSError as error:
+            raise PipelineError(f"the archive {self.path} cannot be written: {error}") from error
+
+    def check(self) -> None:
+        """Refuse a folder that is no archive.
+
+        Raises:
+            PipelineError: there is none, or one that a later Postdate has written.
+        """
+        if not (self.path / ARCHIVE_MARK).exists():
+            raise PipelineError(f"{self.path} is no archive: it has no {ARCHIVE_MARK}")
+        self._said()
+
+    def _said(self) -> dict[str, object]:
+        mark = self.path / ARCHIVE_MARK
+        try:
+            said = json.loads(mark.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise PipelineError(f"{mark} cannot be read: {error}") from error
+        known = cast("dict[str, object]", said) if isinstance(said, dict) else {}
+        if known.get("format") != _FORMAT:
+            raise PipelineError(f"{mark} is not one of this Postdate; perhaps a later one has written it")
+        return known
+
+    @contextmanager
+    def alone(self) -> Generator[None]:
+        """Keep other runs on this archive out for the length of the block; a killed one keeps nobody out.
+
+        Raises:
+            PipelineError: another run is at work.
+        """
+        lock = FileLock(self.path / _LOCK, timeout=0)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            raise PipelineError(f"another process is at work on the archive {self.path}; wait for it to end") from error
+        except OSError as error:
+            raise PipelineError(f"the archive {self.path} cannot be written: {error}") from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    # --- what is in it ------------------------------------------------------------------------------------------
+
+    def records(self, spark: SparkSession) -> DataFrame:
+        """Return everything that was published: :data:`RECORD_SCHEMA` and ``day`` (text)."""
+        if not any(self.path.glob("day=*/*.parquet")):
+            return spark.createDataFrame([], f"{RECORD_SCHEMA}, day string")
+        return self._read(spark, self.path)
+
+    def written(self, spark: SparkSession, run: Path) -> DataFrame:
+        """Return what a run has written and not published, read from the disk."""
+        return self._read(spark, run)
+
+    def _read(self, spark: SparkSession, path: Path) -> DataFrame:
+        with told_of_reading(f"the archive {path}"):
+            found = spark.read.schema(f"{RECORD_SCHEMA}, day string").parquet(str(path))
+        return found.select(*COLUMNS, "day")
+
+    # --- a run --------------------------------------------------------------------------------------------------
+
+    def begin(self) -> Path:
+        """Remove what killed runs have left, and return the folder of a new one, which does not exist yet."""
+        for left in self.path.glob(f"{_RUN}*"):
+            shutil.rmtree(left)
+        return self.path / f"{_RUN}{uuid.uuid4().hex}"
+
+    def publish(self, run: Path) -> Sequence[Path]:
+        """Move what a run has written to where readers see it, onto the disk itself; return the files.
+
+        Names are those that Spark gave, which no other run has: what is there already is never replaced.
+        """
+        moved = list[Path]()
+        for written in sorted(run.glob("day=*/*.parquet")):
+            day = self.path / written.parent.name
+            day.mkdir(exist_ok=True)
+            _sync(written)
+            target = day / written.name
+            written.rename(target)
+            moved.append(target)
+        for folder in {each.parent for each in moved} | {self.path}:
+            _sync(folder)
+        shutil.rmtree(run)
+        return moved
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, would survive a loss of power."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,195 @@
+"""Putting records of an archive back into a store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
+
+from postdate.clock import to_microseconds
+from postdate.errors import PipelineError
+from postdate.messages import aware_utc
+from postdate.pipeline.archive.choosing import is_marked, keep, placed_records, prunable, total
+from postdate.pipeline.archive.folder import COLUMNS, ArchiveFolder
+from postdate.pipeline.archive.results import RestoreResult
+from postdate.pipeline.session import require_utc
+from postdate.pipeline.stores import StoreSpec, opened
+from postdate.ports import RecordKind
+from postdate.ports.pruning import StoredRecord
+
+_RECORDS_AT_ONCE = 5_000
+"""Records in one transaction; a message is never split."""
+
+_COUNT = "restored long"
+_COUNT_ARROW = pa.schema([("restored", pa.int64())])
+
+
+def restore(  # noqa: PLR0913 - what to restore, and how
+    spark: SparkSession,
+    store: StoreSpec,
+    from_: Path,
+    *,
+    ids: Sequence[str] | None = None,
+    ended_from: datetime | None = None,
+    ended_to: datetime | None = None,
+    partitions: int = 4,
+) -> RestoreResult:
+    """Put messages' records back into the store, under their numbers; the archive stays as it is.
+
+    Idempotent by message: what came back before, was never taken out, or was scheduled again under the same id since,
+    is left out. The next run of ``archive`` takes out again what ended before its ``before``.
+
+    Services may go on: before anything is compared, the store is told to number new records after those that come back.
+    A new store in PostgreSQL takes that only from the owner of its tables.
+
+    Args:
+        spark: a session in UTC.
+        store: where they came from, or a new one that is set up.
+        from_: folder of an archive.
+        ids: messages; ``None``: all.
+        ended_from: messages whose last record in the archive is of then or later; aware.
+        ended_to: of before; aware.
+        partitions: tasks that work on the store at the same time.
+
+    Raises:
+        StoreError: the store failed; run it again.
+        PipelineError: it is no archive, another run is at work on it, or a number in it belongs to another record of
+            the store. No record was changed then.
+    """
+    started = time.perf_counter()
+    require_utc(spark)
+    bounds = [None if each is None else aware_utc(each, "ended") for each in (ended_from, ended_to)]
+    with opened(store) as found:
+        prunable(found)
+    folder = ArchiveFolder(from_)
+    folder.check()
+    with folder.alone(), ExitStack() as kept:
+        wanted = _wanted(folder.records(spark), ids, *bounds)
+        wanted, _ = keep(kept, wanted.dropDuplicates(["number"]))
+        _reserve_numbers(store, wanted)
+        there, _ = keep(
+            kept, placed_records(spark, store, ("number", "kind", "message_id", "at", "detail"), partitions)
+        )
+        _refuse_others(wanted, there, folder)
+        messages = wanted.select("message_id").distinct().count()
+        missing, _ = keep(kept, _missing(wanted, there))
+        restored = _put_newest_back(store, missing) + _put_back(store, missing, partitions)
+    return RestoreResult(
+        store=store.shown,
+        archive=str(folder.path),
+        messages=restored,
+        left_out=messages - restored,
+        took_seconds=time.perf_counter() - started,
+    )
+
+
+def _wanted(
+    archived: DataFrame, ids: Sequence[str] | None, ended_from: datetime | None, ended_to: datetime | None
+) -> DataFrame:
+    """Return all records of the messages that are asked for."""
+    if ids is not None:
+        asked_for = archived.sparkSession.createDataFrame([(each,) for each in ids], "message_id string")
+        archived = archived.join(F.broadcast(asked_for), "message_id", "left_semi")
+    if ended_from is None and ended_to is None:
+        return archived
+    ends = archived.groupBy("message_id").agg(F.max("at").alias("ended_at"))
+    if ended_from is not None:
+        ends = ends.where(F.col("ended_at") >= F.lit(ended_from))
+    if ended_to is not None:
+        ends = ends.where(F.col("ended_at") < F.lit(ended_to))
+    return archived.join(ends, "message_id", "left_semi")
+
+
+def _refuse_others(wanted: DataFrame, there: DataFrame, folder: ArchiveFolder) -> None:
+    ours, theirs = there.alias("ours"), wanted.alias("theirs")
+    differs = (F.col("ours.message_id") != F.col("theirs.message_id")) | (F.col("ours.kind") != F.col("theirs.kind"))
+    other = (
+        ours.join(theirs, F.col("ours.number") == F.col("theirs.number"))
+        .where(differs)
+        .select("ours.number", "ours.message_id", "theirs.message_id")
+        .first()
+    )
+    if other is not None:
+        raise PipelineError(
+            f"record {other[0]} is of message {other[1]!r} in the store, and of {other[2]!r} in {folder.path}: "
+            f"it is the archive of another store; restore it into a new one"
+        )
+
+
+def _missing(wanted: DataFrame, there: DataFrame) -> DataFrame:
+    """Return what is to be put back: the *scheduled* records, by which the store decides, and all others it lacks."""
+    known = there.where(f"kind = 'scheduled' AND NOT {is_marked()}").select("message_id")
+    others = there.where("kind != 'scheduled'").select("number")
+    return wanted.join(known, "message_id", "left_anti").join(others, "number", "left_anti")
+
+
+def _reserve_numbers(store: StoreSpec, wanted: DataFrame) -> None:
+    """Have the store give none of these numbers to a new record, where it counts them by itself; nothing comes back."""
+    newest = wanted.select("number", "message_id").orderBy(F.desc("number")).first()
+    if newest is not None:
+        # Not a scheduled record, and so nothing that could come back.
+        alone = StoredRecord(newest[0], RecordKind.DELIVERED, newest[1], at=0, due=None, destination=None, detail=None)
+        with opened(store) as found:
+            prunable(found).restore([alone])
+
+
+def _put_newest_back(store: StoreSpec, missing: DataFrame) -> int:
+    """Put the message with the highest number back before all others; return how many came back.
+
+    Where new records are numbered after the last one, they are from then on numbered after everything that comes back.
+    """
+    newest = missing.select("message_id").orderBy(F.desc("number")).first()
+    if newest is None:
+        return 0
+    return _put_back(store, missing.where(F.col("message_id") == newest[0]), 1)
+
+
+def _put_back(store: StoreSpec, records: DataFrame, partitions: int) -> int:
+    by_message = records.select(*COLUMNS).repartition(partitions, "message_id")
+    done = by_message.sortWithinPartitions("message_id", "number").mapInArrow(_restoring(store), _COUNT)
+    return total(done, "restored")
+
+
+# --- on the executors -------------------------------------------------------------------------------------------------
+
+
+def _restoring(store: StoreSpec) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def restore_all(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with opened(store) as found:
+            target = prunable(found)
+            for records in _whole_messages(batches):
+                yield pa.RecordBatch.from_pylist([{"restored": target.restore(records)}], _COUNT_ARROW)
+
+    return restore_all
+
+
+def _whole_messages(batches: Iterator[pa.RecordBatch]) -> Iterator[list[StoredRecord]]:
+    """Yield records, which are in the order of their messages, some messages at a time."""
+    records = list[StoredRecord]()
+    for batch in batches:
+        for row in batch.to_pylist():
+            if len(records) >= _RECORDS_AT_ONCE and records[-1].message_id != row["message_id"]:
+                yield records
+                records = []
+            records.append(_stored(row))
+    if records:
+        yield records
+
+
+def _stored(row: Mapping[str, Any]) -> StoredRecord:
+    return StoredRecord(
+        number=row["number"],
+        kind=int(RecordKind[row["kind"].upper()]),
+        message_id=row["message_id"],
+        at=to_microseconds(row["at"]),
+        due=None if row["due"] is None else to_microseconds(row["due"]),
+        destination=row["destination"],
+        detail=row["detail"],
+    )

@@ -1,0 +1,166 @@
+"""One row a message: what happened to it, and which lines of the audit are true of it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
+
+from postdate.pipeline.audit.results import FINDINGS
+
+_COUNTED = (
+    "scheduled", "delivered", "expired", "cancelled", "failed",
+    "handled", "discarded", "returned", "retried", "sent_again", "came_back", "pending", "queued",
+)  # fmt: skip
+_ENDS = ("delivered", "expired", "cancelled", "failed")
+_KEY = ("endpoint", "message_id")
+
+
+def one_row_a_message(events: DataFrame) -> DataFrame:
+    """Return what happened to each message that was known when the audit began.
+
+    Args:
+        events: of :class:`postdate.pipeline.audit.reading.Picture`.
+    """
+
+    def total(column: str, *kinds: str) -> Column:
+        return F.coalesce(F.sum(F.when(F.col("kind").isin(*kinds), F.col(column))), F.lit(0))
+
+    of_delivery, of_handling = F.col("kind") == "delivered", F.col("kind") == "handled"
+    there = (F.col("kind") == "scheduled") & (F.col("times") > 0)
+    after_due = F.unix_micros("at") - F.unix_micros("due")
+    grouped = events.groupBy(*_KEY).agg(
+        F.coalesce(F.max(F.when(F.col("kind") == "scheduled", F.col("destination"))), F.max("destination")).alias(
+            "destination"
+        ),
+        # The due time of the delivery, else the latest that was set: a rescheduled message has had several.
+        F.coalesce(
+            F.max_by(F.when(of_delivery, F.col("due")), F.when(of_delivery, F.col("at"))),
+            F.max(F.when(F.col("kind") == "pending", F.col("due"))),
+            F.max_by("due", "at"),
+        ).alias("due"),
+        F.max("due").isNull().alias("never_due"),
+        F.min(F.when(of_delivery, F.col("at"))).alias("delivered_at"),
+        # Each is measured against the due time of its own: a message that came back has been due more than once.
+        F.max(F.when(of_delivery, after_due)).alias("late_microseconds"),
+        F.min(F.when(of_delivery, after_due)).alias("earliest_microseconds"),
+        F.min(F.when(of_handling, after_due)).alias("handled_microseconds"),
+        *(total("times", kind).alias(kind) for kind in _COUNTED),
+        total("times", *_ENDS).alias("ended"),
+        total("before", "scheduled").alias("scheduled_before"),
+        total("before", "delivered").alias("delivered_before"),
+        total("before", "delivered", "expired", "cancelled").alias("ended_by_store_before"),
+        total("before", *_ENDS).alias("ended_before"),
+        total("before", "handled", "discarded", "failed", "returned", "retried", "sent_again").alias("received_before"),
+        F.coalesce(F.min(F.when(there, F.col("archived"))), F.lit(False)).alias("archived"),
+        # Whoever keeps no record of what it handled may still keep one of what it discarded.
+        F.coalesce(F.max(F.when(of_handling, F.col("native"))), F.lit(False)).alias("recorded_here"),
+    )
+    known = (F.col("scheduled_before") > 0) | (F.col("pending") > 0)
+    return grouped.where(known | (F.col("ended_before") > 0) | (F.col("received_before") > 0))
+
+
+def judged(messages: DataFrame, as_of: datetime, late_after: timedelta) -> DataFrame:
+    """Say of each message which lines of :class:`postdate.pipeline.audit.AuditCounts` are true of it.
+
+    A message is early when its record of delivery is from before its due time. When it was handled decides only where
+    there is no such record: the receiver's clock may be a little behind, and must not make an early message of one
+    that was delivered on time.
+
+    Args:
+        messages: from :func:`one_row_a_message`; kept, as it is read twice.
+        as_of: what overdue is measured against.
+        late_after: how late a delivery may be.
+
+    Returns:
+        endpoint, message_id, destination, due, delivered_at, late_microseconds, a column for each line, and for each
+        of :data:`postdate.pipeline.audit.FINDINGS` a text ``about_…`` that says more, null where it is not true.
+    """
+    there = messages.join(F.broadcast(_destinations(messages)), ["endpoint", "destination"], "left")
+    recording, fed = (F.coalesce(name, F.lit(False)) for name in ("recording", "fed"))
+
+    known = (F.col("scheduled") > 0) | (F.col("pending") > 0)
+    # What is recorded beside a queue says nothing of its own: another store may fill that queue. But one that this
+    # store fills as well is taken for its own.
+    from_nowhere = (F.col("ended_by_store_before") > 0) | ((F.col("received_before") > 0) & fed)
+    # That a message was discarded is recorded also where it was sent without a delay: it was never promised to anybody.
+    undelayed = ~known & (F.col("scheduled_before") == 0) & (F.col("discarded") > 0) & F.col("never_due")
+    orphaned = ~known & (F.col("scheduled_before") == 0) & from_nowhere & ~undelayed
+    seen = F.col("handled") + F.col("discarded") + F.col("queued")
+    nowhere = (F.col("scheduled_before") > 0) & (F.col("scheduled") > 0) & (
+        F.col("ended") + F.col("pending") + seen == 0
+    )  # fmt: skip
+    # Of those that were retried, only what a receiver has sent again under another id has left its queue for that.
+    unhandled = seen + F.col("failed") + F.col("sent_again") == 0
+    vanished = recording & (F.col("delivered_before") > 0) & unhandled
+    # Each time that a message came back from the error queue, one more end of it is in order.
+    ends_in_order = 1 + F.col("came_back")
+    repeated = (F.col("delivered") > ends_in_order) | (F.col("handled") + F.col("discarded") > ends_in_order)
+    waits_after_its_end = (F.col("ended_before") > F.col("came_back")) & (F.col("pending") > 0)
+    waits = (F.col("pending") > 0) & (F.col("ended") <= F.col("came_back"))
+    # Whoever handles it may be a machine whose clock is behind: a record of delivery, if there is one, decides.
+    early = F.coalesce("earliest_microseconds", "handled_microseconds")
+    given_up = F.col("failed") > F.col("returned") + F.col("came_back")
+    true_of = {
+        "scheduled": known,
+        "delivered": F.col("delivered") > 0,
+        "handled": F.col("handled") > 0,
+        "queued": (F.col("queued") > 0) & ~given_up,
+        "pending": waits,
+        "overdue": waits & (F.col("due") < F.lit(as_of)),
+        "expired": (F.col("expired") + F.col("discarded") > 0) & ~undelayed,
+        "discarded": F.col("discarded") > 0,
+        "undelayed": undelayed,
+        "cancelled": F.col("cancelled") > 0,
+        "failed": given_up,
+        "retried": F.col("retried") + F.col("sent_again") > 0,
+        "archived": F.col("archived"),
+        "lost": (nowhere | vanished) & ~F.col("archived") & ~orphaned,
+        # Without a delay, a message goes to several queues under one id, and each may discard it.
+        "duplicated": (repeated | waits_after_its_end) & ~undelayed,
+        "early": early < 0,
+        "orphaned": orphaned,
+        "late": F.col("late_microseconds") > late_after // timedelta(microseconds=1),
+    }
+    about = {
+        "lost": F.when(vanished, F.lit("delivered, and not handled; it is not in its queue any more")).otherwise(
+            F.lit("scheduled; it does not wait and has not ended")
+        ),
+        "duplicated": F.concat(
+            F.format_string("delivered %d, handled %d, discarded %d times", "delivered", "handled", "discarded"),
+            F.when(waits_after_its_end, F.lit("; it still waits")).otherwise(F.lit("")),
+        ),
+        "early": F.format_string("%.6f s before it was due", -early / 1e6),
+        "orphaned": F.format_string(
+            "delivered %d, handled %d, expired %d, cancelled %d, failed %d times; never scheduled",
+            *("delivered", "handled", "expired", "cancelled", "failed"),
+        ),
+        "overdue": F.lit("waits"),
+        "failed": F.lit("in the error queue"),
+        "late": F.format_string("%.6f s after it was due", F.col("late_microseconds") / 1e6),
+    }
+    verdict = there.where(known | (F.col("ended_before") > 0) | orphaned | undelayed)
+    return verdict.select(
+        *_KEY,
+        "destination",
+        "due",
+        "delivered_at",
+        "late_microseconds",
+        *(F.coalesce(column, F.lit(False)).alias(name) for name, column in true_of.items()),
+        *(F.when(true_of[name], about[name]).alias(f"about_{name}") for name in FINDINGS),
+    )
+
+
+def _destinations(messages: DataFrame) -> DataFrame:
+    """Return of each destination whether what becomes of a message there is recorded, and whether this store fills it.
+
+    Only some receivers record what became of a delivered message. One handled message shows that those of its
+    destination do; without any, a message that has left its queue is not missed.
+    """
+    return (
+        messages.where(F.col("destination").isNotNull() & (F.col("scheduled") + F.col("delivered") > 0))
+        .groupBy("endpoint", "destination")
+        .agg(F.max("recorded_here").alias("recording"), F.max(F.col("delivered") > 0).alias("fed"))
+        .where(F.col("recording") | F.col("fed"))
+    )

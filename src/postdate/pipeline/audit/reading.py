@@ -1,0 +1,328 @@
+"""Everything that happened, read as one picture from stores that others work with, and from Parquet.
+
+**One picture of a live store.** Messages move while the audit reads. What makes up for it depends on the store:
+
+- It can be held at one instant (PostgreSQL): everything is read as of then.
+- Its records are numbered in the order of commits (SQLite): (1) the number of the last record is noted; what was
+  scheduled or has ended up to here is what is audited; (2) what waits is read, then what is in the queues; (3) all
+  records are read, also those written since.
+- Neither (MariaDB, SQL Server): the same, but instead of a number being noted in step 1, all records are read there
+  too: a number that was drawn early may be committed late.
+
+A message that had not ended by step 3 waited during the whole of step 2, so step 2 saw it; one that was delivered
+before step 1 and not handled by step 3 was in its queue during the whole of step 2. So what is found nowhere is lost,
+however busy the store is; and nothing is stopped or locked.
+
+What was read becomes rows of one kind, *events*: waiting and queued messages join the records as if they were records.
+What is read now is read once: see :func:`read_now`.
+Parquet is listed before any store is read: what it has was recorded before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
+
+from postdate.errors import PipelineError
+from postdate.pipeline.frames import held_snapshot, scan_frame, scan_parts
+from postdate.pipeline.stores import StoreSpec, opened
+from postdate.ports import ScanPart
+from postdate.ports.auditing import AuditableStore
+from postdate.ports.pruning import ARCHIVED
+
+KEPT = StorageLevel.MEMORY_AND_DISK
+"""Where frames are kept that must not be read again: that would be another picture."""
+
+_RECORD_COLUMNS = ("kind", "message_id", "at", "due", "destination", "detail")
+_CAME_BACK = "came back from the error queue"
+"""Detail of the *rescheduled* record of a message that was stored anew after it had failed."""
+
+_SENT_AGAIN = "retried as "
+"""How the detail of a *retried* record begins whose message goes on as another."""
+
+_NEVER_DELAYED = "(never delayed)"
+"""What counts apart where several stores are audited together, as it belongs to none of them."""
+
+_RECEIVERS_KINDS = ("handled", "discarded", "failed", "returned", "retried", "sent_again", "queued")
+"""What is recorded beside the queue, which may be in another database than the store."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A store and the name under which it is counted.
+
+    Args:
+        name: of its endpoint.
+        store: where its messages are.
+        held: whether the store is read at one instant.
+    """
+
+    name: str
+    store: StoreSpec
+    held: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """What was read.
+
+    Args:
+        events: one row an event: endpoint, kind, message_id, at, due, destination; ``archived`` (of a *scheduled*
+            record: it is marked), ``times`` (how often it happened), ``before`` (how often it had happened when the
+            audit began) and ``native`` (it was recorded in the store of its endpoint, or in Parquet).
+        endpoints: in the order given.
+    """
+
+    events: DataFrame
+    endpoints: tuple[Endpoint, ...]
+
+
+def endpoints_of(store: StoreSpec) -> tuple[StoreSpec, ...]:
+    """Return all stores of the database of ``store``, in the order of their names; runs on the driver.
+
+    Args:
+        store: any store there, with the schema they share. A file is one store.
+
+    Raises:
+        StoreError: the database is missing or unreachable.
+    """
+    with opened(store) as found:
+        scannable = found.scannable()
+        tables = scannable.tables_of_stores() if isinstance(scannable, AuditableStore) else ()
+    ending = ".timeouts"
+    return tuple(replace(store, table=table, endpoint=table.removesuffix(ending) or table) for table in tables) or (
+        store,
+    )
+
+
+def named(stores: Sequence[StoreSpec]) -> tuple[Endpoint, ...]:
+    """Give each store a name: that of its endpoint, with its address where two are called the same.
+
+    Raises:
+        PipelineError: one stands there twice.
+    """
+    keys = [(store.address, store.schema, _table(store)) for store in stores]
+    twice = [store for number, store in enumerate(stores) if keys[number] in keys[:number]]
+    if twice:
+        raise PipelineError(f"the store {_table(twice[0])} in {twice[0].shown} is named twice; name each store once")
+    names = [_name(store) for store in stores]
+    return tuple(
+        Endpoint(name if names.count(name) == 1 else f"{name} in {store.shown}", store)
+        for name, store in zip(names, stores, strict=True)
+    )
+
+
+def _table(store: StoreSpec) -> str:
+    return store.table or f"{store.endpoint}.timeouts"
+
+
+def _name(store: StoreSpec) -> str:
+    return _table(store).removesuffix(".timeouts") or _table(store)
+
+
+@contextmanager
+def taken_picture(
+    spark: SparkSession, endpoints: Sequence[Endpoint], records: Sequence[DataFrame], partitions: int
+) -> Generator[Picture]:
+    """Read everything; the events must be used inside the block, and once only.
+
+    Args:
+        spark: a session in UTC.
+        endpoints: from :func:`named`.
+        records: from :func:`postdate.pipeline.audit.sources.open_records`, and opened before.
+        partitions: tasks that read one store at the same time.
+    """
+    with ExitStack() as stack:
+        frames, known = list[DataFrame](), list[Endpoint]()
+        for endpoint in endpoints:
+            snapshot = stack.enter_context(held_snapshot(endpoint.store))
+            reading = _Reading(spark, endpoint, snapshot, partitions)
+            frames.append(_united(reading.events()).withColumn("source", F.lit(len(known))))
+            known.append(replace(endpoint, held=snapshot is not None))
+        for number, frame in enumerate(records, len(known)):
+            frames.append(_from_parquet(frame, known).withColumn("source", F.lit(number)))
+        events = _united(frames)
+        if len(frames) > 1:
+            events = _once_each(_at_home(events.repartition("message_id"), known))
+        yield Picture(events.drop("source"), tuple(known))
+
+
+def _united(frames: Sequence[DataFrame]) -> DataFrame:
+    all_of_them = frames[0]
+    for frame in frames[1:]:
+        all_of_them = all_of_them.unionByName(frame)
+    return all_of_them
+
+
+# --- a store ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How one store is read; see the module."""
+
+    spark: SparkSession
+    endpoint: Endpoint
+    snapshot: str | None
+    partitions: int
+
+    def events(self) -> list[DataFrame]:
+        """Return the frames of the store; what has to be read now is read."""
+        if self.snapshot is not None:
+            return [
+                self._records(self._parts("records"), before=1, times=1),
+                *(self._waiting(what, self._scan(what, self._parts(what))) for what in ("pending", "queued")),
+            ]
+        with opened(self.endpoint.store) as store:
+            scannable = store.scannable()
+            in_order = isinstance(scannable, AuditableStore) and scannable.records_in_commit_order
+        return self._bracketed_by_number() if in_order else self._read_twice()
+
+    def _bracketed_by_number(self) -> list[DataFrame]:
+        seen = self._parts("records")
+        seen_end = seen[-1].end if seen else 0
+        waiting = self._now()
+        since = [part for part in self._parts("records") if part.end > seen_end]
+        since = [ScanPart(max(part.first, seen_end), part.end) for part in since]
+        return [self._records(seen, before=1, times=1), self._records(since, before=0, times=1), *waiting]
+
+    def _read_twice(self) -> list[DataFrame]:
+        """Of the first reading nothing counts but that it was there."""
+        first = read_now(self._records(self._parts("records"), before=1, times=0))
+        waiting = self._now()
+        return [first, *waiting, self._records(self._parts("records"), before=0, times=1)]
+
+    def _now(self) -> list[DataFrame]:
+        """Read what waits, and then what is in the queues."""
+        return [read_now(self._waiting(what, self._scan(what, self._parts(what)))) for what in ("pending", "queued")]
+
+    def _parts(self, what: str) -> list[ScanPart]:
+        return scan_parts(self.endpoint.store, what, self.partitions)
+
+    def _scan(self, what: str, parts: Sequence[ScanPart]) -> DataFrame:
+        columns = {
+            "pending": ("message_id", "due", "destination"),
+            "queued": ("message_id", "due", "queue"),
+            "records": _RECORD_COLUMNS,
+        }[what]
+        return scan_frame(self.spark, self.endpoint.store, what, columns, parts, snapshot=self.snapshot)
+
+    def _records(self, parts: Sequence[ScanPart], *, before: int, times: int) -> DataFrame:
+        return _events(self._scan("records", parts), F.lit(self.endpoint.name), before=before, times=times)
+
+    def _waiting(self, what: str, frame: DataFrame) -> DataFrame:
+        # What was sent without a delay is in the queues as well, without a due time, and none of the audit's business.
+        frame = frame.where(F.col("due").isNotNull()).select(
+            F.lit(what).alias("kind"),
+            "message_id",
+            F.lit(None).cast("timestamp").alias("at"),
+            "due",
+            F.col("queue" if what == "queued" else "destination").alias("destination"),
+            F.lit(None).cast("string").alias("detail"),
+        )
+        return _events(frame, F.lit(self.endpoint.name), before=1, times=1)
+
+
+def read_now(frame: DataFrame) -> DataFrame:
+    """Read a frame now, once: what an executor loses of it later is an error, and is not read again as it is by then.
+
+    Nothing has to be given back: Spark lets go of it once nobody uses the frame.
+    """
+    return frame.localCheckpoint(eager=True, storageLevel=KEPT)
+
+
+def is_sent_again() -> Column:
+    """Return the condition that a record says of a handling that failed: it goes on under another id, after a delay.
+
+    Records of the same kind, without that, say that the dispatcher could not send the message, which waits on.
+    """
+    return (F.col("kind") == "retried") & F.coalesce(F.col("detail").startswith(_SENT_AGAIN), F.lit(False))
+
+
+def _events(records: DataFrame, endpoint: Column, *, before: int, times: int) -> DataFrame:
+    came_back = (F.col("kind") == "rescheduled") & (F.col("detail") == _CAME_BACK)
+    return records.select(
+        endpoint.alias("endpoint"),
+        F.when(came_back, F.lit("came_back"))
+        .when(is_sent_again(), F.lit("sent_again"))
+        .otherwise(F.col("kind"))
+        .alias("kind"),
+        "message_id",
+        "at",
+        "due",
+        "destination",
+        ((F.col("kind") == "scheduled") & (F.coalesce("detail", F.lit("")) == ARCHIVED)).alias("archived"),
+        F.lit(before).alias("before"),
+        F.lit(times).alias("times"),
+        F.lit(True).alias("native"),
+    )
+
+
+# --- several sources --------------------------------------------------------------------------------------------------
+
+
+def _from_parquet(records: DataFrame, endpoints: Sequence[Endpoint]) -> DataFrame:
+    """Return events whose endpoint is null where Parquet does not say it, or says one that is not audited."""
+    said = F.col("endpoint") if "endpoint" in records.columns else F.lit(None).cast("string")
+    match endpoints:
+        case []:
+            endpoint = F.coalesce(said, F.lit("records"))
+        case [only]:
+            endpoint = F.lit(only.name)
+        case _:
+            endpoint = F.when(said.isin(*(each.name for each in endpoints)), said)
+    return _events(records, endpoint, before=1, times=1)
+
+
+def _at_home(events: DataFrame, endpoints: Sequence[Endpoint]) -> DataFrame:
+    """Give each event to the endpoint whose store knows the message.
+
+    A queue may be in the database of another store than the message came from: then what is recorded beside the queue
+    is found in a store that has never heard of the message.
+    """
+    if len(endpoints) <= 1:
+        return events
+    elsewhere = Window.partitionBy("message_id")
+    here = Window.partitionBy("message_id", "endpoint")
+    known_in = F.min(F.when(F.col("kind").isin("scheduled", "pending"), F.col("endpoint"))).over(elsewhere)
+    known_here = F.max((~F.col("kind").isin(*_RECEIVERS_KINDS)).cast("int")).over(here) == 1
+    stays = F.col("endpoint").isNotNull() & known_here
+    # What was discarded without ever having been delayed is seen in every store of the database, and is of none.
+    of_no_store = (F.col("kind") == "discarded") & F.col("due").isNull()
+    return (
+        events.withColumn(
+            "home", F.coalesce(known_in, F.when(of_no_store, F.lit(_NEVER_DELAYED)), "endpoint", F.lit("(unknown)"))
+        )
+        .withColumn("stays", stays)
+        .withColumn("native", F.col("stays") | (F.col("home") == F.col("endpoint")))
+        .withColumn("endpoint", F.when(F.col("stays"), F.col("endpoint")).otherwise(F.col("home")))
+        .withColumn("native", F.coalesce("native", F.lit(True)))
+        .drop("home", "stays")
+    )
+
+
+def _once_each(events: DataFrame) -> DataFrame:
+    """Count an event once that several sources have: it is a copy. What one source has twice has happened twice."""
+    identity = ("endpoint", "message_id", "kind", "at")
+    of_each = events.groupBy(*identity, "source").agg(
+        F.max("due").alias("due"),
+        F.max("destination").alias("destination"),
+        F.min(F.when(F.col("times") > 0, F.col("archived"))).alias("archived"),
+        F.sum("times").alias("times"),
+        F.sum("before").alias("before"),
+        F.max("native").alias("native"),
+    )
+    return of_each.groupBy(*identity).agg(
+        F.max("due").alias("due"),
+        F.max("destination").alias("destination"),
+        F.min("archived").alias("archived"),
+        F.max("times").alias("times"),
+        F.max("before").alias("before"),
+        F.max("native").alias("native"),
+        F.min("source").alias("source"),
+    )

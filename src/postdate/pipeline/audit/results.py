@@ -1,0 +1,188 @@
+"""What an audit says: values, without Spark."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+BROKEN_PROMISES = ("lost", "duplicated", "early", "orphaned")
+"""Findings that must not be: with any of them an audit is not clean."""
+
+FINDINGS = (*BROKEN_PROMISES, "overdue", "failed", "late")
+"""Lines of :class:`AuditCounts` whose messages are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditCounts:
+    """How many messages; a message counts once in each line that is true of it.
+
+    Args:
+        scheduled: stored to be delivered.
+        delivered: put into their queue.
+        handled: handled by the receiver.
+        queued: delivered and waiting to be handled; only where store and queues share a database.
+        pending: waiting to be due, or for another attempt.
+        overdue: pending and past the due time.
+        expired: past their expiry: not delivered when due, or delivered and discarded by the receiver.
+        discarded: received, or come to an end in their queue, past their expiry or time to be received; those that had
+            been delayed are among the expired.
+        undelayed: of the discarded, sent without a delay: never scheduled, and in no other line.
+        cancelled: withdrawn before they were due.
+        failed: moved to the error queue, and not returned from there.
+        retried: with at least one failed attempt.
+        archived: what became of them was moved to an archive that is not read here.
+        lost: scheduled, and nowhere to be found; or delivered, gone from the queue, and not handled (see
+            :func:`postdate.pipeline.audit.audit` for where that can be told).
+        duplicated: delivered or handled more than once, or still pending after they ended.
+        early: delivered, or handled by the receiver, before they were due.
+        orphaned: delivered, handled, expired, cancelled or failed without ever having been scheduled.
+        late: delivered later after their due time than is allowed.
+    """
+
+    scheduled: int = 0
+    delivered: int = 0
+    handled: int = 0
+    queued: int = 0
+    pending: int = 0
+    overdue: int = 0
+    expired: int = 0
+    discarded: int = 0
+    undelayed: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    retried: int = 0
+    archived: int = 0
+    lost: int = 0
+    duplicated: int = 0
+    early: int = 0
+    orphaned: int = 0
+    late: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """From due to delivered, in seconds; ``None`` without any delivery."""
+
+    p50_seconds: float | None = None
+    p95_seconds: float | None = None
+    p99_seconds: float | None = None
+    max_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    """Counts of one endpoint, of one destination, or of what was due within one hour.
+
+    Args:
+        key: the name; of an hour its beginning, ISO 8601, UTC, or ``(never due)``.
+        counts: messages.
+        lateness: of their deliveries.
+    """
+
+    key: str
+    counts: AuditCounts
+    lateness: Lateness
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that should not be.
+
+    Args:
+        name: of the line in :class:`AuditCounts`.
+        count: messages.
+        sample: ids of some of them, in order.
+    """
+
+    name: str
+    count: int
+    sample: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """How many messages were due, and how many were delivered, in one interval that begins ``at`` (UTC)."""
+
+    at: datetime
+    due: int
+    delivered: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatenessBin:
+    """Deliveries that were late by at least ``from_seconds`` and less than ``to_seconds``."""
+
+    from_seconds: float
+    to_seconds: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class AuditResult:
+    """The whole picture.
+
+    Args:
+        store: address, without password; of several, with commas between.
+        as_of: the instant against which overdue is meant; UTC.
+        late_after_seconds: how late a delivery may be.
+        counts: of all messages.
+        lateness: of all deliveries.
+        by_destination: in order of the name.
+        by_hour: of the due time, in order.
+        findings: what should not be, in the order of :data:`FINDINGS`; empty ones are left out.
+        curve: due and delivered over time.
+        curve_seconds: length of one interval of the curve.
+        lateness_bins: distribution of the lateness, in bins of equal width on a logarithmic scale.
+        took_seconds: how long the audit took.
+        by_endpoint: in order of the name; an endpoint is a store.
+        records: what was read besides the stores.
+        findings_to: where all findings were written.
+    """
+
+    store: str
+    as_of: datetime
+    late_after_seconds: float
+    counts: AuditCounts
+    lateness: Lateness
+    by_destination: tuple[AuditRow, ...] = ()
+    by_hour: tuple[AuditRow, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    curve: tuple[CurvePoint, ...] = ()
+    curve_seconds: int = 60
+    lateness_bins: tuple[LatenessBin, ...] = ()
+    took_seconds: float = 0.0
+    by_endpoint: tuple[AuditRow, ...] = ()
+    records: tuple[str, ...] = ()
+    findings_to: str | None = None
+
+    @property
+    def clean(self) -> bool:
+        """No message was lost, duplicated, or delivered early, and none came from nowhere."""
+        return not any(getattr(self.counts, name) for name in BROKEN_PROMISES)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as plain values for JSON; instants in ISO 8601."""
+        plain: dict[str, Any] = _plain(asdict(self))
+        return {"clean": self.clean, **plain}
+
+    def table(self) -> list[tuple[str, str]]:
+        """Return the totals as lines of name and value, for terminals."""
+        counted = [(name, f"{value:,}") for name, value in asdict(self.counts).items()]
+        lateness = [
+            (f"lateness {name.removesuffix('_seconds')}", "-" if value is None else f"{value:.3f} s")
+            for name, value in asdict(self.lateness).items()
+        ]
+        return counted + lateness
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: _plain(entry) for key, entry in value.items()}  # pyright: ignore[reportUnknownVariableType]
+        case list() | tuple():
+            return [_plain(entry) for entry in value]  # pyright: ignore[reportUnknownVariableType]
+        case datetime():
+            return value.isoformat()
+        case _:
+            return value

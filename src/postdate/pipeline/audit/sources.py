@@ -1,0 +1,102 @@
+"""Records that are in Parquet instead of a store: archives, and ledgers of sweeps. Runs on the driver."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StringType, StructType, TimestampType
+
+from postdate.errors import PipelineError
+from postdate.pipeline.failures import cause
+
+ARCHIVE_MARK = "_archive.json"
+"""File in a folder that says that it is an archive, even if there is nothing in it yet."""
+
+_NAMED_ERROR = re.compile(r"\[[A-Z][A-Z_.]+\](.*)")
+_TYPES = {
+    "kind": StringType(),
+    "message_id": StringType(),
+    "at": TimestampType(),
+    "due": TimestampType(),
+    "destination": StringType(),
+    "detail": StringType(),
+}
+_OF_NONE = "kind string, message_id string, at timestamp, due timestamp, destination string, detail string"
+
+
+def open_records(spark: SparkSession, path: str | Path) -> DataFrame:
+    """Return the records in a folder; which files are read is settled now.
+
+    Args:
+        spark: a session in UTC.
+        path: a folder, or a file, or an address that Spark can read.
+
+    Returns:
+        The columns kind, message_id, at, due, destination, detail, and whatever else is there.
+
+    Raises:
+        PipelineError: there is nothing, it is no Parquet, or it has other columns.
+    """
+    shown = str(path)
+    if "://" not in shown:
+        folder = Path(shown)
+        if not folder.exists():
+            raise PipelineError(f"there are no records at {shown}: no such folder")
+        if (folder / ARCHIVE_MARK).exists() and not any(folder.glob("day=*/*.parquet")):
+            return spark.createDataFrame([], _OF_NONE)
+        if folder.is_dir() and not any(folder.rglob("*")):
+            raise PipelineError(f"there are no records at {shown}: the folder is empty")
+    with told_of_reading(f"the records at {shown}"):
+        found = spark.read.parquet(shown)
+    _check_columns(shown, found.schema)
+    return found
+
+
+@contextmanager
+def told_of_reading(what: str) -> Generator[None]:
+    """Say in one line why Spark cannot read something.
+
+    Raises:
+        PipelineError: from Spark's own error.
+    """
+    try:
+        yield
+    except Exception as error:
+        # A damaged file is told by the bridge to Java, whose errors have no types of their own.
+        if not type(error).__module__.startswith(("pyspark.", "py4j.")):
+            raise
+        named = _NAMED_ERROR.search(str(error))
+        reason = cause(error) if named is None else named[1].strip()
+        raise PipelineError(f"{what} cannot be read as Parquet: {reason}") from error
+
+
+def _check_columns(shown: str, schema: StructType) -> None:
+    missing = [name for name in _TYPES if name not in schema.fieldNames()]
+    if missing:
+        raise PipelineError(
+            f"what is at {shown} are no records: there is no column {missing[0]!r} among "
+            f"{', '.join(schema.fieldNames()) or 'none'}; an archive or a ledger has {', '.join(_TYPES)}"
+        )
+    for name, wanted in _TYPES.items():
+        if schema[name].dataType != wanted:
+            raise PipelineError(
+                f"what is at {shown} are no records: {name!r} is {schema[name].dataType.simpleString()} "
+                f"and not {wanted.simpleString()}"
+            )
+
+
+def shown_paths(paths: Sequence[str | Path]) -> tuple[str, ...]:
+    """Return where records were read from, as texts.
+
+    Raises:
+        PipelineError: one stands there twice; its events would count once all the same, but somebody has erred.
+    """
+    texts = tuple(str(path) for path in paths)
+    twice = [text for number, text in enumerate(texts) if text in texts[:number]]
+    if twice:
+        raise PipelineError(f"the records at {twice[0]} are named twice; name each folder once")
+    return texts

@@ -1,0 +1,20 @@
+"""The delay operator: rows of a stream wait in Spark's own state and go on when they are due. No store is needed.
+
+::
+
+    from postdate.pipeline.delay import delay, delay_conf
+    from postdate.pipeline.session import spark_session
+
+    with spark_session(conf=delay_conf()) as spark:
+        orders = spark.readStream.schema("order_id string, due timestamp").json("orders")
+        delay(orders, due="due").writeStream.option("checkpointLocation", "state").start("due-orders", "parquet")
+
+``wheel`` says which bucket of due time a row belongs to, ``packing`` makes packages of rows that share one,
+``processor`` keeps packages in Spark's state, ``cancels`` keeps the ids that were cancelled, ``operator`` puts them
+together, and ``job`` runs it from one directory to another.
+"""
+
+from postdate.pipeline.delay.job import DelayTarget, read_directory, run_delay
+from postdate.pipeline.delay.operator import DelayOptions, delay, delay_conf
+
+__all__ = ["DelayOptions", "DelayTarget", "delay", "delay_conf", "read_directory", "run_delay"]

@@ -1,0 +1,110 @@
+"""From one directory to another: files of rows come in, files of the rows that are due go out. Runs on the driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from postdate.errors import PipelineError
+from postdate.pipeline.delay.operator import DelayOptions, delay
+
+_READ = ("json", "csv", "parquet")
+_WRITTEN = ("json", "parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class DelayTarget:
+    """Where rows go when they are due.
+
+    Args:
+        path: of a directory, of this query alone. Read it with Spark: only what its log of commits names counts, and a
+            killed micro-batch may leave other files.
+        checkpoint: of a directory, of this query alone; the rows wait there. Both may be on any file system of Spark.
+        format: ``json`` or ``parquet``.
+        trigger: how often a micro-batch begins; above zero.
+
+    Raises:
+        PipelineError: a value is out of its bounds.
+    """
+
+    path: str
+    checkpoint: str
+    format: str = "parquet"
+    trigger: timedelta = timedelta(milliseconds=500)
+
+    def __post_init__(self) -> None:
+        if self.format not in _WRITTEN:
+            raise PipelineError(f"due rows are written as {' or '.join(_WRITTEN)}, not {self.format!r}")
+        if self.trigger < timedelta(milliseconds=1):
+            raise PipelineError(f"a trigger of {self.trigger} is too short; a micro-batch takes some 100 ms at least")
+
+
+def read_directory(
+    spark: SparkSession,
+    path: str,
+    schema: str,
+    format: str = "json",  # noqa: A002 - Spark's word
+    files_at_once: int = 100,
+) -> DataFrame:
+    """Return the stream of the files of a directory: those that are there, then those that come.
+
+    Put files in by renaming them, whole: Spark reads each name once.
+
+    Args:
+        spark: a session in UTC.
+        path: of the directory.
+        schema: in Spark's words, such as ``id string, due timestamp``. A CSV file has a header line.
+        format: ``json`` (one object a line), ``csv`` or ``parquet``.
+        files_at_once: how many files a micro-batch takes at most, which bounds the memory it needs.
+
+    Raises:
+        PipelineError: the directory is missing, or the format or the schema is none.
+    """
+    if format not in _READ:
+        raise PipelineError(f"rows are read from json, csv or parquet, not {format!r}")
+    if files_at_once < 1:
+        raise PipelineError(f"files_at_once={files_at_once} is below 1")
+    # A value that is malformed must not become a null that looks like a row without a due time.
+    reader = spark.readStream.option("maxFilesPerTrigger", files_at_once).option("mode", "FAILFAST")
+    if format == "csv":
+        reader = reader.option("header", value=True)
+    try:
+        return reader.schema(schema).format(format).load(path)
+    except PySparkException as failed:
+        raise PipelineError(f"cannot read {path!r} with the schema {schema!r}: {failed}") from failed
+
+
+def run_delay(
+    source: DataFrame,
+    target: DelayTarget,
+    due: str = "due",
+    id: str | None = None,  # noqa: A002 - the word for it
+    cancel: DataFrame | None = None,
+    options: DelayOptions | None = None,
+) -> StreamingQuery:
+    """Start a query that writes rows to files when they are due, and return it; it runs until it is stopped or fails.
+
+    To stop it gracefully call ``stop()``; it may as well be killed. Started again with the same target it goes on.
+
+    Args:
+        source: as :func:`postdate.pipeline.delay.delay` takes it; :func:`read_directory` makes one.
+        target: where the rows go, and where they wait.
+        due: see :func:`postdate.pipeline.delay.delay`, likewise the others.
+        id: the column that ``cancel`` refers to.
+        cancel: a stream of ids.
+        options: how rows wait.
+
+    Raises:
+        PipelineError: something does not fit together; nothing was started.
+    """
+    rows = delay(source, due, id, cancel, options)
+    every = f"{target.trigger // timedelta(milliseconds=1)} milliseconds"
+    writer = rows.writeStream.outputMode("append").trigger(processingTime=every).format(target.format)
+    try:
+        return writer.option("checkpointLocation", target.checkpoint).start(target.path)
+    except PySparkException as failed:
+        raise PipelineError(f"cannot delay rows into {target.path!r}: {failed}") from failed

@@ -1,0 +1,244 @@
+"""The operator itself: what is checked on the driver before a query starts, and the plan that Spark runs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib.util import find_spec
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    ShortType,
+    StringType,
+    TimestampType,
+)
+
+from postdate.errors import PipelineError
+from postdate.pipeline.delay.packing import PACKED, SLOT, Packing, packs_cancels, packs_rows, unpacks
+from postdate.pipeline.delay.processor import EMITTED, Delaying
+from postdate.pipeline.delay.slot import Cancelling
+from postdate.pipeline.delay.wheel import Wheel
+from postdate.pipeline.session import require_utc
+
+_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+_CONF = MappingProxyType(
+    {
+        _PROVIDER: _ROCKSDB,
+        # A micro-batch then uploads what it changed, instead of files of the whole state.
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    }
+)
+_NULL_DUE = ("fail", "now", "drop")
+_ID_TYPES = (StringType, ByteType, ShortType, IntegerType, LongType, BinaryType)
+_MOST_SLOTS = 10_000
+
+
+def delay_conf() -> dict[str, str]:
+    """Return the settings that a session needs for :func:`delay`, to be given to ``spark_session(conf=…)``.
+
+    They may also be set while the session runs, before the query starts: ``spark.conf.set(name, value)``.
+    """
+    return dict(_CONF)
+
+
+@dataclass(frozen=True, slots=True)
+class DelayOptions:
+    """How rows wait. ``resolution`` and ``slots`` must stay the same as long as rows wait in a checkpoint.
+
+    Args:
+        resolution: rows go at the first multiple of it at or after their due time; 10 ms to 60 s, whole milliseconds.
+            Finer costs more timers; below the time of a micro-batch it gains nothing.
+        slots: over how many keys of Spark's state the rows are spread; at least the number of cores that shall work on
+            them. ``spark.sql.shuffle.partitions`` by default.
+        null_due: what to do with rows whose due time is null: ``fail`` (the query fails and says how many there are),
+            ``now`` (they go at once) or ``drop``.
+        keep_cancels: how long after a cancel a row may arrive and is cancelled still.
+
+    Raises:
+        PipelineError: a value is out of its bounds.
+    """
+
+    resolution: timedelta = timedelta(milliseconds=250)
+    slots: int | None = None
+    null_due: str = "fail"
+    keep_cancels: timedelta = timedelta(hours=1)
+
+    def __post_init__(self) -> None:
+        if self.resolution % timedelta(milliseconds=1):
+            raise PipelineError(f"a resolution of {self.resolution} is no whole number of milliseconds")
+        Wheel(self.resolution_ms)
+        if self.slots is not None and not 1 <= self.slots <= _MOST_SLOTS:
+            raise PipelineError(f"slots={self.slots} is out of bounds; choose 1 to {_MOST_SLOTS}")
+        if self.null_due not in _NULL_DUE:
+            raise PipelineError(f"null_due={self.null_due!r} is unknown; choose one of {', '.join(_NULL_DUE)}")
+        if self.keep_cancels < timedelta(0):
+            raise PipelineError(f"keep_cancels={self.keep_cancels} is below zero")
+
+    @property
+    def resolution_ms(self) -> int:
+        """The resolution in milliseconds."""
+        return self.resolution // timedelta(milliseconds=1)
+
+
+def delay(
+    df: DataFrame,
+    due: str = "due",
+    id: str | None = None,  # noqa: A002 - the word for it
+    cancel: DataFrame | None = None,
+    options: DelayOptions | None = None,
+) -> DataFrame:
+    """Return the rows of a stream when they are due: never early, each once, unchanged, in no particular order.
+
+    Rows wait in Spark's state store, so they survive whatever the checkpoint survives, and leave it in the micro-batch
+    that hands them on. Into a transactional sink, such as Spark's files, each row goes exactly once, also when the
+    driver is killed. The clock is the driver's. Use the output mode ``append`` and a trigger of some 100 ms to seconds:
+    a row is late by up to the resolution, the rest of the trigger interval and the time of a micro-batch.
+
+    Runs on the driver; the rows are packed, kept and unpacked on executors.
+
+    Args:
+        df: a streaming data frame of any columns that Arrow can carry.
+        due: the column with the due time, a timestamp (with zone); rows that are due already go at once.
+        id: the column that ``cancel`` refers to: text, a whole number or binary. Needed with ``cancel`` only.
+        cancel: a streaming data frame with a column of the same name and type as ``id``. An id takes away all rows
+            with it that wait when it arrives, or that arrive within ``keep_cancels`` after it; rows that are gone stay
+            gone. A row and a cancel in one micro-batch: the row is cancelled. Null cancels nothing.
+        options: see :class:`DelayOptions`.
+
+    Returns:
+        A streaming data frame with exactly the columns of ``df``; watermarks are gone.
+
+    Raises:
+        PipelineError: the frames, the options or the settings of the session do not allow it. A query fails with it
+            later if a due time is null, or if its checkpoint was written with other options.
+    """
+    options = options or DelayOptions()
+    spark = df.sparkSession
+    _require_session(spark)
+    _require_rows(df, due)
+    _require_cancels(df, id, cancel)
+    slots = _slot_keys(spark, options.slots or int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
+    packing = Packing(
+        wheel=Wheel(options.resolution_ms),
+        schema=_arrow_schema(df),
+        due=due,
+        slots=slots,
+        null_due=options.null_due,
+        cancelling=cancel is not None,
+    )
+    if cancel is None or id is None:
+        cancelling = None
+        packed = df.mapInArrow(packs_rows(packing), PACKED)
+    else:
+        cancelling = Cancelling(id, options.keep_cancels // timedelta(milliseconds=1))
+        number = F.pmod(F.xxhash64(_quoted(id)), F.lit(len(slots))).cast("int").alias(SLOT)
+        packed = df.select("*", number).mapInArrow(packs_rows(packing), PACKED)
+        packed = packed.union(cancel.select(_quoted(id), number).mapInArrow(packs_cancels(slots), PACKED))
+    kept = {
+        "cancel": cancelling is not None,
+        "columns": df.schema.simpleString(),
+        "due": due,
+        "id": id,
+        "resolution_ms": options.resolution_ms,
+        "slots": len(slots),
+    }
+    return (
+        packed.groupBy("slot")
+        .transformWithStateInPandas(Delaying(packing, kept, cancelling), EMITTED, "Append", "ProcessingTime")
+        .mapInArrow(unpacks(packing), df.schema)
+    )
+
+
+def _require_session(spark: SparkSession) -> None:
+    require_utc(spark)
+    provider = spark.conf.get(_PROVIDER)
+    if provider != _ROCKSDB:
+        raise PipelineError(
+            f"rows wait in RocksDB, but {_PROVIDER} is {provider}; set it to {_ROCKSDB}, "
+            f"or start the session with spark_session(conf=delay_conf())"
+        )
+    if find_spec("google") is None or find_spec("google.protobuf") is None:
+        raise PipelineError("Spark speaks to its state by protobuf, which is not installed: pip install protobuf")
+
+
+def _require_rows(df: DataFrame, due: str) -> None:
+    if not df.isStreaming:
+        raise PipelineError("delay needs a streaming data frame (spark.readStream); for a table use pipeline schedule")
+    if due not in df.columns:
+        raise PipelineError(f"there is no column {due!r} to tell the due time; there are {', '.join(df.columns)}")
+    repeated = {name for name in df.columns if df.columns.count(name) > 1}
+    if repeated:
+        raise PipelineError(f"the column {min(repeated)!r} is there more than once; rename one")
+    kind = df.schema[due].dataType
+    if not isinstance(kind, TimestampType):
+        raise PipelineError(
+            f"the due time {due!r} must be a timestamp, which knows its zone, not {kind.simpleString()}; "
+            f"convert it, for example with to_timestamp"
+        )
+
+
+def _require_cancels(df: DataFrame, id_column: str | None, cancel: DataFrame | None) -> None:
+    if cancel is None:
+        return
+    if id_column is None:
+        raise PipelineError("cancel needs id: the column, in both streams, that says what is cancelled")
+    if not cancel.isStreaming:
+        raise PipelineError("cancel must be a streaming data frame, too (spark.readStream)")
+    for frame, what in ((df, "the rows have"), (cancel, "cancel has")):
+        if id_column not in frame.columns:
+            raise PipelineError(f"{what} no column {id_column!r}; there are {', '.join(frame.columns)}")
+    kinds: list[DataType] = [frame.schema[id_column].dataType for frame in (df, cancel)]
+    if kinds[0] != kinds[1] or not isinstance(kinds[0], _ID_TYPES):
+        named = " and ".join(kind.simpleString() for kind in kinds)
+        raise PipelineError(
+            f"{id_column!r} must be text, a whole number or binary, and the same in both streams; it is {named}"
+        )
+
+
+def _arrow_schema(df: DataFrame) -> pa.Schema:
+    """Return the columns as executors will see them.
+
+    Raises:
+        PipelineError: Arrow cannot carry one of them.
+    """
+    large = df.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes") == "true"
+    try:
+        return to_arrow_schema(df.schema, timezone="UTC", prefers_large_types=large)
+    except PySparkException as failed:
+        raise PipelineError(f"a column cannot wait, because Arrow cannot carry it: {failed}") from failed
+
+
+def _slot_keys(spark: SparkSession, count: int) -> tuple[int, ...]:
+    """Return the keys of the slots: number ``n`` is hashed by Spark to the ``n``-th of ``count`` partitions.
+
+    Keys ``0, 1, 2…`` would leave a third of the partitions without any. They depend on the count alone, so they are the
+    same whenever a query starts again.
+    """
+    tried = count * (int(math.log(count)) + 2)
+    keys: dict[int, int] = {}
+    while len(keys) < count:
+        tried *= 2
+        row: Any = spark.sql(
+            f"SELECT transform(sequence(0, {tried - 1}), k -> pmod(hash(k), {count})) AS partitions"
+        ).first()
+        keys = {}
+        for key, partition in enumerate(row.partitions):
+            keys.setdefault(partition, key)
+    return tuple(keys[number] for number in range(count))
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

@@ -1,0 +1,238 @@
+"""Rows to packages and back, on executors: Spark's state sees one row for hundreds of messages.
+
+A call from Python into Spark's state costs some 100 µs however much it carries, and a timer costs more. So the rows of
+a task are gathered, sorted by slot and place, and each run of them becomes one record batch in Arrow's own format,
+without its schema.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# Arrow's stubs make schemas, fields and arrays generic in a type that only the running program knows.
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from pyspark import TaskContext
+
+from postdate.clock import SystemClock, to_microseconds
+from postdate.errors import PipelineError
+from postdate.pipeline.delay.wheel import Wheel
+
+PACKED = "slot int, place long, last_due_us long, content binary"
+"""One row a package. ``place`` is one of :class:`Wheel`, or one of the three below zero."""
+
+CANCELS, HELLO = -2, -3
+"""Places of packages that are no rows: ids to cancel; and nothing at all, so that every slot compares its options."""
+
+SLOT, ARRIVED = "postdate_slot", "postdate_arrived_ms"
+"""Columns that are added to the rows on their way and taken off again; only for jobs with cancels."""
+
+CANCELS_SCHEMA_NAMES = ("id", "cancelled_at_ms")
+PACKAGE_BYTES = 1 << 20
+_GATHERED_ROWS, _GATHERED_BYTES = 500_000, 32 << 20
+_UNPACKED_ROWS = 10_000
+_PACKED_ARROW = pa.schema(
+    [("slot", pa.int32()), ("place", pa.int64()), ("last_due_us", pa.int64()), ("content", pa.binary())]
+)
+_BEFORE_ALL = -(2**62)
+"""A due time of rows without one, which are due at once; far enough from the least integer to reckon with."""
+
+Batches = Iterator[pa.RecordBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How rows become packages; pickled to executors.
+
+    Args:
+        wheel: which place is whose.
+        schema: of the rows as Arrow sees them, without the columns added here.
+        due: name of the column with the due time.
+        slots: the keys of the state; rows are spread over them.
+        null_due: ``fail``, ``now`` or ``drop``.
+        cancelling: rows come with their slot in :data:`SLOT`, and get the time of their arrival.
+    """
+
+    wheel: Wheel
+    schema: pa.Schema
+    due: str
+    slots: tuple[int, ...]
+    null_due: str
+    cancelling: bool
+
+    @property
+    def packed_schema(self) -> pa.Schema:
+        """What is in a package of rows."""
+        return self.schema.append(pa.field(ARRIVED, pa.int64())) if self.cancelling else self.schema
+
+
+def packs_rows(packing: Packing) -> Callable[[Batches], Batches]:
+    """Return what each task does with its rows."""
+
+    def pack(batches: Batches) -> Batches:
+        share = _share_of_task()
+        hello = [(slot, HELLO, 0, b"") for slot in packing.slots]
+        for rows in _gathered(batches):
+            yield _to_batch([*hello, *_packages(packing, rows, share, now_ms())])
+            hello = []
+
+    return pack
+
+
+def packs_cancels(slots: Sequence[int]) -> Callable[[Batches], Batches]:
+    """Return what each task does with the ids to cancel: two columns, the id and its slot; ids that are null go."""
+
+    def pack(batches: Batches) -> Batches:
+        hello = [(slot, HELLO, 0, b"") for slot in slots]
+        for gathered in _gathered(batches):
+            named = gathered.filter(pc.is_valid(gathered.column(0)))
+            at = pa.array(np.full(named.num_rows, now_ms(), dtype=np.int64))
+            ids = pa.RecordBatch.from_arrays([named.column(0), at], names=list(CANCELS_SCHEMA_NAMES))
+            numbers = _int64(named.column(1))
+            packages = [
+                (slots[number], CANCELS, 0, to_content(part))
+                for number in range(len(slots))
+                for part in parts(ids.filter(pa.array(numbers == number)))
+            ]
+            yield _to_batch([*hello, *packages])
+            hello = []
+
+    return pack
+
+
+def unpacks(packing: Packing) -> Callable[[Batches], Batches]:
+    """Return what each task does with packages that are due: the rows again, as they were."""
+
+    def unpack(batches: Batches) -> Batches:
+        for batch in batches:
+            opened = [from_content(content.as_py(), packing.packed_schema) for content in batch.column(0)]
+            if opened:
+                rows = pa.Table.from_batches(opened).select(packing.schema.names)
+                yield from rows.combine_chunks().to_batches(max_chunksize=_UNPACKED_ROWS)
+
+    return unpack
+
+
+def now_ms() -> int:
+    """Return the time of this executor, in milliseconds since 1970."""
+    return to_microseconds(SystemClock().now()) // 1000
+
+
+def to_content(batch: pa.RecordBatch) -> bytes:
+    """Return a batch in Arrow's format, without its schema."""
+    return batch.serialize().to_pybytes()
+
+
+def from_content(content: bytes | bytearray, schema: pa.Schema) -> pa.RecordBatch:
+    """Return the batch that :func:`to_content` was given."""
+    return pa.ipc.read_record_batch(pa.py_buffer(content), schema)
+
+
+def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Return the rows of one or more batches in one."""
+    return batches[0] if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+
+
+def parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Cut a batch into parts of about :data:`PACKAGE_BYTES`; none for an empty one."""
+    if batch.num_rows:
+        rows = max(int(PACKAGE_BYTES * batch.num_rows / max(batch.nbytes, 1)), 1)
+        for start in range(0, batch.num_rows, rows):
+            yield batch.slice(start, rows)
+
+
+def spread(batch: pa.RecordBatch, *keys: NDArray[np.int64]) -> Iterator[tuple[tuple[int, ...], pa.RecordBatch]]:
+    """Return the rows by key, in the order of the keys, each in parts of about :data:`PACKAGE_BYTES`."""
+    order = np.lexsort(keys[::-1])
+    ordered = batch.take(pa.array(order, pa.int64()))
+    columns = [key[order] for key in keys]
+    changes = np.zeros(batch.num_rows, dtype=bool)
+    for column in columns:
+        changes[1:] |= column[1:] != column[:-1]
+    starts = [0, *np.flatnonzero(changes).tolist(), batch.num_rows]
+    for start, end in pairwise(starts):
+        for part in parts(ordered.slice(start, end - start)):
+            yield tuple(int(column[start]) for column in columns), part
+
+
+def due_us(batch: pa.RecordBatch, due: str) -> NDArray[np.int64]:
+    """Return the due times in microseconds; a null is before all times."""
+    column = batch.column(batch.schema.get_field_index(due))
+    return column.cast(pa.int64()).fill_null(_BEFORE_ALL).to_numpy(zero_copy_only=False)
+
+
+# --- one gathered batch ----------------------------------------------------------------------------------------------
+
+
+def _packages(
+    packing: Packing, rows: pa.RecordBatch, share: int, arrived_ms: int
+) -> Iterator[tuple[int, int, int, bytes]]:
+    rows = _with_due_times(packing, rows)
+    if not rows.num_rows:
+        return
+    due = due_us(rows, packing.due)
+    places = packing.wheel.places(due, arrived_ms)
+    content = pa.RecordBatch.from_arrays(rows.columns[: len(packing.schema)], schema=packing.schema)
+    if packing.cancelling:
+        numbers = _int64(rows.column(rows.schema.get_field_index(SLOT)))
+        content = content.append_column(ARRIVED, pa.array(np.full(rows.num_rows, arrived_ms, dtype=np.int64)))
+    else:
+        # Only from what never changes when Spark repeats a task, in whatever order its rows come then: a row that
+        # changed its slot between two attempts could be lost or doubled.
+        numbers = (due // (packing.wheel.resolution_ms * 1000) + share) % len(packing.slots)
+    for (number, place), part in spread(content, numbers, places):
+        last = int(due_us(part, packing.due).max())
+        yield packing.slots[number], place, last, to_content(part)
+
+
+def _with_due_times(packing: Packing, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows that will be due some time.
+
+    Raises:
+        PipelineError: there are others, and that is to fail.
+    """
+    column = rows.column(rows.schema.get_field_index(packing.due))
+    if not column.null_count or packing.null_due == "now":
+        return rows
+    if packing.null_due == "drop":
+        return rows.filter(column.is_valid())
+    raise PipelineError(
+        f"{column.null_count} of {rows.num_rows} rows have no due time: {packing.due!r} is null. Nothing of this "
+        f"micro-batch was taken. Mend the rows, or choose null_due='now' or null_due='drop'"
+    )
+
+
+def _share_of_task() -> int:
+    """Return a number that spreads the tasks of a query over its slots, and is the same when a task is repeated."""
+    task = TaskContext.get()
+    assert task is not None, "packages are made in Spark's tasks"
+    return task.partitionId() + int(task.getLocalProperty("streaming.sql.batchId") or 0)
+
+
+def _gathered(batches: Batches) -> Batches:
+    """Return fewer, larger batches, within what fits into memory easily."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        if batch.num_rows:
+            held.append(batch)
+        if sum(one.num_rows for one in held) >= _GATHERED_ROWS or sum(one.nbytes for one in held) >= _GATHERED_BYTES:
+            yield joined(held)
+            held = []
+    if held:
+        yield joined(held)
+
+
+def _int64(column: pa.Array[pa.Scalar[pa.DataType]]) -> NDArray[np.int64]:
+    return column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+
+
+def _to_batch(packages: Sequence[tuple[int, int, int, bytes]]) -> pa.RecordBatch:
+    columns = zip(*packages, strict=True)
+    arrays = [pa.array(column, field.type) for field, column in zip(_PACKED_ARROW, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_PACKED_ARROW)

@@ -1,0 +1,244 @@
+"""What waits, in Spark's state: one key a slot, and in it packages by place. Runs on executors, one object a task.
+
+Spark hands over the packages that arrived, then the timers that have expired by the time of the micro-batch, which is
+the driver's. A timer of level 0 lets its rows go; a timer above it spreads them over narrower buckets.
+"""
+
+# pyright: reportUnknownVariableType=false, reportUnknownArgumentType=false
+# Spark leaves the types in its state open.
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql.streaming.stateful_processor import (
+    ExpiredTimerInfo,
+    StatefulProcessor,
+    StatefulProcessorHandle,
+    TimerValues,
+)
+from pyspark.sql.types import BinaryType, LongType
+
+from postdate.pipeline.delay.packing import (
+    CANCELS,
+    HELLO,
+    PACKAGE_BYTES,
+    Packing,
+    due_us,
+    from_content,
+    joined,
+    spread,
+    to_content,
+)
+from postdate.pipeline.delay.slot import CANCELLED, CANCELLED_KEY, SLOT, Cancelling, Slot, struct
+from postdate.pipeline.delay.wheel import OVERDUE
+
+EMITTED = "content binary"
+
+ROWS_TAKEN_APART = 100_000
+"""After so many rows of wide buckets a task leaves the rest to the next micro-batch: rows that are due do not wait."""
+
+_MERGED_PACKAGES, _MERGED_BYTES = 64, 256 << 10
+"""Packages that came one by one into a wide bucket are made one when there are so many and they are no larger."""
+
+
+_PLACE = struct(place=LongType())
+_INDEX = struct(first=LongType(), fresh=LongType(), next=LongType(), fresh_bytes=LongType())
+_PACKAGE_KEY = struct(place=LongType(), number=LongType())
+_PACKAGE = struct(content=BinaryType())
+
+
+@dataclass
+class _Index:
+    """Which packages a place holds: numbers from ``first`` up to ``next``, those from ``fresh`` on not merged yet."""
+
+    first: int = 0
+    fresh: int = 0
+    next: int = 0
+    fresh_bytes: int = 0
+
+    def as_row(self) -> tuple[int, int, int, int]:
+        return self.first, self.fresh, self.next, self.fresh_bytes
+
+
+class Delaying(StatefulProcessor):
+    """Keeps packages until they are due.
+
+    Args:
+        packing: how the rows were packed.
+        options: what must stay the same as long as rows wait; compared with what is in the state.
+        cancelling: ``None`` without cancels.
+    """
+
+    def __init__(self, packing: Packing, options: Mapping[str, Any], cancelling: Cancelling | None) -> None:
+        self._packing, self._wheel = packing, packing.wheel
+        self._options = options
+        self._cancelling = cancelling
+        self._taken_apart = 0
+        self._slots: dict[int, Slot] = {}
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Open the state; runs once in each task, and once on the driver."""
+        self._handle = handle
+        self._values = handle.getValueState("slot", SLOT)
+        self._indexes = handle.getMapState("places", _PLACE, _INDEX)
+        self._packages = handle.getMapState("packages", _PACKAGE_KEY, _PACKAGE)
+        self._cancelled = handle.getMapState("cancelled", CANCELLED_KEY, CANCELLED)
+
+    def handleInputRows(  # noqa: N802 - Spark's name
+        self,
+        key: Any,
+        rows: Iterator[Any],
+        timerValues: TimerValues,  # noqa: N803
+    ) -> Iterator[pd.DataFrame]:
+        """Keep what waits, and let go what is due already; the cancels of the same micro-batch are taken up before."""
+        now_ms = timerValues.getCurrentProcessingTimeInMs()
+        slot = self._slot(key[0], now_ms)
+        due_already = self._arriving(slot, rows, now_ms)
+        if self._cancelling is not None:
+            due_already = iter(list(due_already))
+        yield from self._emitted(slot, due_already)
+        slot.save()
+
+    def handleExpiredTimer(  # noqa: N802 - Spark's name
+        self,
+        key: Any,
+        timerValues: TimerValues,  # noqa: N803
+        expiredTimerInfo: ExpiredTimerInfo,  # noqa: N803
+    ) -> Iterator[pd.DataFrame]:
+        """Let the rows of a narrow bucket go, or spread those of a wide one."""
+        now_ms = timerValues.getCurrentProcessingTimeInMs()
+        slot = self._slot(key[0], now_ms)
+        place = self._wheel.place_of(expiredTimerInfo.getExpiryTimeInMs())
+        if self._wheel.level(place):
+            yield from self._emitted(slot, self._take_apart(slot, place, now_ms))
+        else:
+            yield from self._emitted(slot, self._taken(place, self._index(place)))
+            self._indexes.removeKey((place,))
+
+    def close(self) -> None:
+        """Do nothing: the state is Spark's."""
+
+    def _arriving(self, slot: Slot, frames: Iterator[Any], now_ms: int) -> Iterator[bytes]:
+        """Keep the packages that wait and take cancels up; return the packages that are due already."""
+        indexes: dict[int, _Index] = {}
+        for frame in frames:
+            for _, place, last_due_us, content in frame.itertuples(index=False):
+                if place == HELLO:
+                    continue
+                if place == CANCELS:
+                    slot.cancel(content)
+                    continue
+                slot.latest_due_us = max(slot.latest_due_us, int(last_due_us))
+                if last_due_us <= now_ms * 1000:
+                    yield content
+                else:
+                    # Due by the executor's clock, and not yet by the driver's: it waits at the place that is next.
+                    kept_in = self._wheel.place_near(int(last_due_us)) if place == OVERDUE else int(place)
+                    self._keep(indexes, kept_in, content)
+        self._save(indexes)
+
+    # --- slots -----------------------------------------------------------------------------------------------------
+
+    def _slot(self, number: int, now_ms: int) -> Slot:
+        """Return the slot as this micro-batch knows it; looked up once."""
+        if number not in self._slots:
+            slot = Slot(self._values, self._cancelled, self._packing, self._cancelling)
+            slot.compare(self._options)
+            slot.forget(now_ms)
+            self._slots[number] = slot
+        return self._slots[number]
+
+    def _emitted(self, slot: Slot, contents: Iterator[bytes]) -> Iterator[pd.DataFrame]:
+        """Return packages without what was cancelled, some in one frame."""
+        held: list[bytes] = []
+        size = 0
+        for content in contents:
+            left = slot.left_of(content)
+            if left is not None:
+                held.append(left)
+                size += len(left)
+            if size >= PACKAGE_BYTES:
+                yield pd.DataFrame({"content": held})
+                held, size = [], 0
+        if held:
+            yield pd.DataFrame({"content": held})
+
+    # --- places ----------------------------------------------------------------------------------------------------
+
+    def _index(self, place: int) -> _Index:
+        row = self._indexes.getValue((place,))
+        return _Index() if row is None else _Index(*row)
+
+    def _keep(self, indexes: dict[int, _Index], place: int, content: bytes) -> None:
+        """Add a package to a place; the indexes are for :meth:`_save`."""
+        if place not in indexes:
+            indexes[place] = self._index(place)
+            if not indexes[place].next:
+                self._handle.registerTimer(self._wheel.timer_ms(place))
+        index = indexes[place]
+        self._packages.updateValue((place, index.next), (content,))
+        index.next += 1
+        index.fresh_bytes += len(content)
+
+    def _save(self, indexes: Mapping[int, _Index]) -> None:
+        for place, index in indexes.items():
+            if self._wheel.level(place) and index.next - index.fresh >= _MERGED_PACKAGES:
+                self._merge(place, index)
+            self._indexes.updateValue((place,), index.as_row())
+
+    def _merge(self, place: int, index: _Index) -> None:
+        """Make one package of the fresh ones if they are small: rows that trickle in would else be a package each."""
+        if index.fresh_bytes <= _MERGED_BYTES:
+            start = index.fresh
+            batches = [self._opened(content) for content in self._taken(place, _Index(first=start, next=index.next))]
+            self._packages.updateValue((place, start), (to_content(joined(batches)),))
+            index.next = start + 1
+        index.fresh, index.fresh_bytes = index.next, 0
+
+    def _taken(self, place: int, index: _Index) -> Iterator[bytes]:
+        """Return the packages of a place one by one, and remove them."""
+        while index.first < index.next:
+            key = (place, index.first)
+            row = self._packages.getValue(key)
+            assert row is not None, f"package {key} is in the index, so it is in the state"
+            self._packages.removeKey(key)
+            index.first += 1
+            yield bytes(row[0])
+
+    def _take_apart(self, slot: Slot, place: int, now_ms: int) -> Iterator[bytes]:
+        """Spread the rows of a wide bucket over narrower ones; return those that are due by now.
+
+        It stops after :data:`ROWS_TAKEN_APART` and goes on in the next micro-batch, but never into the time of the
+        bucket: so no row that is due stays behind in a wide one.
+        """
+        index = self._index(place)
+        later = self._wheel.later_timer_ms(place, now_ms)
+        narrower: dict[int, _Index] = {}
+        for content in self._taken(place, index):
+            left = slot.left_of(content)
+            if left is not None:
+                rows = self._opened(left)
+                self._taken_apart += rows.num_rows
+                places = self._wheel.places(due_us(rows, self._packing.due), now_ms, self._wheel.level(place))
+                for (kept_in,), part in spread(rows, places):
+                    if kept_in == OVERDUE:
+                        yield to_content(part)
+                    else:
+                        self._keep(narrower, kept_in, to_content(part))
+            if self._taken_apart >= ROWS_TAKEN_APART and later is not None:
+                break
+        self._save(narrower)
+        if later is not None and index.first < index.next:
+            index.fresh = max(index.fresh, index.first)
+            self._indexes.updateValue((place,), index.as_row())
+            self._handle.registerTimer(later)
+        else:
+            self._indexes.removeKey((place,))
+
+    def _opened(self, content: bytes) -> pa.RecordBatch:
+        return from_content(content, self._packing.packed_schema)

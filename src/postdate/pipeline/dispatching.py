@@ -1,0 +1,428 @@
+"""The service's own poller and dispatcher inside a Spark task: what a sweep consists of. Source: ADR 0011.
+
+Runs on executors; nothing here needs Spark. A dispatcher here makes the same claims as a running service and writes the
+same records, so both may run at once; what a killed task had claimed is free when its connection is gone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import anyio
+import pyarrow as pa
+from anyio.from_thread import start_blocking_portal
+
+from postdate.clock import SystemClock
+from postdate.config import Settings
+from postdate.core.circuit_breaker import FailureRate, RepeatedFailures, State
+from postdate.core.dispatcher import Dispatcher, DispatchSettings, enlisting
+from postdate.core.journal import NO_JOURNAL, Journal
+from postdate.core.mover import Mover
+from postdate.core.poller import DueWork, Poller, Taken
+from postdate.core.recoverability import LONGEST_OUTAGE_DELAY, Host
+from postdate.endpoint.critical import BreakerTimers
+from postdate.endpoint.delayed_delivery import RECEIVE_BREAKER, timeouts_queue
+from postdate.errors import PostdateError
+from postdate.messages import DelayedMessage
+from postdate.metrics import NoMetrics
+from postdate.pipeline.columns import INSTANT
+from postdate.pipeline.stores import StoreSpec, absolute
+from postdate.ports import Moved, MovingStore, RecordKind, TransactionMode, Transport, Wake
+from postdate.ports.stores import DiscardingStore
+from postdate.wiring import open_transport, transport_settings
+
+LEDGER_ARROW: Final = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("message_id", pa.string()),
+        ("at", INSTANT),
+        ("due", INSTANT),
+        ("destination", pa.string()),
+        ("detail", pa.string()),
+    ]
+)
+LEDGER_SCHEMA: Final = "kind string, message_id string, at timestamp, due timestamp, destination string, detail string"
+"""The same in Spark's words: columns of records, see :class:`postdate.ports.ScannableStore`."""
+
+_KEPT_AT_MOST: Final = 50_000
+"""Lines of the ledger that Spark has not taken yet; the dispatcher waits then."""
+
+_HANDED_OVER_EVERY_SECONDS: Final = 0.25
+_LOOKS_FOR_A_STOP_EVERY_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class SweepSpec:
+    """From which store to which queues, as a value that travels to executors; see :class:`StoreSpec` for secrets.
+
+    Args:
+        store: where due messages are.
+        transport: address of the queues, or a reference to it.
+        transport_settings: of its adapter.
+        error_queue: for messages that cannot be sent.
+        number_of_retries: attempts after the first.
+        patience: how long the store, or everything that is sent to, may fail before the job does.
+        discard_lapsed_after: how long after the end that their headers give (time to be received, absolute expiry)
+            messages are recorded as expired instead of sent: an allowance for clocks that differ. ``None``: they are
+            sent, and their receivers decide, as is specified. What has no readable end is sent either way.
+    """
+
+    store: StoreSpec
+    transport: str
+    transport_settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    error_queue: str = "error"
+    number_of_retries: int = 0
+    patience: timedelta = RECEIVE_BREAKER
+    discard_lapsed_after: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "transport", absolute(self.transport))
+
+    def __repr__(self) -> str:
+        return f"SweepSpec({self.store!r}, error_queue={self.error_queue!r})"
+
+    @classmethod
+    def of(cls, settings: Settings) -> SweepSpec:
+        """Return the sweep that does what ``postdate run`` with these settings does to due messages.
+
+        Raises:
+            ConfigurationError: something was set that the store or the queues do not have.
+        """
+        chosen = settings.transport
+        return cls(
+            store=StoreSpec.of(settings),
+            transport=chosen.address.reference or str(chosen.address),
+            transport_settings=transport_settings(settings, create=False),
+            error_queue=settings.endpoint.error_queue,
+            number_of_retries=settings.delayed_delivery.number_of_retries,
+            patience=settings.delayed_delivery.time_to_trigger_fetch_circuit_breaker,
+        )
+
+    def open_transport(self) -> Transport:
+        """Return the queues; they are connected to at first use.
+
+        Raises:
+            ConfigurationError: a reference leads nowhere here, or the driver is not installed here.
+        """
+        return open_transport(self.transport, **self.transport_settings)
+
+
+# --- what is told of a sweep ------------------------------------------------------------------------------------------
+
+
+class Counts(NoMetrics):
+    """Counts by the kind of record."""
+
+    def __init__(self) -> None:
+        self.of: Counter[str] = Counter()
+
+    def delivered(self, messages: int, lateness_seconds: Sequence[float]) -> None:
+        """Count deliveries."""
+        self.of["delivered"] += messages
+
+    def expired(self, messages: int) -> None:
+        """Count messages that nobody wanted any more when they were due."""
+        self.of["expired"] += messages
+
+    def retried(self, messages: int) -> None:
+        """Count messages that were given back for a later attempt."""
+        self.of["retried"] += messages
+
+    def moved_to_error(self, messages: int) -> None:
+        """Count messages that went to the error queue."""
+        self.of["failed"] += messages
+
+
+class Ledger:
+    """A journal that Spark's thread takes Arrow batches from while the dispatcher writes on."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[pa.RecordBatch] = deque()
+        self._lines = 0
+        self._complete = False
+        self._changed = threading.Condition()
+
+    def ended(self, kind: RecordKind, messages: Sequence[DelayedMessage], at: datetime, detail: str = "") -> None:
+        """See :class:`postdate.core.journal.Journal`."""
+        n = len(messages)
+        self._add(
+            pa.array([kind.name.lower()] * n),
+            [message.message_id for message in messages],
+            [message.due for message in messages],
+            [message.destination for message in messages],
+            at,
+            detail or None,
+        )
+
+    def moved(self, moved: Moved, at: datetime) -> None:
+        """See :class:`postdate.core.journal.Journal`."""
+        if moved.message_ids:
+            kinds = pa.array(["expired" if expired else "delivered" for expired in moved.expired])
+            self._add(kinds, moved.message_ids, moved.dues, moved.destinations, at, None)
+
+    def _add(
+        self,
+        kinds: pa.Array[Any],
+        message_ids: Sequence[str],
+        dues: Sequence[datetime],
+        destinations: Sequence[str],
+        at: datetime,
+        detail: str | None,
+    ) -> None:
+        n = len(message_ids)
+        columns = [
+            kinds,
+            pa.array(message_ids, pa.string()),
+            pa.array([at] * n, INSTANT),
+            pa.array(dues, INSTANT),
+            pa.array(destinations, pa.string()),
+            pa.array([detail] * n, pa.string()),
+        ]
+        batch = pa.RecordBatch.from_arrays(columns, schema=LEDGER_ARROW)
+        with self._changed:
+            self._waiting.append(batch)
+            self._lines += n
+            if self._lines > _KEPT_AT_MOST:
+                self._changed.notify_all()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether Spark should take what there is before more is dispatched."""
+        return self._lines > _KEPT_AT_MOST
+
+    def complete(self) -> None:
+        """Say that nothing more comes."""
+        with self._changed:
+            self._complete = True
+            self._changed.notify_all()
+
+    def take(self, wait_seconds: float) -> Iterator[pa.RecordBatch]:
+        """Yield what has been written, after the given time, or sooner when there is much, or nothing more comes."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.is_full or self._complete, wait_seconds)
+            batches, self._lines = list(self._waiting), 0
+            self._waiting.clear()
+        if batches:
+            yield from pa.Table.from_batches(batches).combine_chunks().to_batches()
+
+
+# --- one dispatcher ---------------------------------------------------------------------------------------------------
+
+
+class _Trouble:
+    """Remembers the error after which hope was given up."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    def __call__(self, text: str, error: BaseException) -> None:
+        self.error = error
+
+
+class _Sending(RepeatedFailures):
+    """Trips at a failure only: a dispatcher that has nothing more to send does not fail."""
+
+    failed_at: datetime | None = None
+
+    def failure(self, error: BaseException, now: datetime) -> timedelta:
+        """See :class:`RepeatedFailures`."""
+        self.failed_at = now
+        return super().failure(error, now)
+
+    def fails_still(self, now: datetime) -> bool:
+        """Return whether the next attempt of what failed may be yet to come."""
+        recently = self.failed_at is not None and now - self.failed_at < 2 * LONGEST_OUTAGE_DELAY
+        return self.state is not State.DISARMED and recently
+
+
+@dataclass(frozen=True, slots=True)
+class _Machine:
+    """What looks for due messages, and what trips when that goes wrong for too long."""
+
+    work: DueWork
+    fetching: RepeatedFailures
+    sending: _Sending
+    timers: BreakerTimers
+    trouble: _Trouble
+
+    @property
+    def fails(self) -> bool:
+        """Whether it goes wrong at the moment."""
+        return self.fetching.state is State.ARMED or self.sending.fails_still(SystemClock().now())
+
+    def check(self) -> None:
+        """Raise what it went wrong with for too long."""
+        if self.trouble.error is not None:
+            raise self.trouble.error
+
+
+class _Held:
+    """Due work that waits while the ledger is full: what Spark does not take, is not dispatched."""
+
+    def __init__(self, work: DueWork, ledger: Ledger) -> None:
+        self._work, self._ledger = work, ledger
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        return self._work.running()
+
+    async def take(self, now: datetime) -> Taken:
+        if self._ledger.is_full:
+            await anyio.sleep(_HANDED_OVER_EVERY_SECONDS / 10)
+            return Taken(0, more=True)
+        return await self._work.take(now)
+
+    async def listen(self, wake: Wake) -> Callable[[], None]:
+        return await self._work.listen(wake)
+
+
+@asynccontextmanager
+async def _machine(spec: SweepSpec, counts: Counts, journal: Journal) -> AsyncGenerator[_Machine]:
+    clock, trouble, endpoint = SystemClock(), _Trouble(), spec.store.endpoint
+    async with AsyncExitStack() as stack:
+        store = spec.store.open(create=False)
+        stack.push_async_callback(_whole, store.close)
+        transport = spec.open_transport()
+        stack.push_async_callback(_whole, transport.close)
+        await store.initialize(endpoint, TransactionMode.RECEIVE_ONLY)
+        fetching = RepeatedFailures("SweepFetch", "cannot take due messages", spec.patience, trouble)
+        sending = _Sending("SweepDispatch", "cannot send due messages", spec.patience, trouble)
+        rate = FailureRate("SweepFailureHandling", "cannot deal with failures", 1, trouble)
+        settings = DispatchSettings(
+            timeouts_queue(endpoint),
+            spec.error_queue,
+            spec.number_of_retries,
+            Host(endpoint),
+            spec.discard_lapsed_after,
+        )
+        dispatcher = Dispatcher(store, transport, settings, clock, sending, rate, counts, journal)
+        work: DueWork = dispatcher
+        if isinstance(store, MovingStore) and _moves(store, spec) and enlisting(store, transport) is not None:
+            work = Mover(store, dispatcher, clock, counts, journal)
+        held = _Held(work, journal) if isinstance(journal, Ledger) else work
+        yield _Machine(held, fetching, sending, BreakerTimers([fetching, rate], clock), trouble)
+
+
+def _moves(store: MovingStore, spec: SweepSpec) -> bool:
+    """Return whether a store can do what is asked while it moves messages; else they are claimed, and judged here."""
+    return spec.discard_lapsed_after is None or isinstance(store, DiscardingStore)
+
+
+async def _whole(close: Callable[[], Awaitable[None]]) -> None:
+    """Close although the task is being cancelled: Python's worker goes on to the next one."""
+    with anyio.CancelScope(shield=True):
+        await close()
+
+
+async def _drain(machine: _Machine) -> None:
+    """Dispatch what is due, until nothing is that this process could have."""
+    clock = SystemClock()
+    while True:
+        async with machine.work.running():  # whose end waits for what is in flight
+            count, next_attempt, error = await _round(machine)
+        if error is not None:  # raised only here: a task group would wrap it up
+            raise error
+        soon = clock.now() + LONGEST_OUTAGE_DELAY
+        # Whoever took what was given back may have sent it: it is not this process that must have succeeded.
+        nothing_left = count == 0 and (next_attempt is None or next_attempt > soon)
+        if machine.sending.state is State.DISARMED or nothing_left:
+            return
+        await anyio.sleep(1)
+
+
+async def _round(machine: _Machine) -> tuple[int, datetime | None, BaseException | None]:
+    """Take until there is no more, or sending goes wrong: taking more would only give more back.
+
+    Returns:
+        How many were taken, when the next may be attempted, and what it went wrong with for too long.
+    """
+    clock, count = SystemClock(), 0
+    while machine.trouble.error is None:
+        try:
+            taken = await machine.work.take(clock.now())
+        except PostdateError as error:
+            if not error.transient:
+                return count, None, error
+            pause = machine.fetching.failure(error, clock.now())
+            machine.fetching.check(clock.now() + pause)
+            if machine.trouble.error is None:
+                await anyio.sleep(pause.total_seconds())
+            continue
+        machine.fetching.success()
+        count += taken.count
+        if not taken.more or machine.sending.state is not State.DISARMED:
+            return count, taken.next_attempt, None
+    return count, None, machine.trouble.error
+
+
+async def _reside(machine: _Machine, seconds: float, stop: Callable[[], bool]) -> None:
+    """Be a poller for some seconds; longer while it fails, so that patience is not counted anew in each task."""
+    clock = SystemClock()
+    poller = Poller(machine.work, clock, machine.fetching)
+    until = clock.now() + timedelta(seconds=seconds)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(poller.run)
+        tasks.start_soon(machine.timers.run)
+        while not stop() and machine.trouble.error is None and (clock.now() < until or machine.fails):
+            left = max((until - clock.now()).total_seconds(), 0.001)
+            await anyio.sleep(min(left, _LOOKS_FOR_A_STOP_EVERY_SECONDS))
+        poller.stop()
+        machine.timers.stop()
+    machine.check()
+
+
+async def _run(
+    spec: SweepSpec, counts: Counts, journal: Journal, seconds: float | None, stop: Callable[[], bool]
+) -> None:
+    async with _machine(spec, counts, journal) as machine:
+        await (_drain(machine) if seconds is None else _reside(machine, seconds, stop))
+
+
+def drain_due(spec: SweepSpec) -> Counter[str]:
+    """Dispatch everything that is due and that nobody else holds; return counts by the kind of what happened.
+
+    Raises:
+        StoreUnavailable, TransportUnavailable: for longer than patience lasts.
+        PostdateError: the store is not set up, or anything else that waiting does not mend.
+    """
+    counts = Counts()
+    anyio.run(_run, spec, counts, NO_JOURNAL, None, _never)
+    return counts.of
+
+
+def swept(spec: SweepSpec, seconds: float | None, stop_file: Path | None = None) -> Generator[pa.RecordBatch]:
+    """Dispatch in another thread, and yield the ledger of it meanwhile.
+
+    Args:
+        spec: what to do.
+        seconds: how long; ``None``: until nothing is due.
+        stop_file: ends it early once it is there.
+
+    Raises:
+        PostdateError: see :func:`drain_due`; after everything that was done has been yielded.
+    """
+    ledger, given_up = Ledger(), threading.Event()
+
+    def stop() -> bool:
+        return given_up.is_set() or (stop_file is not None and stop_file.exists())
+
+    with start_blocking_portal() as portal:
+        running = portal.start_task_soon(_run, spec, Counts(), ledger, seconds, stop)
+        running.add_done_callback(lambda _: ledger.complete())
+        try:
+            while not running.done():
+                yield from ledger.take(_HANDED_OVER_EVERY_SECONDS)
+            yield from ledger.take(0)
+            running.result()
+        finally:
+            given_up.set()
+
+
+def _never() -> bool:
+    return False

@@ -1,0 +1,474 @@
+"""What falls due when and where, and what that asks of the dispatcher: load, herds, the rate needed, time to drain.
+
+Spark counts messages by second and destination, once; everything else is made from these counts. By second alone they
+come to the driver, where :mod:`postdate.pipeline.forecast_rates` works with them. Changes nothing; services may go on
+meanwhile, and a message that moves while the store is read is counted or not.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
+from pyspark.sql.types import StringType, TimestampType
+
+from postdate.clock import from_microseconds, to_microseconds
+from postdate.errors import PipelineError
+from postdate.messages import aware_utc
+from postdate.pipeline.forecast_rates import (
+    BusyPeriod,
+    FluidQueue,
+    HerdSpan,
+    Load,
+    find_herds,
+    horizon,
+    needed_rate,
+    round_width,
+)
+from postdate.pipeline.forecast_result import (
+    AUTO,
+    FRAME_WIDTHS,
+    Backlog,
+    DestinationLoad,
+    DestinationShare,
+    Drain,
+    DrainPoint,
+    ForecastOptions,
+    ForecastResult,
+    Herd,
+    LoadInterval,
+    NeededRate,
+)
+from postdate.pipeline.frames import scan_frame, scan_parts
+from postdate.pipeline.session import require_utc
+from postdate.pipeline.stores import StoreSpec
+
+MOST_INTERVALS = 400
+"""Intervals in JSON and on the page, at most."""
+
+MOST_STEPS = 4_000_000
+"""Different due times that come to the driver, at most; of more seconds than that, ten or more are counted as one."""
+
+_STEPS_SECONDS = (1, 10, 60, 300, 600, 3_600, 86_400, 864_000, 31_536_000)
+_MOST_DESTINATIONS, _DESTINATIONS_APART = 400, 8
+_MOST_HERDS, _DESTINATIONS_OF_A_HERD, _MOST_BACKLOGS, _SHARP_BACKLOGS = 100, 5, 100, 30
+_TOLERANCES_TOLD_SECONDS = (10.0, 60.0)
+_SUSTAINED_SECONDS = 10
+_KEPT = StorageLevel.MEMORY_AND_DISK
+_FIRST_MICROSECOND = to_microseconds(datetime.min.replace(tzinfo=UTC))
+_LAST_MICROSECOND = to_microseconds(datetime.max.replace(tzinfo=UTC))
+_LAST_SECOND = _LAST_MICROSECOND // 1_000_000
+
+
+def forecast(
+    spark: SparkSession,
+    store: StoreSpec,
+    now: datetime,
+    options: ForecastOptions | None = None,
+    *,
+    partitions: int = 4,
+) -> ForecastResult:
+    """Forecast what waits in a store.
+
+    Without a rate in the options it is measured: the most that the records say was delivered within ten seconds by the
+    clock, as a rate a second. A shorter burst counts as if it had taken the ten seconds, so a store that never had much
+    to do gives a low rate. All records are read for it; a given rate spares that.
+
+    Runs on the driver; the store is read and counted on the executors.
+
+    Args:
+        spark: a session in UTC.
+        store: what to forecast; retried messages count at the time they were first due.
+        now: what overdue is measured against, and when dispatching begins; aware.
+        options: how; the defaults if left out.
+        partitions: tasks that read at the same time, at least 1.
+
+    Raises:
+        StoreError: the store is missing or unreachable.
+        PipelineError: the store cannot be read in bulk, or the session is not in UTC.
+    """
+    if partitions < 1:
+        raise PipelineError(f"{partitions} tasks read nothing; give at least 1")
+    asked = _Asked.of(now, options, store.shown)
+    require_utc(spark)
+    pending = scan_frame(spark, store, "pending", ("due", "destination"), scan_parts(store, "pending", partitions))
+    rate = asked.options.rate
+    return _forecast(pending, asked, measured_rate(spark, store, partitions) if rate is None else rate)
+
+
+def forecast_frame(
+    messages: DataFrame,
+    now: datetime,
+    options: ForecastOptions | None = None,
+    *,
+    due: str = "due",
+    destination: str = "destination",
+) -> ForecastResult:
+    """Forecast any table of messages: a plan that is not scheduled yet.
+
+    There is no rate to be measured here: without one in the options, the result has no ``drain``. Runs on the driver;
+    the table is read once, on the executors.
+
+    Args:
+        messages: one message a row, in a session in UTC. Rows without a due time, or with one outside the years 1 to
+            9999, are counted and left out.
+        now: what overdue is measured against, and when dispatching begins; aware.
+        options: how; the defaults if left out.
+        due: name of the column with due times, of the type timestamp.
+        destination: name of the column with destinations, of the type string; may be null.
+
+    Raises:
+        PipelineError: a column is missing or of another type, or the session is not in UTC.
+    """
+    asked = _Asked.of(now, options, "a table")
+    require_utc(messages.sparkSession)
+    named = {"due": (due, TimestampType()), "destination": (destination, StringType())}
+    for name, wanted in named.values():
+        if name not in messages.columns:
+            raise PipelineError(f"there is no column {name!r}; there are {', '.join(messages.columns)}")
+        found = messages.schema[name].dataType
+        if found != wanted:
+            raise PipelineError(
+                f"the column {name!r} is {found.simpleString()}, and a forecast needs {wanted.simpleString()}; "
+                f"cast it before"
+            )
+    columns = [messages[f"`{column.replace('`', '``')}`"].alias(name) for name, (column, _) in named.items()]
+    return _forecast(messages.select(columns), asked, asked.options.rate)
+
+
+def measured_rate(spark: SparkSession, store: StoreSpec, partitions: int = 4) -> float | None:
+    """Return the most that a store delivered in a second, sustained for ten; ``None`` if it never delivered anything.
+
+    See :func:`forecast` for what is measured.
+
+    Raises:
+        StoreError: the store is missing or unreachable.
+        PipelineError: the store cannot be read in bulk.
+    """
+    records = scan_frame(spark, store, "records", ("kind", "at"), scan_parts(store, "records", partitions))
+    counted = records.where("kind = 'delivered'").groupBy(_floored(F.unix_seconds("at"), _SUSTAINED_SECONDS)).count()
+    most = counted.agg(F.max("count")).collect()[0][0]
+    return None if most is None else most / _SUSTAINED_SECONDS
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    as_of: datetime
+    options: ForecastOptions
+    source: str
+    started: float
+
+    @classmethod
+    def of(cls, now: datetime, options: ForecastOptions | None, source: str) -> _Asked:
+        return cls(aware_utc(now, "now"), options or ForecastOptions(), source, time.perf_counter())
+
+    @property
+    def second(self) -> int:
+        return to_microseconds(self.as_of) // 1_000_000
+
+
+def _forecast(messages: DataFrame, asked: _Asked, rate: float | None) -> ForecastResult:
+    with _counted(messages, asked.as_of) as counts:
+        total = _total(counts)
+        step = _step(counts, total["groups"])
+        upcoming = _upcoming(counts, step)
+        width = _width(upcoming, asked.options.width, step)
+        last = horizon(upcoming) if len(upcoming) else 0
+        destinations = _destinations(counts) if total["groups"] else ()
+        spans = find_herds(upcoming, asked.options.herd_factor, asked.options.herd_least)
+        to_do = upcoming.after(asked.second, total["overdue"])
+        load_width = _load_width(upcoming, asked.options.width)
+        return ForecastResult(
+            source=asked.source,
+            as_of=asked.as_of,
+            options=asked.options,
+            step_seconds=step,
+            messages=total["messages"],
+            overdue=total["overdue"],
+            without_due=total["without_due"],
+            first_due=None if total["first"] is None else from_microseconds(total["first"]),
+            last_due=None if total["last"] is None else from_microseconds(total["last"]),
+            destinations=destinations,
+            destinations_found=_destinations_found(counts, len(destinations)),
+            intervals=_intervals(counts, width, last + step, destinations) if len(upcoming) else (),
+            interval_seconds=width,
+            beyond=int(upcoming.counts[upcoming.seconds > last].sum()),
+            herds=_herds(counts, spans[:_MOST_HERDS], step),
+            herds_found=len(spans),
+            needed=_needed(upcoming.after(asked.second, 0), to_do, asked.options.tolerance),
+            drain=None if rate is None else _drain(to_do, rate, asked, total["overdue"], last),
+            load_width_seconds=load_width,
+            load=_load(counts, load_width),  # the last of what Spark does: it stays in its memory
+            took_seconds=time.perf_counter() - asked.started,
+        )
+
+
+# --- counting ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _counted(messages: DataFrame, as_of: datetime) -> Generator[DataFrame]:
+    """Count by second and destination, and keep the counts; those of rows without a due time have no second."""
+    due = F.unix_micros("due")
+    known = due.between(_FIRST_MICROSECOND, _LAST_MICROSECOND)
+    second = F.when(known, F.unix_seconds("due")).alias("second")
+    counts = (
+        messages.select("destination", F.when(known, due).alias("due"), second)
+        .groupBy("second", "destination")
+        .agg(
+            F.count("*").alias("messages"),
+            F.count_if(F.col("due") < to_microseconds(as_of)).alias("overdue"),
+            F.min("due").alias("first"),
+            F.max("due").alias("last"),
+        )
+        .persist(_KEPT)
+    )
+    try:
+        yield counts
+    finally:
+        counts.unpersist()
+
+
+def _floored(seconds: Column, width: int) -> Column:
+    return F.floor(seconds / width) * width  # exact: so many seconds have room in a double
+
+
+def _total(counts: DataFrame) -> Row:
+    timed = F.col("second").isNotNull()
+
+    def added(column: str, which: Column) -> Column:
+        return F.coalesce(F.sum(F.when(which, F.col(column))), F.lit(0))
+
+    return counts.agg(
+        F.count("second").alias("groups"),
+        added("messages", timed).alias("messages"),
+        added("overdue", timed).alias("overdue"),
+        added("messages", ~timed).alias("without_due"),
+        F.min("first").alias("first"),
+        F.max("last").alias("last"),
+    ).collect()[0]
+
+
+def _step(counts: DataFrame, groups: int) -> int:
+    """Return how many seconds have to be counted as one, so that few enough counts come to the driver."""
+    if groups <= MOST_STEPS:
+        return 1
+
+    def few_enough(step: int) -> bool:
+        return counts.select(_floored(F.col("second"), step)).distinct().count() <= MOST_STEPS
+
+    return next((step for step in _STEPS_SECONDS if few_enough(step)), _STEPS_SECONDS[-1])
+
+
+def _upcoming(counts: DataFrame, step: int) -> Load:
+    """Return what is not overdue, by step."""
+    by_step = counts.where("messages > overdue").where("second IS NOT NULL")
+    by_step = by_step.groupBy(_floored(F.col("second"), step).alias("step"))
+    table = by_step.agg(F.sum(F.col("messages") - F.col("overdue")).alias("messages")).toArrow()
+    seconds, messages = (np.asarray(table[name], np.int64) for name in ("step", "messages"))
+    order = np.argsort(seconds)
+    return Load(seconds[order], messages[order], step)
+
+
+def _destinations(counts: DataFrame) -> tuple[DestinationLoad, ...]:
+    by_destination = counts.where("second IS NOT NULL").groupBy("destination")
+    rows = by_destination.agg(
+        F.sum("messages").alias("messages"),
+        F.sum("overdue").alias("overdue"),
+        F.min("first").alias("first"),
+        F.max("last").alias("last"),
+        F.max("messages").alias("most"),
+    )
+    return tuple(
+        DestinationLoad(
+            destination=row["destination"],
+            messages=row["messages"],
+            overdue=row["overdue"],
+            first_due=from_microseconds(row["first"]),
+            last_due=from_microseconds(row["last"]),
+            most_in_a_second=row["most"],
+        )
+        for row in rows.orderBy(F.desc("messages"), "destination").limit(_MOST_DESTINATIONS).collect()
+    )
+
+
+def _destinations_found(counts: DataFrame, seen: int) -> int:
+    if seen < _MOST_DESTINATIONS:
+        return seen
+    return counts.where("second IS NOT NULL").select("destination").distinct().count()
+
+
+# --- over time --------------------------------------------------------------------------------------------------------
+
+
+def _span(load: Load) -> int:
+    return horizon(load) - int(load.seconds[0]) + load.step if len(load) else 0
+
+
+def _width(load: Load, asked: str, step: int) -> int:
+    return round_width(_span(load), MOST_INTERVALS, max(FRAME_WIDTHS.get(asked, 1), step))
+
+
+def _load_width(load: Load, asked: str) -> int:
+    if asked != AUTO:
+        return FRAME_WIDTHS[asked]
+    span = _span(load)
+    return next((width for width in FRAME_WIDTHS.values() if span < MOST_INTERVALS * width), FRAME_WIDTHS["day"])
+
+
+def _load(counts: DataFrame, width: int) -> DataFrame:
+    """Return the table, counted and kept: it does not need the counts any more."""
+    start = F.timestamp_seconds(_floored(F.col("second"), width)).alias("start")
+    load = (
+        counts.where("second IS NOT NULL")
+        .groupBy(start, "destination")
+        .agg(F.sum("messages").alias("messages"), F.sum("overdue").alias("overdue"))
+        .persist(_KEPT)
+    )
+    load.count()
+    return load
+
+
+def _intervals(
+    counts: DataFrame, width: int, end: int, destinations: Sequence[DestinationLoad]
+) -> tuple[LoadInterval, ...]:
+    apart = [each.destination for each in destinations[:_DESTINATIONS_APART]]
+    name = F.col("destination")
+    place = F.coalesce(
+        *(F.when(name.isNull() if each is None else name == each, number) for number, each in enumerate(apart)),
+        F.lit(len(apart)),
+    )
+    upcoming = counts.where("messages > overdue").where(F.col("second") < end)
+    by_start = upcoming.groupBy(_floored(F.col("second"), width).alias("start"), place.alias("place"))
+    rows = by_start.agg(F.sum(F.col("messages") - F.col("overdue")).alias("messages")).collect()
+    found: dict[int, dict[int, int]] = {}
+    for row in rows:
+        found.setdefault(row["start"], {})[row["place"]] = row["messages"]
+    return tuple(
+        LoadInterval(
+            start=from_microseconds(start * 1_000_000),
+            messages=sum(by_place.values()),
+            destinations=tuple(
+                DestinationShare(each, by_place[number]) for number, each in enumerate(apart) if number in by_place
+            ),
+            others=by_place.get(len(apart), 0),
+        )
+        for start, by_place in sorted(found.items())
+    )
+
+
+def _herds(counts: DataFrame, spans: Sequence[HerdSpan], step: int) -> tuple[Herd, ...]:
+    """Find out for whom the herds are."""
+    if not spans:
+        return ()
+    table = pa.table(
+        {
+            "herd": pa.array(range(len(spans)), pa.int32()),
+            "start": pa.array([span.start for span in spans], pa.int64()),
+            "last": pa.array([span.start + span.seconds - step for span in spans], pa.int64()),
+        }
+    )
+    steps = F.explode(F.sequence("start", "last", F.lit(step).cast("long"))).alias("step")
+    herd_steps = counts.sparkSession.createDataFrame(table).select("herd", steps)
+    upcoming = counts.where("messages > overdue").withColumn("step", _floored(F.col("second"), step))
+    shares = (
+        upcoming.join(F.broadcast(herd_steps), "step")
+        .groupBy("herd", "destination")
+        .agg(F.sum(F.col("overdue") - F.col("messages")).alias("fewer"))  # negative, to sort the most to the front
+        .groupBy("herd")
+        .agg(F.slice(F.sort_array(F.collect_list(F.struct("fewer", "destination"))), 1, _DESTINATIONS_OF_A_HERD))
+    )
+    biggest = {
+        row[0]: tuple(DestinationShare(share["destination"], -share["fewer"]) for share in row[1])
+        for row in shares.collect()
+    }
+    return tuple(
+        Herd(
+            start=from_microseconds(span.start * 1_000_000),
+            seconds=span.seconds,
+            messages=span.messages,
+            most_in_a_second=span.peak,
+            usual_in_a_second=span.usual,
+            destinations=biggest[number],
+        )
+        for number, span in enumerate(spans)
+    )
+
+
+# --- the dispatcher ---------------------------------------------------------------------------------------------------
+
+
+def _needed(upcoming: Load, to_do: Load, tolerance: timedelta) -> tuple[NeededRate, ...]:
+    """Work out the rates; nobody can promise less than the length of a step."""
+    told = {max(seconds, float(to_do.step)) for seconds in (tolerance.total_seconds(), *_TOLERANCES_TOLD_SECONDS)}
+    return tuple(
+        NeededRate(seconds, needed_rate(upcoming, seconds), needed_rate(to_do, seconds)) for seconds in sorted(told)
+    )
+
+
+def _drain(to_do: Load, rate: float, asked: _Asked, overdue: int, last: int) -> Drain:
+    """Dispatch everything at a rate; ``last`` is the last second that a picture shows."""
+    measured = asked.options.rate is None
+    if not len(to_do):
+        return Drain(rate, measured)
+    queue = FluidQueue(to_do, rate)
+    greatest = queue.greatest_backlog
+    waiting = queue.busy_periods(more_than=asked.options.tolerance.total_seconds() * rate)
+    longest = sorted(waiting, key=lambda period: (-period.greatest_backlog, period.start))
+    return Drain(
+        rate_per_second=rate,
+        measured=measured,
+        greatest_backlog=round(greatest),
+        greatest_backlog_at=_instant(queue.greatest_backlog_at),
+        greatest_wait_seconds=greatest / rate,
+        overdue_drained_at=_instant(asked.second + overdue / rate) if overdue else None,
+        drained_at=_instant(queue.end),
+        backlogs=tuple(
+            Backlog(
+                start=from_microseconds(period.start * 1_000_000),
+                drained_at=_instant(period.end),
+                messages=period.messages,
+                greatest=round(period.greatest_backlog),
+                greatest_wait_seconds=period.greatest_backlog / rate,
+            )
+            for period in longest[:_MOST_BACKLOGS]
+        ),
+        backlogs_found=len(longest),
+        curve=_curve(queue, to_do.bounds(last), rate, longest[:_SHARP_BACKLOGS]),
+    )
+
+
+def _curve(
+    queue: FluidQueue, bounds: tuple[int, int], rate: float, sharp: Sequence[BusyPeriod]
+) -> tuple[DrainPoint, ...]:
+    """Follow the queue until what is due within the bounds is dispatched, with the corners of some backlogs."""
+    first, last = bounds
+    left = float(queue.backlog_at(np.array([last], np.int64))[0])
+    end = min(last + math.ceil(left / rate), _LAST_SECOND)
+    width = round_width(end - first + 1, MOST_INTERVALS)
+    inner = np.arange(first // width * width + width, end, width, dtype=np.int64)
+    corners = {each for period in sharp for each in (period.start - 1, period.start, math.ceil(period.end))}
+    ends = np.array([first, end, *(each for each in corners if first < each < end)], np.int64)
+    instants = np.unique(np.concatenate([inner, ends]))
+    due = queue.due_by(instants).tolist()
+    backlog = queue.backlog_at(instants).tolist()
+    greatest = queue.greatest_since(instants).tolist()
+    return tuple(
+        DrainPoint(from_microseconds(second * 1_000_000), by_then, round(by_then - waiting), round(most))
+        for second, by_then, waiting, most in zip(instants.tolist(), due, backlog, greatest, strict=True)
+    )
+
+
+def _instant(second: float) -> datetime | None:
+    """Return an instant rounded up to the second, if there is such a date."""
+    whole = math.ceil(min(second, _LAST_SECOND + 1))
+    return from_microseconds(whole * 1_000_000) if whole <= _LAST_SECOND else None

@@ -1,0 +1,314 @@
+"""What a load of messages over time asks of a dispatcher: rates, backlogs, herds. Pure, on arrays; runs on the driver.
+
+**The model.** All messages that are due within one step (a second, unless there are too many) are due at its
+beginning, and a dispatcher takes them in the order of their due times at a constant rate: a fluid queue with one
+server. A lateness worked out this way differs from that of the same dispatcher with due times to the microsecond by
+less than one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
+Numbers = NDArray[np.float64]
+
+HOUR_SECONDS = 3_600
+EXCEPTIONAL_SECONDS = HOUR_SECONDS // 10
+"""Seconds of an hour that may exceed its usual load: one in ten."""
+
+WIDTHS_SECONDS = (
+    1, 10, 60, 300, 600, 3_600, 21_600, 86_400, 604_800, 2_592_000, 31_536_000, 315_360_000, 3_153_600_000,
+    31_536_000_000,
+)  # fmt: skip
+"""Lengths of intervals that people find round, up to a thousand years."""
+
+_DUST = 1e-6
+"""Messages; less than that is what rounding leaves of a backlog that has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How many messages are due when.
+
+    Args:
+        seconds: beginnings of steps since 1970 UTC, ascending, each once.
+        counts: messages due in each of these steps, at least 1.
+        step: length of a step in seconds.
+    """
+
+    seconds: Integers
+    counts: Integers
+    step: int = 1
+
+    @classmethod
+    def of(cls, seconds: Sequence[int], counts: Sequence[int], step: int = 1) -> Load:
+        """Return a load from plain numbers."""
+        return cls(np.array(seconds, np.int64), np.array(counts, np.int64), step)
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    @property
+    def total(self) -> int:
+        """All messages."""
+        return int(self.counts.sum())
+
+    def bounds(self, last: int) -> tuple[int, int]:
+        """Return the first second, and ``last`` unless that is before it; of at least one message."""
+        first = int(self.seconds[0])
+        return first, max(first, last)
+
+    def after(self, second: int, overdue: int) -> Load:
+        """Return this load as a dispatcher meets it that begins at ``second`` with ``overdue`` messages at once.
+
+        Args:
+            second: since 1970; what is due before counts as due then.
+            overdue: messages besides those of this load.
+        """
+        seconds = np.concatenate([np.array([second], np.int64), np.maximum(self.seconds, second)])
+        counts = np.concatenate([np.array([overdue], np.int64), self.counts])
+        distinct, where = np.unique(seconds, return_inverse=True)
+        merged = np.zeros(len(distinct), np.int64)
+        np.add.at(merged, where, counts)
+        return Load(distinct[merged > 0], merged[merged > 0], self.step)
+
+
+# --- the rate that is needed ------------------------------------------------------------------------------------------
+
+
+def needed_rate(load: Load, tolerance_seconds: float) -> float:
+    """Return the smallest constant rate, in messages a second, at which nothing is later than the tolerance.
+
+    That is the greatest ``messages due from a to b / (b - a + tolerance)`` over all steps ``a`` and ``b``: so many must
+    go in so much time, and if each such demand is met then no message is too late. Found by Dinkelbach's method: take a
+    rate, find the demand that exceeds it most, take the rate of that demand, until none exceeds it. Each round is
+    linear in the number of steps, and there are few rounds.
+
+    Args:
+        load: what is due; an empty one needs nothing.
+        tolerance_seconds: greater than 0.
+    """
+    if not len(load):
+        return 0.0
+    until = np.cumsum(load.counts)
+    before = until - load.counts
+    rate = int(load.counts.max()) / tolerance_seconds
+    while True:
+        demand = before - rate * _times(load, rate)
+        excess = demand + load.counts - np.minimum.accumulate(demand)
+        end = int(np.argmax(excess))
+        start = int(np.argmin(demand[: end + 1]))
+        seconds = int(load.seconds[end] - load.seconds[start]) + tolerance_seconds
+        better = int(until[end] - before[start]) / seconds
+        if better <= rate:
+            return rate
+        rate = better
+
+
+def _times(load: Load, rate: float) -> Numbers:
+    """Return the steps as seconds since the first, with gaps cut to a length in which all there is would drain.
+
+    What is beyond such a gap does not depend on what is before it. Without the cut one message in the year 9998 would
+    make the numbers so large that they lose the messages of today.
+    """
+    gaps = np.minimum(np.diff(load.seconds).astype(np.float64), np.ceil(load.total / rate) + 1)
+    return np.concatenate([np.zeros(1), np.cumsum(gaps)])
+
+
+# --- the queue at a rate ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BusyPeriod:
+    """A time during which there always was a backlog.
+
+    Args:
+        start: second since 1970 in which it began.
+        end: when the last of it was dispatched; seconds since 1970.
+        messages: due in it.
+        greatest_backlog: messages.
+    """
+
+    start: int
+    end: float
+    messages: int
+    greatest_backlog: float
+
+
+class FluidQueue:
+    """A load that is dispatched at a constant rate, in messages a second.
+
+    Args:
+        load: at least one message.
+        rate: greater than 0.
+    """
+
+    def __init__(self, load: Load, rate: float) -> None:
+        self._load, self._rate = load, rate
+        self._until = np.cumsum(load.counts)
+        level = self._until - load.counts - rate * _times(load, rate)
+        left = level - np.minimum.accumulate(level)
+        self._left: Numbers = np.where(left < _DUST, 0.0, left)
+        self._backlog: Numbers = self._left + load.counts
+
+    @property
+    def greatest_backlog(self) -> float:
+        """Messages that wait, at most."""
+        return float(self._backlog.max())
+
+    @property
+    def greatest_backlog_at(self) -> int:
+        """The second since 1970 at which the backlog is greatest, and from which messages wait longest."""
+        return int(self._load.seconds[int(self._backlog.argmax())])
+
+    @property
+    def end(self) -> float:
+        """When everything is dispatched; seconds since 1970."""
+        return int(self._load.seconds[-1]) + float(self._backlog[-1]) / self._rate
+
+    def busy_periods(self, more_than: float = 0.0) -> list[BusyPeriod]:
+        """Return those with a backlog of more than so many messages at some time, in order.
+
+        One touches the next where the backlog was nought for an instant only.
+        """
+        starts = np.flatnonzero(self._left == 0.0)
+        last = np.append(starts[1:], len(self._load)) - 1
+        ends = self._load.seconds[last] + self._backlog[last] / self._rate
+        messages = np.add.reduceat(self._load.counts, starts)
+        greatest = np.maximum.reduceat(self._backlog, starts)
+        chosen = greatest > more_than
+        columns = (self._load.seconds[starts], ends, messages, greatest)
+        return [BusyPeriod(*row) for row in zip(*(column[chosen].tolist() for column in columns), strict=True)]
+
+    def due_by(self, instants: Integers) -> Integers:
+        """Return how many messages are due by each of these seconds since 1970, these included."""
+        return np.concatenate([np.zeros(1, np.int64), self._until])[self._steps_by(instants)]
+
+    def backlog_at(self, instants: Integers) -> Numbers:
+        """Return how many messages wait at each of these seconds since 1970; what is due then, waits."""
+        place = np.maximum(self._steps_by(instants) - 1, 0)
+        passed = instants - self._load.seconds[place]
+        left = self._backlog[place] - self._rate * passed
+        return np.where((passed < 0) | (left < _DUST), 0.0, left)
+
+    def greatest_since(self, instants: Integers) -> Numbers:
+        """Return the greatest backlog from the instant before (at first: from the beginning) to each instant."""
+        backlog = self.backlog_at(instants)
+        greatest = np.maximum(backlog, np.concatenate([np.zeros(1), backlog[:-1]]))
+        first = 0
+        for place, end in enumerate(self._steps_by(instants).tolist()):
+            if end > first:
+                greatest[place] = max(greatest[place], self._backlog[first:end].max())
+            first = end
+        return greatest
+
+    def _steps_by(self, instants: Integers) -> NDArray[np.intp]:
+        return np.searchsorted(self._load.seconds, instants, side="right")
+
+
+# --- herds ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HerdSpan:
+    """Steps in a row, each of which has far more than the usual load.
+
+    Args:
+        start: second since 1970.
+        seconds: length.
+        messages: due in it.
+        peak: most messages in one step of it.
+        usual: load of one step that counts as usual there.
+    """
+
+    start: int
+    seconds: int
+    messages: int
+    peak: int
+    usual: int
+
+
+def find_herds(load: Load, factor: float, least: int) -> list[HerdSpan]:
+    """Return the herds of a load, biggest first.
+
+    A step belongs to a herd when at least ``least`` messages are due in it, and more than ``factor`` times the usual
+    load. Usual in an hour (of UTC) is what nine in ten of its steps do not exceed, empty ones counted; or what is usual
+    in the hour before or after, if that is more, so that a plan is no herd where it begins or ends. Steps of a herd
+    that follow each other are one herd. With steps above 6 minutes there are no herds to be seen.
+
+    Args:
+        load: what is due.
+        factor: greater than or equal to 1.
+        least: messages, at least 1.
+    """
+    if not len(load):
+        return []
+    usual = _usual(load)
+    crowded = np.flatnonzero((load.counts >= least) & (load.counts > factor * usual))
+    if not len(crowded):
+        return []
+    seconds, counts = load.seconds[crowded], load.counts[crowded]
+    starts = np.flatnonzero(np.diff(seconds, prepend=seconds[0] - 2 * load.step) != load.step)
+    lengths = np.diff(np.append(starts, len(crowded))) * load.step
+    columns = (
+        seconds[starts].tolist(),
+        lengths.tolist(),
+        np.add.reduceat(counts, starts).tolist(),
+        np.maximum.reduceat(counts, starts).tolist(),
+        np.maximum.reduceat(usual[crowded], starts).tolist(),
+    )
+    found = [HerdSpan(*row) for row in zip(*columns, strict=True)]
+    return sorted(found, key=lambda herd: (-herd.messages, herd.start))
+
+
+def _usual(load: Load) -> Integers:
+    """Return for each step the usual load where it is; see :func:`find_herds`."""
+    hours = load.seconds // HOUR_SECONDS
+    by_size = load.counts[np.lexsort((-load.counts, hours))]
+    distinct, first, where, steps = np.unique(hours, return_index=True, return_inverse=True, return_counts=True)
+    exceptional = EXCEPTIONAL_SECONDS // load.step
+    place = np.minimum(first + exceptional, len(load) - 1)
+    usual = np.where(steps > exceptional, by_size[place], 0)
+    beside = np.diff(distinct) == 1
+    around = usual.copy()
+    around[1:] = np.maximum(around[1:], np.where(beside, usual[:-1], 0))
+    around[:-1] = np.maximum(around[:-1], np.where(beside, usual[1:], 0))
+    return around[where]
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def horizon(load: Load) -> int:
+    """Return the last second that a picture should show: the last of all, unless a few messages are far out.
+
+    A few are one in a hundred, or ten if that is no more than one in ten. They are far out when the last is due more
+    than ten times as far from the first as all others; then those up to twice as far are shown.
+
+    Args:
+        load: at least one message.
+    """
+    spare = max(load.total // 100, min(10, load.total // 10))
+    until = np.cumsum(load.counts)
+    first, last = int(load.seconds[0]), int(load.seconds[-1])
+    reach = int(load.seconds[int(np.searchsorted(until, load.total - spare))]) - first + load.step
+    if last - first <= 10 * reach:
+        return last
+    return int(load.seconds[int(np.searchsorted(load.seconds, first + 2 * reach, side="right")) - 1])
+
+
+def round_width(span_seconds: int, most: int, at_least: int = 1) -> int:
+    """Return the smallest round width of intervals, in seconds, of which ``most`` cover the span wherever they begin.
+
+    Args:
+        span_seconds: from the first second to the last, both included.
+        most: intervals, at least 2.
+        at_least: no shorter than this.
+    """
+    fitting = (width for width in WIDTHS_SECONDS if width >= at_least and span_seconds <= (most - 1) * width)
+    return next(fitting, WIDTHS_SECONDS[-1])

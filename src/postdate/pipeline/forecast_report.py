@@ -1,0 +1,75 @@
+"""A forecast as one HTML file: nothing to fetch, readable in light and dark, on paper, and by a screen reader.
+
+Runs on the driver.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from postdate.pipeline.charts import duration
+from postdate.pipeline.forecast_charts import backlog_chart, drain_chart, load_chart, stacked_colours
+from postdate.pipeline.forecast_result import (
+    DestinationShare,
+    ForecastResult,
+    Herd,
+    headlines,
+    shown_destination,
+    shown_instant,
+    shown_rate,
+)
+
+_MOST_ROWS = 100
+"""Destinations and backlogs shown, at most: beyond that nobody reads a table, and the JSON has more."""
+
+
+def render_forecast(result: ForecastResult, title: str = "What falls due") -> str:
+    """Return a forecast as a complete HTML page.
+
+    Args:
+        result: what is forecast.
+        title: heading of the page.
+    """
+    # Everything is escaped but the charts, which are made here from numbers and times alone.
+    environment = Environment(
+        loader=PackageLoader("postdate.pipeline"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+    )
+    environment.filters |= {
+        "duration": duration, "instant": shown_instant, "rate": shown_rate, "destination": shown_destination,
+    }  # fmt: skip
+    curve = () if result.drain is None else result.drain.curve
+    return environment.get_template("forecast.html").render(
+        title=title,
+        result=result,
+        mood=_mood(result),
+        headlines=headlines(result),
+        worth_showing=_worth_showing,
+        legend=stacked_colours(result),
+        others=any(interval.others for interval in result.intervals),
+        destinations=result.destinations[:_MOST_ROWS],
+        backlogs=() if result.drain is None else result.drain.backlogs[:_MOST_ROWS],
+        load_chart=Markup(load_chart(result)) if result.intervals else None,  # noqa: S704
+        drain_chart=Markup(drain_chart(curve)) if curve else None,  # noqa: S704
+        backlog_chart=Markup(backlog_chart(curve)) if curve else None,  # noqa: S704
+    )
+
+
+def write_forecast(result: ForecastResult, path: Path, title: str = "What falls due") -> None:
+    """Write a forecast to an HTML file; see :func:`render_forecast`."""
+    path.write_text(render_forecast(result, title), encoding="utf-8")
+
+
+def _mood(result: ForecastResult) -> str:
+    if result.drain is None:
+        return "worry" if result.overdue or result.herds else "plain"
+    if result.drain.backlogs:
+        return "bad"
+    return "worry" if result.overdue else "good"
+
+
+def _worth_showing(herd: Herd) -> list[DestinationShare]:
+    """Leave out what would be shown as 0 %."""
+    return [share for share in herd.destinations if 200 * share.messages >= herd.messages]

@@ -1,0 +1,413 @@
+"""What is asked of a forecast, and what it says. Plain values; runs on the driver."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from postdate.errors import PipelineError
+from postdate.operations.plain import shown_span
+
+FRAME_WIDTHS = {"minute": 60, "hour": 3_600, "day": 86_400}
+"""Lengths of the intervals of the table, in seconds."""
+
+AUTO = "auto"
+_LOAD_FORMATS = ("parquet", "csv", "json")
+_LEAST_RATE, _MOST_RATE = 1e-6, 1e12
+_UNKNOWN = "(unknown)"
+_LONGEST_SECONDS = 86_400.0 * 999_999_998
+"""Python knows no longer times; nobody waits for them either."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastOptions:
+    """How to forecast. What is wrong with it is said at once, before Spark does any work.
+
+    Args:
+        width: of the intervals of the table: ``minute``, ``hour``, ``day``, or ``auto``: the shortest of them of which
+            at most 400 cover the plan, else days. The intervals of JSON and page are never shorter than a width that is
+            named, and longer where there would be more than 400 of them.
+        rate: messages dispatched in a second, to see what becomes of the plan at it; ``None``: the rate measured in the
+            records of the store, see :func:`postdate.pipeline.forecast.forecast`.
+        tolerance: how late a message may be; at least 1 s, since due times are counted by the second.
+        herd_factor: how many times the usual load makes a herd; at least 1.
+        herd_least: messages within one second that make a herd; at least 1.
+
+    Raises:
+        PipelineError: one of them is not what is said here.
+    """
+
+    width: str = AUTO
+    rate: float | None = None
+    tolerance: timedelta = timedelta(seconds=1)
+    herd_factor: float = 10.0
+    herd_least: int = 1_000
+
+    def __post_init__(self) -> None:
+        if self.width not in (*FRAME_WIDTHS, AUTO):
+            raise PipelineError(f"there is no width {self.width!r}; choose one of {', '.join((*FRAME_WIDTHS, AUTO))}")
+        if self.rate is not None and not _LEAST_RATE <= self.rate <= _MOST_RATE:  # false for what is not a number
+            raise PipelineError(
+                f"{self.rate} messages a second is no rate to dispatch at; give a number above 0, or none to measure it"
+            )
+        if self.tolerance < timedelta(seconds=1):
+            raise PipelineError(
+                f"a tolerance of {self.tolerance.total_seconds():g} s is too short; give at least 1 s, since due times "
+                f"are counted by the second"
+            )
+        if not (math.isfinite(self.herd_factor) and self.herd_factor >= 1):
+            raise PipelineError(f"a herd factor of {self.herd_factor} makes no sense; give a number of at least 1")
+        if self.herd_least < 1:
+            raise PipelineError(f"{self.herd_least} messages are no herd; give a number of at least 1")
+
+
+# --- what falls due ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationLoad:
+    """What one destination is to get; ``destination`` is ``None`` for rows that name none.
+
+    Args:
+        destination: queue.
+        messages: in all, overdue ones too.
+        overdue: due before now.
+        first_due: to the microsecond; UTC.
+        last_due: likewise.
+        most_in_a_second: messages due within one second.
+    """
+
+    destination: str | None
+    messages: int
+    overdue: int
+    first_due: datetime
+    last_due: datetime
+    most_in_a_second: int
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationShare:
+    """So many messages of something are for this destination."""
+
+    destination: str | None
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadInterval:
+    """What falls due within one interval.
+
+    Args:
+        start: of the interval; UTC.
+        messages: due in it.
+        destinations: for the destinations that have most in all, at most 8, without those that have none here.
+        others: messages for all other destinations.
+    """
+
+    start: datetime
+    messages: int
+    destinations: tuple[DestinationShare, ...]
+    others: int
+
+
+@dataclass(frozen=True, slots=True)
+class Herd:
+    """Far more messages at once than usual; see :func:`postdate.pipeline.forecast_rates.find_herds`.
+
+    Args:
+        start: first second of it; UTC.
+        seconds: length.
+        messages: due in it.
+        most_in_a_second: messages.
+        usual_in_a_second: messages; what it was compared with.
+        destinations: those with most of it, at most 5.
+    """
+
+    start: datetime
+    seconds: int
+    messages: int
+    most_in_a_second: int
+    usual_in_a_second: int
+    destinations: tuple[DestinationShare, ...]
+
+
+# --- what it takes ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NeededRate:
+    """The smallest constant rate at which nothing is later than so many seconds.
+
+    Args:
+        tolerance_seconds: how late a message may be.
+        per_second: messages, for what still falls due.
+        with_overdue_per_second: the same if what is overdue already counts as due now.
+    """
+
+    tolerance_seconds: float
+    per_second: float
+    with_overdue_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """A time during which messages wait for their turn, and some of them longer than is tolerated.
+
+    Args:
+        start: when it begins; UTC.
+        drained_at: when its last message is dispatched, rounded up to the second; ``None``: not before the year 10000.
+        messages: due in this time.
+        greatest: messages waiting, at most.
+        greatest_wait_seconds: lateness, at most.
+    """
+
+    start: datetime
+    drained_at: datetime | None
+    messages: int
+    greatest: int
+    greatest_wait_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class DrainPoint:
+    """How far the dispatcher is.
+
+    Args:
+        at: instant; UTC.
+        due: messages due by then, overdue ones too.
+        dispatched: of these.
+        greatest_backlog: messages waiting, at most, since the point before.
+    """
+
+    at: datetime
+    due: int
+    dispatched: int
+    greatest_backlog: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """What becomes of the plan at a constant rate. What is overdue waits from now on, not from its due time.
+
+    Args:
+        rate_per_second: messages.
+        measured: the rate was not given but seen in the records.
+        greatest_backlog: messages waiting, at most.
+        greatest_backlog_at: when; messages that are due then wait longest; ``None`` if there are no messages.
+        greatest_wait_seconds: lateness, at most.
+        overdue_drained_at: when what is overdue is dispatched, rounded up to the second; ``None`` if nothing is
+            overdue, or not before the year 10000.
+        drained_at: when everything is dispatched, likewise; ``None`` if there are no messages, or not before the
+            year 10000.
+        backlogs: those with the longest wait first, at most 100.
+        backlogs_found: how many there are.
+        curve: over time, at most 500 points.
+    """
+
+    rate_per_second: float
+    measured: bool
+    greatest_backlog: int = 0
+    greatest_backlog_at: datetime | None = None
+    greatest_wait_seconds: float = 0.0
+    overdue_drained_at: datetime | None = None
+    drained_at: datetime | None = None
+    backlogs: tuple[Backlog, ...] = ()
+    backlogs_found: int = 0
+    curve: tuple[DrainPoint, ...] = ()
+
+
+# --- all of it --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastResult:
+    """The whole picture.
+
+    Args:
+        source: address of the store, without password, or what else was forecast.
+        as_of: the instant against which overdue is meant; UTC.
+        options: what was asked for.
+        load: the table: ``start`` (timestamp), ``destination``, ``messages``, ``overdue`` (long), in no order; kept by
+            Spark until ``load.unpersist()`` or the end of the session.
+        load_width_seconds: length of the intervals of the table.
+        step_seconds: how finely due times were counted: 1, and more only for plans of many millions of seconds.
+        messages: in all.
+        overdue: due before now.
+        without_due: rows left out: without a due time, or with one outside the years 1 to 9999.
+        first_due: to the microsecond, overdue or not; UTC; ``None`` without messages.
+        last_due: likewise.
+        destinations: those with most messages first, at most 400.
+        destinations_found: how many there are.
+        intervals: what still falls due, in order, without empty ones; at most 400.
+        interval_seconds: length of these.
+        beyond: messages due after the last interval: a few that are far out, see
+            :func:`postdate.pipeline.forecast_rates.horizon`.
+        herds: biggest first, at most 100.
+        herds_found: how many there are.
+        needed: for the tolerance asked for, 10 s and 60 s; in order.
+        drain: ``None`` if no rate is known.
+        took_seconds: how long the forecast took.
+    """
+
+    source: str
+    as_of: datetime
+    options: ForecastOptions
+    load: DataFrame = field(repr=False, compare=False)
+    load_width_seconds: int
+    step_seconds: int = 1
+    messages: int = 0
+    overdue: int = 0
+    without_due: int = 0
+    first_due: datetime | None = None
+    last_due: datetime | None = None
+    destinations: tuple[DestinationLoad, ...] = ()
+    destinations_found: int = 0
+    intervals: tuple[LoadInterval, ...] = ()
+    interval_seconds: int = 1
+    beyond: int = 0
+    herds: tuple[Herd, ...] = ()
+    herds_found: int = 0
+    needed: tuple[NeededRate, ...] = ()
+    drain: Drain | None = None
+    took_seconds: float = 0.0
+
+    @property
+    def upcoming(self) -> int:
+        """Messages that still fall due."""
+        return self.messages - self.overdue
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as plain values for JSON, without the table; instants in ISO 8601."""
+        left_out = {"load", "options"}
+        plain = {name: _plain(getattr(self, name)) for name in self.__slots__ if name not in left_out}
+        return {**plain, "options": _plain(self.options)}
+
+    def table(self) -> list[tuple[str, str]]:
+        """Return the totals as lines of name and value, for terminals."""
+        lines = [
+            ("messages", f"{self.messages:,}"),
+            ("overdue", f"{self.overdue:,}"),
+            ("without due time", f"{self.without_due:,}"),
+            ("first due", shown_instant(self.first_due)),
+            ("last due", shown_instant(self.last_due)),
+            ("destinations", f"{self.destinations_found:,}"),
+            ("herds", f"{self.herds_found:,}"),
+        ]
+        lines += [
+            (f"needed for {each.tolerance_seconds:g} s", f"{shown_rate(each.per_second)} messages/s")
+            for each in self.needed
+        ]
+        return lines + ([] if self.drain is None else _drain_lines(self.drain))
+
+    def write_load(self, path: Path, load_format: str = "parquet") -> None:
+        """Write the table, in order of time and destination, to a new directory.
+
+        Args:
+            path: of the directory, which must not exist yet.
+            load_format: ``parquet``, ``csv`` (with a header) or ``json``.
+
+        Raises:
+            PipelineError: the directory is there already, or there is no such format.
+        """
+        if load_format not in _LOAD_FORMATS:
+            raise PipelineError(f"the table is written as {' or '.join(_LOAD_FORMATS)}, not {load_format!r}")
+        if path.exists():
+            raise PipelineError(f"{path} is there already; name a new directory for the table")
+        ordered = self.load.orderBy("start", "destination")
+        ordered.write.format(load_format).option("header", value=True).save(str(path.absolute()))
+
+
+def headlines(result: ForecastResult) -> list[str]:
+    """Return what an operator wants to know first, in sentences."""
+    if not result.messages:
+        return ["Nothing waits: there is nothing to forecast."]
+    waiting = f"{result.messages:,} messages wait, due from {shown_instant(result.first_due)}"
+    said = [f"{waiting} to {shown_instant(result.last_due)}."]
+    if result.overdue:
+        said.append(f"{result.overdue:,} of them are overdue.")
+    if result.herds:
+        said.append(_herd_words(result.herds[0], result.herds_found))
+    if result.upcoming:
+        rates = (f"{_span(each.tolerance_seconds)} it takes {shown_rate(each.per_second)}/s" for each in result.needed)
+        said.append(f"For nothing to be later than {', than '.join(rates)}.")
+    if result.drain is not None:
+        said += _drain_words(result.drain, result.options.tolerance)
+    return said
+
+
+def _herd_words(herd: Herd, found: int) -> str:
+    most = herd.destinations[0]
+    lasting = "at once" if herd.seconds == 1 else f"within {_span(herd.seconds)}"
+    share = f"{most.messages / herd.messages:.0%} of them for {shown_destination(most.destination)}"
+    others = "" if found == 1 else f"; it is one of {found:,}"
+    return f"The biggest herd: {herd.messages:,} {lasting} at {shown_instant(herd.start)}, {share}{others}."
+
+
+def _drain_words(drain: Drain, tolerance: timedelta) -> list[str]:
+    rate = f"At {shown_rate(drain.rate_per_second)}/s{' (measured)' if drain.measured else ''}"
+    said = list[str]()
+    if drain.backlogs:
+        worst = drain.backlogs[0]
+        until = "not before the year 10000" if worst.drained_at is None else f"by {shown_instant(worst.drained_at)}"
+        said.append(
+            f"{rate} the load from {shown_instant(worst.start)} drains {until}; "
+            f"nothing is later than {_span(drain.greatest_wait_seconds)}."
+        )
+    else:
+        said.append(f"{rate} nothing is later than {_span(tolerance.total_seconds())}.")
+    if drain.overdue_drained_at is not None:
+        said.append(f"What is overdue now is dispatched by {shown_instant(drain.overdue_drained_at)}.")
+    return said
+
+
+def _span(seconds: float) -> str:
+    """Return a length of time rounded up, to what a reader needs."""
+    exact = min(seconds, _LONGEST_SECONDS)
+    unit = next((unit for least, unit in ((86_400, 3_600), (3_600, 60), (1, 1)) if exact >= least), 0.001)
+    return shown_span(timedelta(seconds=math.ceil(round(exact / unit, 6)) * unit))
+
+
+def _drain_lines(drain: Drain) -> list[tuple[str, str]]:
+    return [
+        ("rate", f"{shown_rate(drain.rate_per_second)} messages/s, {'measured' if drain.measured else 'given'}"),
+        ("greatest backlog", f"{drain.greatest_backlog:,} at {shown_instant(drain.greatest_backlog_at)}"),
+        ("longest wait", f"{drain.greatest_wait_seconds:.3f} s"),
+        ("backlogs", f"{drain.backlogs_found:,}"),
+        ("overdue drained", shown_instant(drain.overdue_drained_at)),
+        ("all drained", shown_instant(drain.drained_at)),
+    ]
+
+
+def shown_instant(instant: datetime | None) -> str:
+    """Return an instant to the second, for people; a dash for none."""
+    return "-" if instant is None else f"{instant.replace(tzinfo=None):%F %T} UTC"
+
+
+def shown_rate(per_second: float) -> str:
+    """Return a rate for people, rounded up: what is needed is never shown as less than it is."""
+    return f"{math.ceil(per_second):,}" if per_second > 10 else f"{math.ceil(per_second * 1_000) / 1_000:g}"
+
+
+def shown_destination(destination: str | None) -> str:
+    """Return a destination for people."""
+    return _UNKNOWN if destination is None else destination
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case datetime():
+            return value.isoformat()
+        case timedelta():
+            return value.total_seconds()
+        case str() | int() | float() | None:
+            return value
+        case Sequence():
+            return [_plain(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
+        case _:
+            return {name: _plain(getattr(value, name)) for name in value.__slots__}

@@ -1,0 +1,176 @@
+"""The time to be received as Spark SQL: when a message is past its use, said of a column of headers, without Python.
+
+The same rule as :mod:`postdate.core.expiry`, to the microsecond; a test holds the two together, and with them the one
+in :mod:`postdate.postgres.lapsing`. Where the rule of Python raises, because a time sent or an absolute expiry is
+malformed or the end would be outside the calendar, nothing is past its use here: what should live is never lost, and no
+job fails over one row. :func:`malformed_end_of_use` finds such messages; their receiver moves them to its error queue.
+
+Headers are a ``map<string,string>``. Of JSON text they are ``from_json(text, "map<string,string>")``.
+
+Source: specification 2.4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from pyspark.sql import Column
+from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
+
+from postdate.clock import to_microseconds
+from postdate.messages import Headers, aware_utc
+
+_MICROSECOND: Final = timedelta(microseconds=1)
+_SECOND, _MINUTE, _HOUR, _DAY = 1_000_000, 60_000_000, 3_600_000_000, 86_400_000_000
+_FIRST: Final = to_microseconds(datetime.min.replace(tzinfo=UTC))
+_LAST: Final = to_microseconds(datetime.max.replace(tzinfo=UTC))
+_BEYOND_EVERY_DIFFERENCE: Final = 10**18
+"""Microseconds; no two instants of the calendar are that far apart, and a 64-bit number still holds a sum of them."""
+
+# The length and the digits are checked, the separators are not: as in messages.py. Which days a month has is left to
+# Spark's calendar.
+_TIMESTAMP: Final = (
+    r"(?s)\A(?!0000)[0-9]{4}.(0[1-9]|1[0-2]).(0[1-9]|[12][0-9]|3[01])"
+    r".([01][0-9]|2[0-3]).[0-5][0-9].[0-5][0-9].[0-9]{6}..\z"
+)
+_TIME_SPAN: Final = (
+    r"\A\s*(-)?(?:([0-9]{1,8})"
+    r"|(?:([0-9]{1,8})\.)?([0-9]{1,2}):([0-9]{1,2})(?::([0-9]{1,2})(?:\.([0-9]{1,7}))?)?)\s*\z"
+)
+_PARTS: Final = "$1,0$2$3,0$4,0$5,0$6,$7"
+"""Sign, days, hours, minutes, seconds, fraction. Each is a number even where the text does not have it: a cast that
+fails costs Spark ten times as much as all the rest.
+"""
+
+_LONGEST_SPAN_DAYS: Final = 10_675_198
+
+
+def end_of_use(headers: Column) -> Column:
+    """Return the instant after which nobody wants a message any more: a timestamp.
+
+    Null when it does not expire, and when its end cannot be told: see :func:`malformed_end_of_use`.
+
+    Args:
+        headers: ``map<string,string>``; null is taken for none.
+    """
+    return F.timestamp_micros(_end_microseconds(headers))
+
+
+def lapsed(headers: Column, now: datetime | Column, allowance: timedelta = timedelta(0)) -> Column:
+    """Return whether a message is past its use; never null.
+
+    Strict: at the very instant of its end a message still counts. One whose end cannot be told always counts.
+
+    Args:
+        headers: see :func:`end_of_use`.
+        now: an aware instant, or a column of timestamps; where that is null, nothing has lapsed.
+        allowance: added to the end, for clocks that differ.
+
+    Raises:
+        InvalidTimestamp: ``now`` has no time zone.
+    """
+    at = F.unix_micros(now) if isinstance(now, Column) else F.lit(to_microseconds(aware_utc(now, "now")))
+    past = at - _end_microseconds(headers) > _long(_bounded(allowance))
+    return F.coalesce(past, F.lit(False))
+
+
+def malformed_end_of_use(headers: Column) -> Column:
+    """Return whether the end of use of a message cannot be told; never null.
+
+    That is so when its absolute expiry, or the time sent that its time to be received counts from, is malformed, or the
+    end would be outside the years 1 to 9999. Its receiver cannot tell, either, and fails it.
+
+    Args:
+        headers: see :func:`end_of_use`.
+    """
+    return F.coalesce(_read(headers)["malformed"], F.lit(False))
+
+
+def end_of_time_to_be_received(headers: Column) -> Column:
+    """Return the end of use without regard to an absolute expiry: a timestamp, null as in :func:`end_of_use`."""
+    return F.timestamp_micros(_read(headers)["relative"])
+
+
+# --- in microseconds since 1970: numbers are compared exactly, and no sum of them overflows ---------------------------
+
+
+def _end_microseconds(headers: Column) -> Column:
+    return _read(headers)["end"]
+
+
+def _read(headers: Column) -> Column:
+    """Return what headers say: ``relative``, ``malformed`` and ``end``; null for those that have no end anyhow.
+
+    Most messages have none, and cost two looks into their headers.
+    """
+    expires_at, wanted_for = headers[Headers.EXPIRES_AT], headers[Headers.TIME_TO_BE_RECEIVED]
+    texts = F.struct(
+        expires_at.alias("expires_at"),
+        headers[Headers.TIME_SENT].alias("sent"),
+        wanted_for.alias("wanted_for"),
+    )
+    read = _once(texts, lambda given: _once(_numbers(given), lambda numbers: _judged(given, numbers)))
+    return F.when(expires_at.isNotNull() | wanted_for.isNotNull(), read)
+
+
+def _once(value: Column, use: Callable[[Column], Column]) -> Column:
+    """Return what ``use`` makes of a value that is computed once: Spark repeats what an expression names repeatedly."""
+    return F.transform(F.array(value), use)[0]
+
+
+def _numbers(given: Column) -> Column:
+    return F.struct(
+        _instant_microseconds(given["expires_at"]).alias("absolute"),
+        _instant_microseconds(given["sent"]).alias("sent"),
+        _span_microseconds(given["wanted_for"]).alias("span"),
+    )
+
+
+def _judged(given: Column, numbers: Column) -> Column:
+    absolute, total = numbers["absolute"], numbers["sent"] + numbers["span"]
+    relative = F.when(total.between(_FIRST, _LAST), total)
+    counted = numbers["span"].isNotNull() & given["sent"].isNotNull()
+    malformed = (given["expires_at"].isNotNull() & absolute.isNull()) | (counted & relative.isNull())
+    return F.struct(
+        relative.alias("relative"),
+        malformed.alias("malformed"),
+        F.when(~malformed, F.least(absolute, relative)).alias("end"),
+    )
+
+
+def _instant_microseconds(text: Column) -> Column:
+    """Return a wire timestamp, or null when the text is none."""
+
+    def digits(first: int, count: int) -> Column:
+        return F.substring(text, first, count)
+
+    day = F.concat_ws("-", digits(1, 4), digits(6, 2), digits(9, 2))
+    clock = F.concat_ws(":", digits(12, 2), digits(15, 2), digits(18, 2))
+    instant = F.concat(day, F.lit(" "), clock, F.lit("."), digits(21, 6), F.lit("Z")).try_cast("timestamp")
+    return F.when(text.rlike(_TIMESTAMP), F.unix_micros(instant))
+
+
+def _span_microseconds(text: Column) -> Column:
+    """Return a time span, or null when the text is none."""
+    parts = F.split(F.regexp_replace(text, _TIME_SPAN, _PARTS), ",")
+    return F.when(text.rlike(_TIME_SPAN), _once(parts, _length))
+
+
+def _length(parts: Column) -> Column:
+    days, hours, minutes, seconds = (parts[number].try_cast("long") for number in range(1, 5))
+    microseconds = F.rpad(parts[5], 6, "0").try_cast("long")  # digits below a microsecond are dropped
+    in_range = (days <= _LONGEST_SPAN_DAYS) & (hours <= 23) & (minutes <= 59) & (seconds <= 59)
+    length = days * _long(_DAY) + hours * _long(_HOUR) + minutes * _long(_MINUTE) + seconds * _long(_SECOND)
+    sign = F.when(parts[0] == "-", _long(-1)).otherwise(_long(1))
+    return F.when(in_range, sign * (length + microseconds))
+
+
+def _long(number: int) -> Column:
+    return F.lit(number).cast("long")
+
+
+def _bounded(allowance: timedelta) -> int:
+    """Return an allowance in microseconds that 64 bits hold, with the same effect."""
+    return max(-_BEYOND_EVERY_DIFFERENCE, min(allowance // _MICROSECOND, _BEYOND_EVERY_DIFFERENCE))

@@ -1,0 +1,250 @@
+"""The options of the format ``postdate``: what there is, and what each may be.
+
+Spark hands all options over as texts, without their case, together with some of its own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from postdate.config import Address, Settings, load_settings, resolved
+from postdate.config.values import FromText, Wrong, choice, integer, queue_name, text
+from postdate.errors import ConfigurationError, PipelineError
+from postdate.pipeline.dispatching import SweepSpec
+from postdate.pipeline.stores import StoreSpec
+from postdate.ports import Recording
+from postdate.wiring import check_store, check_transport, file_of
+
+DEFAULT_PARTITIONS: Final = 4
+DEFAULT_BATCH: Final = 5_000
+DEFAULT_ROWS_PER_BATCH: Final = 100_000
+
+PENDING: Final = "pending"
+RECORDS: Final = "records"
+QUEUED: Final = "queued"
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+
+_ENV: Final = "env:"
+_FILE: Final = "file:"
+
+
+class Use(Enum):
+    """What a store is opened for."""
+
+    READING = "spark.read"
+    WRITING = "df.write"
+    FOLLOWING = "spark.readStream"
+    WRITING_A_STREAM = "df.writeStream"
+
+
+_READS: Final = frozenset({Use.READING, Use.FOLLOWING})
+_WRITES: Final = frozenset({Use.WRITING, Use.WRITING_A_STREAM})
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option.
+
+    Args:
+        name: as it is written; case does not matter.
+        uses: where it means something.
+        read: gives its value from its text, or raises :class:`postdate.config.values.Wrong`.
+    """
+
+    name: str
+    uses: frozenset[Use]
+    read: Callable[[str], Any]
+
+
+def _number(least: int) -> Callable[[str], int]:
+    read = integer(least)
+    return lambda raw: read(FromText(raw))
+
+
+def _names(raw: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in raw.split(",") if name.strip())
+
+
+OPTIONS: Final = MappingProxyType(
+    {
+        option.name.lower(): option
+        for option in (
+            Option("store", _READS | _WRITES, text),
+            Option("config", _READS | _WRITES, text),
+            Option("schema", _READS | _WRITES, text),
+            Option("table", _READS | _WRITES, text),
+            Option("endpoint", _READS | _WRITES, queue_name),
+            Option("recording", _READS | _WRITES, choice(str, *(each.value for each in Recording))),
+            Option("synchronous", _READS | _WRITES, choice(str, "full", "normal")),
+            Option("what", _READS | _WRITES, choice(str, PENDING, RECORDS, QUEUED)),
+            Option("columns", _READS, _names),
+            Option("partitions", _READS, _number(1)),
+            Option("snapshot", frozenset({Use.READING}), text),
+            Option("startingAt", frozenset({Use.FOLLOWING}), choice(str, EARLIEST, LATEST)),
+            Option("maxRowsPerBatch", frozenset({Use.FOLLOWING}), _number(1)),
+            Option("batch", _WRITES, _number(1)),
+        )
+    }
+)
+"""Every option, by its name in lower case."""
+
+_OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
+_OF_STORE: Final = ("schema", "table", "recording", "synchronous")
+
+
+class Options:
+    """The options of one data frame, checked; those that were not given have no value.
+
+    Args:
+        given: as Spark hands them over.
+        uses: what they may be for: all that is still possible.
+
+    Raises:
+        PipelineError: an option that does not exist or means nothing here, or a value that cannot be.
+    """
+
+    def __init__(self, given: Mapping[str, str], *uses: Use) -> None:
+        self._values = dict[str, Any]()
+        for name, value in given.items():
+            if name.lower() not in _OF_SPARK:
+                option = _known(name, frozenset(uses))
+                self._values[option.name] = _read(option, value)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return the value of an option, or ``default``."""
+        return self._values.get(name, default)
+
+    def what(self, *possible: str) -> str:
+        """Return what is read or written: one of ``possible``, the first by default.
+
+        Raises:
+            PipelineError: something else was chosen.
+        """
+        chosen = self.get("what", possible[0])
+        if chosen not in possible:
+            raise PipelineError(f"the option what must be {' or '.join(possible)} here, not {chosen!r}")
+        return chosen
+
+    def spec(self) -> StoreSpec:
+        """Return which store is meant.
+
+        Raises:
+            PipelineError: none or two are named, or an address holds a password, which does not belong in an option.
+            ConfigurationError: a reference leads nowhere, or the settings in the file are wrong.
+        """
+        address, config = self.get("store"), self.get("config")
+        if (address is None) == (config is None):
+            raise PipelineError(
+                "name one store: with .option('store', 'sqlite:///messages.db'), .option('store', 'env:NAME'), "
+                ".option('store', 'file:/path'), or .option('config', '/path/postdate.toml')"
+                + ("" if address is None else ", not with store and config both")
+            )
+        spec = StoreSpec(_checked_address(address)) if config is None else _from_config(config)
+        place = resolved(spec.address, os.environ)
+        kind = check_store(place)
+        chosen = {name: self._values[name] for name in _OF_STORE if name in self._values}
+        for name in chosen:
+            if name not in kind.settings:
+                takes = ", ".join(each for each in _OF_STORE if each in kind.settings)
+                raise PipelineError(f"the option {name} is not for {kind.product}, which takes {takes}; remove it")
+        if (endpoint := self.get("endpoint")) is not None:
+            chosen["endpoint"] = endpoint
+        values = {name: getattr(spec, name) for name in StoreSpec.__dataclass_fields__}
+        return StoreSpec(**{**values, **chosen})
+
+    def existing(self) -> StoreSpec:
+        """Return which store is meant, for reading: opening a file that is missing would leave an empty one behind.
+
+        Raises:
+            PipelineError: there is no such file, or see :meth:`spec`.
+        """
+        spec = self.spec()
+        path = file_of(resolved(spec.address, os.environ))
+        if path is not None and not path.expanduser().exists():
+            raise PipelineError(f"there is no file {path}: name the one that was written, or write to it first")
+        return spec
+
+    def sweep(self) -> SweepSpec:
+        """Return how messages of the store go to their queues: those of its database, or those of the settings.
+
+        Raises:
+            PipelineError: there are none.
+            ConfigurationError: a reference leads nowhere, or the settings in the file are wrong.
+        """
+        store, config = self.spec(), self.get("config")
+        if config is not None:
+            settings = _settings(config)
+            if settings.origins.get("transport.address") is None:
+                raise PipelineError(f'{config} names no queues: write address = "…" into its section [transport]')
+            return replace(SweepSpec.of(settings), store=store)
+        place = resolved(store.address, os.environ)
+        if check_store(place).scheme not in {"sqlite", "postgresql"}:
+            raise PipelineError(
+                f"there are no queues in {check_store(place).product}: name them with the store in a postdate.toml, in "
+                f"its section [transport], and write .option('config', '/path/postdate.toml')"
+            )
+        known = {"schema": store.schema, "synchronous": store.synchronous, "recording": store.recording}
+        takes = check_transport(place).settings
+        given = {name: value for name, value in known.items() if name in takes and value is not None}
+        return SweepSpec(store, store.address, given)
+
+
+def _known(name: str, uses: frozenset[Use]) -> Option:
+    option = OPTIONS.get(name.lower())
+    if option is None:
+        if name.lower() == "path":
+            raise PipelineError("a store has no path here: load() and save() without one, and name it with store")
+        close = difflib.get_close_matches(name.lower(), OPTIONS, n=1)
+        here = ", ".join(each.name for each in OPTIONS.values() if each.uses & uses)
+        hint = f"did you mean {OPTIONS[close[0]].name}?" if close else f"there are {here}"
+        raise PipelineError(f"the format postdate has no option {name!r}; {hint}")
+    if not option.uses & uses:
+        places = " and ".join(sorted(each.value for each in option.uses))
+        raise PipelineError(f"the option {option.name} is for {places}; remove it")
+    return option
+
+
+def _read(option: Option, value: str) -> Any:
+    try:
+        return option.read(value)
+    except Wrong as error:
+        shown = Address(value).shown  # who mixes options up may have put an address here
+        raise PipelineError(f"the option {option.name} {error}, not {shown!r}") from error
+
+
+def _checked_address(address: str) -> str:
+    """Return the address; a relative path of a reference is made absolute, for executors run elsewhere."""
+    if address.startswith(_FILE):
+        return f"{_FILE}{Path(address.removeprefix(_FILE)).expanduser().absolute()}"
+    if address.startswith(_ENV):
+        return address
+    check_store(address)
+    place = Address(address)
+    if place.shown != str(place):
+        raise PipelineError(
+            f"the address {place.shown} in the option store holds a secret, and Spark does not keep options secret. "
+            f"Put the whole address into an environment variable of the driver and of every executor and write "
+            f".option('store', 'env:NAME'), or into the first line of a file that all of them can read and write "
+            f".option('store', 'file:/path'), or into a postdate.toml and write "
+            f".option('config', '/path/postdate.toml')"
+        )
+    return address
+
+
+def _from_config(path: str) -> StoreSpec:
+    settings = _settings(path)
+    if settings.origins.get("store.address") is None:
+        raise ConfigurationError(f'{path} names no store: write address = "…" into its section [store]')
+    return StoreSpec.of(settings)
+
+
+def _settings(path: str) -> Settings:
+    return load_settings(Path(path).expanduser(), os.environ)

@@ -1,0 +1,213 @@
+"""The records of a store as a stream: each once, in micro-batches, none left out. Source: ADR 0011, point 5.
+
+The reader lives as long as the query, in one Python process of Spark's own on the driver; what it reads, copies of it
+read on executors.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from postdate.endpoint.delayed_delivery import timeouts_queue
+from postdate.errors import PipelineError
+from postdate.pipeline.columns import to_batch
+from postdate.pipeline.frames import PAGE_ROWS
+from postdate.pipeline.source.options import (
+    DEFAULT_PARTITIONS,
+    DEFAULT_ROWS_PER_BATCH,
+    EARLIEST,
+    LATEST,
+    RECORDS,
+    Options,
+)
+from postdate.pipeline.source.reading import columns_wanted
+from postdate.pipeline.stores import StoreSpec
+from postdate.ports import Recording
+from postdate.ports.record_streams import RecordStreamStore
+from postdate.wiring.record_streams import open_record_stream
+
+WRITERS_ARE_AWAITED_SECONDS: Final = 10.0
+"""How long a run over what is available waits for the transactions that were writing when it began."""
+
+_LOOKS_EVERY_SECONDS: Final = 0.02
+_FEWEST_NUMBERS_IN_A_SHARE: Final = 1_000
+
+log = logging.getLogger("postdate.pipeline")
+
+
+def open_stream(spec: StoreSpec) -> RecordStreamStore:
+    """Return the records of a store as they are written; close it.
+
+    Raises:
+        NotSupported: the records of such a store cannot be followed.
+    """
+    return open_record_stream(
+        spec.address,
+        schema=spec.schema,
+        table=spec.table or timeouts_queue(spec.endpoint),
+        synchronous=spec.synchronous,
+        recording=Recording(spec.recording),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Following:
+    """What is followed, as a value that travels to executors."""
+
+    spec: StoreSpec
+    schema: pa.Schema
+    partitions: int
+    from_the_end: bool
+    rows_per_batch: int
+
+    @classmethod
+    def of(cls, options: Options, schema: StructType) -> Following:
+        """Return what the options ask for, in the columns of the schema.
+
+        Raises:
+            PipelineError: something else than records was to be followed.
+        """
+        if options.get("what") != RECORDS:
+            raise PipelineError("only records can be followed as a stream: write .option('what', 'records')")
+        return cls(
+            spec=options.existing(),
+            schema=columns_wanted(options, schema),
+            partitions=options.get("partitions", DEFAULT_PARTITIONS),
+            from_the_end=options.get("startingAt", EARLIEST) == LATEST,
+            rows_per_batch=options.get("maxRowsPerBatch", DEFAULT_ROWS_PER_BATCH),
+        )
+
+
+class NumberRange(InputPartition):
+    """Numbers of records that one task reads; travels to an executor."""
+
+    def __init__(self, first: int, end: int) -> None:
+        super().__init__((first, end))
+        self.first, self.end = first, end
+
+
+def split(first: int, end: int, most: int) -> list[NumberRange]:
+    """Return ranges of about equal size, at most so many; few numbers are not worth a second task."""
+    shares = min(most, -(-(end - first) // _FEWEST_NUMBERS_IN_A_SHARE))
+    step = max(-(-(end - first) // max(shares, 1)), 1)
+    return [NumberRange(at, min(at + step, end)) for at in range(first, end, step)]
+
+
+class RecordStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows the records by their numbers.
+
+    An offset is ``{"store": what tells the store from others, "where": for people, "next": number}``: all records with
+    lower numbers have been read.
+    """
+
+    def __init__(self, following: Following) -> None:
+        self._following = following
+        self._stream: RecordStreamStore | None = None  # opened at first use: the reader is pickled before
+        self._target: int | None = None
+
+    def _opened(self) -> RecordStreamStore:
+        if self._stream is None:
+            self._stream = open_stream(self._following.spec)
+        return self._stream
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return where a query without a checkpoint begins."""
+        return self._offset(self._opened().next_number() if self._following.from_the_end else 0)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the limit of the option ``maxRowsPerBatch``."""
+        return ReadMaxRows(self._following.rows_per_batch)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Settle where this run ends: before what is written from now on.
+
+        Those who write at this moment are awaited for a while: the run ends below what they may still commit, which may
+        be below what others have committed long since.
+        """
+        stream, deadline = self._opened(), monotonic() + WRITERS_ARE_AWAITED_SECONDS
+        end = stream.next_number()
+        target, patience = stream.safe_end(), threading.Event()
+        while target < end and monotonic() < deadline:
+            patience.wait(_LOOKS_EVERY_SECONDS)  # nothing tells when a transaction of somebody else ends
+            target = stream.safe_end()
+        if target < end:
+            log.warning(
+                "a transaction that writes to %s has been open for more than %g s; records from number %d on are left "
+                "to the next run",
+                stream.where,
+                WRITERS_ARE_AWAITED_SECONDS,
+                target,
+            )
+        self._target = min(target, end)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return the end of the next micro-batch; ``start`` itself when there is nothing new."""
+        first = self._number(start)
+        end = max(self._opened().safe_end() if self._target is None else self._target, first)
+        if isinstance(limit, ReadMaxRows):  # numbers have gaps, so there are at most as many rows
+            end = min(end, first + limit.max_rows)
+        return self._offset(end)
+
+    def reportLatestOffset(self) -> dict[str, Any]:
+        """Return the end of all numbers that are in use: what the query has not read yet shows in its progress."""
+        return self._offset(self._opened().next_number())
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Split the numbers of a micro-batch among tasks."""
+        return split(self._number(start), self._number(end), self._following.partitions)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Runs on executors, once a task: read one range of numbers."""
+        assert isinstance(partition, NumberRange)
+        schema = self._following.schema
+        with closing(open_stream(self._following.spec)) as stream:
+            for page in stream.records(partition.first, partition.end, schema.names, PAGE_ROWS):
+                yield to_batch(page, schema)
+
+    def stop(self) -> None:
+        """Close the connections; called when the query ends."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+
+    def _offset(self, number: int) -> dict[str, Any]:
+        stream = self._opened()
+        return {"store": stream.identity, "where": stream.where, "next": number}
+
+    def _number(self, offset: Mapping[str, Any]) -> int:
+        """Return the number of an offset, which may come from a checkpoint.
+
+        Raises:
+            PipelineError: the checkpoint is of another store, or the store has lost what the query had read.
+        """
+        stream = self._opened()
+        if not {"store", "where", "next"} <= offset.keys():
+            raise PipelineError(
+                f"the checkpoint of this query holds no offset of the format postdate: {dict(offset)}; "
+                f"give the query a checkpoint of its own"
+            )
+        if offset["store"] != stream.identity:
+            raise PipelineError(
+                f"the checkpoint of this query is of another store ({offset['where']}) than the options name "
+                f"({stream.where}), or the store was made anew or restored since; name that store, or give the query a "
+                f"new checkpoint, with which it begins at startingAt"
+            )
+        number = int(offset["next"])
+        if number > stream.next_number():
+            raise PipelineError(
+                f"the query has read the records of {stream.where} up to number {number - 1}, and the store has none "
+                f"so high: it was made anew, restored, or its records were removed; give the query a new checkpoint, "
+                f"with which it begins at startingAt"
+            )
+        return number

@@ -1,0 +1,226 @@
+"""Writing messages to a store, from data frames and from streams; idempotent by message id."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# Arrow's stubs make arrays generic in a type that only the running program knows.
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from types import MappingProxyType
+from typing import Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    DateType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from postdate.clock import SystemClock, to_microseconds
+from postdate.errors import PipelineError
+from postdate.pipeline.columns import INSTANT
+from postdate.pipeline.dispatching import SweepSpec, drain_due
+from postdate.pipeline.rows import checked
+from postdate.pipeline.source.headers import with_headers_as_text
+from postdate.pipeline.source.options import DEFAULT_BATCH, PENDING, QUEUED, Options
+from postdate.pipeline.stores import OpenStore, StoreSpec, opened
+from postdate.ports import StoreReport
+
+_TEXT: Final = "string"
+_TIME: Final = "timestamp"
+_HEADERS: Final = "map<string,string>"
+_WRITTEN: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "message_id": (_TEXT,),
+        "destination": (_TEXT,),
+        "due": (_TIME,),
+        "expires_at": (_TIME,),
+        "headers": (_HEADERS, _TEXT),
+        "body": ("binary", _TEXT),
+    }
+)
+_NEEDED: Final = ("message_id", "destination", "due")
+_NOT_WRITTEN: Final = frozenset({"number_of_failures"})
+"""Columns of what is read from a store that mean nothing when it is written to another."""
+
+
+def check_columns(schema: StructType, *, at_once: bool = False) -> None:
+    """Refuse what cannot be written, before anything is.
+
+    Args:
+        schema: of what is to be written.
+        at_once: messages go to their queues at once, so they are due when they are written.
+
+    Raises:
+        PipelineError: a column is missing, unknown or of a type that would have to be guessed at; says what to write.
+    """
+    names = schema.fieldNames()
+    if at_once and "due" in names:
+        raise PipelineError("what is written to queues goes there at once: drop the column 'due', or write to pending")
+    for name in names:
+        if name not in _WRITTEN and name not in _NOT_WRITTEN:
+            close = difflib.get_close_matches(name.lower(), _WRITTEN, n=1)
+            mend = f"rename it to {close[0]}" if close and close[0] not in names else "drop it"
+            raise PipelineError(f"messages have no column {name!r}, only {', '.join(_WRITTEN)}; {mend}")
+    for name in _NEEDED:
+        if name not in names and not (at_once and name == "due"):
+            raise PipelineError(f"messages need the column {name!r}; there are {', '.join(names) or 'none'}")
+    for field in schema.fields:
+        if field.name in _WRITTEN and _named(field.dataType) not in _WRITTEN[field.name]:
+            raise PipelineError(_wrong_type(field.name, field.dataType))
+
+
+def _named(kind: DataType) -> str:
+    match kind:
+        case StringType():  # of any collation
+            return _TEXT
+        case TimestampType():
+            return _TIME
+        case BinaryType():
+            return "binary"
+        case MapType(keyType=StringType(), valueType=StringType()):
+            return _HEADERS
+        case _:
+            return kind.simpleString()
+
+
+def _wrong_type(name: str, kind: DataType) -> str:
+    said = f"the column {name!r} is {kind.simpleString()}; it must be {' or '.join(_WRITTEN[name])}"
+    match name, kind:
+        case (("due" | "expires_at"), TimestampNTZType()):
+            return (
+                f"{said}: its times have no zone. Say which they are in: "
+                f"F.expr(\"to_utc_timestamp(cast({name} as timestamp), 'Europe/Paris')\") in a session whose time zone "
+                f"is UTC, or cast('timestamp') for the zone of the session"
+            )
+        case (("due" | "expires_at"), StringType()):
+            return f"{said}: F.to_timestamp('{name}') reads texts such as 2030-05-01T12:00:00Z"
+        case (("due" | "expires_at"), DateType()):
+            return f"{said}: a day has no time; cast('timestamp') takes its midnight in the time zone of the session"
+        case "headers", _:
+            return f"{said}, a JSON object of texts"
+        case _:
+            return f"{said}: F.col('{name}').cast('{_WRITTEN[name][0]}')"
+
+
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """What is written where, as a value that travels to executors.
+
+    Args:
+        spec: which store.
+        batch: messages in one transaction, at most.
+        sweep: how the messages go on to their queues; ``None``: they wait until they are due.
+    """
+
+    spec: StoreSpec
+    batch: int
+    sweep: SweepSpec | None
+
+    @classmethod
+    def of(cls, options: Options) -> Writing:
+        """Return what the options ask for.
+
+        Raises:
+            PipelineError: something else than pending messages or queues is to be written, or there are no queues.
+        """
+        at_once = options.what(PENDING, QUEUED) == QUEUED
+        return cls(options.spec(), options.get("batch", DEFAULT_BATCH), options.sweep() if at_once else None)
+
+    def set_up(self) -> None:
+        """Create the tables that are missing: an unreachable store is found out before any task begins."""
+        with opened(self.spec, create=True) as store:
+            store.setup()
+
+    def store(self, batches: Iterator[pa.RecordBatch], now: datetime) -> Stored:
+        """Store all rows, and send them on if they are meant for queues; runs on executors."""
+        stored = already_there = rows = 0
+        with opened(self.spec, create=True) as store:
+            for batch in batches:
+                for start in range(0, batch.num_rows, self.batch):
+                    report = _store_part(store, self._timed(batch.slice(start, self.batch), now), now, rows + start)
+                    stored += report.stored
+                    already_there += len(report.already_there)
+                rows += batch.num_rows
+        if self.sweep is not None and rows:
+            counts = drain_due(self.sweep)
+            if counts["failed"]:
+                raise PipelineError(
+                    f"{counts['failed']:,} messages could not be sent and are in the error queue "
+                    f"{self.sweep.error_queue!r}; `postdate errors list` says why"
+                )
+        return Stored(stored, already_there)
+
+    def _timed(self, part: pa.RecordBatch, now: datetime) -> pa.RecordBatch:
+        if self.sweep is None:
+            return part
+        # The driver's clock may be ahead of this one, by which the messages are sent on.
+        due = pa.array([to_microseconds(min(now, SystemClock().now()))] * part.num_rows, pa.int64()).cast(INSTANT)
+        return part.append_column("due", due)
+
+
+@dataclass
+class Stored(WriterCommitMessage):
+    """What one task stored; travels to the driver."""
+
+    stored: int
+    already_there: int
+
+
+class StoreWriter(DataSourceArrowWriter):
+    """Stores messages, idempotent by id: a task that Spark repeats stores nothing twice.
+
+    Each batch is a transaction of its own. A job that fails leaves the batches that were stored; run it again. A row
+    that is no valid message fails the job; to set such rows aside use :func:`postdate.pipeline.schedule.schedule`.
+    """
+
+    def __init__(self, writing: Writing, now: datetime) -> None:
+        self._writing, self._now = writing, now
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Runs on executors, once a task: store its rows."""
+        return self._writing.store(iterator, self._now)
+
+
+class StreamStoreWriter(DataSourceStreamArrowWriter):
+    """Stores the messages of each micro-batch, idempotent by id: one that is repeated stores nothing twice.
+
+    Spark makes one for each micro-batch, to write it, and another to commit it; so only tasks open the store.
+    """
+
+    def __init__(self, writing: Writing) -> None:
+        self._writing = writing
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """Runs on executors, once a task of a micro-batch: store its rows."""
+        self._writing.set_up()
+        return self._writing.store(iterator, SystemClock().now())
+
+
+def _store_part(store: OpenStore, part: pa.RecordBatch, now: datetime, first_row: int) -> StoreReport:
+    messages, bad = checked(_as_messages(part), store.largest_message_bytes)
+    if bad:
+        first, context = min(bad, key=lambda row: row.position), TaskContext.get()
+        partition = "" if context is None else f" of partition {context.partitionId()}"
+        message_id = part.column("message_id")[first.position].as_py()
+        raise PipelineError(
+            f"row {first_row + first.position}{partition} (message id {message_id!r}) is no message: {first.detail}. "
+            f"The rows of its batch were not stored; postdate.pipeline.schedule.schedule sets such rows aside"
+        )
+    return store.store_batch(messages, now)
+
+
+def _as_messages(part: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows with headers as JSON text and the body as bytes, whatever they came as."""
+    rows, position = with_headers_as_text(part), part.schema.get_field_index("body")
+    return rows if position < 0 else rows.set_column(position, "body", rows.column(position).cast(pa.binary()))

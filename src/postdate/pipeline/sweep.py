@@ -1,0 +1,331 @@
+"""Due messages to their queues by Spark: once, or continuously as a streaming query. Source: ADR 0011.
+
+Each task is a dispatcher as ``postdate run`` has one; several tasks, executors, and services work on one store at the
+same time, and no message is claimed by two of them. So a task that Spark repeats, or starts a second time elsewhere
+because it seems slow, finds what is left to do and nothing else. What is promised is what the store and the queues
+together can promise: exactly once where they share a database; at least once, with the same message id, elsewhere, and
+then only what a killed process was sending may be doubled.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Final, Self
+
+import anyio
+import pyarrow as pa
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
+from pyspark.sql.streaming.query import StreamingQuery
+
+from postdate.clock import SystemClock
+from postdate.errors import PipelineError
+from postdate.pipeline.checkpoints import claim_checkpoint
+from postdate.pipeline.dispatching import LEDGER_SCHEMA, SweepSpec, drain_due, swept
+from postdate.pipeline.failures import cause, told_in_one_line
+from postdate.pipeline.session import require_utc
+from postdate.pipeline.stores import opened
+from postdate.ports import DescribesServer
+
+RESIDENCY: Final = timedelta(seconds=30)
+"""How long a task of a continuous sweep dispatches before it hands over to the next.
+
+Between two of them nobody of the sweep looks, for some tenths of a second: the longer they stay, the fewer messages
+meet that gap; what they did becomes visible in the ledger when they end.
+"""
+
+_COUNTED: Final = ("delivered", "expired", "retried", "failed")
+_COUNTS_SCHEMA: Final = ", ".join(f"{name} long" for name in _COUNTED)
+_COUNTS_ARROW: Final = pa.schema([(name, pa.int64()) for name in _COUNTED])
+_STOP_PATIENCE_SECONDS: Final = 60.0
+_QUICK_CHECKPOINTS: Final = MappingProxyType(
+    {
+        "spark.sql.streaming.checkpointFileManagerClass": (
+            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+        ),
+        "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+    }
+)
+_LOOKS_EVERY_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class SweepResult:
+    """What a sweep did, as far as its tasks lived to tell; the records of the store are the whole truth.
+
+    Args:
+        delivered: messages that are in their queues now.
+        expired: messages that nobody wanted any more when they were due.
+        retried: attempts that failed; the message waits for the next one.
+        failed: messages that went to the error queue.
+        left: messages that were due when it began, were not dispatched, and are held by nobody: they wait for another
+            attempt.
+        seconds: from the start to the end.
+        ledger: where the lines are that were written; ``None``: none were asked for.
+    """
+
+    delivered: int
+    expired: int
+    retried: int
+    failed: int
+    left: int
+    seconds: float
+    ledger: str | None = None
+
+    @property
+    def per_second(self) -> float:
+        """Messages delivered in one second, everything included."""
+        return self.delivered / self.seconds if self.seconds else 0.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything that was due has been delivered or has expired."""
+        return not (self.failed or self.left)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as plain values for JSON."""
+        return {**asdict(self), "per_second": round(self.per_second, 1), "complete": self.complete}
+
+
+def check_sweep(spec: SweepSpec) -> None:
+    """Look, on the driver and before any task, whether store and queues are there.
+
+    Raises:
+        StoreNotSetUp, StoreUnavailable, TransportUnavailable, ConfigurationError: says which, and how to mend it.
+    """
+    with opened(spec.store) as store:
+        store.overdue(SystemClock().now())
+
+    async def look() -> None:
+        transport = spec.open_transport()
+        try:
+            if isinstance(transport, DescribesServer):
+                await transport.server_facts()
+        finally:
+            await transport.close()
+
+    anyio.run(look)
+
+
+def sweep(
+    spark: SparkSession, spec: SweepSpec, *, slots: int | None = None, ledger: str | Path | None = None
+) -> SweepResult:
+    """Dispatch everything that is due now, and end.
+
+    Args:
+        spark: a session in UTC.
+        spec: from where to where.
+        slots: dispatchers at the same time; by default as many as Spark has cores.
+        ledger: a folder to which Parquet files are added with one line for each thing that happened.
+
+    Raises:
+        StoreUnavailable, TransportUnavailable, StoreNotSetUp, ConfigurationError: before any task.
+        PipelineError: ``slots`` is less than one, or a task failed; what was done by then is done.
+    """
+    require_utc(spark)
+    check_sweep(spec)
+    started, as_of, n = time.perf_counter(), SystemClock().now(), _slots(spark, slots)
+    with told_in_one_line("the sweep"):
+        if ledger is None:
+            rows = _one_a_task(spark, n).mapInArrow(_counting(spec), _COUNTS_SCHEMA).collect()
+            counts = {name: sum(row[name] for row in rows) for name in _COUNTED}
+        else:
+            counts = _written(_one_a_task(spark, n).mapInArrow(_listing(spec), LEDGER_SCHEMA), str(ledger))
+    with opened(spec.store) as store:
+        left = store.overdue(as_of)
+    return SweepResult(
+        **{name: counts.get(name, 0) for name in _COUNTED},
+        left=left,
+        seconds=time.perf_counter() - started,
+        ledger=None if ledger is None else str(ledger),
+    )
+
+
+def _slots(spark: SparkSession, slots: int | None) -> int:
+    if slots is not None and slots < 1:
+        raise PipelineError(f"a sweep needs at least one dispatcher, not slots={slots}")
+    return slots or spark.sparkContext.defaultParallelism
+
+
+def _one_a_task(spark: SparkSession, slots: int) -> DataFrame:
+    return spark.range(0, slots, 1, slots)
+
+
+def _written(lines: DataFrame, ledger: str) -> dict[str, int]:
+    """Write the lines, and count them on the way: to read them again would be to sweep again."""
+    seen = Observation()
+    counted = [F.count_if(F.col("kind") == name).alias(name) for name in _COUNTED]
+    lines.observe(seen, *counted).write.mode("append").parquet(ledger)
+    return seen.get
+
+
+_Batches = Iterator[pa.RecordBatch]
+
+
+def _counting(spec: SweepSpec) -> Callable[[_Batches], _Batches]:
+    def count(slots: _Batches) -> _Batches:
+        for slot in slots:
+            for _ in range(slot.num_rows):
+                counts = drain_due(spec)
+                yield pa.RecordBatch.from_pylist([{name: counts[name] for name in _COUNTED}], _COUNTS_ARROW)
+
+    return count
+
+
+def _listing(spec: SweepSpec) -> Callable[[_Batches], _Batches]:
+    def list_all(slots: _Batches) -> _Batches:
+        for slot in slots:
+            for _ in range(slot.num_rows):
+                yield from swept(spec, None)
+
+    return list_all
+
+
+# --- continuously -----------------------------------------------------------------------------------------------------
+
+
+class SweepQuery:
+    """A continuous sweep. A context manager: at the end it is stopped, and what it has in hand is finished.
+
+    Args:
+        query: Spark's own.
+        stop_file: what tells the tasks to come to an end.
+        residency: how many seconds tasks go on that do not see the file.
+    """
+
+    def __init__(self, query: StreamingQuery, stop_file: Path, residency: float) -> None:
+        self.query = query
+        self._stop_file, self._residency = stop_file, residency
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait for its end; return whether it has ended.
+
+        Raises:
+            PipelineError: it has failed; nothing is lost, and it goes on where it is started again.
+        """
+        ended = threading.Event()
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        while self.query.isActive and time.monotonic() < deadline:
+            ended.wait(_LOOKS_EVERY_SECONDS)
+        self._check()
+        return not self.query.isActive
+
+    @property
+    def _batches(self) -> int:
+        """Number of the last micro-batch that has ended."""
+        last = self.query.lastProgress
+        return -1 if last is None else int(last["batchId"])
+
+    def _check(self) -> None:
+        error = self.query.exception()
+        if error is not None:
+            raise PipelineError(f"the sweep has failed: {cause(error)}") from error
+
+    def stop(self) -> None:
+        """Let the dispatchers finish what they have in hand, and have the ledger of it written; then end the query.
+
+        Executors that do not share this machine's files end when their time is up, see :data:`RESIDENCY`.
+
+        Raises:
+            PipelineError: it had failed before.
+        """
+        in_hand = self._batches + 1
+        if self._stop_file.parent.is_dir():
+            self._stop_file.touch()
+        deadline = time.monotonic() + self._residency + _STOP_PATIENCE_SECONDS
+        look_again = threading.Event()
+        # The next micro-batch finds nothing to do: its tasks look for the file before they look for messages.
+        while self.query.isActive and self._batches < in_hand and time.monotonic() < deadline:
+            look_again.wait(_LOOKS_EVERY_SECONDS)
+        self.query.stop()
+        shutil.rmtree(self._stop_file.parent, ignore_errors=True)
+        self._check()
+
+
+def sweep_continuously(
+    spark: SparkSession,
+    spec: SweepSpec,
+    *,
+    checkpoint: str | Path,
+    slots: int | None = None,
+    ledger: str | Path | None = None,
+    residency: timedelta = RESIDENCY,
+) -> SweepQuery:
+    """Dispatch messages as they fall due, until stopped: a streaming query whose tasks are resident dispatchers.
+
+    Args:
+        spark: a session in UTC.
+        spec: from where to where.
+        checkpoint: folder of the query; started again with it, the query goes on. Losing it costs nothing but the
+            order of the ledger's files: what is due is known by the store.
+        slots: dispatchers at the same time, by default as many as Spark has cores; more than there are free cores
+            would wait for each other.
+        ledger: a folder of Parquet files, each line written once, for :func:`postdate.pipeline.audit.audit`.
+        residency: see :data:`RESIDENCY`.
+
+    Raises:
+        StoreUnavailable, TransportUnavailable, StoreNotSetUp, ConfigurationError: before the query starts.
+        PipelineError: ``slots`` or ``residency`` cannot be.
+    """
+    require_utc(spark)
+    seconds = residency.total_seconds()
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise PipelineError(f"residency must be above zero, not {residency}")
+    n = _slots(spark, slots)
+    check_sweep(spec)
+    job = {"job": "sweep", "store": spec.store.shown, "endpoint": spec.store.endpoint, "slots": n}
+    claim_checkpoint(spark, str(checkpoint), job)
+    stop_file = Path(tempfile.mkdtemp(prefix="postdate-sweep-")) / "stop"
+    # Spark's own source of ticks: a row for each slot in each micro-batch, and a micro-batch as soon as the last ended.
+    ticks = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", n).option("numPartitions", n).load()
+    lines = ticks.select("value").mapInArrow(_residing(spec, seconds, stop_file), LEDGER_SCHEMA)
+    writer = lines.writeStream.option("checkpointLocation", str(checkpoint)).queryName(f"sweep-{uuid.uuid4().hex[:8]}")
+    sink = writer.format("noop") if ledger is None else writer.format("parquet").option("path", str(ledger))
+    with _quick_hand_overs(spark):
+        return SweepQuery(sink.start(), stop_file, seconds)
+
+
+@contextmanager
+def _quick_hand_overs(spark: SparkSession) -> Generator[None]:
+    """Have a query that starts in the block write its checkpoint in the quickest way: nothing in it is worth more."""
+    before = {name: spark.conf.get(name, None) for name in _QUICK_CHECKPOINTS}
+    for name, value in _QUICK_CHECKPOINTS.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, value)
+
+
+def _residing(spec: SweepSpec, seconds: float, stop_file: Path) -> Callable[[_Batches], _Batches]:
+    """Return what each task does: be a dispatcher until the time is up."""
+
+    def reside(ticks: _Batches) -> _Batches:
+        for tick in ticks:
+            for _ in range(tick.num_rows):
+                yield from swept(spec, seconds, stop_file)
+
+    return reside

@@ -1,0 +1,94 @@
+"""What stores and transports have in common: modes, outcomes, records, work in a transaction, wake-ups."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+
+class TransactionMode(enum.Enum):
+    """What receiving, handling and sending have in common when something fails (specification 6)."""
+
+    NONE = "none"
+    RECEIVE_ONLY = "receive_only"
+    SENDS_ATOMIC_WITH_RECEIVE = "sends_atomic_with_receive"
+    TRANSACTION_SCOPE = "transaction_scope"
+
+
+class Outcome(enum.Enum):
+    """How a delayed message ended."""
+
+    DELIVERED = "delivered"
+    EXPIRED = "expired"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+
+
+class RecordKind(enum.IntEnum):
+    """What a record says happened. The numbers are stored; they never change."""
+
+    SCHEDULED = 1
+    DELIVERED = 2
+    HANDLED = 3
+    RETRIED = 4
+    EXPIRED = 5
+    CANCELLED = 6
+    FAILED = 7
+    RESCHEDULED = 8
+    DISCARDED = 9
+    RETURNED = 10
+
+
+OUTCOME_RECORDS: Mapping[Outcome, RecordKind] = {
+    Outcome.DELIVERED: RecordKind.DELIVERED,
+    Outcome.EXPIRED: RecordKind.EXPIRED,
+    Outcome.CANCELLED: RecordKind.CANCELLED,
+    Outcome.FAILED: RecordKind.FAILED,
+}
+
+
+class Recording(enum.Enum):
+    """How much of what happens to delayed messages is kept for audits.
+
+    ``ALL`` keeps scheduled, delivered, expired, cancelled, failed, rescheduled, retried and handled; ``OUTCOMES``
+    leaves out retried and handled; ``NONE`` keeps nothing once a message has left the store, so that an id may be used
+    again and nothing can be audited.
+    """
+
+    ALL = "all"
+    OUTCOMES = "outcomes"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One line of what happened to a delayed message; written in the transaction in which it happened.
+
+    Args:
+        kind: what happened.
+        message_id: of the delayed message.
+        at: when, on the clock of the process that did it; UTC.
+        due: the due time then; UTC.
+        destination: where it was meant to go.
+        detail: reason of a retry, failure, or discard; empty otherwise.
+    """
+
+    kind: RecordKind
+    message_id: str
+    at: datetime
+    due: datetime | None
+    destination: str | None
+    detail: str = ""
+
+
+NativeTransaction = Any
+"""A database transaction that is open: what the driver calls it. Only adapters of one database look inside."""
+
+Work = Callable[[NativeTransaction], None]
+"""Something to be done inside another adapter's native transaction. Raising rolls the whole transaction back."""
+
+Wake = Callable[[], None]
+"""Called from any thread to say: look again now. Never blocks."""

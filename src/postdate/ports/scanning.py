@@ -1,0 +1,129 @@
+"""Reading and writing in bulk: what the pipeline needs from a store. Everything here blocks. Source: ADR 0011."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Protocol, runtime_checkable
+
+from postdate.ports.stores import StoreReport
+
+ArrowBatch = Any
+"""A ``pyarrow.RecordBatch``. Named so because only the pipeline and what serves it there import pyarrow."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScanPart:
+    """One share of a scan: rows whose place is at least ``first`` and below ``end``; a store knows what a place is."""
+
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScanFilter:
+    """Which rows; every given condition must hold, and a row without a value never fulfils a condition on it.
+
+    Args:
+        message_ids: one of these; ``None``: any.
+        destinations: one of these (of ``queued``: its queue); ``None``: any.
+        due_from: due then or later; aware.
+        due_to: due before then; aware.
+    """
+
+    message_ids: tuple[str, ...] | None = None
+    destinations: tuple[str, ...] | None = None
+    due_from: datetime | None = None
+    due_to: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """What to read.
+
+    Args:
+        what: ``pending``, ``records`` or ``queued``; see :class:`ScannableStore`.
+        columns: names, in the order in which they are wanted; none at all is allowed: rows are counted then.
+        where: which rows.
+        snapshot: from :meth:`ScannableStore.snapshot`; ``None``: each part is a snapshot of its own.
+    """
+
+    what: str
+    columns: tuple[str, ...]
+    where: ScanFilter = field(default_factory=ScanFilter)
+    snapshot: str | None = None
+
+
+@runtime_checkable
+class ScannableStore(Protocol):
+    """Pages through everything a store holds, in shares that can be read in parallel by several processes.
+
+    What there is to read:
+
+    - ``pending``: message_id, destination, due, expires_at, headers (JSON text), body, number_of_failures
+    - ``records``: number, kind (number of :class:`RecordKind`), message_id, at, due, destination, detail
+    - ``queued``: message_id, queue, due; messages that are in a queue of the same database and not yet handled
+    """
+
+    def snapshot(self) -> AbstractContextManager[str | None]:
+        """Hold one instant of the store open for the length of the block; give what names it to other processes.
+
+        Scans with the name, by any process, see the store as it was at that instant, all three kinds of rows alike.
+        ``None`` where the store cannot be held: then each part is a snapshot of its own, and rows written later may
+        have lower places than rows seen before. Plan the shares while the instant is held: rows may move beyond shares
+        that were planned before.
+
+        Guarantees:
+            scanning.a_snapshot_is_one_instant.
+        """
+        ...
+
+    def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
+        """Split the rows that exist now into at most ``parts`` shares, of about equal size.
+
+        Guarantees:
+            scanning.parts_cover_every_row_once, an_empty_store_has_no_rows, what_does_not_exist_is_refused.
+        """
+        ...
+
+    def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
+        """Yield pages of at most ``page`` plain rows of one share; times are whole microseconds since 1970 UTC.
+
+        Raises:
+            PipelineError: there is no such thing or column to read, or the snapshot is not held any more.
+
+        Guarantees:
+            scanning.columns_come_as_asked_for, parts_cover_every_row_once, only_what_is_asked_for_is_read.
+        """
+        ...
+
+
+@runtime_checkable
+class ColumnarStore(ScannableStore, Protocol):
+    """A store that gives and takes whole Arrow batches, so that no row becomes a Python object on the way.
+
+    Columns are those of :class:`ScannableStore`; times are ``timestamp('us', 'UTC')``, headers JSON text, ``kind`` and
+    ``number_of_failures`` whole numbers of any width.
+    """
+
+    def scan_columns(self, scan: Scan, part: ScanPart) -> Iterable[ArrowBatch]:
+        """Do what :meth:`ScannableStore.scan` does.
+
+        Guarantees:
+            scanning.columns_hold_what_rows_hold.
+        """
+        ...
+
+    def store_columns(self, batch: ArrowBatch, now: datetime) -> StoreReport:
+        """Do what :meth:`postdate.ports.ClaimingStore.store_many` does: one transaction, idempotent by message id.
+
+        Args:
+            batch: message_id, destination, due, expires_at, headers, body; valid messages: whoever calls has checked.
+            now: recorded as the time of scheduling.
+
+        Guarantees:
+            storing.columns_are_stored_as_messages_are.
+        """
+        ...

@@ -1,0 +1,492 @@
+"""What the core needs from a store, and what a store can do besides. Source: specification 1.1; ADR 0002, 0003."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final, Protocol, runtime_checkable
+
+from postdate.messages import DelayedMessage
+from postdate.ports.common import NativeTransaction, Outcome, Record, RecordKind, TransactionMode, Wake, Work
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCapabilities:
+    """What a store can do.
+
+    Args:
+        durable: what was stored survives the process.
+        shared: several processes may use it at once.
+        time_precision: due times are kept to this; never rounded to an earlier instant.
+        transaction_modes: modes in which the store can keep its part of the promise.
+        database: identity of the database; a transport with an equal identity can share a transaction with it.
+        largest_message_bytes: headers and body together.
+    """
+
+    durable: bool
+    shared: bool
+    time_precision: timedelta
+    transaction_modes: frozenset[TransactionMode]
+    database: object | None = None
+    largest_message_bytes: int = 16 * 1024 * 1024
+
+
+SIMPLE_STORE = StoreCapabilities(
+    durable=True,
+    shared=False,
+    time_precision=timedelta(microseconds=1),
+    transaction_modes=frozenset(TransactionMode) - {TransactionMode.TRANSACTION_SCOPE},
+)
+"""What is taken for granted of a store that does not say what it can do."""
+
+
+@runtime_checkable
+class DelayedMessageStore(Protocol):
+    """Keeps messages until they are due. This is all that a store of one's own must have (specification 1.1).
+
+    It may say more: :meth:`SetsUp.setup`, ``close()``, and a property ``capabilities`` (:class:`StoreCapabilities`);
+    without it the store is taken for :data:`SIMPLE_STORE`.
+    """
+
+    async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
+        """Prepare for use by ``endpoint``; called once, before :meth:`SetsUp.setup` and any other call.
+
+        Raises:
+            UnsupportedTransactionMode: the store cannot keep its part of ``mode``; the endpoint does not start.
+
+        Guarantees:
+            capabilities.declared_modes_are_accepted_and_others_refused.
+        """
+        ...
+
+    async def store(self, message: DelayedMessage, now: datetime) -> None:
+        """Keep one message durably; returns after the commit.
+
+        A message that went to the error queue may be stored again under its id: so it comes back when it is returned.
+
+        Raises:
+            DuplicateMessage: the id was stored before; the first message is unchanged.
+            MessageTooLarge: over ``largest_message_bytes``; nothing was stored.
+            StoreUnavailable: transient; nothing was stored.
+
+        Guarantees:
+            storing.a_message_is_unchanged, a_duplicate_is_refused, a_failed_message_may_come_back,
+            too_large_is_refused, a_race_for_one_id_has_one_winner, what_is_stored_survives_closing.
+        """
+        ...
+
+    async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
+        """Claim the oldest message with ``due`` strictly before ``now``, or return ``None``.
+
+        A claimed message is hidden from every other caller until it is removed, its failure count is incremented, or
+        the claiming process dies.
+
+        Guarantees:
+            contract.oldest_due_first, due_is_compared_strictly, a_fetched_message_is_hidden.
+        """
+        ...
+
+    async def remove(self, message_id: str, now: datetime) -> bool:
+        """Remove a message that was delivered; ``False`` when it is not there (any more).
+
+        Guarantees:
+            contract.remove_says_whether_it_was_there, remove_is_a_delivery.
+        """
+        ...
+
+    async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
+        """Count one failed attempt and give the claim back; ``False`` when the message is not there (any more).
+
+        Guarantees:
+            contract.increment_says_whether_it_was_there, a_failed_message_is_fetched_again_unchanged.
+        """
+        ...
+
+    async def next_due(self) -> datetime | None:
+        """Return the earliest due time, UTC, overdue messages included; ``None`` when the store is empty.
+
+        Guarantees:
+            contract.next_due_is_the_earliest.
+        """
+        ...
+
+
+def capabilities_of(store: DelayedMessageStore) -> StoreCapabilities:
+    """Return what a store says it can do, or :data:`SIMPLE_STORE` where it says nothing."""
+    said = getattr(store, "capabilities", None)
+    return said if isinstance(said, StoreCapabilities) else SIMPLE_STORE
+
+
+@runtime_checkable
+class SetsUp(Protocol):
+    """A store or transport that can create what it needs (tables, indexes)."""
+
+    async def setup(self) -> None:
+        """Create what is missing; idempotent, and safe when several processes do it at once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoreReport:
+    """What became of a batch.
+
+    Args:
+        stored: how many are new in the store.
+        already_there: ids that were stored before, in the order given; the first messages are unchanged.
+    """
+
+    stored: int
+    already_there: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A due message held by one process until it is finished, released, or the process dies.
+
+    Args:
+        message: what is held.
+        token: fences the claim: finishing or releasing with a token that was taken over has no effect and says so.
+    """
+
+    message: DelayedMessage
+    token: object
+
+
+@runtime_checkable
+class ClaimingStore(DelayedMessageStore, Protocol):
+    """A store that works in batches. Every built-in store is one."""
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        """What this store can do; constant."""
+        ...
+
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+        """Keep a batch in one transaction, idempotent by message id.
+
+        Args:
+            messages: any number; an id that stands twice counts once as already there.
+            now: recorded as the time of scheduling.
+
+        Raises:
+            MessageTooLarge, StoreUnavailable: nothing of the batch was stored.
+
+        Guarantees:
+            storing.a_batch_is_idempotent, an_id_twice_in_a_batch_counts_once,
+            a_batch_with_one_too_large_is_refused_whole.
+        """
+        ...
+
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+        """Claim up to ``limit`` messages that may be attempted strictly before ``now``, oldest first.
+
+        Guarantees:
+            claims.oldest_first_up_to_the_limit, due_is_compared_strictly, a_claimed_message_is_hidden,
+            tasks_claim_each_message_once, other_processes_do_not_claim_it_too, claims_end_with_their_process.
+        """
+        ...
+
+    async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
+        """Remove claimed messages and record how they ended, in one transaction; return how many were still held.
+
+        Guarantees:
+            claims.finish_removes, a_claim_given_back_is_void, a_claim_from_before_a_comeback_is_void;
+            recording.all_keeps_everything.
+        """
+        ...
+
+    async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
+        """Count a failure and give the claim back; not eligible again before ``attempt_at``.
+
+        Guarantees:
+            claims.retry_later_waits, failures_add_up, a_finished_claim_cannot_be_given_back,
+            a_claim_given_back_is_void.
+        """
+        ...
+
+    async def next_attempt(self) -> datetime | None:
+        """Return the earliest instant at which an unclaimed message may be attempted, UTC; ``None`` without any.
+
+        Guarantees:
+            claims.next_attempt_is_the_earliest.
+        """
+        ...
+
+    async def listen(self, wake: Wake) -> Callable[[], None]:
+        """Call ``wake`` after the commit of a message that is due before all others; returns the way to stop it.
+
+        Guarantees:
+            claims.what_is_due_earlier_wakes, a_wake_up_follows_the_commit, other_processes_are_woken.
+        """
+        ...
+
+
+@runtime_checkable
+class RevocableStore(Protocol):
+    """A store whose claims end with a lease, which this process may lose to another while it lives."""
+
+    def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
+        """Call ``lost`` with the ids of messages whose claims are void from now on; returns the way to stop it.
+
+        Called in the event loop of the store, as soon as the loss is known. Others may be sending these messages, so
+        whoever sends them here stops.
+
+        Guarantees:
+            integration/azure/test_lease.py::test_row_81_what_is_being_sent_is_cut_off_when_the_lease_is_lost.
+        """
+        ...
+
+
+@runtime_checkable
+class EnlistingStore(ClaimingStore, Protocol):
+    """A store whose writes can be part of a transaction on the same database."""
+
+    def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
+        """Return the work that stores ``messages`` (ids already there are left as they are).
+
+        Guarantees:
+            capabilities.storing_is_part_of_the_transaction.
+        """
+        ...
+
+    def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
+        """Return the work that finishes ``claims``; it raises ``ClaimLost`` when one is no longer held.
+
+        Guarantees:
+            capabilities.finishing_is_part_of_the_transaction.
+        """
+        ...
+
+
+@runtime_checkable
+class TransactionalStore(Protocol):
+    """A store that can be part of a transaction that an application has open on a connection of its own."""
+
+    async def enqueue(self, connection: NativeTransaction, messages: Sequence[DelayedMessage], now: datetime) -> None:
+        """Store ``messages`` in the application's transaction; services are woken by its commit, if it comes.
+
+        Args:
+            connection: to the database of the store, in a transaction or about to begin one: of a driver that the store
+                knows. One that blocks is used in another thread; the caller does not use it meanwhile.
+            messages: one round trip each.
+            now: recorded as the time of scheduling.
+
+        Raises:
+            ConfigurationError: not such a connection, or one that commits every statement by itself; nothing was done.
+            DuplicateMessage: some ids were stored before; their first messages are unchanged, all others are stored,
+                and the transaction can go on.
+            MessageTooLarge: nothing was done.
+        """
+        ...
+
+    def enqueue_blocking(
+        self, connection: NativeTransaction, messages: Sequence[DelayedMessage], now: datetime
+    ) -> None:
+        """Do the same with a connection that blocks, in the calling thread."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Which messages one move took, in the same order in every list.
+
+    Args:
+        message_ids: of each.
+        dues: due times, UTC.
+        destinations: of each.
+        expired: whether it was past its expiry and was recorded instead of delivered.
+    """
+
+    message_ids: Sequence[str]
+    dues: Sequence[datetime]
+    destinations: Sequence[str]
+    expired: Sequence[bool]
+
+
+NOTHING_MOVED: Final = Moved((), (), (), ())
+
+
+@dataclass(frozen=True, slots=True)
+class MoveReport:
+    """What one move did.
+
+    Args:
+        delivered: how many went to their queue.
+        expired: how many were past their expiry and were recorded instead.
+        left_behind: whether the oldest message that is still due has no queue in this database: it must be claimed.
+        next_attempt: see :meth:`ClaimingStore.next_attempt`, as of the end of the move.
+        moved: which messages; ``None`` when that was not asked for.
+    """
+
+    delivered: int
+    expired: int
+    left_behind: bool
+    next_attempt: datetime | None
+    moved: Moved | None = None
+
+
+@runtime_checkable
+class MovingStore(EnlistingStore, Protocol):
+    """A store that shares its database with the queues: due messages move without leaving the database."""
+
+    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
+        """Move up to ``limit`` due messages to their queues, oldest first, remove and record them: one transaction.
+
+        Args:
+            now: what is due strictly before it moves; recorded as the time of it.
+            limit: messages at most.
+            listing: say which messages they were.
+
+        Guarantees:
+            capabilities.due_messages_move_to_their_queues, a_move_takes_no_more_than_its_limit,
+            a_move_lists_what_it_took.
+        """
+        ...
+
+    async def pause(self) -> None:
+        """Give other writers their turn between two moves; returns at once when there are none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Discarding:
+    """Which due messages are recorded as expired instead of sent, besides those past their absolute expiry.
+
+    Args:
+        allowance: how long after the end that its headers give a message is still sent, for clocks that differ.
+        has_lapsed: the rule, of headers, the current time and the allowance. A store may have the same rule in SQL.
+    """
+
+    allowance: timedelta
+    has_lapsed: Callable[[Mapping[str, str], datetime, timedelta], bool]
+
+
+@runtime_checkable
+class DiscardingStore(MovingStore, Protocol):
+    """A store that can look into the headers of due messages while it moves them."""
+
+    async def move_wanted(
+        self, now: datetime, limit: int, discarding: Discarding, *, listing: bool = False
+    ) -> MoveReport:
+        """Do the same as :meth:`MovingStore.move_due`, and record as expired what has lapsed.
+
+        Args:
+            now: see there; lapsed is what has lapsed by then.
+            limit: see there.
+            discarding: which messages have lapsed. One whose end cannot be told is sent: its receiver fails it.
+            listing: see there.
+
+        Guarantees:
+            integration/pipeline/test_lapsed_sweeps.py.
+
+        Source: specification 2.4.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatistics:
+    """Counts of one store, consistent with each other.
+
+    Args:
+        pending: messages that wait.
+        overdue: of these, due strictly before ``now`` and held by nobody.
+        claimed: of these, held by a process at the moment.
+        failing: of these, with at least one failed attempt.
+        next_due: earliest due time, UTC.
+    """
+
+    pending: int
+    overdue: int
+    claimed: int
+    failing: int
+    next_due: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class MessageFilter:
+    """Which pending messages; every given condition must hold. Due bounds: from inclusive, to exclusive."""
+
+    destination: str | None = None
+    due_from: datetime | None = None
+    due_to: datetime | None = None
+
+    def matches(self, message: DelayedMessage) -> bool:
+        """Return whether ``message`` fulfils every condition."""
+        return (
+            (self.destination is None or message.destination == self.destination)
+            and (self.due_from is None or message.due >= self.due_from)
+            and (self.due_to is None or message.due < self.due_to)
+        )
+
+
+@runtime_checkable
+class InspectableStore(Protocol):
+    """What an operator asks of a store."""
+
+    async def statistics(self, now: datetime) -> StoreStatistics:
+        """Count what is there; reads an index, not the messages.
+
+        Guarantees:
+            administration.statistics_agree_with_the_messages.
+        """
+        ...
+
+    async def record_counts(self) -> Mapping[RecordKind, int]:
+        """Count the records of each kind; reads them all.
+
+        Guarantees:
+            recording.a_record_says_what_when_and_why.
+        """
+        ...
+
+    async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
+        """Return up to ``limit`` pending messages by due time, then id of storing.
+
+        Guarantees:
+            administration.pending_messages_are_listed.
+        """
+        ...
+
+    async def get(self, message_id: str) -> DelayedMessage | None:
+        """Return a pending message, or ``None``.
+
+        Guarantees:
+            administration.a_pending_message_is_found_by_id.
+        """
+        ...
+
+    async def history(self, message_id: str) -> Sequence[Record]:
+        """Return every record of one message in the order of writing.
+
+        Guarantees:
+            recording.a_record_says_what_when_and_why, all_keeps_everything, outcomes_leaves_out_retries,
+            none_keeps_nothing_of_what_has_left.
+        """
+        ...
+
+
+@runtime_checkable
+class AdministrableStore(InspectableStore, Protocol):
+    """A store whose pending messages an operator can change (specification row 119)."""
+
+    async def cancel(self, message_id: str, now: datetime) -> bool:
+        """Remove a pending message for good and record it; ``False`` when it is not there or is being dispatched.
+
+        Guarantees:
+            administration.a_cancelled_message_is_gone, what_is_being_dispatched_is_left_alone.
+        """
+        ...
+
+    async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
+        """Give a pending message another due time; ``False`` when it is not there or is being dispatched.
+
+        Raises:
+            InvalidMessage: the message expires before ``due``.
+
+        Guarantees:
+            administration.a_rescheduled_message_has_its_new_due_time, rescheduling_earlier_wakes,
+            nothing_is_rescheduled_past_its_expiry, what_is_being_dispatched_is_left_alone.
+        """
+        ...

@@ -1,0 +1,200 @@
+"""What the core needs from queues. Source: specification 6; ADR 0003."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Protocol, runtime_checkable
+
+from postdate.errors import PostdateError
+from postdate.messages import Envelope
+from postdate.ports.common import RecordKind, TransactionMode, Work
+
+
+@dataclass(frozen=True, slots=True)
+class TransportCapabilities:
+    """What a transport can do.
+
+    Args:
+        durable: what was sent survives the process.
+        transaction_modes: modes whose promise it keeps.
+        database: identity of the database that its queues live in, if any; see :class:`StoreCapabilities`.
+        largest_message_bytes: headers and body together.
+        expires_messages: a message past its expiry is discarded by the queue itself: it is never received.
+        time_to_be_received_in_transactions: every message of one transaction may have a time to be received of its own;
+            without it, sends with one are refused in a transaction (specification 2.2).
+        time_to_be_received_precision: a time to be received counts as the next multiple of this.
+        dead_letters: what expires can be kept in a dead-letter queue.
+        pipelines: one ``send`` takes messages for any mixture of destinations, and a destination that does not answer
+            holds up none of the others; without it, each destination gets calls of its own.
+    """
+
+    durable: bool
+    transaction_modes: frozenset[TransactionMode]
+    database: object | None = None
+    largest_message_bytes: int = 16 * 1024 * 1024
+    expires_messages: bool = False
+    time_to_be_received_in_transactions: bool = True
+    time_to_be_received_precision: timedelta = timedelta(milliseconds=1)
+    dead_letters: bool = False
+    pipelines: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message taken from a queue and held by this process.
+
+    Args:
+        envelope: the message; ``destination`` is the queue it was in.
+        failures: how often handling it failed before, as far as the transport knows.
+        token: fences the hold.
+    """
+
+    envelope: Envelope
+    failures: int
+    token: object
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How handling of a received message ended.
+
+    Args:
+        record: what is recorded of a message that had been delayed; ``None``: nothing.
+        detail: reason, for the record.
+        outgoing: messages to send.
+        work: to be done in the same transaction; only with a transport in the database of the work.
+    """
+
+    record: RecordKind | None = RecordKind.HANDLED
+    detail: str = ""
+    outgoing: Sequence[Envelope] = ()
+    work: Sequence[Work] = ()
+
+
+HANDLED = End()
+
+
+@runtime_checkable
+class Receiver(Protocol):
+    """One queue being received from."""
+
+    async def receive(self, limit: int) -> Sequence[Received]:
+        """Wait until there is a message, then hold up to ``limit``, oldest first.
+
+        Empty only in the first answer after it has raised, to say that the server answers again and there is nothing
+        to do: a pump that waits for the next message instead would call the outage a lasting one.
+
+        The wait may be cancelled; nothing is held then.
+
+        Guarantees:
+            receiving.up_to_the_limit_is_received, receiving_waits_for_a_message, a_held_message_is_hidden,
+            a_cancelled_receive_loses_nothing, competing_receivers_share_the_messages.
+        """
+        ...
+
+    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+        """Take the message off the queue for good, with everything in ``end``: one transaction where it can be.
+
+        Raises:
+            ClaimLost: another process took the message over; nothing was sent or done.
+            QueueNotFound: an outgoing message has no queue; nothing was sent or done.
+            TimeToBeReceivedInTransaction: an outgoing message has a time to be received, and the transport cannot have
+                that in a transaction; nothing was sent or done.
+            TransportUnavailable: transient; the message is still held.
+
+        Guarantees:
+            receiving.a_committed_message_is_gone, a_lost_hold_is_noticed;
+            transactions.outgoing_messages_leave_with_the_commit, one_bad_outgoing_message_undoes_the_commit,
+            a_lost_hold_sends_nothing;
+            expiry.a_received_message_is_no_longer_subject_to_it,
+            in_a_transaction_each_has_its_own_or_all_is_refused.
+        """
+        ...
+
+    async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+        """Give the message back to its queue; with ``failed`` its failure count grows by one.
+
+        Guarantees:
+            receiving.a_message_rolled_back_is_received_again, a_message_rolled_back_wakes_others.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Give back everything still held.
+
+        Guarantees:
+            receiving.closing_gives_back_what_is_held.
+        """
+        ...
+
+
+@runtime_checkable
+class TakingReceiver(Receiver, Protocol):
+    """A receiver that can pick one message out of its queue."""
+
+    async def take(self, message_id: str) -> Received | None:
+        """Hold one message, chosen by its id, or return ``None``: it is not in the queue, or held already.
+
+        Raises:
+            QueueNotFound: there is no such queue.
+
+        Guarantees:
+            receiving.a_message_is_taken_by_its_id.
+        """
+        ...
+
+
+@runtime_checkable
+class Transport(Protocol):
+    """Queues."""
+
+    @property
+    def capabilities(self) -> TransportCapabilities:
+        """What this transport can do; constant."""
+        ...
+
+    async def create_queues(self, names: Sequence[str]) -> None:
+        """Create the queues that do not exist yet; idempotent.
+
+        Guarantees:
+            sending.creating_a_queue_again_keeps_its_messages.
+        """
+        ...
+
+    async def send(
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+    ) -> Sequence[PostdateError | None]:
+        """Send each message durably, or say why not.
+
+        Args:
+            envelopes: in the order in which they are to arrive.
+            now: time of sending.
+            work: only with a transport that lives in the database of the work: one transaction with all the sends, in
+                which any failure rolls back everything and is raised.
+
+        Returns:
+            One entry an envelope, in order: ``None`` when it was sent, else ``QueueNotFound``, ``MessageTooLarge``,
+            ``TimeToBeReceivedInTransaction`` or ``TransportUnavailable``.
+
+        Guarantees:
+            sending.order_is_kept, headers_and_body_are_unchanged, unicode_survives,
+            expiry_and_due_time_are_carried, a_missing_queue_is_a_value, too_large_is_a_value;
+            expiry.within_its_time_a_message_is_received, past_its_time_a_message_is_never_received,
+            the_clock_of_the_sender_does_not_count, an_expired_message_leaves_the_queue_without_a_receiver;
+            capabilities.work_of_a_database_is_done_or_refused.
+        """
+        ...
+
+    def receiver(self, queue: str) -> Receiver:
+        """Return a receiver on ``queue``, which must exist when :meth:`Receiver.receive` is called.
+
+        Guarantees:
+            receiving.a_missing_queue_raises.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Release connections."""
+        ...

@@ -1,0 +1,95 @@
+"""Where a RabbitMQ server is and as whom to log in: the parts of an AMQP URL."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass, field
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from postdate.errors import ConfigurationError
+
+_PORTS = {"amqp": 5672, "amqps": 5671}
+_OPTIONS = ("heartbeat", "cacertfile", "certfile", "keyfile")
+HEARTBEAT_SECONDS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Server, virtual host and account.
+
+    Args:
+        host: name or address.
+        port: TCP.
+        virtual_host: ``/`` unless it is named.
+        user: of the account.
+        password: of the account.
+        heartbeat_seconds: a server that is silent for two of these is taken for dead; 0: never.
+        tls: how to check the server, and how to identify to it; ``None``: without encryption.
+    """
+
+    host: str
+    port: int
+    virtual_host: str
+    user: str
+    password: str = field(repr=False)
+    heartbeat_seconds: int = HEARTBEAT_SECONDS
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+
+    @property
+    def place(self) -> str:
+        """Return where this is, without secrets."""
+        return f"RabbitMQ at {self.host}:{self.port} (virtual host {self.virtual_host!r}, user {self.user!r})"
+
+
+def parse_url(url: str) -> Login:
+    """Return the parts of ``amqp://user:password@host:port/virtual%20host?heartbeat=20``.
+
+    ``amqps`` is AMQP over TLS; ``cacertfile``, ``certfile`` and ``keyfile`` are then paths of PEM files.
+
+    Raises:
+        ConfigurationError: it is no such URL; the message names no password.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:  # its text may have a piece of a password that is not escaped
+        raise ConfigurationError(
+            "the URL of RabbitMQ cannot be read; write amqp://user:password@host:5672/vhost, with / in a password as "
+            "%2F, @ as %40, # as %23"
+        ) from None
+    if parts.scheme not in _PORTS or not parts.hostname:
+        raise ConfigurationError(
+            "the URL of RabbitMQ must look like amqp://user:password@host:5672/vhost or amqps://…; this one has no "
+            "such scheme, or no host"
+        )
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    unknown = sorted(set(options) - set(_OPTIONS))
+    if unknown:
+        raise ConfigurationError(f"the URL of RabbitMQ has the unknown option {unknown[0]!r}; known: {_OPTIONS}")
+    return Login(
+        host=parts.hostname,
+        port=port or _PORTS[parts.scheme],
+        virtual_host=unquote(parts.path[1:]) or "/",
+        user=unquote(parts.username or "guest"),
+        password=unquote(parts.password or "guest"),
+        heartbeat_seconds=_seconds(options.get("heartbeat")),
+        tls=_tls(options) if parts.scheme == "amqps" else None,
+    )
+
+
+def _seconds(text: str | None) -> int:
+    if text is None:
+        return HEARTBEAT_SECONDS
+    if not text.isdecimal() or int(text) > 65_535:
+        raise ConfigurationError(f"heartbeat in the URL of RabbitMQ must be 0 to 65535 whole seconds, not {text!r}")
+    return int(text)
+
+
+def _tls(options: dict[str, str]) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=options.get("cacertfile"))
+        if "certfile" in options:
+            context.load_cert_chain(options["certfile"], options.get("keyfile"))
+    except OSError as error:
+        raise ConfigurationError(f"a certificate that the URL of RabbitMQ names cannot be loaded: {error}") from error
+    return context

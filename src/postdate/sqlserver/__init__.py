@@ -1,0 +1,1 @@
+"""SQL Server: connections, names, SQL. Imported by its store only."""

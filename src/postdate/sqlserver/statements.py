@@ -1,0 +1,214 @@
+"""The SQL of a store in SQL Server, with its names filled in. Parameters are those of pytds. Source: ADR 0008.
+
+Lists travel as JSON: a statement takes no more than 2,100 parameters. A name stands for ``NULL`` in the text when its
+value is ``None``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from postdate.ports import Scan
+from postdate.sqlserver.names import Names
+
+EARLIEST: Final = -(2**63) + 1
+"""Before every time; a bound that also leaves out NULL."""
+
+_ROW: Final = "p.message_id, p.due, p.destination, p.expires_at, p.failures, p.headers, p.body"
+_MICROSECONDS_NOW: Final = "DATEDIFF_BIG(microsecond, CAST('19700101' AS datetime2), SYSUTCDATETIME())"
+_LOCKED: Final = "UPDLOCK, ROWLOCK, READCOMMITTEDLOCK"
+"""READCOMMITTEDLOCK: with row versions switched on in the database, READPAST is refused without it."""
+
+_TEXT: Final = "CAST(j.[value] AS nvarchar(500)) COLLATE Latin1_General_BIN2"
+"""One of a list that travels as JSON."""
+
+_ID: Final = "CAST(%(id)s AS nvarchar(500)) COLLATE Latin1_General_BIN2"
+
+
+def _numbers(name: str) -> str:
+    return f"(SELECT CAST(j.[value] AS bigint) FROM OPENJSON(%({name})s) AS j)"
+
+
+def _texts(name: str, column: str) -> str:
+    """Return the condition that a column is one of a list; spaces at the end, which ``=`` does not see, count."""
+    return (
+        f"EXISTS (SELECT 1 FROM OPENJSON(%({name})s) AS j "
+        f"WHERE {column} = {_TEXT} AND DATALENGTH({column}) = DATALENGTH({_TEXT}))"
+    )
+
+
+class Statements:
+    """Every statement of one store.
+
+    Args:
+        names: of its tables.
+    """
+
+    def __init__(self, names: Names) -> None:
+        pending, record, store, holder = names.pending, names.of("record"), names.of("store"), names.of("holder")
+        of_id = f"message_id = {_ID} AND message_id_bytes = DATALENGTH({_ID}) AND store_id = %(store)s"
+        into_record = f"{record} (at, due, store_id, kind, message_id, destination, detail)"
+        held = f"number IN {_numbers('numbers')} AND (holder = %(holder)s OR (holder IS NULL AND %(holder)s IS NULL))"
+        attempt = f"{pending} AS p WITH (INDEX ([attempt]))"
+        due_first = "p.attempt_at > %(from)s AND p.attempt_at < %(at)s ORDER BY p.attempt_at, p.number"
+        claimable = f"{pending} AS p WITH (INDEX ([attempt]), READPAST, {_LOCKED})"
+
+        self.find_store = f"SELECT store_id FROM {store} WHERE name = %(name)s"
+        self.insert_records = (
+            f"INSERT INTO {record} (at, due, store_id, kind, message_id, destination) "
+            f"OUTPUT inserted.number, inserted.message_id "
+            f"SELECT %(at)s, i.due, %(store)s, 1, i.message_id, i.destination FROM OPENJSON(%(rows)s) WITH "
+            f"(position int '$.position', message_id nvarchar(500) '$.message_id', due bigint '$.due', "
+            f"destination nvarchar(400) '$.destination') AS i WHERE NOT EXISTS ("
+            f"SELECT 1 FROM {record} AS r WITH (UPDLOCK, HOLDLOCK) "
+            f"WHERE r.message_id = i.message_id COLLATE Latin1_General_BIN2 "
+            f"AND r.message_id_bytes = DATALENGTH(i.message_id) AND r.store_id = %(store)s AND r.kind = 1) "
+            f"ORDER BY i.position"
+        )
+        self.insert_messages = (
+            f"INSERT INTO {pending} "
+            f"(number, due, attempt_at, expires_at, message_id, destination, headers, body) "
+            f"SELECT i.number, i.due, i.due, i.expires_at, i.message_id, i.destination, i.headers, i.body "
+            f"FROM OPENJSON(%(rows)s) WITH (number bigint '$.number', due bigint '$.due', "
+            f"expires_at bigint '$.expires_at', message_id nvarchar(500) '$.message_id', "
+            f"destination nvarchar(400) '$.destination', headers nvarchar(max) '$.headers', "
+            f"body varbinary(max) '$.body') AS i"
+        )
+        self.lock_scheduled = f"SELECT number FROM {record} WITH ({_LOCKED}) WHERE {of_id} AND kind = 1"
+        self.last_kind = (
+            f"SELECT TOP (1) kind FROM {record} WHERE {of_id} AND NOT EXISTS "
+            f"(SELECT 1 FROM {pending} WHERE number = %(number)s) ORDER BY number DESC"
+        )
+
+        self.claim = f"SELECT TOP (%(limit)s) p.number, p.attempt_at, {_ROW} FROM {claimable} WHERE {due_first}"
+        self.finish = (
+            f"DELETE FROM {pending} OUTPUT %(at)s, deleted.due, %(store)s, %(kind)s, deleted.message_id, "
+            f"deleted.destination, %(detail)s INTO {into_record} WHERE {held}"
+        )
+        self.remove = f"DELETE FROM {pending} OUTPUT deleted.number WHERE {held}"
+        self.forget_scheduled = f"DELETE FROM {record} WHERE number IN {_numbers('numbers')}"
+        self.lease = (
+            f"UPDATE {pending} SET holder = %(holder)s, attempt_at = NULL WHERE number IN {_numbers('numbers')}"
+        )
+        leased = f"attempt_at IS NULL AND holder IN {_numbers('holders')}"
+        self.free = f"UPDATE {pending} SET holder = NULL, attempt_at = due WHERE {leased}"
+        self.free_some = f"{self.free} AND number IN {_numbers('numbers')}"
+        self.retry = (
+            f"UPDATE {pending} SET failures = failures + 1, holder = NULL, "
+            f"attempt_at = COALESCE(CAST(%(attempt_at)s AS bigint), due) "
+            f"WHERE number = %(number)s AND (holder = %(holder)s OR (holder IS NULL AND %(holder)s IS NULL))"
+        )
+        self.record_one = (
+            f"INSERT INTO {into_record} SELECT %(at)s, due, %(store)s, %(kind)s, message_id, destination, %(detail)s "
+            f"FROM {pending} WHERE number = %(number)s"
+        )
+        known = f"(SELECT number FROM {record} WHERE {of_id} AND kind = 1)"
+        self.lock = (
+            f"SELECT p.number, p.due, p.attempt_at, p.expires_at, p.holder "
+            f"FROM {pending} AS p WITH (READPAST, {_LOCKED}) WHERE p.number = {known}"
+        )
+        self.reschedule = f"UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s WHERE number = %(number)s"
+
+        after = f"SELECT TOP (1) p.attempt_at FROM {attempt} WHERE p.attempt_at > %(from)s"
+        self.next_attempt = f"{after} ORDER BY p.attempt_at"
+        self.next_attempt_but = f"{after} AND p.number NOT IN {_numbers('locked')} ORDER BY p.attempt_at"
+        self.next_due = f"SELECT TOP (1) due FROM {pending} WITH (INDEX ([due])) ORDER BY due"
+        # What is locked are the oldest, up to the first that can be locked: that one is touched, and no other.
+        self.first_free = f"SELECT TOP (1) p.attempt_at, p.number FROM {claimable} WHERE {due_first}"
+        self.statistics = (
+            f"SELECT c.pending, c.overdue - h.overdue - x.locked, h.held + x.locked, c.failing, c.first FROM "
+            f"(SELECT COUNT(*) AS pending, COALESCE(SUM(CASE WHEN due < %(at)s THEN 1 ELSE 0 END), 0) AS overdue, "
+            f"COALESCE(SUM(CASE WHEN failures > 0 THEN 1 ELSE 0 END), 0) AS failing, MIN(due) AS first "
+            f"FROM {pending} WITH (INDEX ([due]))) AS c CROSS JOIN "
+            f"(SELECT COUNT(*) AS held, COALESCE(SUM(CASE WHEN p.due < %(at)s THEN 1 ELSE 0 END), 0) AS overdue "
+            f"FROM {attempt} WHERE p.attempt_at IS NULL) AS h CROSS JOIN "
+            f"(SELECT COUNT(*) AS locked FROM {attempt} WHERE p.attempt_at > %(from)s AND p.attempt_at < %(at)s "
+            f"AND (%(free_number)s IS NULL OR p.attempt_at < %(free_at)s "
+            f"OR (p.attempt_at = %(free_at)s AND p.number < %(free_number)s))) AS x"
+        )
+        self.record_counts = (
+            f"SELECT kind, COUNT(*) FROM {record} WHERE store_id = %(store)s GROUP BY kind ORDER BY kind"
+        )
+        destination = "CAST(%(destination)s AS nvarchar(400))"
+        self.list_pending = (
+            f"SELECT TOP (%(limit)s) {_ROW} FROM {pending} AS p WITH (INDEX ([due])) "
+            f"WHERE p.due >= %(due_from)s AND p.due < %(due_to)s AND (%(destination)s IS NULL OR "
+            f"(p.destination = {destination} AND DATALENGTH(p.destination) = DATALENGTH({destination}))) "
+            f"ORDER BY p.due, p.number"
+        )
+        self.get = f"SELECT {_ROW} FROM {pending} AS p WHERE p.number = {known}"
+        self.history = (
+            f"SELECT kind, message_id, at, due, destination, detail FROM {record} WHERE {of_id} ORDER BY number"
+        )
+
+        self.take_lock = (
+            "DECLARE @granted int; EXEC @granted = sp_getapplock @Resource = %(name)s, @LockMode = 'Exclusive', "
+            "@LockOwner = 'Session', @LockTimeout = 0; SELECT @granted"
+        )
+        self.add_holder = (
+            f"INSERT INTO {holder} (store_id, lock_name, pid, machine, started_at) OUTPUT inserted.holder "
+            f"VALUES (%(store)s, %(lock)s, %(pid)s, %(machine)s, {_MICROSECONDS_NOW})"
+        )
+        # A session may have a lock twice, so it would take itself for dead.
+        self.find_dead = (
+            f"SELECT holder FROM {holder} WHERE store_id = %(store)s AND lock_name <> %(own)s "
+            f"AND APPLOCK_TEST('public', lock_name, 'Exclusive', 'Session') = 1"
+        )
+        self.find_unknown = (
+            f"SELECT DISTINCT p.holder FROM {attempt} WHERE p.attempt_at IS NULL AND p.holder IS NOT NULL "
+            f"AND NOT EXISTS (SELECT 1 FROM {holder} AS h WHERE h.holder = p.holder)"
+        )
+        # REPEATABLEREAD: a shared lock until the transaction ends, also with row versions switched on in the database.
+        self.keep_holder = f"SELECT holder FROM {holder} WITH (REPEATABLEREAD, ROWLOCK) WHERE holder = %(holder)s"
+        self.drop_holders = f"DELETE FROM {holder} WHERE holder IN {_numbers('holders')}"
+        self.facts = (
+            f"SELECT CAST(SERVERPROPERTY('ProductVersion') AS nvarchar(128)), {_MICROSECONDS_NOW}, "
+            f"(SELECT delayed_durability_desc FROM sys.databases WHERE database_id = DB_ID())"
+        )
+        self.snapshots = "SELECT snapshot_isolation_state FROM sys.databases WHERE database_id = DB_ID()"
+
+
+class ScanStatements:
+    """What reads whole tables.
+
+    Args:
+        names: of the tables.
+    """
+
+    def __init__(self, names: Names) -> None:
+        pending, record = names.pending, names.of("record")
+        self._columns = {
+            "message_id": "t.message_id", "destination": "t.destination", "due": "t.due",
+            "expires_at": "t.expires_at", "headers": "t.headers", "body": "t.body",
+            "number_of_failures": "t.failures",
+            "number": "t.number", "kind": "t.kind", "at": "t.at", "detail": "t.detail",
+        }  # fmt: skip
+        self.bounds = {
+            "pending": f"SELECT COALESCE(MIN(number), 0), COALESCE(MAX(number) + 1, 0) FROM {pending}",
+            "records": f"SELECT COALESCE(MIN(number), 0), COALESCE(MAX(number) + 1, 0) FROM {record}",
+        }
+        share = "t.number >= %(first)s AND t.number < %(end)s"
+        self._shares = {
+            "pending": f" FROM {pending} AS t WHERE {share}",
+            "records": f" FROM {record} AS t WHERE {share} AND t.store_id = %(store)s",
+        }
+        self._conditions = {
+            "destinations": _texts("destinations", "t.destination"),
+            "due_from": "t.due >= %(due_from)s",
+            "due_to": "t.due < %(due_to)s",
+        }
+        self._with_ids = {
+            "pending": (
+                f"t.number IN (SELECT r.number FROM OPENJSON(%(message_ids)s) AS j JOIN {record} AS r "
+                f"ON r.message_id = {_TEXT} AND r.message_id_bytes = DATALENGTH({_TEXT}) "
+                f"AND r.store_id = %(store)s AND r.kind = 1)"
+            ),
+            "records": _texts("message_ids", "t.message_id"),
+        }
+
+    def scanned(self, scan: Scan, conditions: Iterable[str]) -> str:
+        """Return the statement of a scan; ``conditions`` are the names of those that are given."""
+        wanted = ", ".join(self._columns[column] for column in scan.columns) or "1"
+        known = {**self._conditions, "message_ids": self._with_ids[scan.what]}
+        return " AND ".join([f"SELECT {wanted}{self._shares[scan.what]}", *(known[name] for name in conditions)])

@@ -1,0 +1,285 @@
+"""What a store does in SQL Server, step by step; the contracts are those of :class:`postdate.locking.Tables`."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import platform
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from postdate.clock import from_microseconds
+from postdate.errors import StoreNotSetUp, StoreUnavailable, StoreUnreachable
+from postdate.locking import Ending, Row, Waiting
+from postdate.locking.migrating import standing
+from postdate.locking.parts import filter_values
+from postdate.migrations import setup_command
+from postdate.ports import Recording, RecordKind, Scan, ScanPart, ServerFacts
+from postdate.sqlserver import setup
+from postdate.sqlserver.connection import SqlServerSession
+from postdate.sqlserver.names import Names
+from postdate.sqlserver.statements import EARLIEST, ScanStatements, Statements
+
+_LATEST: Final = 2**63 - 1
+_STATEMENT_CHARACTERS: Final = 2 * 1024 * 1024
+
+
+class SqlServerTables:
+    """Every step of one store.
+
+    Args:
+        names: of its tables.
+        recording: what is recorded.
+    """
+
+    def __init__(self, names: Names, recording: Recording) -> None:
+        self.names = names
+        self._recording = recording
+        self._store_id: int | None = None
+        self._own_lock = ""
+        self._sql, self._scans = Statements(names), ScanStatements(names)
+
+    @property
+    def recording(self) -> Recording:
+        """See :class:`postdate.locking.Tables`."""
+        return self._recording
+
+    def setup(self, session: SqlServerSession) -> None:
+        """See :class:`postdate.locking.Tables`."""
+        setup.setup(session, self.names)
+
+    def _store(self, session: SqlServerSession) -> int:
+        if self._store_id is None:
+            missing = (
+                f"schema {self.names.schema!r} has no table {self.names.table!r}; {setup_command(self.names.table)}"
+            )
+            try:
+                found = session.rows(self._sql.find_store, {"name": self.names.table})
+            except StoreNotSetUp as error:
+                raise StoreNotSetUp(missing) from error
+            if not found:
+                raise StoreNotSetUp(missing)
+            self._store_id = found[0][0]
+        assert self._store_id is not None
+        return self._store_id
+
+    # --- storing ------------------------------------------------------------------------------------------------
+
+    def insert(self, session: SqlServerSession, rows: Sequence[Row], at: int) -> Sequence[str]:
+        """See :class:`postdate.locking.Tables`."""
+        values = {"at": at, "store": self._store(session)}
+        keys = [
+            {"position": position, "message_id": row.message_id, "due": row.due, "destination": row.destination}
+            for position, row in enumerate(rows)
+        ]
+        numbers = dict[str, int]()
+        for part in _json_lists(keys):
+            found = session.rows(self._sql.insert_records, {**values, "rows": part})
+            numbers |= {message_id: number for number, message_id in found}
+        self._insert_messages(session, [(numbers[row.message_id], row) for row in rows if row.message_id in numbers])
+        return list(numbers)
+
+    def _insert_messages(self, session: SqlServerSession, numbered: Sequence[tuple[int, Row]]) -> None:
+        for part in _json_lists([_content(number, row) for number, row in numbered]):
+            session.change(self._sql.insert_messages, {"rows": part})
+
+    def revive(self, session: SqlServerSession, row: Row, at: int) -> bool:
+        """See :class:`postdate.locking.Tables`."""
+        of_id = {"id": row.message_id, "store": self._store(session)}
+        found = session.rows(self._sql.lock_scheduled, of_id)
+        if not found:
+            return False
+        number = found[0][0]
+        last = session.rows(self._sql.last_kind, {**of_id, "number": number})
+        if not last or last[0][0] not in {RecordKind.FAILED, RecordKind.RETURNED}:
+            return False
+        self._insert_messages(session, [(number, row)])
+        note = Ending(at, int(RecordKind.RESCHEDULED), "came back from the error queue")
+        self._record_one(session, number, note, Recording.OUTCOMES)
+        return True
+
+    def _record_one(self, session: SqlServerSession, number: int, note: Ending, from_level: Recording) -> None:
+        """Record what happens to a message that stays, if so much is recorded."""
+        if self._recording is Recording.ALL or self._recording is from_level:
+            session.change(self._sql.record_one, {"number": number, **self._note(session, note)})
+
+    def _note(self, session: SqlServerSession, note: Ending) -> dict[str, Any]:
+        return {"store": self._store(session), "at": note.at, "kind": note.kind, "detail": note.detail}
+
+    # --- claims -------------------------------------------------------------------------------------------------
+
+    def claim(self, session: SqlServerSession, at: int, limit: int) -> Sequence[tuple[int, int, Row]]:
+        """See :class:`postdate.locking.Tables`."""
+        found = session.rows(self._sql.claim, {"from": EARLIEST, "at": at, "limit": limit})
+        return [(number, attempt_at, Row(*row)) for number, attempt_at, *row in found]
+
+    def finish(self, session: SqlServerSession, numbers: Sequence[int], holder: int | None, ending: Ending) -> int:
+        """See :class:`postdate.locking.Tables`."""
+        values = {"numbers": json.dumps(list(numbers)), "holder": holder}
+        if self._recording is not Recording.NONE:
+            return session.change(self._sql.finish, {**values, **self._note(session, ending)})
+        removed = [number for (number,) in session.rows(self._sql.remove, values)]
+        if removed:
+            session.change(self._sql.forget_scheduled, {"numbers": json.dumps(removed)})
+        return len(removed)
+
+    def lease(self, session: SqlServerSession, numbers: Sequence[int], holder: int) -> None:
+        """See :class:`postdate.locking.Tables`."""
+        if not session.rows(self._sql.keep_holder, {"holder": holder}):
+            raise StoreUnreachable(f"the connection that held messages under number {holder} is gone")
+        session.change(self._sql.lease, {"numbers": json.dumps(list(numbers)), "holder": holder})
+
+    def free(self, session: SqlServerSession, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
+        """See :class:`postdate.locking.Tables`."""
+        values = {"holders": json.dumps(list(holders))}
+        if numbers is None:
+            return session.change(self._sql.free, values)
+        return session.change(self._sql.free_some, {**values, "numbers": json.dumps(list(numbers))})
+
+    def retry(
+        self, session: SqlServerSession, number: int, holder: int | None, attempt_at: int | None, note: Ending
+    ) -> bool:
+        """See :class:`postdate.locking.Tables`."""
+        if not session.change(self._sql.retry, {"number": number, "holder": holder, "attempt_at": attempt_at}):
+            return False
+        self._record_one(session, number, note, Recording.ALL)
+        return True
+
+    def lock(self, session: SqlServerSession, message_id: str) -> Waiting | None:
+        """See :class:`postdate.locking.Tables`."""
+        found = session.rows(self._sql.lock, {"id": message_id, "store": self._store(session)})
+        return Waiting(*found[0]) if found else None
+
+    def reschedule(self, session: SqlServerSession, number: int, due: int, at: int) -> None:
+        """See :class:`postdate.locking.Tables`."""
+        session.change(self._sql.reschedule, {"number": number, "due": due})
+        self._record_one(session, number, Ending(at, int(RecordKind.RESCHEDULED)), Recording.OUTCOMES)
+
+    # --- who is alive -------------------------------------------------------------------------------------------
+
+    def appear(self, session: SqlServerSession) -> int:
+        """See :class:`postdate.locking.Tables`. The lock comes first: without it the number would be taken for dead."""
+        self._own_lock = self.names.lock(uuid.uuid4().hex)
+        ((granted,),) = session.rows(self._sql.take_lock, {"name": self._own_lock})
+        if granted < 0:
+            raise StoreUnavailable(f"SQL Server did not grant the application lock {self._own_lock!r} ({granted})")
+        values = {"store": self._store(session), "lock": self._own_lock, "pid": os.getpid(), "machine": platform.node()}
+        ((holder,),) = session.rows(self._sql.add_holder, values)
+        return holder
+
+    def dead(self, session: SqlServerSession) -> Sequence[int]:
+        """See :class:`postdate.locking.Tables`."""
+        values = {"store": self._store(session), "own": self._own_lock}
+        return [holder for (holder,) in session.rows(self._sql.find_dead, values)]
+
+    def unknown(self, session: SqlServerSession) -> Sequence[int]:
+        """See :class:`postdate.locking.Tables`."""
+        return [holder for (holder,) in session.rows(self._sql.find_unknown)]
+
+    def bury(self, session: SqlServerSession, holders: Sequence[int]) -> None:
+        """See :class:`postdate.locking.Tables`."""
+        session.change(self._sql.drop_holders, {"holders": json.dumps(list(holders))})
+
+    # --- looking ------------------------------------------------------------------------------------------------
+
+    def next_attempt(self, session: SqlServerSession, locked: Sequence[int]) -> int | None:
+        """See :class:`postdate.locking.Tables`."""
+        if locked:
+            values = {"from": EARLIEST, "locked": json.dumps(list(locked))}
+            return _only(session.rows(self._sql.next_attempt_but, values))
+        return _only(session.rows(self._sql.next_attempt, {"from": EARLIEST}))
+
+    def next_due(self, session: SqlServerSession) -> int | None:
+        """See :class:`postdate.locking.Tables`."""
+        return _only(session.rows(self._sql.next_due, {}))
+
+    def statistics(self, session: SqlServerSession, at: int) -> tuple[int, int, int, int, int | None]:
+        """See :class:`postdate.locking.Tables`; exact as long as what is locked are the oldest."""
+        free = session.rows(self._sql.first_free, {"from": EARLIEST, "at": at})
+        free_at, free_number = free[0] if free else (None, None)
+        values = {"from": EARLIEST, "at": at, "free_at": free_at, "free_number": free_number}
+        ((pending, overdue, claimed, failing, first),) = session.rows(self._sql.statistics, values)
+        return pending, max(overdue, 0), claimed, failing, first
+
+    def record_counts(self, session: SqlServerSession) -> Mapping[int, int]:
+        """See :class:`postdate.locking.Tables`."""
+        found = session.rows(self._sql.record_counts, {"store": self._store(session)})
+        return {kind: count for kind, count in found}  # noqa: C416 - typed
+
+    def list_pending(
+        self, session: SqlServerSession, destination: str | None, due_from: int | None, due_to: int | None, limit: int
+    ) -> Sequence[Row]:
+        """See :class:`postdate.locking.Tables`."""
+        values = {
+            "destination": destination,
+            "due_from": EARLIEST if due_from is None else due_from,
+            "due_to": _LATEST if due_to is None else due_to,
+            "limit": limit,
+        }
+        return [Row(*row) for row in session.rows(self._sql.list_pending, values)]
+
+    def get(self, session: SqlServerSession, message_id: str) -> Row | None:
+        """See :class:`postdate.locking.Tables`."""
+        found = session.rows(self._sql.get, {"id": message_id, "store": self._store(session)})
+        return Row(*found[0]) if found else None
+
+    def history(self, session: SqlServerSession, message_id: str) -> Sequence[tuple[Any, ...]]:
+        """See :class:`postdate.locking.Tables`."""
+        return session.rows(self._sql.history, {"id": message_id, "store": self._store(session)})
+
+    def facts(self, session: SqlServerSession) -> ServerFacts:
+        """See :class:`postdate.locking.Tables`."""
+        ((version, now, durability),) = session.rows(self._sql.facts)
+        settings = {"delayed_durability": str(durability), "isolation": "READ-COMMITTED"}
+        try:
+            done = setup.marks(session, self.names)
+        except StoreNotSetUp:
+            done = list[tuple[Any, ...]]()
+        there, newest = standing(setup.steps(self.names), done)
+        return ServerFacts("SQL Server", version, from_microseconds(now), there, newest, settings)
+
+    def bounds(self, session: SqlServerSession, what: str) -> tuple[int, int]:
+        """See :class:`postdate.locking.Tables`."""
+        ((first, end),) = session.rows(self._scans.bounds[what], {})
+        return first, end
+
+    def scan(self, session: SqlServerSession, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
+        """See :class:`postdate.locking.Tables`; one snapshot if the database allows it (ALLOW_SNAPSHOT_ISOLATION)."""
+        given = filter_values(scan.where)
+        lists = {name: json.dumps(value) for name, value in given.items() if isinstance(value, tuple)}
+        values = {**given, **lists, "first": part.first, "end": part.end, "store": self._store(session)}
+        if _only(session.rows(self._sql.snapshots)) == 1:
+            session.change("SET TRANSACTION ISOLATION LEVEL SNAPSHOT")
+        return session.pages(self._scans.scanned(scan, given), values, page)
+
+
+def _only(rows: Sequence[tuple[Any, ...]]) -> Any:
+    return rows[0][0] if rows else None
+
+
+def _content(number: int, row: Row) -> dict[str, Any]:
+    return {
+        "number": number,
+        "due": row.due,
+        "expires_at": row.expires_at,
+        "message_id": row.message_id,
+        "destination": row.destination,
+        "headers": row.headers,
+        "body": base64.b64encode(row.body).decode(),  # how OPENJSON takes varbinary
+    }
+
+
+def _json_lists(rows: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    """Yield lists of rows that are not too long for one statement each."""
+    part, size = list[str](), 0
+    for row in rows:
+        text = json.dumps(row, ensure_ascii=False)
+        if part and size + len(text) > _STATEMENT_CHARACTERS:
+            yield f"[{','.join(part)}]"
+            part, size = [], 0
+        part.append(text)
+        size += len(text)
+    if part:
+        yield f"[{','.join(part)}]"

@@ -1,0 +1,59 @@
+"""What the checks of columns need from Arrow; imported only where a store has columns."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# Arrow's stubs make arrays generic in a type that only the running program knows.
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from postdate.clock import to_microseconds
+from postdate.messages import DelayedMessage, encode_headers
+from postdate.ports import ColumnarStore, Scan, ScanPart
+from postdate.testing.conformance import expect, expect_equal
+
+_INSTANT = pa.timestamp("us", tz="UTC")
+_TYPES: dict[str, pa.DataType] = {
+    "due": _INSTANT,
+    "expires_at": _INSTANT,
+    "at": _INSTANT,
+    "body": pa.binary(),
+}
+_NUMBERS = frozenset({"number", "kind", "number_of_failures"})
+
+
+def message_batch(messages: Sequence[DelayedMessage]) -> pa.RecordBatch:
+    """Return messages as :meth:`postdate.ports.ColumnarStore.store_columns` takes them."""
+    expiries = [None if each.expires_at is None else to_microseconds(each.expires_at) for each in messages]
+    return pa.record_batch(
+        {
+            "message_id": pa.array([each.message_id for each in messages], pa.string()),
+            "destination": pa.array([each.destination for each in messages], pa.string()),
+            "due": pa.array([to_microseconds(each.due) for each in messages], pa.int64()).cast(_INSTANT),
+            "expires_at": pa.array(expiries, pa.int64()).cast(_INSTANT),
+            "headers": pa.array([encode_headers(each.headers) for each in messages], pa.string()),
+            "body": pa.array([each.body for each in messages], pa.binary()),
+        }
+    )
+
+
+def rows_of_columns(store: ColumnarStore, scan: Scan, parts: Sequence[ScanPart]) -> list[tuple[Any, ...]]:
+    """Read as columns what a scan by pages gives as rows; the types are those of the contract."""
+    rows: list[tuple[Any, ...]] = []
+    for part in parts:
+        for batch in store.scan_columns(scan, part):
+            expect_equal(tuple(batch.schema.names), scan.columns, "columns of a batch")
+            plain = [_plain(name, batch.column(name)) for name in scan.columns]
+            rows.extend(zip(*plain, strict=True) if plain else [()] * batch.num_rows)
+    return rows
+
+
+def _plain(name: str, column: pa.Array[Any]) -> list[Any]:
+    if name in _NUMBERS:
+        expect(pa.types.is_integer(column.type), f"{name} is {column.type}, which is no whole number")
+    else:
+        expect_equal(column.type, _TYPES.get(name, pa.string()), f"type of {name}")
+    return (column.cast(pa.int64()) if column.type == _INSTANT else column).to_pylist()

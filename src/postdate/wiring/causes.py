@@ -1,0 +1,96 @@
+"""Why a server cannot be used, as far as its own words tell, and what to do about it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from postdate.config import Address, Settings
+from postdate.errors import ConfigurationError, PostdateError, StoreError, StoreNotSetUp, TransportUnavailable
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One reason.
+
+    Args:
+        words: a pattern of what drivers and servers say then, in whatever case.
+        advice: what to do.
+        is_setting: a setting is wrong, and waiting mends nothing.
+    """
+
+    words: str
+    advice: str
+    is_setting: bool = False
+
+
+_CAUSES: Final = (
+    Cause(
+        r"connection refused|connect call failed|no such file or directory\s+is the server running|errno 111",
+        "is the server running there? start it, or correct host and port",
+    ),
+    Cause(
+        r"name or service not known|failed to resolve|getaddrinfo|nodename nor servname|temporary failure in name|"
+        r"name has no usable address|no address associated",
+        "is the name of the host right? it is not known here",
+    ),
+    Cause(
+        r"did not answer|timed? ?out|timeouterror|no route to host|unreachable",
+        "can the server be reached from here? look at host, port and firewall",
+    ),
+    Cause(r'role ".*" does not exist', "name a user that the server has, as in user@host", is_setting=True),
+    Cause(r'database ".*" does not exist', "create the database, or correct its name", is_setting=True),
+    Cause(r"cannot open database", "create the database, or correct its name", is_setting=True),
+    Cause(r"vhost .* not found", "create the virtual host, or correct its name", is_setting=True),
+    Cause(
+        r"password authentication failed|no password supplied|access denied for user .*password|login failed|"
+        r"access_refused|authentication failed|no pg_hba\.conf entry",
+        "the server runs and refuses this login: check user and password",
+    ),
+    Cause(
+        r"permission denied|command denied|access denied|access to vhost|permission was denied",
+        "the server runs and the login is right; rights are missing: an administrator grants them, see "
+        "`postdate setup --print-sql` for tables",
+    ),
+)
+
+
+def cause_of(text: str) -> Cause | None:
+    """Return what the text of an error tells of its cause; ``None``: nothing that is known here."""
+    return next((each for each in _CAUSES if re.search(each.words, text, re.IGNORECASE)), None)
+
+
+def advice_for(error: PostdateError, otherwise: str) -> str:
+    """Return what to do about an error, or ``otherwise``."""
+    cause = cause_of(str(error))
+    return otherwise if cause is None else cause.advice
+
+
+def placed(error: PostdateError, settings: Settings) -> PostdateError:
+    """Return an error of a server with the setting that leads there and the next step; another error as it is."""
+    key = _key(error)
+    cause = cause_of(str(error))
+    if key is None or cause is None:
+        return error
+    address: Address = settings.store.address if key == "store.address" else settings.transport.address
+    if "://" not in address or address.scheme in {"sqlite", "local"}:
+        return error
+    nobody = "" if "@" in address else "; the address names no user"
+    text = f"{error} ({key}, {settings.origins.get(key, 'default')}): {cause.advice}{nobody}"
+    if cause.is_setting:
+        return ConfigurationError(text)
+    error.args = (text,)
+    return error
+
+
+def _key(error: PostdateError) -> str | None:
+    match error:
+        case StoreNotSetUp():
+            return None
+        case StoreError():
+            return "store.address"
+        case TransportUnavailable():
+            return "transport.address"
+        case _:
+            return None

@@ -1,0 +1,117 @@
+"""Azure tables under the conformance suite: every subject has a table of its own, in the account of the emulator."""
+
+import itertools
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from azure.core.exceptions import HttpResponseError, ResourceExistsError, ResourceNotFoundError
+from azure.data.tables import TableClient, TableEntity, TableServiceClient
+from azure.storage.blob import BlobLeaseClient, BlobServiceClient, ContainerClient
+
+from postdate.azure.table_names import lease_container, records_table
+from postdate.ports import DelayedMessageStore, TransactionMode
+from postdate.stores.azure_table import AzureTableStore
+from postdate.testing import StoreSubject
+
+_NUMBERS = itertools.count(1)
+
+
+def fresh_table() -> str:
+    """Return the name of a table that does not exist."""
+    return f"h{os.getpid()}t{next(_NUMBERS)}"
+
+
+def drop_table(connection: str, table: str, leases: int = 1) -> None:
+    """Remove what a store made: tables, and containers, leased or not."""
+    with TableServiceClient.from_connection_string(connection) as tables:
+        for name in (table, records_table(table)):
+            tables.delete_table(name)
+    with BlobServiceClient.from_connection_string(connection) as blobs:
+        for number in range(leases):
+            with suppress(ResourceNotFoundError):
+                container = blobs.get_container_client(lease_container(table, number))
+                with suppress(ResourceNotFoundError):
+                    _break_lease(container)
+                container.delete_container()
+
+
+def _break_lease(container: ContainerClient) -> None:
+    with suppress(HttpResponseError):  # there is none
+        BlobLeaseClient(container).break_lease(0)
+
+
+class AzureTableStoreSubject(StoreSubject):
+    """The store in tables of Azure Storage."""
+
+    def __init__(self, connection: str, leases: int = 1) -> None:
+        self.connection, self.table, self.leases = connection, fresh_table(), leases
+
+    def open(self, **settings) -> AzureTableStore:
+        largest = settings.pop("largest_message_bytes", None)
+        if largest is not None and largest <= 64 * 1024:
+            settings["largest_message_bytes"] = largest
+        return AzureTableStore(self.connection, table=self.table, leases=self.leases, **settings)
+
+    def open_elsewhere(self) -> DelayedMessageStore:
+        return AzureTableStore(self.connection, table=self.table, leases=self.leases)
+
+    def drop(self) -> None:
+        drop_table(self.connection, self.table, self.leases)
+
+
+class TablePlace:
+    """A table of a test's own, through our store and through the plain SDK.
+
+    Args:
+        connection: of the account.
+        leases: how many the table is divided into.
+    """
+
+    def __init__(self, connection: str, leases: int = 1) -> None:
+        self.connection, self.leases = connection, leases
+        self.table = fresh_table()
+        self._opened: list[AzureTableStore] = []
+        self._blobs = BlobServiceClient.from_connection_string(connection)
+
+    async def open(
+        self, mode: TransactionMode = TransactionMode.RECEIVE_ONLY, connection: str = "", **settings
+    ) -> AzureTableStore:
+        """Return a store, as a process of its own has it."""
+        chosen: dict[str, Any] = {"leases": self.leases, **settings}
+        store = AzureTableStore(connection or self.connection, table=self.table, **chosen)
+        await store.initialize("tests", mode)
+        self._opened.append(store)
+        return store
+
+    async def close(self) -> None:
+        for store in self._opened:
+            await store.close()
+        self._blobs.close()
+        drop_table(self.connection, self.table, 8)
+
+    def lease(self, number: int = 0, seconds: int = 60) -> BlobLeaseClient:
+        """Take a lease away from whoever has it, as another process does that waited for its end."""
+        container = self._blobs.get_container_client(lease_container(self.table, number))
+        with suppress(ResourceExistsError):
+            container.create_container()
+        _break_lease(container)
+        return container.acquire_lease(seconds)
+
+    def entities(self, table: str = "") -> list[TableEntity]:
+        """Return what lies in the table, in the order of its keys."""
+        with self._client(table) as client:
+            return list(client.list_entities())
+
+    def add(self, entity: Mapping[str, Any]) -> None:
+        """Put an entity there as upstream does."""
+        with self._client() as client:
+            client.create_entity(entity)
+
+    def delete_table(self) -> None:
+        with self._client() as client:
+            client.delete_table()
+
+    def _client(self, table: str = "") -> TableClient:
+        return TableClient.from_connection_string(self.connection, table or self.table)

@@ -1,0 +1,287 @@
+"""Addresses: which adapter they mean, where they stand, and what is said when they cannot be."""
+
+import logging
+import pickle
+import sys
+
+import pytest
+
+from postdate import SqliteStore
+from postdate.cli.logs import logging_to_stderr
+from postdate.config import Address, load_settings, without_secrets
+from postdate.errors import ConfigurationError
+from postdate.pipeline.stores import StoreSpec
+from postdate.ports import Recording
+from postdate.wiring import check_store, check_transport, open_store, open_transport, setup_sql
+
+POSTGRES = "postgresql://me:s3cret@host/db"
+
+
+def secret_in(text: str) -> bool:
+    return "s3cret" in text
+
+
+# --- references -----------------------------------------------------------------------------------------------------
+
+
+def test_an_address_may_stand_in_a_variable_of_its_own(own_folder):
+    (own_folder / "postdate.toml").write_text('[store]\naddress = "env:DATABASE"\n')
+    settings = load_settings(None, {"DATABASE": POSTGRES})
+    assert settings.store.address == POSTGRES
+    assert settings.store.address.reference == "env:DATABASE"
+    assert settings.origins["store.address"] == "env:DATABASE, postdate.toml:2"
+    assert not secret_in(repr(settings))
+    assert not any(secret_in(str(row)) for row in settings.rows())
+
+
+def test_an_address_may_stand_in_the_first_line_of_a_file(own_folder):
+    (own_folder / "secret").write_text(f"{POSTGRES}\n")
+    settings = load_settings(None, {"POSTDATE_STORE__ADDRESS": "file:secret"})
+    assert settings.store.address == POSTGRES
+    assert settings.origins["store.address"] == "file:secret, environment POSTDATE_STORE__ADDRESS"
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("env:NOWHERE", "the environment variable 'NOWHERE', which is not set"),
+        ("env:EMPTY", "the environment variable 'EMPTY', which is not set"),
+        ("env:CIRCLE", "refers to another reference"),
+        ("file:nowhere", "file:nowhere cannot be read: No such file"),
+        ("file:empty", "names a file that is empty"),
+        ("file:binary", "it is not UTF-8 text"),
+    ],
+)
+def test_a_reference_that_leads_nowhere_is_an_error_that_says_so(own_folder, reference, said):
+    (own_folder / "empty").write_text("")
+    (own_folder / "binary").write_bytes(b"\xff")
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(None, {"EMPTY": " ", "CIRCLE": "env:CIRCLE"}, {"store.address": reference})
+    assert said in str(caught.value)
+    assert "store.address (option --store)" in str(caught.value)
+
+
+# --- one database ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "store", "transport"),
+    [
+        ({"store.address": POSTGRES}, POSTGRES, POSTGRES),
+        ({"transport.address": POSTGRES}, POSTGRES, POSTGRES),
+        ({"transport.address": "amqp://host"}, "sqlite:///postdate.db", "amqp://host"),
+        ({"store.address": POSTGRES, "transport.address": "amqp://host"}, POSTGRES, "amqp://host"),
+        ({"store.address": "env:DATABASE"}, POSTGRES, POSTGRES),
+    ],
+)
+def test_store_and_queues_share_a_database_unless_told_otherwise(given, store, transport):
+    settings = load_settings(None, {"DATABASE": POSTGRES}, given)
+    assert (settings.store.address, settings.transport.address) == (store, transport)
+
+
+def test_in_one_database_they_share_the_schema_too():
+    settings = load_settings(None, {}, {"store.address": POSTGRES, "store.schema": "shop"})
+    assert settings.transport.schema == "shop"
+    assert settings.origins["transport.schema"] == "as store.schema, option --store"
+    apart = load_settings(None, {}, {"store.address": POSTGRES, "store.schema": "shop", "transport.schema": "queues"})
+    assert apart.transport.schema == "queues"
+
+
+# --- which adapter --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("address", "product"),
+    [
+        ("sqlite:///a.db", "SQLite"),
+        ("postgresql://host/db", "PostgreSQL"),
+        ("postgres://host/db", "PostgreSQL"),
+        ("PostgreSQL://host/db", "PostgreSQL"),
+        ("mariadb://host/db", "MariaDB"),
+        ("mysql://host/db", "MariaDB"),
+        ("mssql://host/db", "SQL Server"),
+        ("sqlserver://host/db", "SQL Server"),
+        ("memory:", "memory"),
+    ],
+)
+def test_the_scheme_says_which_store_is_meant(address, product):
+    assert check_store(address).product == product
+
+
+@pytest.mark.parametrize(
+    ("address", "product"),
+    [
+        ("local:///a.db", "SQLite"),
+        ("sqlite:///a.db", "SQLite"),
+        ("postgres://host/db", "PostgreSQL"),
+        ("amqp://host/vhost", "RabbitMQ"),
+        ("amqps://host/vhost", "RabbitMQ"),
+        ("memory:", "memory"),
+    ],
+)
+def test_the_scheme_says_which_transport_is_meant(address, product):
+    assert check_transport(address).product == product
+
+
+@pytest.mark.parametrize(
+    ("check", "address", "said"),
+    [
+        (check_store, "postgre://host/db", "did you mean postgresql://user@host/database?"),
+        (check_store, "mysq://host/db", "did you mean mariadb://user@host/database?"),
+        (check_store, "oracle:x", "there are sqlite:, postgresql:, mariadb:, mssql:, azure-table:, memory:"),
+        (check_store, "mariadb:db", "names no server; write it as mariadb://user@host/database"),
+        (check_store, "sqlite:a.db", "write three slashes and the path: sqlite:///file.db"),
+        (check_transport, "amqpp://host", "did you mean amqp"),
+        (check_transport, "mariadb://host/db", "no transport has the address 'mariadb://host/db'"),
+    ],
+)
+def test_an_address_of_nothing_is_an_error_that_says_what_may_have_been_meant(check, address, said):
+    with pytest.raises(ConfigurationError) as caught:
+        check(address)
+    assert said in str(caught.value)
+
+
+def test_a_setting_that_a_store_does_not_have_is_refused(cli, own_folder):
+    (own_folder / "postdate.toml").write_text('[store]\nschema = "shop"\n')
+    ran = cli("messages", "list")
+    assert ran.status == 2
+    assert "store.schema (postdate.toml:2) is not for SQLite, which takes store.synchronous, store.rec" in ran.err
+    with pytest.raises(ConfigurationError, match=r"SQLite takes no schema; it takes create, largest_message_bytes"):
+        open_store("sqlite:///a.db", schema="shop")
+    with pytest.raises(ConfigurationError, match="memory takes no queue_type"):
+        open_transport("memory:", queue_type="quorum")
+
+
+@pytest.mark.parametrize(
+    ("address", "driver", "extra", "room"),
+    [
+        (POSTGRES, "psycopg", "postgres", "postdate.stores.postgres"),
+        ("mariadb://me@host/db", "pymysql", "mariadb", "postdate.stores.mariadb"),
+    ],
+)
+def test_a_driver_that_is_not_installed_is_named_with_the_way_to_install_it(monkeypatch, address, driver, extra, room):
+    for module in [name for name in sys.modules if name.startswith((room, f"postdate.{extra}", driver))]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, driver, None)
+    said = rf"'{driver}', which is not installed: pip install 'postdate\[{extra}\]'"
+    with pytest.raises(ConfigurationError, match=said):
+        open_store(address)
+
+
+def test_opening_a_file_loads_no_driver_of_a_server(cli, monkeypatch):
+    for driver in ("psycopg", "pymysql", "pytds", "pika"):
+        monkeypatch.setitem(sys.modules, driver, None)
+    cli.ok("setup")
+
+
+# --- secrets --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"connection to {POSTGRES} failed",
+        f"could not reach '{POSTGRES}', giving up",
+        "cannot log in: host=a password=s3cret user=b",
+        "amqp://me:x@y/s3cret@host:1/",
+    ],
+)
+def test_the_words_of_a_driver_lose_their_secrets(text):
+    assert not secret_in(without_secrets(text))
+
+
+def test_what_is_no_secret_stays():
+    for text in ("at 12:30 me@host said a://b", "amqp://host:5672/", "queue 'a:b@c'"):
+        assert without_secrets(text) == text
+
+
+def test_errors_and_tracebacks_show_no_password(cli, monkeypatch):
+    def fault(*_: object) -> None:
+        raise ValueError(f"bad address {POSTGRES}")
+
+    monkeypatch.setattr("postdate.operations.statistics", fault)
+    cli.ok("setup")
+    ran = cli("messages", "stats")
+    assert ran.status == 70
+    assert not secret_in(ran.err)
+    assert "postgresql://me:***@host/db" in ran.err
+
+
+def test_logs_show_no_password_and_logging_is_afterwards_as_it_was(capsys):
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    with logging_to_stderr("INFO"):
+        logging.getLogger("driver").warning("no answer from %s", POSTGRES)
+    assert "postgresql://me:***@host/db" in capsys.readouterr().err
+    assert (root.handlers, root.level) == (before, level)
+
+
+def test_an_address_keeps_where_it_came_from_when_it_travels():
+    address = pickle.loads(pickle.dumps(Address(POSTGRES, "env:DATABASE")))
+    assert (address, address.reference) == (POSTGRES, "env:DATABASE")
+
+
+# --- for Spark ------------------------------------------------------------------------------------------------------
+
+
+def test_a_spec_carries_the_reference_and_not_the_secret(own_folder):
+    (own_folder / "postdate.toml").write_text(
+        '[endpoint]\nname = "billing"\n'
+        '[store]\naddress = "env:DATABASE"\nschema = "shop"\ntable = "later"\nrecording = "outcomes"\n'
+    )
+    spec = StoreSpec.of(load_settings(None, {"DATABASE": POSTGRES}))
+    assert not secret_in(repr(spec))
+    assert b"s3cret" not in pickle.dumps(spec)
+    assert (spec.address, spec.schema, spec.table, spec.endpoint) == ("env:DATABASE", "shop", "later", "billing")
+    assert spec.recording == Recording.OUTCOMES.value
+    assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+def test_a_spec_follows_its_reference_where_it_is_opened(own_folder, monkeypatch):
+    spec = StoreSpec("env:DATABASE")
+    with pytest.raises(ConfigurationError, match="'DATABASE', which is not set here"):
+        spec.open(create=False)
+    monkeypatch.setenv("DATABASE", f"sqlite:///{own_folder}/a.db")
+    store = spec.open(create=True)
+    assert isinstance(store, SqliteStore)
+    store.file.close()
+
+
+def test_a_spec_hides_a_password_that_it_was_given():
+    assert not secret_in(repr(StoreSpec(POSTGRES)))
+    assert StoreSpec(POSTGRES).shown == "postgresql://me:***@host/db"
+
+
+# --- SQL for an administrator ---------------------------------------------------------------------------------------
+
+
+def test_the_sql_of_a_file_is_printed_without_making_it(cli, own_folder):
+    assert "CREATE TABLE delayed_message" in cli.ok("setup", "--print-sql").out
+    assert list(own_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "mariadb", "mysql", "mssql", "sqlserver"])
+def test_the_sql_of_a_server_is_printed_without_reaching_it(scheme):
+    nobody = f"{scheme}://me:s3cret@nobody.invalid/db"
+    settings = load_settings(None, {}, {"store.address": nobody, "transport.address": "amqp://nobody.invalid/"})
+    script = setup_sql(settings)
+    assert "CREATE TABLE" in script
+    assert "postdate.timeouts" in script
+    assert not secret_in(script)
+
+
+def test_queues_in_the_store_s_schema_are_set_up_once_and_others_beside_it():
+    nobody = "postgresql://nobody.invalid/db"
+    together = setup_sql(load_settings(None, {}, {"store.address": nobody}))
+    apart = setup_sql(load_settings(None, {}, {"store.address": nobody, "transport.schema": "queues"}))
+    assert together.count(".queue (\n") == 1
+    assert '"queues".queue (\n' in apart
+    for script in (together, apart):
+        assert "VALUES ('postdate.timeouts'), ('error') ON CONFLICT (name) DO NOTHING" in script
+        assert "-- GRANT USAGE ON SCHEMA" in script
+
+
+def test_where_no_sql_is_needed_that_is_said(cli):
+    ran = cli("setup", "--print-sql", "--store", "memory:", "--transport", "memory:")
+    assert ran.status == 2
+    assert "'memory:' needs no SQL" in ran.err

@@ -1,0 +1,227 @@
+"""What an operator gets where a store or its queues offer less than the embedded ones."""
+
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from postdate import DelayedMessage, Headers, MemoryStore, MemoryTransport
+from postdate.config import load_settings
+from postdate.errors import NotSupported
+from postdate.messages import Envelope
+from postdate.operations import (
+    Outgoing,
+    State,
+    cancel,
+    explain,
+    list_errors,
+    list_messages,
+    reschedule,
+    return_all,
+    return_messages,
+    send,
+    set_up,
+    show_error,
+    show_message,
+    statistics,
+)
+from postdate.ports import MessageFilter, Outcome, TransactionMode
+from postdate.wiring import Plant
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+
+
+class UncountedTransport(MemoryTransport):
+    """Queues of which nobody can say whether they are there."""
+
+    lengths_of = None  # type: ignore[assignment]
+
+
+class SilentStore:
+    """A store that works in batches and answers no questions."""
+
+    def __init__(self) -> None:
+        self._inner = MemoryStore()
+        for name in ("capabilities", "initialize", "store", "store_many", "fetch_next_due", "remove", "next_due"):
+            setattr(self, name, getattr(self._inner, name))
+        for name in ("increment_failure_count", "claim_due", "finish", "retry_later", "next_attempt", "listen"):
+            setattr(self, name, getattr(self._inner, name))
+
+
+@asynccontextmanager
+async def plant(transport: MemoryTransport | None = None):
+    store, queues = MemoryStore(), transport or UncountedTransport()
+    await store.initialize("postdate", TransactionMode.RECEIVE_ONLY)
+    yield Plant(load_settings(None, {}), store, queues, None, None)
+
+
+def message(message_id: str = "m1", due: datetime = NOW + 10 * MINUTE) -> DelayedMessage:
+    return DelayedMessage(message_id, due, "orders", {Headers.MESSAGE_ID: message_id}, b"{}")
+
+
+def failed(message_id: str, queue: str | None = "orders") -> Envelope:
+    headers = {} if queue is None else {Headers.FAILED_QUEUE: queue}
+    return Envelope("error", message_id, headers, b"{}")
+
+
+# --- the store shows what waits, and not who uses it ---------------------------------------------------------------
+
+
+async def test_a_message_is_explained_without_claiming_to_see_processes_or_queues():
+    async with plant() as here:
+        await here.store.store(message(), NOW)
+        found = await explain(here, "m1", NOW)
+    assert found.state is State.WAITING
+    assert found.facts == (
+        "whether a service is running cannot be seen from here: this store does not know its processes",
+        "whether its queue 'orders' exists cannot be seen from here",
+    )
+    assert found.advice == ()
+
+
+async def test_what_the_store_never_knew_is_not_said_never_to_have_been_scheduled():
+    """Where the intake queue is on a broker, a message may be in it, or may have gone through it without a record."""
+    async with plant() as here:
+        found = await explain(here, "m1", NOW)
+    assert found.state is State.UNKNOWN
+    assert found.headline == "nothing is known of it in sqlite:///postdate.db"
+    in_intake = "what a service has not taken from 'postdate.timeouts' is not in the store yet"
+    assert found.facts == (
+        "messages sent without a delay leave no record once they are handled",
+        f"{in_intake}: how many messages that are cannot be seen",
+        "a delayed message that was due already when it was taken from there went on at once, without a record",
+        "whether it is in a queue cannot be seen: those at local:///postdate.db cannot be looked into",
+    )
+
+
+async def test_what_is_in_the_intake_queue_is_counted_where_that_can_be_known():
+    async with plant(MemoryTransport()) as here:
+        assert "there is no queue 'postdate.timeouts'" in (await explain(here, "m1", NOW)).facts[1]
+        await set_up(here)
+        assert "0 messages in 'postdate.timeouts'" in (await explain(here, "m1", NOW)).facts[1]
+        await here.transport.send([Envelope("postdate.timeouts", "m2")], NOW)
+        assert "1 message in 'postdate.timeouts'" in (await explain(here, "m1", NOW)).facts[1]
+
+
+async def test_an_overdue_message_is_not_blamed_on_a_missing_service():
+    async with plant() as here:
+        await here.store.store(message(due=NOW - MINUTE), NOW)
+        found = await explain(here, "m1", NOW)
+    assert found.state is State.OVERDUE
+    assert "its turn has not come yet" in found.headline
+    assert "cannot be seen from here" in found.facts[0]
+
+
+async def test_a_delivered_message_is_not_said_to_have_left_a_queue_that_cannot_be_seen():
+    async with plant() as here:
+        await here.store.store(message(due=NOW - MINUTE), NOW)
+        await here.store.finish(await here.store.claim_due(NOW, 1), Outcome.DELIVERED, NOW)
+        found = await explain(here, "m1", NOW)
+    assert found.state is State.DELIVERED
+    assert found.headline == "it was delivered to queue 'orders' at 2026-01-31T12:00:00Z"
+    assert "whether it is in a queue cannot be seen" in found.facts[-1]
+
+
+async def test_a_failed_message_is_not_said_to_have_left_an_error_queue_that_cannot_be_seen():
+    async with plant() as here:
+        await here.store.store(message(due=NOW - MINUTE), NOW)
+        await here.store.finish(await here.store.claim_due(NOW, 1), Outcome.FAILED, NOW, "no queue")
+        found = await explain(here, "m1", NOW)
+    assert found.headline.endswith("because of no queue, and its copy went to the error queue 'error'")
+
+
+async def test_what_waits_is_counted_listed_shown_cancelled_and_rescheduled():
+    async with plant() as here:
+        await here.store.store_many([message("m1"), message("m2")], NOW)
+        counts = await statistics(here, NOW)
+        assert (counts.pending, counts.queues, counts.services) == (2, None, None)
+        listed = await list_messages(here, MessageFilter(), 9, NOW)
+        assert [each.message_id for each in listed.messages] == ["m1", "m2"]
+        assert [place.where for place in (await show_message(here, "m1")).places] == ["waiting"]
+        assert [change.done for change in await cancel(here, ["m1", "nonsense"], NOW)] == [True, False]
+        assert (await reschedule(here, "m2", NOW + MINUTE, NOW)).done
+
+
+async def test_setting_up_and_sending_do_not_pretend_to_know_the_queues():
+    async with plant() as here:
+        done = await set_up(here, ["orders"])
+        assert (done.queues, done.created) == (["postdate.timeouts", "error", "orders"], None)
+        sent = await send(here, Outgoing("orders", b"{}", delay=MINUTE))
+        assert (sent.queue_exists, sent.services) == (None, None)
+
+
+async def test_queues_that_can_be_counted_by_name_are_counted():
+    async with plant(MemoryTransport()) as here:
+        assert (await set_up(here)).created == ["postdate.timeouts", "error"]
+        assert (await set_up(here, ["orders"])).created == ["orders"]
+        assert (await send(here, Outgoing("nowhere", b"{}", delay=MINUTE))).queue_exists is False
+        assert (await statistics(here, NOW)).queues == {"postdate.timeouts": 1, "error": 0}
+        await here.store.store(message(), NOW)
+        assert not any("exist" in fact for fact in (await explain(here, "m1", NOW)).facts)
+
+
+# --- what cannot be done is said ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda here: list_errors(here, "error", 9), "cannot list failed messages: the queues at"),
+        (lambda here: show_error(here, "error", "m1"), "cannot find a failed message: the queues at"),
+    ],
+)
+async def test_looking_into_queues_that_cannot_be_looked_into_is_an_error_that_says_so(ask, said):
+    async with plant() as here:
+        with pytest.raises(NotSupported, match=said):
+            await ask(here)
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda here: list_messages(here, MessageFilter(), 9, NOW), "cannot list messages: the store"),
+        (lambda here: statistics(here, NOW), "cannot count messages: the store"),
+        (lambda here: explain(here, "m1", NOW), "cannot explain a message: the store"),
+        (lambda here: cancel(here, ["m1"], NOW), "cannot cancel a message: messages in the store"),
+        (lambda here: reschedule(here, "m1", NOW, NOW), "cannot reschedule a message: messages in the store"),
+    ],
+)
+async def test_asking_a_store_that_answers_no_questions_is_an_error_that_says_so(ask, said):
+    silent = Plant(load_settings(None, {}), SilentStore(), UncountedTransport(), None, None)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(NotSupported, match=said):
+        await ask(silent)
+
+
+# --- returning from queues that cannot be looked into ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("transport", [UncountedTransport, MemoryTransport])
+async def test_all_failed_messages_are_returned_and_the_others_stay(transport, monkeypatch):
+    monkeypatch.setattr("postdate.operations.error_queue._LAST_MESSAGE_SECONDS", 0.05)
+    async with plant(transport()) as here:
+        await here.transport.create_queues(["error", "orders"])
+        await here.transport.send([failed("m1"), failed("m2", None), failed("m3", "nowhere"), failed("m4")], NOW)
+        results = await return_all(here, "error", NOW)
+        assert [(each.message_id, each.done) for each in results] == [
+            ("m1", True), ("m2", False), ("m3", False), ("m4", True),
+        ]  # fmt: skip
+        assert "say where it belongs with --to QUEUE" in results[1].remark
+        left = await here.transport.receiver("error").receive(9)
+        assert sorted(each.envelope.message_id for each in left) == ["m2", "m3"]
+        arrived = await here.transport.receiver("orders").receive(9)
+        assert [each.envelope.message_id for each in arrived] == ["m1", "m4"]
+
+
+async def test_an_empty_error_queue_is_no_error(monkeypatch):
+    monkeypatch.setattr("postdate.operations.error_queue._LAST_MESSAGE_SECONDS", 0.05)
+    async with plant() as here:
+        await here.transport.create_queues(["error"])
+        assert await return_all(here, "error", NOW) == []
+
+
+async def test_one_message_by_its_id_needs_a_queue_that_gives_it():
+    async with plant() as here:
+        await here.transport.create_queues(["error"])
+        with pytest.raises(NotSupported, match="in their order only; return them all"):
+            await return_messages(here, "error", ["m1"], NOW)

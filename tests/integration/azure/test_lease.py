@@ -1,0 +1,271 @@
+"""Who has the lease dispatches, nobody else does, and who loses it stops. Source: specification 3.4, rows 79 to 81."""
+
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import anyio
+import pytest
+from azure.storage.blob import BlobServiceClient
+from tests.azure_store_subjects import TablePlace
+
+from postdate import DelayedMessage, MemoryTransport, SystemClock
+from postdate.azure.lease import ContainerLease
+from postdate.azure.login import parse_login
+from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
+from postdate.core.dispatcher import Dispatcher, DispatchSettings
+from postdate.core.recoverability import Host
+from postdate.errors import PostdateError, StoreUnavailable
+from postdate.messages import Envelope
+from postdate.ports import Outcome, TransactionMode
+from postdate.stores.azure_table import AzureTableStore
+
+NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+LATER = NOW + SECOND
+
+
+@pytest.fixture
+async def place(azurite_connection: str) -> AsyncGenerator[TablePlace]:
+    place = TablePlace(azurite_connection)
+    yield place
+    await place.close()
+
+
+def message(name: str, due: datetime = NOW, destination: str = "orders") -> DelayedMessage:
+    return DelayedMessage(name, due, destination, {"kind": "test"}, b"body")
+
+
+async def filled(place: TablePlace, count: int, **settings) -> AzureTableStore:
+    store = await place.open(**settings)
+    await store.setup()
+    await store.store_many([message(f"m-{n:03}", NOW + n * timedelta(milliseconds=1)) for n in range(count)], NOW)
+    return store
+
+
+def held_by(store: AzureTableStore) -> set[int]:
+    return store._opened.leases.held()
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    """Wait for what the keeper of a store does."""
+    for _ in range(3_000):
+        if condition():
+            return
+        await anyio.sleep(0.01)
+    pytest.fail(f"not within 30 s: {what}")
+
+
+@pytest.fixture
+async def leases(azurite_connection: str) -> AsyncGenerator[list[ContainerLease]]:
+    """Two processes and the lease of one container, which does not exist."""
+    login, name = parse_login(azurite_connection), f"lease{uuid4().hex}"
+    services = [login.blob_service(), login.blob_service()]
+    yield [ContainerLease(service.get_container_client(name), login.place("blob")) for service in services]
+    for service in services:
+        await service.close()
+    with BlobServiceClient.from_connection_string(azurite_connection) as blobs:
+        blobs.delete_container(name)
+
+
+async def test_row_79_a_second_process_cannot_have_the_lease_until_the_first_gives_it_up(
+    leases: list[ContainerLease],
+) -> None:
+    first, second = leases
+    assert await first.try_lock_or_renew()
+    for _ in range(3):
+        assert not await second.try_lock_or_renew()
+        assert await first.try_lock_or_renew()
+    await first.release()
+    assert not first.is_held
+    assert await second.try_lock_or_renew()
+    assert not await first.try_lock_or_renew()
+    await second.release()
+
+
+async def test_row_80_a_lease_is_renewed_many_times(leases: list[ContainerLease]) -> None:
+    assert [await leases[0].try_lock_or_renew() for _ in range(11)] == [True] * 11
+    await leases[0].release()
+
+
+async def test_row_79_a_process_that_closes_its_store_lets_another_dispatch_at_once(place: TablePlace) -> None:
+    first = await filled(place, 1)
+    second = await place.open()
+    assert len(await first.claim_due(LATER, 10)) == 1
+    assert await second.claim_due(LATER, 10) == []
+    await first.close()
+    third = await place.open()
+    assert [claim.message.message_id for claim in await third.claim_due(LATER, 10)] == ["m-000"]
+
+
+async def test_row_81_nothing_more_is_claimed_finished_or_given_back_once_the_lease_is_stolen(
+    place: TablePlace,
+) -> None:
+    store = await filled(place, 120)
+    held = await store.claim_due(LATER, 1_000)
+    assert len(held) == 50
+    before = place.entities()
+    thief = place.lease()
+    # As after a pause of the whole process, which renews nothing meanwhile.
+    store._opened.leases.all[0]._renewed_at -= 60
+    assert await store.finish(held[:10], Outcome.DELIVERED, LATER) == 0
+    assert not await store.retry_later(held[10], LATER, LATER, "why")
+    assert await store.claim_due(LATER, 1_000) == []
+    assert place.entities() == before
+    assert {record.kind.name for record in await store.history("m-000")} == {"SCHEDULED"}
+    thief.release()
+    successor = await place.open()
+    assert len(await successor.claim_due(LATER, 1_000)) == 50
+
+
+class _HangsAfter(MemoryTransport):
+    """Sends one message and then no more, until it is cut off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[str] = []
+        self.was_cut_off = False
+        self.is_sending = anyio.Event()
+
+    async def send(self, envelopes, now, work=()) -> list[PostdateError | None]:  # type: ignore[override]
+        first: Envelope = envelopes[0]
+        self.sent.append(first.message_id)
+        self.is_sending.set()
+        try:
+            await anyio.sleep_forever()
+        finally:
+            self.was_cut_off = True
+        return [None] * len(envelopes)
+
+
+async def test_row_81_what_is_being_sent_is_cut_off_when_the_lease_is_lost(place: TablePlace) -> None:
+    """Nor does any of it go to the error queue: that is for whoever has the lease now to say."""
+    store, transport, clock = await filled(place, 10), _HangsAfter(), SystemClock()
+    await transport.create_queues(["orders", "error"])
+    settings = DispatchSettings("service.timeouts", "error", 0, Host("tests"))
+    breaker = RepeatedFailures("sending", "cannot send", SECOND, lambda _reason, _error: None)
+    rate = FailureRate("handling", "cannot handle", 1, lambda _reason, _error: None)
+    dispatcher = Dispatcher(store, transport, settings, clock, breaker, rate)
+    async with dispatcher.running():
+        await dispatcher.take(clock.now())
+        with anyio.fail_after(10):
+            await transport.is_sending.wait()
+        place.lease()
+        store._opened.leases.all[0]._renewed_at -= 60
+        with anyio.fail_after(10):
+            await store._opened.leases.renew()  # as the keeper does
+    assert transport.was_cut_off
+    assert transport.sent == ["m-000"]
+    assert len(place.entities()) == 10
+    assert {record.kind.name for record in await store.history("m-000")} == {"SCHEDULED"}
+
+
+async def test_the_lease_is_renewed_while_a_page_is_dispatched(place: TablePlace, monkeypatch) -> None:
+    monkeypatch.setattr("postdate.azure.lease.RENEWED_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("postdate.azure.keeper.ROUND_SECONDS", 0.05)
+    store = await filled(place, 1)
+    (claim,) = await store.claim_due(LATER, 10)
+    lease = store._opened.leases.all[0]
+    claimed_at = lease._renewed_at
+    await until(lambda: lease._renewed_at != claimed_at, "the lease is renewed")
+    assert await store.finish([claim], Outcome.DELIVERED, LATER) == 1
+
+
+async def test_a_container_that_others_have_leased_out_holds_up_storing_in_no_way(place: TablePlace) -> None:
+    """And what was stored is claimed as soon as the lease can be had."""
+    theirs = place.lease(seconds=-1)
+    store = await filled(place, 5)
+    assert await store.claim_due(LATER, 10) == []
+    theirs.release()
+    successor = await place.open()
+    assert len(await successor.claim_due(LATER, 10)) == 5
+
+
+async def test_a_process_that_waits_for_the_lease_takes_it_and_wakes_its_poller(place: TablePlace, monkeypatch) -> None:
+    monkeypatch.setattr("postdate.azure.keeper.ROUND_SECONDS", 0.05)
+    first = await filled(place, 1)
+    assert len(await first.claim_due(LATER, 10)) == 1
+    second = await place.open()
+    woken = anyio.Event()
+    stop = await second.listen(woken.set)
+    assert await second.claim_due(LATER, 10) == []
+    assert await second.next_attempt() is None, "nothing is to be attempted here while another dispatches"
+    await first.close()
+    with anyio.fail_after(10):
+        await woken.wait()
+    assert [claim.message.message_id for claim in await second.claim_due(LATER, 10)] == ["m-000"]
+    stop()
+
+
+# --- several leases ---------------------------------------------------------------------------------------------------
+
+
+async def test_several_processes_share_the_leases_and_each_message_is_claimed_once(
+    azurite_connection: str, monkeypatch
+) -> None:
+    monkeypatch.setattr("postdate.azure.keeper.ROUND_SECONDS", 0.05)
+    monkeypatch.setattr("postdate.azure.keeper._APPEARS_EVERY_SECONDS", 0.05)
+    place = TablePlace(azurite_connection, leases=4)
+    try:
+        stores = [await filled(place, 200), await place.open()]
+        stops = [await store.listen(lambda: None) for store in stores]
+        await until(lambda: [len(held_by(store)) for store in stores] == [2, 2], "both hold two leases")
+        claimed: Counter[str] = Counter()
+        for _ in range(10):
+            for store in stores:
+                claims = await store.claim_due(LATER, 1_000)
+                claimed.update(claim.message.message_id for claim in claims)
+                assert await store.finish(claims, Outcome.DELIVERED, LATER) == len(claims)
+        assert claimed == Counter(f"m-{n:03}" for n in range(200))
+        assert place.entities() == []
+        for stop in stops:
+            stop()
+    finally:
+        await place.close()
+
+
+async def test_what_a_closed_process_had_leased_goes_to_those_that_are_left(
+    azurite_connection: str, monkeypatch
+) -> None:
+    monkeypatch.setattr("postdate.azure.keeper.ROUND_SECONDS", 0.05)
+    monkeypatch.setattr("postdate.azure.keeper._APPEARS_EVERY_SECONDS", 0.05)
+    place = TablePlace(azurite_connection, leases=3)
+    try:
+        first, second = await filled(place, 60), await place.open()
+        for store in (first, second):
+            await store.listen(lambda: None)
+        await until(lambda: held_by(first) | held_by(second) == {0, 1, 2}, "all leases are held")
+        await first.close()
+        await until(lambda: held_by(second) == {0, 1, 2}, "all leases are held by the one that is left")
+        claimed = [claim for _ in range(3) for claim in await second.claim_due(LATER, 1_000)]
+        assert len(claimed) == 60
+    finally:
+        await place.close()
+
+
+async def test_two_numbers_of_leases_are_never_in_force_at_once(place: TablePlace) -> None:
+    one = await filled(place, 50, leases=1)
+    assert len(await one.claim_due(LATER, 10)) == 10
+    four = await place.open(leases=4)
+    with pytest.raises(StoreUnavailable, match="divided into 1 leases by others that run"):
+        await four.claim_due(LATER, 1_000)
+    await one.close()
+    again = await place.open(leases=4)
+    claimed = [claim for _ in range(4) for claim in await again.claim_due(LATER, 1_000)]
+    assert len(claimed) == 50
+    await again._opened.leases.give_up(0)
+    old = await place.open(leases=1)
+    with pytest.raises(StoreUnavailable, match="divided into 4 leases by others that run"):
+        await old.claim_due(LATER, 1_000)
+
+
+async def test_row_85_in_mode_none_a_claim_is_ours_whatever_becomes_of_the_lease(place: TablePlace) -> None:
+    store = await filled(place, 2, mode=TransactionMode.NONE)
+    first, second = await store.claim_due(LATER, 10)
+    place.lease()
+    store._opened.leases.all[0]._renewed_at -= 60
+    assert await store.claim_due(LATER, 10) == []
+    assert await store.finish([first], Outcome.DELIVERED, LATER) == 1
+    assert await store.retry_later(second, LATER, LATER, "why")
+    assert [entity["MessageId"] for entity in place.entities()] == ["m-001"]

@@ -1,0 +1,469 @@
+"""The store in Azure tables: its layout, what others put there, what is interrupted, and what Azure refuses.
+
+Source: specification 3.1 to 3.6, rows 76 to 78, 82, 83, 85.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import anyio
+import pytest
+from tests.azure_store_subjects import TablePlace, drop_table
+from tests.integration.azure.gateway import Gateway
+
+from postdate import DelayedMessage
+from postdate.azure.layout import LARGEST_BODY, LARGEST_TEXT, attempt_of, row_key, second_key, share_of
+from postdate.azure.pages import BackOff, Polling
+from postdate.azure.records import keys_of
+from postdate.azure.table_names import checked_table, default_table, lease_container, records_table
+from postdate.errors import (
+    ConfigurationError,
+    DuplicateMessage,
+    InvalidMessage,
+    MessageTooLarge,
+    StoreNotSetUp,
+    StoreUnreachable,
+    UnsupportedTransactionMode,
+)
+from postdate.ports import Outcome, Recording, RecordKind, TransactionMode
+from postdate.stores.azure_table import NEAR, AzureTableStore
+
+NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+LATER = NOW + SECOND
+GUID = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture
+async def place(azurite_connection: str) -> AsyncGenerator[TablePlace]:
+    place = TablePlace(azurite_connection)
+    yield place
+    await place.close()
+
+
+@pytest.fixture
+async def store(place: TablePlace) -> AzureTableStore:
+    store = await place.open()
+    await store.setup()
+    return store
+
+
+def message(name: str = "m-1", due: datetime = NOW, body: bytes = b"body", **headers: str) -> DelayedMessage:
+    return DelayedMessage(name, due, "orders", headers or {"kind": "test"}, body)
+
+
+def upstream(row: str, **columns: object) -> dict[str, object]:
+    """Return an entity as upstream writes it."""
+    return {
+        "PartitionKey": row[:10],
+        "RowKey": row,
+        "Destination": "orders",
+        "Body": b"theirs",
+        "MessageId": "u-1",
+        "Headers": '{"NServiceBus.MessageId":"u-1"}',
+        **columns,
+    }
+
+
+async def ids_of(store: AzureTableStore, now: datetime = LATER) -> list[str]:
+    return [claim.message.message_id for claim in await store.claim_due(now, 1_000)]
+
+
+# --- names and layout -------------------------------------------------------------------------------------------------
+
+
+def test_row_76_the_default_name_is_the_sha1_of_the_endpoint() -> None:
+    name = default_table("The quick brown fox jumps over the lazy dog")
+    assert name == "delays2fd4e1c67a2d28fced849ee1bb76e7391b93eb12"
+    assert (lease_container(name, 0), records_table(name)) == (name, f"{name}records")
+
+
+def test_row_77_a_name_of_ones_own_is_lower_cased() -> None:
+    assert checked_table("Delays2Go") == "delays2go"
+    assert checked_table("a" * 63) == "a" * 63
+    assert len(records_table("a" * 63)) <= 63
+    assert len(lease_container("a" * 63, 12)) <= 63
+
+
+@pytest.mark.parametrize("name", ["1abc", "ab", "a" * 64, "a-b", "", "délai", "abc\n"])
+def test_row_77_a_name_that_cannot_be_is_refused_with_the_pattern(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"\^\[A-Za-z\]\[A-Za-z0-9\]\{2,62\}\$"):
+        AzureTableStore("azure-table://UseDevelopmentStorage", table=name)
+
+
+async def test_row_78_the_plain_sdk_finds_upstreams_keys_and_columns(place: TablePlace, store: AzureTableStore) -> None:
+    await store.store(message(body=b"\0body", ключ='"🕰'), NOW)
+    (entity,) = place.entities()
+    assert entity["PartitionKey"] == "2026013112"
+    second, _, guid = entity["RowKey"].partition("_")
+    assert second == "20260131120005"
+    assert len(guid) == 32
+    assert int(guid, 16) >= 0
+    assert (entity["Destination"], entity["MessageId"], entity["Body"]) == ("orders", "m-1", b"\0body")
+    assert json.loads(entity["Headers"]) == {"ключ": '"🕰'}
+
+
+async def test_row_78_a_message_of_upstream_is_claimed_from_the_next_whole_second_as_there(
+    place: TablePlace, store: AzureTableStore
+) -> None:
+    place.add(upstream(f"20260131120005_{GUID}"))
+    end = NOW.replace(second=6, microsecond=0)
+    assert await ids_of(store, end - timedelta(microseconds=1)) == []
+    (claim,) = await store.claim_due(end, 10)
+    found = claim.message
+    assert (found.message_id, found.destination, found.body) == ("u-1", "orders", b"theirs")
+    assert dict(found.headers) == {"NServiceBus.MessageId": "u-1"}
+    assert await store.finish([claim], Outcome.DELIVERED, LATER) == 1
+    assert place.entities() == []
+    assert [record.kind for record in await store.history("u-1")] == [RecordKind.DELIVERED]
+
+
+async def test_row_78_a_bare_row_key_is_claimed_in_its_own_second(place: TablePlace, store: AzureTableStore) -> None:
+    place.add(upstream("20260131120005"))
+    second = NOW.replace(microsecond=0)
+    assert await ids_of(store, second) == []
+    assert await ids_of(store, second + timedelta(microseconds=1)) == ["u-1"]
+
+
+async def test_two_messages_of_upstream_with_one_id_are_dispatched_one_after_the_other(
+    place: TablePlace, store: AzureTableStore
+) -> None:
+    """They have keys of their own there, and a retried message keeps its id."""
+    for number in range(2):
+        place.add(upstream(f"20260131120000_{number}{GUID[1:]}", Body=b"%d" % number))
+    bodies = []
+    for _ in range(2):
+        (claim,) = await store.claim_due(LATER, 10)
+        bodies.append(claim.message.body)
+        assert await store.claim_due(LATER, 10) == []
+        assert await store.finish([claim], Outcome.DELIVERED, LATER) == 1
+    assert bodies == [b"0", b"1"]
+
+
+def test_keys_sort_as_times_do_and_shares_cover_everything() -> None:
+    times = [NOW.replace(year=year, microsecond=at) for year in (1, 1900, 2026, 9999) for at in (0, 1, 16, 999_999)]
+    keys = [row_key("m-1", at) for at in times]
+    assert keys == sorted(keys)
+    assert [attempt_of(key, is_ours=True) for key in keys] == times
+    assert second_key(times[0]) == "00010131120005"
+    shares = {share_of(row_key(f"m-{n}", NOW), 5) for n in range(200)}
+    assert shares == set(range(5))
+
+
+@pytest.mark.parametrize("row", ["", "abc", "20261331000000_x", "2026013112000", "\uff12026013112000"])
+def test_a_row_key_that_is_no_time_is_no_message(row: str) -> None:
+    with pytest.raises(InvalidMessage):
+        attempt_of(row, is_ours=False)
+
+
+# --- polling ----------------------------------------------------------------------------------------------------------
+
+
+def test_row_82_with_a_second_of_peek_interval_there_are_at_most_seven_looks_in_fifteen_seconds() -> None:
+    back_off = BackOff(Polling(peek_interval=SECOND))
+    looks, at = 1, timedelta(0)
+    while (at := at + back_off.longer()) <= 15 * SECOND:
+        looks += 1
+    assert 5 <= looks <= 7
+    back_off.reset()
+    assert back_off.longer() == SECOND
+    assert [back_off.longer() for _ in range(50)][-1] == Polling().longest_wait_when_idle
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"peek_interval": timedelta(0)},
+        {"longest_wait_when_idle": timedelta(milliseconds=99)},
+        {"longest_wait_when_idle": timedelta(seconds=61)},
+        {"page_size": 0},
+        {"page_size": 1_001},
+    ],
+    ids=str,
+)
+def test_row_82_pauses_that_cannot_be_are_refused(wrong: dict) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        Polling(**wrong)
+
+
+async def test_row_83_a_hundred_and_twenty_due_messages_are_claimed_in_pages_of_fifty_by_their_keys(
+    store: AzureTableStore,
+) -> None:
+    batch = [message(f"m-{n:03}", NOW + n * timedelta(milliseconds=1)) for n in range(120)]
+    await store.store_many(batch[::-1], NOW)
+    pages = [await ids_of(store) for _ in range(4)]
+    assert [len(page) for page in pages] == [50, 50, 20, 0]
+    assert [id_ for page in pages for id_ in page] == [each.message_id for each in batch]
+
+
+async def test_more_than_azure_gives_in_one_answer_is_claimed_once_each_and_nothing_is_passed_over(
+    place: TablePlace,
+) -> None:
+    store = await place.open(polling=Polling(page_size=1_000))
+    await store.setup()
+    await store.store_many([message(f"m-{n}", NOW - n * SECOND) for n in range(1_100)], NOW)
+    first = await store.claim_due(LATER, 1_000)
+    assert await store.retry_later(first[0], NOW - 5_000 * SECOND, NOW, "goes before all others")
+    rest = await store.claim_due(LATER, 1_000)
+    assert len(first) == 1_000
+    assert len({claim.message.message_id for claim in rest}) == len(rest) == 101
+    assert rest[0].message == first[0].message.__class__.restored(
+        first[0].message.message_id, first[0].message.due, "orders", {"kind": "test"}, b"body", None, 1
+    )
+    assert await store.claim_due(LATER, 1_000) == []
+
+
+# --- retries and interruptions ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wait", [timedelta(seconds=1), timedelta(hours=2)], ids=["same hour", "another hour"])
+async def test_a_failed_message_moves_to_the_key_of_its_next_attempt(
+    place: TablePlace, store: AzureTableStore, wait: timedelta
+) -> None:
+    """So that it holds up nothing, and upstream's poller waits for it, too."""
+    await store.store(message(), NOW)
+    (claim,) = await store.claim_due(LATER, 10)
+    assert await store.retry_later(claim, NOW + wait, NOW, "why")
+    (entity,) = place.entities()
+    assert entity["RowKey"].startswith(second_key(NOW + wait))
+    assert entity["Failures"] == 1
+    assert await store.get("m-1") == DelayedMessage("m-1", NOW, "orders", {"kind": "test"}, b"body", None, 1)
+    with pytest.raises(DuplicateMessage):
+        await store.store(message(), NOW)
+    (again,) = await store.claim_due(NOW + wait + SECOND, 10)
+    assert again.message.due == NOW
+    assert await store.finish([again], Outcome.DELIVERED, NOW) == 1
+
+
+async def test_an_id_without_its_message_is_stored_by_the_next_attempt(
+    place: TablePlace, store: AzureTableStore
+) -> None:
+    """As a process leaves it that died between the two."""
+    await store.store(message(body=b"first"), NOW)
+    await store._opened.table.each([_deletion(place)])
+    await store.store(message(body=b"again"), NOW)
+    (claim,) = await store.claim_due(LATER, 10)
+    assert claim.message.body == b"again"
+    report = await store.store_many([message()], NOW)
+    assert (report.stored, report.already_there) == (0, ("m-1",))
+
+
+def _deletion(place: TablePlace):
+    from postdate.azure.groups import Operation
+
+    (entity,) = place.entities()
+    return Operation("delete", {"PartitionKey": entity["PartitionKey"], "RowKey": entity["RowKey"]})
+
+
+@pytest.mark.parametrize(
+    ("mode", "again"), [(TransactionMode.NONE, []), (TransactionMode.RECEIVE_ONLY, ["m-1"])], ids=str
+)
+async def test_row_85_whoever_dies_between_claim_and_send_loses_the_message_in_mode_none_only(
+    place: TablePlace, mode: TransactionMode, again: list[str]
+) -> None:
+    first = await place.open(mode)
+    await first.setup()
+    await first.store(message(), NOW)
+    assert await ids_of(first) == ["m-1"]
+    await first.close()  # without having finished or given back anything
+    assert await ids_of(await place.open(mode)) == again
+
+
+async def test_row_85_in_mode_none_a_send_that_fails_is_tried_again(place: TablePlace) -> None:
+    store = await place.open(TransactionMode.NONE)
+    await store.setup()
+    await store.store(message(), NOW)
+    (claim,) = await store.claim_due(LATER, 10)
+    assert place.entities() == []
+    assert await store.retry_later(claim, LATER, NOW, "why")
+    (claim,) = await store.claim_due(LATER + SECOND, 10)
+    assert claim.message.number_of_failures == 1
+    assert await store.finish([claim], Outcome.DELIVERED, NOW) == 1
+    assert [record.kind.name for record in await store.history("m-1")] == ["SCHEDULED", "RETRIED", "DELIVERED"]
+
+
+@pytest.mark.parametrize("mode", [TransactionMode.TRANSACTION_SCOPE, TransactionMode.SENDS_ATOMIC_WITH_RECEIVE])
+async def test_modes_that_azure_cannot_keep_are_refused(place: TablePlace, mode: TransactionMode) -> None:
+    with pytest.raises(UnsupportedTransactionMode, match="receive_only"):
+        await place.open(mode)
+    await place.open()
+    await (await place.open()).setup()
+
+
+BAD = {
+    "headers": {"Headers": "not json"},
+    "body": {"Body": "a text"},
+    "destination": {"Destination": " "},
+    "failures": {"Failures": "many"},
+    "due": {"Due": "soon"},
+}
+
+
+async def test_entities_that_are_no_messages_are_set_aside_and_hold_up_nothing(
+    place: TablePlace, store: AzureTableStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number, columns in enumerate(BAD.values()):
+        place.add(upstream(f"20260131110000_{number}{GUID[1:]}", **columns))
+    place.add({"PartitionKey": "2026013111", "RowKey": "20260131110001_x"})
+    place.add({"PartitionKey": "2026013111", "RowKey": "2026013111 is no time"})
+    place.add({"PartitionKey": "notes", "RowKey": "kept by somebody else"})
+    await store.store(message(), NOW)
+    assert await ids_of(store) == ["m-1"]
+    aside = await store.malformed()
+    assert len(aside) == len(BAD) + 2
+    assert all(reason for _, reason in aside)
+    kept = [each for each in place.entities(records_table(place.table)) if each["PartitionKey"] == "malformed"]
+    assert {"not json", "a text"} <= {value for each in kept for value in (each.get("Headers"), each.get("Body"))}
+    assert caplog.text.count("was set aside") == len(BAD) + 2
+    assert {each["PartitionKey"] for each in place.entities()} == {"notes", "2026013112"}
+
+
+# --- what an operator changes -----------------------------------------------------------------------------------------
+
+
+async def test_another_process_cancels_what_is_not_due_for_a_while_and_nothing_that_may_be_on_its_way(
+    place: TablePlace, store: AzureTableStore
+) -> None:
+    await store.store_many([message("soon", NOW + SECOND), message("late", NOW + NEAR + SECOND)], NOW)
+    assert await ids_of(store, NOW) == []  # it has the lease
+    other = await place.open()
+    assert [await other.cancel(name, NOW) for name in ("soon", "late")] == [False, True]
+    assert [await other.reschedule(name, NOW + NEAR * 9, NOW) for name in ("soon", "late")] == [False, False]
+    assert await ids_of(store, NOW + 100 * SECOND) == ["soon"]
+
+
+async def test_with_nothing_recorded_a_message_leaves_no_trace(place: TablePlace) -> None:
+    store = await place.open(recording=Recording.NONE)
+    await store.setup()
+    await store.store_many([message("m-1"), message("m-2")], NOW)
+    first, second = await store.claim_due(LATER, 10)
+    await store.retry_later(second, LATER, NOW, "why")
+    await store.finish([first], Outcome.DELIVERED, NOW)
+    (second,) = await store.claim_due(LATER + SECOND, 10)
+    await store.finish([second], Outcome.EXPIRED, NOW)
+    assert place.entities() == []
+    assert place.entities(records_table(place.table)) == []
+
+
+# --- what azure refuses -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("too_large", "said"),
+    [
+        (message(body=b"x" * (LARGEST_BODY + 1)), "this store takes 65,536"),
+        (message(body=b"", h="x" * LARGEST_TEXT), "characters in its headers"),
+        (message(body=b"", h="🕰" * (LARGEST_TEXT // 2)), "this store takes 65,536"),
+    ],
+    ids=["body", "headers", "headers beyond the basic plane"],
+)
+async def test_what_a_column_does_not_hold_is_refused_before_anything_is_stored(
+    place: TablePlace, store: AzureTableStore, too_large: DelayedMessage, said: str
+) -> None:
+    """The emulator would take more than Azure does."""
+    for refused in ([too_large], [message("m-0"), too_large]):
+        with pytest.raises(MessageTooLarge, match=said):
+            await store.store_many(refused, NOW)
+    with pytest.raises(MessageTooLarge, match=said):
+        await store.store(too_large, NOW)
+    assert place.entities() == place.entities(records_table(place.table)) == []
+
+
+async def test_a_hundred_of_the_largest_messages_are_more_than_one_transaction(store: AzureTableStore) -> None:
+    room = LARGEST_BODY - 100
+    report = await store.store_many([message(f"m-{n}", body=b"\xff" * room) for n in range(100)], NOW)
+    assert report.stored == 100
+
+
+async def test_a_limit_above_what_azure_takes_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="65,536"):
+        AzureTableStore("azure-table://UseDevelopmentStorage", largest_message_bytes=LARGEST_BODY + 1)
+
+
+async def test_a_deleted_table_is_said_to_be_missing_and_comes_back_by_setting_up(
+    place: TablePlace, store: AzureTableStore
+) -> None:
+    place.delete_table()
+    with pytest.raises(StoreNotSetUp, match=place.table):
+        await store.store(message(), NOW)
+    with pytest.raises(StoreNotSetUp, match=place.table):
+        await store.claim_due(LATER, 10)
+    await store.setup()
+    await store.store(message(), NOW)
+    assert await ids_of(store) == ["m-1"]
+
+
+async def test_a_wrong_key_is_said_to_be_one_and_not_shown(place: TablePlace, store: AzureTableStore) -> None:
+    await store.store(message(), NOW)
+    wrong = "d3Jvbmcga2V5IQ=="
+    key = dict(part.split("=", 1) for part in place.connection.split(";") if part)["AccountKey"]
+    intruder = await place.open(connection=place.connection.replace(key, wrong))
+    for call in (intruder.store(message("m-2"), NOW), intruder.claim_due(LATER, 10), intruder.setup()):
+        with pytest.raises(StoreUnreachable, match="check the name of the account, its key") as raised:
+            await call
+        assert wrong not in str(raised.value)
+    assert await ids_of(store) == ["m-1"]
+
+
+async def test_throttling_is_an_outage_and_nothing_is_lost(place: TablePlace, store: AzureTableStore) -> None:
+    settings = dict(part.split("=", 1) for part in place.connection.strip(";").split(";"))
+    endpoint = settings["TableEndpoint"]
+    async with Gateway(endpoint).listening() as gateway:
+        slow = await place.open(connection=place.connection.replace(endpoint, gateway.url))
+        gateway.answer("POST", 503, times=1, Retry_After="7")
+        with pytest.raises(StoreUnreachable, match="asks to be left alone for 7 s"):
+            await slow.store(message(), NOW)
+        assert place.entities() == []
+        await slow.store(message(), NOW)
+        await store.close()
+        (claim,) = await slow.claim_due(LATER, 10)
+        gateway.answer("POST", 503, times=2)
+        with pytest.raises(StoreUnreachable):
+            await slow.finish([claim], Outcome.DELIVERED, NOW)
+        with pytest.raises(StoreUnreachable):
+            await slow.retry_later(claim, LATER, NOW, "the store does not answer")
+        assert [entity["MessageId"] for entity in place.entities()] == ["m-1"]
+        assert await slow.finish([claim], Outcome.DELIVERED, NOW) == 1
+        assert place.entities() == []
+        await slow.close()
+
+
+async def test_an_answer_that_is_lost_leaves_nothing_double(place: TablePlace, store: AzureTableStore) -> None:
+    """The message was stored, and nobody heard of it: storing it again says so."""
+    settings = dict(part.split("=", 1) for part in place.connection.strip(";").split(";"))
+    endpoint = settings["TableEndpoint"]
+    async with Gateway(endpoint).listening() as gateway:
+        deaf = await place.open(connection=place.connection.replace(endpoint, gateway.url))
+        gateway.answer("POST", 500, times=2, after=True)
+        with pytest.raises(StoreUnreachable):
+            await deaf.store(message(), NOW)
+        with pytest.raises(StoreUnreachable):
+            await deaf.store(message(), NOW)
+        with anyio.fail_after(10):
+            await deaf.store_many([message()], NOW)
+        await deaf.close()
+    assert len(place.entities()) == 1
+    assert (await store.history("m-1"))[0].kind is RecordKind.SCHEDULED
+    assert [each["RowKey"] for each in place.entities(records_table(place.table))] == [keys_of("m-1")["RowKey"]]
+
+
+def test_the_endpoint_of_the_guide_runs(azurite_connection: str) -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "azure.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"^```py\n(.*?)^```", guide, re.DOTALL | re.MULTILINE)
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", "-c", snippet],
+        env={**os.environ, "AZURE_STORAGE_CONNECTION_STRING": azurite_connection},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert default_table("billing") in ran.stdout
+    drop_table(azurite_connection, default_table("billing"))

@@ -1,0 +1,81 @@
+"""What the audit makes of records, told on frames; and that it reads a store once."""
+
+import sqlite3
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+
+import anyio
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
+
+from postdate.messages import DelayedMessage
+from postdate.pipeline.audit.judging import judged, one_row_a_message
+from postdate.pipeline.audit.reading import _events, read_now
+from postdate.pipeline.columns import arrow_schema, spark_schema
+from postdate.pipeline.frames import scan_frame, scan_parts
+from postdate.pipeline.stores import StoreSpec
+from postdate.stores.sqlite import SqliteStore
+
+DUE = datetime(2026, 3, 1, 12, tzinfo=UTC)
+Story = list[tuple[str, float, str | None]]
+"""Kind, seconds after it was due, and detail."""
+
+
+def verdict(spark: SparkSession, stories: dict[str, Story]) -> dict[str, Row]:
+    rows = [
+        (number, kind, id_, DUE + timedelta(seconds=at), DUE, "orders", detail)
+        for id_, story in stories.items()
+        for number, (kind, at, detail) in enumerate([("scheduled", -60, None), *story])
+    ]
+    found = spark.createDataFrame(rows, spark_schema(arrow_schema("records")))
+    messages = one_row_a_message(_events(found, F.lit("shop"), before=1, times=1))
+    told = judged(messages, DUE + timedelta(hours=1), timedelta(seconds=1)).collect()
+    return {row["message_id"]: row for row in told}
+
+
+def test_only_what_was_sent_again_accounts_for_a_message_that_left_its_queue(spark: SparkSession) -> None:
+    found = verdict(
+        spark,
+        {
+            "handled": [("delivered", 0, None), ("handled", 1, None)],
+            "sent again": [("delivered", 0, None), ("retried", 1, "retried as other: ValueError: no")],
+            "attempted": [("retried", 0, "no queue"), ("delivered", 1, None)],
+            "attempted for no reason": [("retried", 0, None), ("delivered", 1, None)],
+        },
+    )
+    assert {id_ for id_, row in found.items() if row["lost"]} == {"attempted", "attempted for no reason"}
+    assert {id_ for id_, row in found.items() if row["retried"]} == found.keys() - {"handled"}
+
+
+def test_a_receivers_clock_that_is_behind_makes_nothing_early(spark: SparkSession) -> None:
+    found = verdict(
+        spark,
+        {
+            "clock behind": [("delivered", 0.5, None), ("handled", -0.25, None)],
+            "delivered early": [("delivered", -0.5, None), ("handled", 1, None)],
+            "handled early, no delivery": [("handled", -0.25, None)],
+            "on time": [("delivered", 0, None), ("handled", 0, None)],
+        },
+    )
+    assert {id_: row["about_early"] for id_, row in found.items() if row["early"]} == {
+        "delivered early": "0.500000 s before it was due",
+        "handled early, no delivery": "0.250000 s before it was due",
+    }
+
+
+def test_what_was_read_is_never_read_again(spark: SparkSession, store: StoreSpec) -> None:
+    """Not even when Spark has lost what it keeps: the store has gone on since."""
+    path = store.address.removeprefix("sqlite:///")
+
+    async def one_message() -> None:
+        adapter = SqliteStore(path, synchronous="normal")
+        await adapter.store_many([DelayedMessage("m-1", DUE, "orders")], DUE)
+        await adapter.close()
+
+    anyio.run(one_message)
+    frame = read_now(scan_frame(spark, store, "records", ("message_id",), scan_parts(store, "records", 1)))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DELETE FROM record")
+        connection.commit()
+    spark.catalog.clearCache()
+    assert [row["message_id"] for row in frame.collect()] == ["m-1"]

@@ -1,0 +1,247 @@
+"""The delay operator as real queries on Spark's own state, and what it refuses before a query starts."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from postdate.clock import SystemClock
+from postdate.errors import PipelineError
+from postdate.pipeline.delay import DelayOptions, DelayTarget, delay, delay_conf, read_directory, run_delay
+from postdate.pipeline.delay import operator as operator_module
+
+COLUMNS = "id string, due timestamp"
+
+
+@pytest.fixture
+def delaying(spark: SparkSession) -> Iterator[SparkSession]:
+    """The session of all tests, with the settings that the operator needs."""
+    before = {name: spark.conf.get(name, None) for name in delay_conf()}
+    for name, value in delay_conf().items():
+        spark.conf.set(name, value)
+    yield spark
+    for query in spark.streams.active:
+        query.stop()
+    for name, value in before.items():
+        if value is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, value)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    for name in ("rows", "cancels"):
+        (tmp_path / name).mkdir()
+    return tmp_path
+
+
+def put(directory: Path, rows: list[dict[str, Any]]) -> None:
+    """Put a file of rows into a directory, whole."""
+    number = len(list(directory.iterdir()))
+    unfinished = directory.parent / "unfinished"
+    unfinished.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    unfinished.rename(directory / f"{number}.json")
+
+
+def started(spark: SparkSession, place: Path, options: DelayOptions | None = None, **others: Any) -> StreamingQuery:
+    source = read_directory(spark, str(place / "rows"), others.pop("schema", COLUMNS))
+    target = DelayTarget(str(place / "out"), str(place / "state"), trigger=timedelta(milliseconds=100))
+    return run_delay(source, target, options=options or DelayOptions(slots=2), **others)
+
+
+def delivered(spark: SparkSession, place: Path, columns: str = COLUMNS) -> list[str]:
+    return sorted(row.id for row in spark.read.schema(columns).parquet(str(place / "out")).select("id").collect())
+
+
+def wait(query: StreamingQuery, until: Callable[[], bool]) -> None:
+    """Wait for something that a running query does; a query that fails raises here."""
+    while not until():
+        query.awaitTermination(1)
+
+
+def batches_after(query: StreamingQuery, rows: int) -> Callable[[], bool]:
+    """Tell whether a query has taken so many rows and finished their micro-batch."""
+    return lambda: sum(progress.numInputRows for progress in query.recentProgress) >= rows
+
+
+def in_seconds(seconds: float) -> str:
+    return (SystemClock().now() + timedelta(seconds=seconds)).isoformat()
+
+
+def test_rows_of_every_type_come_out_as_they_went_in(delaying: SparkSession, place: Path) -> None:
+    values = """
+        id string, due timestamp, local timestamp_ntz, day date, flag boolean, tiny tinyint, small smallint, whole int,
+        big bigint, single float, double double, exact decimal(20,4), raw binary, list array<int>,
+        pairs map<string,timestamp>, nested struct<a: int, b: struct<c: string>>, nothing string
+    """
+    written = delaying.sql(
+        """
+        SELECT concat('m', id) id, CASE WHEN id = 1 THEN NULL ELSE timestamp_micros(unix_micros(now()) + id * 1000000)
+          END due, timestamp_ntz'2026-03-29 02:30:00.000001' local, date'0001-01-01' day, id > 3 flag,
+          cast(id AS tinyint) tiny, cast(id AS smallint) small, cast(id AS int) whole, id big, cast(id / 3 AS float)
+          single, id / 3 double, cast(id / 3 AS decimal(20, 4)) exact, unhex('00ff') raw, array(1, null) list,
+          map('k', timestamp_micros(id)) pairs, named_struct('a', cast(id AS int), 'b', named_struct('c', 'ü')) nested,
+          cast(null AS string) nothing
+        FROM range(6)
+        """
+    ).cache()
+    written.write.parquet(str(place / "parquet"))
+    source = read_directory(delaying, str(place / "parquet"), values, "parquet")
+    rows = delay(source, options=DelayOptions(resolution=timedelta(milliseconds=50), null_due="now"))
+    assert rows.schema == source.schema
+    writer = rows.writeStream.option("checkpointLocation", str(place / "state")).format("parquet")
+    query = writer.trigger(processingTime="100 milliseconds").start(str(place / "out"))
+    read = delaying.read.schema(source.schema)
+    wait(query, lambda: read.parquet(str(place / "out")).count() == 6)
+    query.stop()
+    out = read.parquet(str(place / "out")).orderBy("id").collect()
+    assert out == written.orderBy("id").collect()
+
+
+def test_rows_wait_through_a_restart_and_cancels_reach_them(delaying: SparkSession, place: Path) -> None:
+    def start() -> StreamingQuery:
+        cancels = read_directory(delaying, str(place / "cancels"), "id string")
+        return started(delaying, place, id="id", cancel=cancels)
+
+    put(place / "rows", [{"id": name, "due": in_seconds(-1)} for name in ("past", "cancelled first")])
+    put(place / "rows", [{"id": f"{name}{n}", "due": in_seconds(15)} for name in "ab" for n in range(20)])
+    put(place / "cancels", [{"id": "cancelled first"}, {"id": "never came"}, {"id": None}])
+    query = start()
+    wait(query, batches_after(query, 45))
+    query.stop()
+    assert delivered(delaying, place)[-1:] == ["past"]
+    put(place / "cancels", [{"id": f"a{n}"} for n in range(20)])
+    put(place / "rows", [{"id": "never came", "due": in_seconds(0)}, {"id": "last", "due": in_seconds(16)}])
+    query = start()
+    wait(query, lambda: "last" in delivered(delaying, place))
+    query.stop()
+    assert delivered(delaying, place) == sorted(["past", "last", *(f"b{n}" for n in range(20))])
+
+
+def test_a_query_goes_on_only_with_the_options_its_rows_wait_with(delaying: SparkSession, place: Path) -> None:
+    put(place / "rows", [{"id": "waits", "due": in_seconds(3600)}])
+    query = started(delaying, place)
+    wait(query, batches_after(query, 1))
+    query.stop()
+    put(place / "rows", [{"id": "more", "due": in_seconds(3600)}])
+    query = started(delaying, place, DelayOptions(slots=3, resolution=timedelta(seconds=1)))
+    with pytest.raises(StreamingQueryException, match=r"resolution_ms was 250 and is 1000; slots was 2 and is 3"):
+        query.awaitTermination(60)
+    query = started(delaying, place, schema="id string, due timestamp, more int")
+    with pytest.raises(StreamingQueryException, match=r"columns was 'struct<id:string,due:timestamp>' and is"):
+        query.awaitTermination(60)
+
+
+def test_a_row_without_a_due_time_fails_the_query_or_is_dropped(delaying: SparkSession, place: Path) -> None:
+    put(place / "rows", [{"id": "null"}, {"id": "null"}, {"id": "due", "due": in_seconds(0)}])
+    query = started(delaying, place)
+    with pytest.raises(StreamingQueryException, match="2 of 3 rows have no due time: 'due' is null"):
+        query.awaitTermination(60)
+    assert not (place / "out" / "_spark_metadata" / "0").exists()
+    query = started(delaying, place, DelayOptions(slots=2, null_due="drop"))
+    wait(query, (place / "out" / "_spark_metadata" / "0").exists)
+    wait(query, lambda: delivered(delaying, place) != [])
+    query.stop()
+    assert delivered(delaying, place) == ["due"]
+
+
+# --- what is refused before a query starts ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def source(delaying: SparkSession, place: Path) -> DataFrame:
+    return read_directory(delaying, str(place / "rows"), f"{COLUMNS}, number int, local timestamp_ntz, many array<int>")
+
+
+def test_columns_that_do_not_fit_are_refused(source: DataFrame) -> None:
+    with pytest.raises(PipelineError, match="no column 'at' to tell the due time; there are id, due"):
+        delay(source, due="at")
+    for column, kind in (("number", "int"), ("local", "timestamp_ntz")):
+        with pytest.raises(PipelineError, match=f"must be a timestamp, which knows its zone, not {kind}"):
+            delay(source, due=column)
+    with pytest.raises(PipelineError, match="'id' is there more than once"):
+        delay(source.select("*", "id"))
+    with pytest.raises(PipelineError, match="Arrow cannot carry it"):
+        delay(source.selectExpr("due", "make_interval(1) AS span"))
+
+
+def test_a_table_is_refused(delaying: SparkSession, source: DataFrame) -> None:
+    table = delaying.createDataFrame([], "id string, due timestamp")
+    with pytest.raises(PipelineError, match="delay needs a streaming data frame"):
+        delay(table)
+    with pytest.raises(PipelineError, match="cancel must be a streaming data frame"):
+        delay(source, id="id", cancel=table)
+
+
+def test_cancels_that_do_not_fit_are_refused(source: DataFrame) -> None:
+    with pytest.raises(PipelineError, match="cancel needs id"):
+        delay(source, cancel=source)
+    with pytest.raises(PipelineError, match="the rows have no column 'key'"):
+        delay(source, id="key", cancel=source)
+    with pytest.raises(PipelineError, match="cancel has no column 'id'"):
+        delay(source, id="id", cancel=source.select("due"))
+    with pytest.raises(PipelineError, match="the same in both streams; it is string and int"):
+        delay(source, id="id", cancel=source.selectExpr("number AS id"))
+    with pytest.raises(PipelineError, match="must be text, a whole number or binary"):
+        delay(source, id="many", cancel=source)
+
+
+def test_settings_that_do_not_fit_are_refused(delaying: SparkSession, source: DataFrame) -> None:
+    name = "spark.sql.streaming.stateStore.providerClass"
+    delaying.conf.unset(name)
+    with pytest.raises(PipelineError, match=name):
+        delay(source)
+    delaying.conf.set(name, delay_conf()[name])
+    delaying.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        with pytest.raises(PipelineError, match="time zone Europe/Berlin"):
+            delay(source)
+    finally:
+        delaying.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"resolution": timedelta(microseconds=10_500)}, "no whole number of milliseconds"),
+        ({"resolution": timedelta(milliseconds=5)}, "out of bounds"),
+        ({"slots": 0}, "choose 1 to 10000"),
+        ({"null_due": "keep"}, "choose one of fail, now, drop"),
+        ({"keep_cancels": timedelta(seconds=-1)}, "below zero"),
+    ],
+)
+def test_options_out_of_bounds_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(PipelineError, match=message):
+        replace(DelayOptions(), **wrong)
+
+
+def test_jobs_out_of_bounds_are_refused(delaying: SparkSession, place: Path) -> None:
+    with pytest.raises(PipelineError, match="json or parquet, not 'csv'"):
+        DelayTarget("out", "state", format="csv")
+    with pytest.raises(PipelineError, match="too short"):
+        DelayTarget("out", "state", trigger=timedelta(0))
+    with pytest.raises(PipelineError, match="json, csv or parquet, not 'orc'"):
+        read_directory(delaying, str(place), COLUMNS, "orc")
+    with pytest.raises(PipelineError, match="below 1"):
+        read_directory(delaying, str(place), COLUMNS, files_at_once=0)
+    with pytest.raises(PipelineError, match="cannot read"):
+        read_directory(delaying, str(place), "id strin")
+    with pytest.raises(PipelineError, match="cannot read"):
+        read_directory(delaying, str(place / "missing"), COLUMNS)
+
+
+def test_the_keys_of_slots_spread_over_the_partitions_and_never_change(delaying: SparkSession) -> None:
+    for count in (1, 2, 7, 200):
+        keys = operator_module._slot_keys(delaying, count)
+        frame = delaying.createDataFrame([(key,) for key in keys], "slot int")
+        partitions = frame.selectExpr(f"pmod(hash(slot), {count}) AS partition").collect()
+        assert [row.partition for row in partitions] == list(range(count))
+    assert operator_module._slot_keys(delaying, 4) == operator_module._slot_keys(delaying, 4)

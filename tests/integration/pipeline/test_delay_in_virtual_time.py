@@ -1,0 +1,352 @@
+"""The delay operator in virtual time: where rows wait, and one slot of it against a state in memory."""
+
+import pickle
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
+from pyspark.sql.streaming.tws_tester import TwsTester
+
+from postdate.clock import to_microseconds
+from postdate.errors import PipelineError
+from postdate.pipeline.columns import INSTANT
+from postdate.pipeline.delay import packing as packing_module
+from postdate.pipeline.delay import processor as processor_module
+from postdate.pipeline.delay.packing import CANCELS, Packing, to_content
+from postdate.pipeline.delay.processor import Delaying
+from postdate.pipeline.delay.slot import Cancelling
+from postdate.pipeline.delay.wheel import OVERDUE, Wheel
+
+START_MS = to_microseconds(datetime(2026, 3, 1, 12, tzinfo=UTC)) // 1000
+SECOND, MINUTE, HOUR, DAY = 1_000, 60_000, 3_600_000, 86_400_000
+YEAR = 365 * DAY
+ROWS = pa.schema([("id", pa.string()), ("due", INSTANT)])
+
+
+# --- the wheel -------------------------------------------------------------------------------------------------------
+
+resolutions = st.integers(10, 60_000)
+delays_us = st.integers(1, 7_900 * YEAR * 1000)
+
+
+@given(resolutions, delays_us)
+def test_every_due_time_to_the_year_9999_has_a_place_that_opens_after_now_and_in_time(
+    resolution: int, delay_us: int
+) -> None:
+    wheel = Wheel(resolution)
+    due = START_MS * 1000 + delay_us
+    place = int(wheel.places(np.array([due]), START_MS)[0])
+    timer = wheel.timer_ms(place)
+    assert timer > 0
+    assert wheel.place_of(timer) == place
+    if wheel.level(place) == 0:
+        assert 0 <= timer * 1000 - due < resolution * 1000
+    else:
+        assert START_MS < timer < wheel.begins_ms(place) <= due / 1000
+
+
+@given(resolutions, delays_us)
+def test_a_wide_bucket_that_opens_on_time_sends_its_rows_to_lower_levels(resolution: int, delay_us: int) -> None:
+    wheel = Wheel(resolution)
+    due = START_MS * 1000 + delay_us
+    place = int(wheel.places(np.array([due]), START_MS)[0])
+    opened = 0
+    while level := wheel.level(place):
+        opened += 1
+        now = wheel.timer_ms(place) + 1
+        place = int(wheel.places(np.array([due]), now, below=level)[0])
+        assert wheel.level(place) < level
+        assert wheel.timer_ms(place) >= now
+    assert opened <= wheel.top
+    assert wheel.timer_ms(place) * 1000 >= due
+
+
+@given(resolutions, st.integers(128 * SECOND, 7_900 * YEAR), st.integers(0, 10**12))
+def test_a_later_timer_opens_the_same_bucket_before_it_begins(resolution: int, delay_ms: int, later_ms: int) -> None:
+    wheel = Wheel(resolution)
+    place = int(wheel.places(np.array([(START_MS + delay_ms) * 1000]), START_MS)[0])
+    if wheel.level(place):
+        now = wheel.timer_ms(place) + 1 + later_ms
+        later = wheel.later_timer_ms(place, now)
+        if later is None:
+            assert now > wheel.begins_ms(place) - resolution
+        else:
+            assert wheel.place_of(later) == place
+            assert now <= later <= wheel.begins_ms(place)
+
+
+def test_what_is_due_has_no_place_and_a_due_time_before_all_is_due() -> None:
+    due = np.array([START_MS * 1000, START_MS * 1000 + 1, packing_module._BEFORE_ALL])
+    assert (Wheel(250).places(due, START_MS) == OVERDUE).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("resolution", [0, 9, 60_001])
+def test_a_resolution_out_of_bounds_is_refused(resolution: int) -> None:
+    with pytest.raises(PipelineError, match="10 to 60000"):
+        Wheel(resolution)
+
+
+# --- one slot in virtual time ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class VirtualStream:
+    """Micro-batches of one slot in virtual time. Each has a processor of its own, as in Spark: only the state lasts."""
+
+    resolution_ms: int = 250
+    keep_ms: int | None = None
+    now_ms: int = START_MS
+    gone: list[tuple[str, int, int]] = field(default_factory=list)
+    """Id, due time in microseconds, and the micro-batch in which the row went."""
+
+    def __post_init__(self) -> None:
+        self.packing = Packing(Wheel(self.resolution_ms), ROWS, "due", (0,), "fail", self.keep_ms is not None)
+        self.cancelling = None if self.keep_ms is None else Cancelling("id", self.keep_ms)
+        self.handle = TwsTester(self.processor(), timeMode="ProcessingTime").handle
+
+    def processor(self) -> Delaying:
+        return pickle.loads(pickle.dumps(Delaying(self.packing, {"slots": 1}, self.cancelling)))
+
+    def batch(self, rows: list[tuple[str, int]] | None = None, cancel: list[str] | None = None) -> list[str]:
+        """Let some rows (id, due in microseconds) and cancels arrive; return the ids that go."""
+        processor, times = self.processor(), TimerValues(self.now_ms, -1)
+        processor.init(self.handle)
+        self.handle.setGroupingKey(0)
+        frames: list[pd.DataFrame] = []
+        if rows or cancel:
+            arrived = pd.DataFrame([*self.rows(rows or []), *self.cancels(cancel or [])])
+            frames += list(processor.handleInputRows((0,), iter([arrived]), times))
+        for timer in [at for at in self.handle.listTimers() if at < self.now_ms]:  # what is due at Spark's own "before"
+            frames += list(processor.handleExpiredTimer((0,), times, ExpiredTimerInfo(timer)))
+            self.handle.deleteTimer(timer)
+        gone = [row for frame in frames for content in frame["content"] for row in self.opened(content)]
+        self.gone += [(row["id"], to_microseconds(row["due"]), self.now_ms) for row in gone]
+        return [row["id"] for row in gone]
+
+    def rows(self, rows: list[tuple[str, int]]) -> Iterator[tuple[Any, ...]]:
+        if rows:
+            ids, due = zip(*rows, strict=True)
+            arrays: list[pa.Array] = [pa.array(ids, pa.string()), pa.array(due, pa.int64()).cast(INSTANT)]
+            if self.cancelling:
+                arrays.append(pa.array([0] * len(rows), pa.int32()))
+            batch = pa.RecordBatch.from_arrays(arrays, names=[*ROWS.names, packing_module.SLOT][: len(arrays)])
+            yield from packing_module._packages(self.packing, batch, 0, self.now_ms)
+
+    def cancels(self, ids: list[str]) -> Iterator[tuple[Any, ...]]:
+        if ids:
+            columns = {"id": pa.array(ids), "cancelled_at_ms": pa.array([self.now_ms] * len(ids), pa.int64())}
+            yield 0, CANCELS, 0, to_content(pa.RecordBatch.from_pydict(columns))
+
+    def opened(self, content: bytes) -> list[dict[str, Any]]:
+        return packing_module.from_content(content, self.packing.packed_schema).to_pylist()
+
+    def next_timer(self) -> int | None:
+        return min(self.handle.listTimers(), default=None)
+
+    def run(self, until_ms: int | None = None) -> None:
+        """Go from timer to timer, until none is left or the time has come."""
+        while (timer := self.next_timer()) is not None and (until_ms is None or timer < until_ms):
+            self.now_ms = max(self.now_ms, timer) + 1
+            self.batch()
+        self.now_ms = max(self.now_ms, until_ms or 0)
+
+    def size(self, name: str) -> int:
+        return len(self.handle.map_states[name]._get_map() or {})
+
+
+def due_in(milliseconds: float) -> int:
+    return round((START_MS + milliseconds) * 1000)
+
+
+spread_delays = st.one_of(
+    st.integers(-DAY, 5 * MINUTE), st.integers(0, DAY), st.integers(0, 400 * DAY), st.integers(0, 100 * YEAR)
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(spread_delays, max_size=30), max_size=4), st.sampled_from([10, 250, 60_000]))
+def test_each_row_goes_once_and_never_early_however_far_off_it_is(batches: list[list[int]], resolution: int) -> None:
+    stream = VirtualStream(resolution_ms=resolution)
+    sent: dict[str, int] = {}
+    for number, delays in enumerate(batches):
+        rows = {f"{number}.{n}": due_in(delay) for n, delay in enumerate(delays)}
+        sent |= rows
+        stream.batch(list(rows.items()))
+        stream.run(until_ms=stream.now_ms + 90 * SECOND)
+    stream.run()
+    assert Counter(row for row, _, _ in stream.gone) == Counter(sent.keys())
+    arrived_late = 4 * 90 * SECOND * 1000
+    for row, due, now_ms in stream.gone:
+        assert due == sent[row]
+        assert now_ms * 1000 >= due
+        # One more millisecond: Spark opens timers that are before the micro-batch.
+        assert now_ms * 1000 - max(due, START_MS * 1000) <= (resolution + 1) * 1000 + arrived_late
+    assert not stream.size("packages")
+    assert not stream.size("places")
+
+
+def test_rows_go_within_one_resolution_of_their_due_time() -> None:
+    stream = VirtualStream()
+    stream.batch([(f"m{n}", due_in(n * 7_777.7)) for n in range(500)])
+    stream.run()
+    assert len(stream.gone) == 500
+    assert max(now_ms * 1000 - due for _, due, now_ms in stream.gone) <= 251_000
+
+
+def test_rows_that_are_due_already_go_in_the_micro_batch_that_brings_them() -> None:
+    stream = VirtualStream()
+    assert sorted(stream.batch([("now", due_in(0)), ("long ago", due_in(-YEAR)), ("soon", due_in(1))])) == [
+        "long ago",
+        "now",
+    ]
+    assert not stream.batch()
+    stream.run()
+    assert stream.gone[-1][0] == "soon"
+
+
+def test_a_row_that_is_due_by_the_executors_clock_only_waits_for_the_drivers() -> None:
+    stream = VirtualStream()
+    stream.now_ms += 10 * SECOND  # the executor's
+    packages = list(stream.rows([("m", due_in(5_000))]))
+    stream.now_ms -= 10 * SECOND
+    stream.rows = lambda rows: iter(packages)
+    assert not stream.batch([("m", 0)])
+    stream.run()
+    assert [(row, now_ms) for row, _, now_ms in stream.gone] == [("m", START_MS + 5_001)]
+
+
+def test_a_herd_that_is_due_at_one_instant_goes_at_once() -> None:
+    stream = VirtualStream()
+    stream.batch([(f"m{n}", due_in(MINUTE)) for n in range(50_000)])
+    stream.run()
+    assert {now_ms for _, _, now_ms in stream.gone} == {START_MS + MINUTE + 1}
+    assert len({row for row, _, _ in stream.gone}) == len(stream.gone) == 50_000
+
+
+def test_a_large_load_makes_few_packages() -> None:
+    stream = VirtualStream()
+    stream.batch([(f"m{n}", due_in(n * 30 * DAY / 100_000)) for n in range(100_000)])
+    assert stream.size("packages") < 1_000
+
+
+def test_rows_that_trickle_in_are_merged() -> None:
+    stream = VirtualStream()
+    for n in range(640):
+        stream.now_ms += 1
+        stream.batch([(f"m{n}", due_in(100 * DAY + n))])
+    assert stream.size("packages") <= 10 + 64
+    stream.run()
+    assert len({row for row, _, _ in stream.gone}) == len(stream.gone) == 640
+
+
+def test_a_wide_bucket_is_taken_apart_in_several_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor_module, "ROWS_TAKEN_APART", 100)
+    monkeypatch.setattr(processor_module, "_MERGED_PACKAGES", 1_000)
+    stream = VirtualStream()
+    for n in range(500):
+        stream.batch([(f"m{n}", due_in(10 * MINUTE + n))])
+    wide = int(stream.packing.wheel.places(np.array([due_in(10 * MINUTE)]), START_MS)[0])
+    batches = 0
+    while stream.handle.map_states["places"].containsKey((wide,)):
+        stream.now_ms = max(stream.now_ms, stream.next_timer() or 0) + 1
+        stream.batch()
+        batches += 1
+    assert batches == 5
+    assert stream.now_ms < stream.packing.wheel.begins_ms(wide)
+    stream.run()
+    assert len({row for row, _, _ in stream.gone}) == len(stream.gone) == 500
+    assert max(now_ms * 1000 - due for _, due, now_ms in stream.gone) <= 251_000
+
+
+def test_rows_go_in_one_micro_batch_after_an_outage() -> None:
+    stream = VirtualStream()
+    stream.batch([(f"m{n}", due_in(n * MINUTE)) for n in range(1_000)])
+    stream.now_ms += 30 * DAY
+    assert len(stream.batch()) == 999
+    assert len({row for row, _, _ in stream.gone}) == 1_000
+
+
+# --- cancels in virtual time -----------------------------------------------------------------------------------------
+
+
+def test_a_cancel_takes_away_all_rows_with_its_id_and_no_others() -> None:
+    stream = VirtualStream(keep_ms=HOUR)
+    stream.batch([("a", due_in(MINUTE)), ("b", due_in(MINUTE)), ("a", due_in(DAY)), ("c", due_in(DAY))])
+    stream.now_ms += SECOND
+    stream.batch(cancel=["a", "unknown"])
+    stream.run()
+    assert sorted(row for row, _, _ in stream.gone) == ["b", "c"]
+
+
+def test_a_cancel_of_the_same_micro_batch_wins() -> None:
+    stream = VirtualStream(keep_ms=0)
+    assert stream.batch(
+        [("due", due_in(0)), ("stays", due_in(0)), ("waits", due_in(DAY))], cancel=["due", "waits"]
+    ) == ["stays"]
+    stream.run()
+    assert [row for row, _, _ in stream.gone] == ["stays"]
+
+
+def test_a_cancel_before_its_row_is_kept_for_so_long() -> None:
+    stream = VirtualStream(keep_ms=HOUR)
+    stream.batch(cancel=["a", "b"])
+    stream.now_ms += HOUR
+    stream.batch([("a", due_in(2 * HOUR))])
+    stream.now_ms += 1
+    stream.batch([("b", due_in(2 * HOUR))])
+    stream.run()
+    assert [row for row, _, _ in stream.gone] == ["b"]
+
+
+def test_a_cancel_works_as_long_as_what_it_cancels_waits_and_is_forgotten_then() -> None:
+    stream = VirtualStream(keep_ms=HOUR)
+    stream.batch([("a", due_in(300 * DAY)), ("b", due_in(DAY))])
+    stream.batch(cancel=["a"])
+    stream.run(until_ms=START_MS + 200 * DAY)
+    stream.batch([("a", due_in(201 * DAY))])  # came after keep_ms: another row of the same id
+    stream.run()
+    assert sorted(row for row, _, _ in stream.gone) == ["a", "b"]
+    assert stream.size("cancelled") == 1
+    stream.now_ms = START_MS + 300 * DAY
+    for _ in range(3):
+        stream.now_ms += SECOND
+        stream.batch([("later", stream.now_ms * 1000)])
+    assert not stream.size("cancelled")
+
+
+def test_a_cancel_after_its_row_went_changes_nothing() -> None:
+    stream = VirtualStream(keep_ms=0)
+    stream.batch([("a", due_in(0))])
+    stream.now_ms += 1
+    stream.batch(cancel=["a"])
+    stream.now_ms += 1
+    stream.batch([("a", due_in(SECOND))])
+    stream.run()
+    assert [row for row, _, _ in stream.gone] == ["a", "a"]
+
+
+def test_an_outage_does_not_forget_cancels_before_their_rows() -> None:
+    stream = VirtualStream(keep_ms=0)
+    stream.batch([("a", due_in(MINUTE)), ("b", due_in(MINUTE))])
+    stream.batch(cancel=["a"])
+    stream.now_ms += DAY
+    assert stream.batch([("c", due_in(0))]) == ["c", "b"]
+
+
+def test_thousands_of_cancels_lie_in_few_values() -> None:
+    stream = VirtualStream(keep_ms=HOUR)
+    stream.batch([(f"m{n}", due_in(2 * HOUR)) for n in range(20_000)])
+    for start in range(0, 20_000, 500):
+        stream.batch(cancel=[f"m{n}" for n in range(start, start + 500) if n % 10])
+    assert stream.size("cancelled") <= 6
+    stream.run()
+    assert sorted(row for row, _, _ in stream.gone) == sorted(f"m{n}" for n in range(0, 20_000, 10))

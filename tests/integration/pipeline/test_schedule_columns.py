@@ -1,0 +1,170 @@
+"""Scheduling by columns: the same rows are accepted as one by one, and PostgreSQL takes them as they are."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from tests.postgres_subjects import drop_schema, fresh_schema
+
+from postdate.errors import PipelineError
+from postdate.messages import encode_headers
+from postdate.pipeline.columns import INSTANT
+from postdate.pipeline.frames import held_snapshot, scan_frame, scan_parts
+from postdate.pipeline.rows import sort_out
+from postdate.pipeline.schedule import Rejects, ScheduleJob, schedule
+from postdate.pipeline.stores import StoreSpec, opened
+from postdate.ports import Scan, ScanFilter
+
+DUE = datetime(2026, 4, 1, 12, tzinfo=UTC)
+LIMIT = 300
+TEXTS = ["", "v", "é🕰", '"', "\\", "\\u0041", "/", "\b\f\n\r\t", "\x00", "\x1f", "\x7f", "\u2028", '":null', "a,"]
+
+
+@pytest.fixture
+def postgres(postgres_url: str) -> Iterator[StoreSpec]:
+    schema = fresh_schema()
+    yield StoreSpec(postgres_url, schema=schema, endpoint="service")
+    drop_schema(postgres_url, schema)
+
+
+def texts_of(spec: StoreSpec) -> dict[str, str]:
+    """Return the headers of every waiting message, exactly as they are stored."""
+    with opened(spec) as store:
+        scannable, found = store.scannable(), dict[str, str]()
+        for part in scannable.scan_parts("pending", 1):
+            for page in scannable.scan(Scan("pending", ("message_id", "headers")), part, 1_000):
+                found.update(page)
+    return found
+
+
+def test_spark_and_arrow_accept_what_the_message_accepts(
+    spark: SparkSession, postgres: StoreSpec, now: datetime, tmp_path: Path
+) -> None:
+    """Random rows with all that is difficult in headers: the same are accepted, with the same text, or refused."""
+    seed = random.SystemRandom().randrange(1_000_000)
+    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
+    chance = random.Random(seed)
+
+    def headers() -> list[tuple[str, str | None]] | None:
+        if chance.random() < 0.1:
+            return None
+        values = [*TEXTS, *TEXTS, None]
+        named = {chance.choice(TEXTS[1:] * 3 + [""]): chance.choice(values) for _ in range(chance.randrange(4))}
+        return list(named.items())
+
+    odd_ids = ["x" * 249, "é" * 126, "e" * 251, "\t", "nul\0", "ключ"]
+    ids = [f"{chance.choice(odd_ids) if chance.random() < 0.1 else 'id'}{n:03}" for n in range(400)]
+    queues = ["q"] * 12 + ["очередь", "q\0"]
+    expiries = [None, DUE, DUE - timedelta(microseconds=1), DUE + timedelta(days=1)]
+    bodies = [None, b"", b"\0x", bytes(LIMIT - 20), bytes(LIMIT)]
+    batch = pa.record_batch(
+        {
+            "message_id": pa.array(ids, pa.string()),
+            "destination": pa.array([chance.choice(queues) for _ in ids], pa.string()),
+            "due": pa.array([DUE] * len(ids), INSTANT),
+            "expires_at": pa.array([chance.choice(expiries) for _ in ids], INSTANT),
+            "headers": pa.array([headers() for _ in ids], pa.map_(pa.string(), pa.string())),
+            "body": pa.array([chance.choice(bodies) for _ in ids], pa.binary()),
+        }
+    )
+    expected, bad = sort_out(batch, LIMIT)
+    assert expected
+    assert {row.code for row in bad} == {"invalid_message", "invalid_headers", "message_too_large"}
+
+    store = StoreSpec(postgres.address, schema=postgres.schema, endpoint="service", largest_message_bytes=LIMIT)
+    rejects = Rejects(tmp_path / "rejected")
+    rows = spark.createDataFrame(pa.Table.from_batches([batch]))
+    result = schedule(rows, ScheduleJob(store, now, rejects=rejects))
+    assert (result.accepted, result.already_there) == (len(expected), 0)
+    assert result.set_aside == Counter(row.code for row in bad)
+    assert texts_of(store) == {message.message_id: encode_headers(message.headers) for message in expected}
+    lines = [line for file in rejects.path.glob("*.json") for line in file.read_text().split("\n") if line]
+    written = [json.loads(line) for line in lines]
+    by_id = {row["message_id"]: row for row in written}
+    for row in bad:
+        assert by_id[ids[row.position]]["detail"] == row.detail or row.code == "message_too_large"
+
+
+def test_headers_with_a_name_twice_keep_the_last(spark: SparkSession, postgres: StoreSpec, now: datetime) -> None:
+    row = ("a", "2026-04-01T12:00:00Z", "q", '{"k": "first", "é": 1, "k": "last"}')
+    rows = spark.createDataFrame([row], ["message_id", "due", "destination", "headers"])
+    assert schedule(rows, ScheduleJob(postgres, now)).accepted == 1
+    assert texts_of(postgres) == {"a": '{"k":"last","é":"1"}'}
+
+
+def table(spark: SparkSession, *bodies: tuple[str, str | None, str | None]) -> DataFrame:
+    rows = [(id_, "2026-04-01T12:00:00Z", "q", headers, body) for id_, headers, body in bodies]
+    return spark.createDataFrame(rows, "message_id string, due string, destination string, headers string, body string")
+
+
+def test_what_is_in_conflict_is_told_from_what_only_looks_different(
+    spark: SparkSession, postgres: StoreSpec, now: datetime, tmp_path: Path
+) -> None:
+    """The order of headers makes no other message, null is another body than headers, and a bad row is no rival."""
+    rows = table(
+        spark,
+        ("order", '{"a": "1", "b": "2"}', "x"),
+        ("order", '{"b":"2","a":"1"}', "x"),
+        ("null", None, "{}"),
+        ("null", "{}", None),
+        ("body", None, "x"),
+        ("body", None, "y"),
+        ("body", None, "x"),
+        ("bad rival", None, "x"),
+        ("bad rival", "[]", "y"),
+    )
+    job = ScheduleJob(postgres, now, report=tmp_path / "report")
+    result = schedule(rows, job)
+    assert (result.accepted, result.already_there) == (2, 1)
+    assert result.set_aside == {"conflicting_rows": 5, "invalid_headers": 1}
+    assert sorted(texts_of(postgres)) == ["bad rival", "order"]
+    report = {(row.outcome, row.reason): row.rows for row in spark.read.parquet(str(job.report)).collect()}
+    assert result.reported_to == str(job.report)
+    assert report == {
+        ("accepted", None): 2,
+        ("already_there", None): 1,
+        ("set_aside", "conflicting_rows"): 5,
+        ("set_aside", "invalid_headers"): 1,
+    }
+    with pytest.raises(PipelineError, match="is there already"):
+        ScheduleJob(postgres, now, report=tmp_path / "report")
+
+
+def test_what_is_scheduled_again_is_there_already_and_is_read_as_of_one_instant(
+    spark: SparkSession, postgres: StoreSpec, now: datetime
+) -> None:
+    rows = spark.range(3_000).selectExpr(
+        "concat('m', id) AS message_id",
+        "timestamp'2026-04-01 12:00:00' + make_dt_interval(0, 0, 0, id) AS due",
+        "if(id % 3 = 0, 'thirds', 'others') AS destination",
+        "map('number', string(id), 'é', '\"') AS headers",
+        "encode(string(id), 'UTF-8') AS body",
+    )
+    job = ScheduleJob(postgres, now, batch=700)
+    first = schedule(rows.where("id < 2000"), job)
+    assert (first.accepted, first.already_there) == (2_000, 0)
+    with held_snapshot(postgres) as snapshot:
+        parts = scan_parts(postgres, "pending", 2)
+        second = schedule(rows, job)
+        assert (second.accepted, second.already_there) == (1_000, 2_000)
+        then = scan_frame(spark, postgres, "pending", ["message_id"], parts, snapshot=snapshot)
+        assert then.distinct().count() == then.count() == 2_000
+    where = ScanFilter(destinations=("thirds",), due_to=DUE + timedelta(seconds=30))
+    found = scan_frame(spark, postgres, "pending", (), scan_parts(postgres, "pending", 2), where=where)
+    assert found.columns == ["message_id", "destination", "due", "expires_at", "headers", "body", "number_of_failures"]
+    by_id = {row.message_id: row for row in found.collect()}
+    assert set(by_id) == {f"m{n}" for n in range(0, 30, 3)}
+    nine = by_id["m9"]
+    assert (nine.headers, bytes(nine.body)) == ({"number": "9", "é": '"'}, b"9")
+    assert (nine.expires_at, nine.number_of_failures) == (None, 0)
+    records = scan_frame(spark, postgres, "records", ("number", "kind"), scan_parts(postgres, "records", 2))
+    assert dict(records.dtypes) == {"number": "bigint", "kind": "string"}
+    kinds = Counter(row.kind for row in records.collect())
+    assert kinds == {"scheduled": 3_000}
+    assert records.select("number").distinct().count() == 3_000

@@ -1,0 +1,302 @@
+"""Streams into a store and out of it: every message stored once, every record read once, over restarts and kills."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.streaming.query import StreamingQuery
+from tests.machine import until
+from tests.postgres_subjects import drop_schema, fresh_schema
+
+from postdate.errors import PipelineError
+from postdate.messages import DelayedMessage
+from postdate.pipeline.columns import arrow_schema
+from postdate.pipeline.source import streaming
+from postdate.pipeline.source.streaming import Following, RecordStreamReader, split
+from postdate.pipeline.stores import StoreSpec, opened
+from postdate.ports import Scan
+from postdate.stores.postgres import PostgresStore
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+PROJECT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def on_postgres(postgres_url: str) -> Iterator[StoreSpec]:
+    """A store in a schema of the test's own."""
+    spec = StoreSpec(postgres_url, schema=fresh_schema())
+    with opened(spec, create=True) as store:
+        store.setup()
+    yield spec
+    assert spec.schema is not None
+    drop_schema(postgres_url, spec.schema)
+
+
+def add(spec: StoreSpec, *message_ids: str) -> None:
+    with opened(spec, create=True) as store:
+        store.setup()
+        store.store_many([DelayedMessage(each, NOW + timedelta(hours=1), "orders") for each in message_ids], NOW)
+
+
+def pending_ids(spec: StoreSpec) -> list[str]:
+    with opened(spec) as store:
+        scannable, scan = store.scannable(), Scan("pending", ("message_id",))
+        return sorted(
+            row[0]
+            for part in scannable.scan_parts("pending", 1)
+            for page in scannable.scan(scan, part, 99)
+            for row in page
+        )
+
+
+def options(spec: StoreSpec) -> dict[str, str]:
+    return {"store": spec.address} | (
+        {"synchronous": spec.synchronous} if spec.schema is None else {"schema": spec.schema}
+    )
+
+
+def records(spark: SparkSession, spec: StoreSpec, **more: str | int) -> DataFrame:
+    reads = spark.readStream.format("postdate").options(**options(spec), what="records", **more)
+    return reads.load().select("number", "message_id", "kind")
+
+
+def drain(frame: DataFrame, folder: Path) -> StreamingQuery:
+    """Append what is available to the Parquet files in ``folder``, under its checkpoint."""
+    writes = frame.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
+    query = writes.trigger(availableNow=True).start(str(folder / "files"))
+    query.awaitTermination()
+    return query
+
+
+def read_ids(spark: SparkSession, folder: Path) -> list[str]:
+    return sorted(row.message_id for row in spark.read.parquet(str(folder / "files")).collect())
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def either(request: pytest.FixtureRequest) -> StoreSpec:
+    return request.getfixturevalue("store" if request.param == "sqlite" else "on_postgres")
+
+
+def test_records_are_read_once_each_over_restarts(spark: SparkSession, either: StoreSpec, tmp_path: Path) -> None:
+    add(either, "a", "b", "c")
+    drain(records(spark, either, maxRowsPerBatch=2), tmp_path)
+    assert read_ids(spark, tmp_path) == ["a", "b", "c"]
+    add(either, "c", "d")
+    query = drain(records(spark, either), tmp_path)
+    assert read_ids(spark, tmp_path) == ["a", "b", "c", "d"]
+    progress = query.lastProgress
+    assert progress is not None
+    assert json.loads(progress["sources"][0]["endOffset"])["next"] > 4
+
+
+def reader(spec: StoreSpec, **changed: Any) -> RecordStreamReader:
+    values: dict[str, Any] = {
+        "spec": spec,
+        "schema": arrow_schema("records", ["number", "message_id"]),
+        "partitions": 3,
+        "from_the_end": False,
+        "rows_per_batch": 10,
+    }
+    return RecordStreamReader(Following(**(values | changed)))
+
+
+def rows(one: RecordStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
+    shares = one.partitions(start, end)
+    batches = [batch for share in shares for batch in one.read(share)]
+    return sorted(row["message_id"] for batch in batches for row in batch.to_pylist())
+
+
+def test_a_limit_bounds_each_batch_and_all_available_has_none(either: StoreSpec) -> None:
+    names = [f"m{n:02}" for n in range(25)]
+    add(either, *names)
+    one = reader(either)
+    assert one.getDefaultReadLimit() == ReadMaxRows(10)
+    start, read = one.initialOffset(), list[str]()
+    for _ in range(5):
+        end = one.latestOffset(start, ReadMaxRows(10))
+        some = rows(one, start, end)
+        assert len(some) <= 10
+        read += some
+        start = end
+    assert sorted(read) == names
+    assert one.latestOffset(start, ReadMaxRows(10)) == start
+    assert rows(one, one.initialOffset(), one.latestOffset(one.initialOffset(), ReadAllAvailable())) == names
+    assert one.partitions(start, start) == []
+    one.stop()
+
+
+def test_latest_begins_with_what_comes_next(either: StoreSpec) -> None:
+    add(either, "before")
+    one = reader(either, from_the_end=True)
+    start = one.initialOffset()
+    add(either, "after")
+    assert rows(one, start, one.latestOffset(start, ReadAllAvailable())) == ["after"]
+    one.stop()
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "shares"),
+    [(0, 10_001, [(0, 3334), (3334, 6668), (6668, 10_001)]), (5, 20, [(5, 20)]), (7, 7, [])],
+)
+def test_shares_cover_the_numbers_evenly(first: int, end: int, shares: list[tuple[int, int]]) -> None:
+    assert [(share.first, share.end) for share in split(first, end, 3)] == shares
+
+
+def test_a_run_over_what_is_available_ends_although_others_go_on_writing(either: StoreSpec) -> None:
+    add(either, "a")
+    one = reader(either)
+    one.prepareForTriggerAvailableNow()
+    add(either, "later")
+    end = one.latestOffset(one.initialOffset(), ReadAllAvailable())
+    assert rows(one, one.initialOffset(), end) == ["a"]
+    assert one.latestOffset(end, ReadAllAvailable()) == end
+    assert one.reportLatestOffset()["next"] > end["next"]
+    one.stop()
+
+
+def test_a_transaction_that_stays_open_leaves_later_records_to_the_next_run(
+    on_postgres: StoreSpec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(streaming, "WRITERS_ARE_AWAITED_SECONDS", 0.1)
+    store = PostgresStore(on_postgres.address, schema=on_postgres.schema or "", table="postdate.timeouts")
+    one = reader(on_postgres)
+    start = one.initialOffset()
+    with psycopg.connect(on_postgres.address) as connection:
+        store.enqueue_blocking(connection, [DelayedMessage("slow", NOW, "orders")], NOW)
+        add(on_postgres, "quick")
+        one.prepareForTriggerAvailableNow()
+        assert rows(one, start, one.latestOffset(start, ReadAllAvailable())) == []
+        assert "has been open for more than" in caplog.text
+        connection.commit()
+    again = reader(on_postgres)
+    again.prepareForTriggerAvailableNow()
+    assert rows(again, start, again.latestOffset(start, ReadAllAvailable())) == ["quick", "slow"]
+    for each in (one, again):
+        each.stop()
+    store.database.close_blocking()
+
+
+# --- checkpoints that are not of this store -----------------------------------------------------------------------
+
+
+def test_the_checkpoint_of_another_store_is_refused(
+    spark: SparkSession, either: StoreSpec, tmp_path: Path, store: StoreSpec
+) -> None:
+    add(either, "a")
+    drain(records(spark, either), tmp_path)
+    other = StoreSpec(f"sqlite:///{tmp_path / 'other.db'}", synchronous="normal")
+    add(other, "b")
+    with pytest.raises(StreamingQueryException, match="is of another store"):
+        drain(records(spark, other), tmp_path)
+    assert read_ids(spark, tmp_path) == ["a"]
+
+
+def test_a_checkpoint_ahead_of_its_store_is_refused(either: StoreSpec) -> None:
+    add(either, "a")
+    one = reader(either)
+    ahead = one.initialOffset() | {"next": 1_000}
+    with pytest.raises(PipelineError, match="the store has none so high"):
+        one.latestOffset(ahead, ReadAllAvailable())
+    with pytest.raises(PipelineError, match="holds no offset of the format postdate"):
+        one.partitions({"value": 3}, {"value": 4})
+    one.stop()
+
+
+# --- writing ------------------------------------------------------------------------------------------------------
+
+
+def messages(spark: SparkSession, folder: Path) -> DataFrame:
+    """Files of lines, each the id of a message, as a stream."""
+    lines = spark.readStream.text(str(folder))
+    return lines.selectExpr(
+        "value AS message_id", "'orders' AS destination", "timestamp'2030-05-01T12:00:00Z' AS due", "value AS body"
+    )
+
+
+def test_a_stream_is_stored_and_one_that_is_read_again_changes_nothing(
+    spark: SparkSession, store: StoreSpec, tmp_path: Path
+) -> None:
+    source = tmp_path / "lines"
+    source.mkdir()
+    (source / "one").write_text("a\nb\n", encoding="utf-8")
+    for checkpoint in ("first", "lost"):
+        writes = messages(spark, source).writeStream.format("postdate").options(**options(store))
+        query = writes.option("checkpointLocation", str(tmp_path / checkpoint)).trigger(availableNow=True).start()
+        query.awaitTermination()
+    assert pending_ids(store) == ["a", "b"]
+
+
+def test_a_row_that_is_no_message_fails_the_stream_and_is_named(
+    spark: SparkSession, store: StoreSpec, tmp_path: Path
+) -> None:
+    source = tmp_path / "lines"
+    source.mkdir()
+    (source / "one").write_text("a\n \n", encoding="utf-8")
+    writes = messages(spark, source).writeStream.format("postdate").options(**options(store))
+    query = writes.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+    with pytest.raises(StreamingQueryException, match=r"row 1 of partition 0 \(message id ' '\) is no message"):
+        query.awaitTermination()
+
+
+_DRIVER = """
+import sys
+from postdate.pipeline.session import spark_session
+address, schema, source, checkpoint = sys.argv[1:]
+with spark_session("killed", cores=1) as spark:
+    lines = spark.readStream.option("maxFilesPerTrigger", 1).text(source)
+    messages = lines.selectExpr(
+        "value AS message_id", "'orders' AS destination", "timestamp'2030-05-01T12:00:00Z' AS due"
+    )
+    writes = messages.writeStream.format("postdate").options(store=address, schema=schema, batch=50)
+    writes.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+"""
+
+
+@pytest.mark.timeout(300)  # two Sparks of its own, beside whatever else the machine does
+def test_a_driver_that_is_killed_and_started_again_stores_everything_once(
+    on_postgres: StoreSpec, tmp_path: Path
+) -> None:
+    source = tmp_path / "lines"
+    source.mkdir()
+    for file in range(3):
+        lines = "".join(f"m{file}-{n}\n" for n in range(400))
+        (source / f"{file}").write_text(lines, encoding="utf-8")
+    schema = on_postgres.schema or ""
+    place = [on_postgres.address, schema, str(source), str(tmp_path / "checkpoint")]
+    command = [sys.executable, "-c", _DRIVER, *place]
+    counted = f'SELECT count(*) FROM "{schema.replace(chr(34), chr(34) * 2)}".record'.encode()
+
+    def stored() -> int:
+        with psycopg.connect(on_postgres.address) as connection:
+            row = connection.execute(counted).fetchone()
+        assert row is not None
+        return row[0]
+
+    with (tmp_path / "log").open("wb") as log:
+        driver = subprocess.Popen(command, cwd=PROJECT, stdout=log, stderr=log, start_new_session=True)
+        try:
+            assert until(lambda: stored() >= 50 or driver.poll() is not None, 110), "nothing was stored"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(driver.pid, 9)
+            driver.wait()
+        assert stored() < 1_200, "it was killed before the end"
+        again = subprocess.run(command, cwd=PROJECT, stdout=log, stderr=log, timeout=180, check=False)
+    assert again.returncode == 0, (tmp_path / "log").read_text(encoding="utf-8")[-2_000:]
+    with psycopg.connect(on_postgres.address) as connection:
+        ids = [row[0] for row in connection.execute(counted.replace(b"count(*)", b"message_id")).fetchall()]
+    assert sorted(ids) == sorted(f"m{file}-{n}" for file in range(3) for n in range(400))

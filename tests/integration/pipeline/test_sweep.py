@@ -1,0 +1,205 @@
+"""Sweeps on Spark: once, and as a query that goes on; over a store and queues in one file."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from postdate import DelayedMessage, LocalTransport, SystemClock
+from postdate.errors import PipelineError, StoreNotSetUp, TransportUnavailable
+from postdate.pipeline.audit import audit
+from postdate.pipeline.dispatching import SweepSpec
+from postdate.pipeline.stores import StoreSpec, opened
+from postdate.pipeline.sweep import SweepQuery, sweep, sweep_continuously
+
+SECOND = timedelta(seconds=1)
+
+
+def now() -> datetime:
+    return SystemClock().now()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "messages.db"
+
+
+@pytest.fixture
+def spec(path: Path) -> SweepSpec:
+    return made(path)
+
+
+def made(path: Path, **settings: Any) -> SweepSpec:
+    async def create() -> None:
+        queues = LocalTransport(path)
+        await queues.create_queues(["orders", "error"])
+        await queues.close()
+
+    store = StoreSpec(f"sqlite:///{path}", synchronous="normal")
+    spec = SweepSpec(store, f"local:///{path}", {"synchronous": "normal"}, **settings)
+    with opened(spec.store, create=True) as store:
+        store.setup()
+    anyio.run(create)
+    return spec
+
+
+def put(spec: SweepSpec, names: Iterable[str], due: datetime | None = None, destination: str = "orders") -> None:
+    messages = [DelayedMessage(name, due or now() - SECOND, destination, {}, b"") for name in names]
+    with opened(spec.store) as store:
+        store.store_many(messages, now())
+
+
+def overdue(spec: SweepSpec) -> int:
+    with opened(spec.store) as store:
+        return store.overdue(now())
+
+
+def kinds(lines: DataFrame) -> dict[str, int]:
+    return {row["kind"]: row["count"] for row in lines.groupBy("kind").count().collect()}
+
+
+def wait_until(condition: Callable[[], bool], query: SweepQuery | None = None) -> None:
+    """Look again and again; the test's own time limit ends it."""
+    look_again = threading.Event()
+    while not condition():
+        if query is not None:
+            query.wait(0)
+        look_again.wait(0.1)
+
+
+def test_once_delivers_what_is_due_and_counts_it(spark: SparkSession, spec: SweepSpec) -> None:
+    put(spec, [f"m-{n}" for n in range(3_000)])
+    put(spec, ["lost way"], destination="no-such-queue")
+    put(spec, ["later"], due=now() + timedelta(hours=1))
+    result = sweep(spark, spec, slots=2)
+    assert (result.delivered, result.failed, result.left, result.complete) == (3_000, 1, 0, False)
+    again = sweep(spark, spec, slots=2)
+    assert (again.delivered, again.failed, again.left, again.complete) == (0, 0, 0, True)
+    assert audit(spark, spec.store, now()).clean
+
+
+def test_a_ledger_is_added_to_and_the_audit_reads_it(spark: SparkSession, spec: SweepSpec, tmp_path: Path) -> None:
+    ledger = tmp_path / "ledger"
+    for name in ("a", "b"):
+        put(spec, [f"{name}-{n}" for n in range(100)])
+        assert sweep(spark, spec, ledger=ledger).delivered == 100
+    assert kinds(spark.read.parquet(str(ledger))) == {"delivered": 200}
+    audited = audit(spark, spec.store, now(), records=[str(ledger)])
+    assert (audited.clean, audited.counts.delivered, audited.counts.duplicated) == (True, 200, 0)
+
+
+def test_a_query_delivers_as_messages_fall_due_and_goes_on_from_its_checkpoint(
+    spark: SparkSession, spec: SweepSpec, tmp_path: Path
+) -> None:
+    checkpoint, ledger = tmp_path / "checkpoint", tmp_path / "ledger"
+    settings: dict[str, Any] = {"checkpoint": checkpoint, "ledger": ledger, "slots": 2, "residency": SECOND}
+    for first in (0, 500):
+        with sweep_continuously(spark, spec, **settings) as query:
+            put(spec, [f"m-{n}" for n in range(first, first + 500)], due=now() + SECOND)
+            _wait_for(spec, first + 500, query)
+    lines = spark.read.parquet(str(ledger))
+    assert kinds(lines) == {"delivered": 1_000}
+    assert lines.where("at < due").count() == 0
+    assert audit(spark, spec.store, now(), records=[str(ledger)]).clean
+
+
+def _wait_for(spec: SweepSpec, delivered: int, query: SweepQuery) -> None:
+    wait_until(lambda: _delivered(spec) == delivered, query)
+
+
+def _delivered(spec: SweepSpec) -> int:
+    async def count() -> int:
+        queues = LocalTransport(spec.transport.removeprefix("local:///"))
+        try:
+            return (await queues.queue_lengths()).get("orders", 0)
+        finally:
+            await queues.close()
+
+    return anyio.run(count)
+
+
+def test_what_cannot_be_is_said_before_the_query_starts(spark: SparkSession, spec: SweepSpec, tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match="at least one dispatcher, not slots=0"):
+        sweep_continuously(spark, spec, checkpoint=tmp_path / "checkpoint", slots=0)
+    with pytest.raises(PipelineError, match="above zero, not 0:00:00"):
+        sweep_continuously(spark, spec, checkpoint=tmp_path / "checkpoint", residency=timedelta(0))
+    missing = SweepSpec(StoreSpec(f"sqlite:///{tmp_path / 'none.db'}"), spec.transport)
+    with pytest.raises(StoreNotSetUp, match=r"none\.db"):
+        sweep(spark, missing)
+    unreachable = SweepSpec(spec.store, "amqp://guest:s3cret@127.0.0.1:1/")
+    with pytest.raises(TransportUnavailable, match=r"127\.0\.0\.1") as error:
+        sweep(spark, unreachable)
+    assert "s3cret" not in str(error.value)
+
+
+def test_the_checkpoint_of_another_job_is_refused(spark: SparkSession, spec: SweepSpec, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    with sweep_continuously(spark, spec, checkpoint=checkpoint, residency=SECOND / 10) as query:
+        wait_until(lambda: len(query.query.recentProgress) > 1, query)
+    with pytest.raises(PipelineError, match=r"checkpoint is that of another job: store .*messages.db.*not .*other.db"):
+        sweep_continuously(spark, made(tmp_path / "other.db"), checkpoint=checkpoint)
+    with pytest.raises(PipelineError, match=r"is that of another job: slots"):
+        sweep_continuously(spark, spec, checkpoint=checkpoint, slots=7)
+    foreign = tmp_path / "foreign"
+    rows = spark.readStream.format("rate").load().writeStream.format("noop")
+    ticking = rows.option("checkpointLocation", str(foreign)).start()
+    wait_until((foreign / "metadata").exists)
+    ticking.stop()
+    with pytest.raises(PipelineError, match="is that of another query"):
+        sweep_continuously(spark, spec, checkpoint=foreign)
+
+
+def test_a_store_that_dies_fails_the_query_with_its_name(spark: SparkSession, path: Path, tmp_path: Path) -> None:
+    spec = made(path, patience=SECOND / 10)
+    query = sweep_continuously(spark, spec, checkpoint=tmp_path / "checkpoint", residency=SECOND / 10)
+    wait_until(lambda: len(query.query.recentProgress) > 1, query)
+    path.rename(tmp_path / "moved.db")
+    with pytest.raises(PipelineError, match=r"the sweep has failed.*messages\.db"):
+        query.wait(60)
+    with pytest.raises(PipelineError, match=r"the sweep has failed"):
+        query.stop()
+
+
+def test_the_command_goes_on_until_it_is_told_to_stop(spark: SparkSession, spec: SweepSpec, tmp_path: Path) -> None:
+    put(spec, ["m-1", "m-2"])
+    environment = {
+        **os.environ,
+        "POSTDATE_STORE__ADDRESS": spec.store.address,
+        "POSTDATE_TRANSPORT__ADDRESS": spec.transport,
+        "POSTDATE_STORE__SYNCHRONOUS": "normal",
+    }
+    arguments = [
+        "pipeline",
+        "sweep",
+        "--continuous",
+        "--checkpoint",
+        "checkpoint",
+        "--ledger",
+        "ledger",
+        "--cores",
+        "1",
+    ]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "postdate.cli", *arguments], cwd=tmp_path, env=environment, stderr=log
+        )
+    try:
+        wait_until(lambda: overdue(spec) == 0 or process.poll() is not None)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(90) == 0, (tmp_path / "log").read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert Counter(row["message_id"] for row in spark.read.parquet(str(tmp_path / "ledger")).collect()) == Counter(
+        ["m-1", "m-2"]
+    )

@@ -1,0 +1,180 @@
+"""Exactly once from a PostgreSQL store to a PostgreSQL queue, whoever is killed with -9 meanwhile."""
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.integration.postgres_place import MILLISECOND, SECOND, Place, now, placed
+from tests.servers import PostgreSQL
+
+from postdate.ports import RecordKind
+
+ROUNDS = 20
+
+
+async def fill(place: Place, numbers: range, seconds: float) -> None:
+    """Store messages that fall due one after the other."""
+    first_due, apart = now(), seconds * SECOND / len(numbers)
+    work = [place.work(number, first_due + (number - numbers[0]) * apart) for number in numbers]
+    await place.store.store_many(work, now())
+
+
+async def check_all_done_once(place: Place, messages: int, eventually: Callable) -> None:
+    """Every message was handled exactly once and not early, and nothing is left of it but its records."""
+    done = place.in_queue("done")
+    assert Counter(id_ for id_, _ in done) == Counter(f"done-{n}" for n in range(messages)), "lost or doubled"
+    assert min(body["late_microseconds"] for _, body in done) > 0, "early"
+    assert place.rows('SELECT count(*) FROM "service.timeouts"') == [(0,)]
+    assert place.rows("SELECT count(*) FROM content") == [(messages,)], "bodies of messages that are gone"
+    lengths = await place.transport.queue_lengths()
+    assert {name: length for name, length in lengths.items() if length} == {"done": messages}
+    kinds = await place.store.record_counts()
+    assert kinds == {
+        RecordKind.SCHEDULED: messages,
+        RecordKind.DELIVERED: messages,
+        RecordKind.HANDLED: messages,
+    }
+    place.transport.database.listener().holder()  # somebody has to look for what the dead have left
+    eventually(lambda: place.rows("SELECT count(*) FROM holder") == [(1,)], "the dead are forgotten")
+
+
+@pytest.mark.timeout(180)
+async def test_thirty_kills_of_processes_during_deliveries_lose_and_double_nothing(
+    postgres_url: str, start, eventually
+) -> None:
+    """The service is killed 20 times and the consumer 10 times, side by side, at random moments."""
+    messages, seed = 10_000, random.SystemRandom().randrange(1_000_000)
+    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
+    chance = random.Random(seed)
+
+    def kill_again_and_again(role: str, rounds: int, chance: random.Random) -> None:
+        for _ in range(rounds):
+            process = start(role, place.address)
+            if chance.random() < 0.8:  # the others die while they start
+                process.says("ready")
+            threading.Event().wait(chance.random() * 0.3)
+            process.kill()
+
+    async with placed(postgres_url) as place:
+        await fill(place, range(messages), seconds=12)
+        killers = [
+            threading.Thread(target=kill_again_and_again, args=(role, rounds, random.Random(chance.random())))
+            for role, rounds in (("service", ROUNDS), ("consumer", ROUNDS // 2))
+        ]
+        for killer in killers:
+            killer.start()
+        for killer in killers:
+            killer.join()
+        meanwhile = place.length("done")
+        last = [start("service", place.address), start("consumer", place.address)]
+        eventually(lambda: place.length("done") >= messages, f"{messages:,} messages done", seconds=90)
+        for process in last:
+            process.stop()
+        assert meanwhile > 0, "the kills came before the deliveries"
+        await check_all_done_once(place, messages, eventually)
+
+
+@pytest.mark.timeout(240)
+async def test_twenty_kills_of_the_server_during_deliveries_lose_and_double_nothing(
+    server_folder: Path, start, eventually
+) -> None:
+    """The server syncs to disk; service and consumer live through it all and find it again by themselves."""
+    each, seed = 300, random.SystemRandom().randrange(1_000_000)
+    messages = ROUNDS * each
+    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
+    chance = random.Random(seed)
+    server = PostgreSQL(server_folder / "postgres", durable=True)
+    server.start()
+    place = Place(server.url)
+    try:
+        await place.create()
+        processes = [start("service", place.address), start("consumer", place.address)]
+        for process in processes:
+            process.says("ready")
+        done = 0
+        for first in range(0, messages, each):
+            await fill(place, range(first, first + each), seconds=0.5)
+            eventually(lambda done=done: place.length("done") > done, "they go on by themselves")
+            threading.Event().wait(chance.random() * 0.5)
+            seen = place.length("done")
+            server.kill()
+            server.start()
+            done = place.length("done")
+            assert done >= seen, "what was committed is gone"
+        eventually(lambda: place.length("done") >= messages, f"{messages:,} messages done", seconds=90)
+        for process in processes:
+            process.stop()
+        await check_all_done_once(place, messages, eventually)
+    finally:
+        await place.close(drop=False)
+        server.stop()
+
+
+async def test_what_a_killed_process_had_locked_is_free_at_once_row_25(postgres_url: str, start, eventually) -> None:
+    async with placed(postgres_url) as place:
+        await place.store.store_many([place.work(n, now(), "done") for n in range(100)], now())
+        holder = start("holder", place.address)
+        assert holder.says("ready") == "ready 100"
+        assert await place.store.claim_due(now(), 1_000) == []
+        holder.kill()
+        eventually(lambda: place.rows("SELECT count(*) FROM pg_locks WHERE mode = 'RowShareLock'") == [(0,)], "let go")
+        claims = await place.store.claim_due(now(), 1_000)
+        assert len(claims) == 100
+
+
+async def test_what_a_killed_process_had_locked_is_delivered_by_another_row_25(
+    postgres_url: str, start, eventually
+) -> None:
+    async with placed(postgres_url) as place:
+        await place.store.store_many([place.work(n, now(), "done") for n in range(100)], now())
+        holder = start("holder", place.address)
+        assert holder.says("ready") == "ready 100"
+        service = start("service", place.address)
+        service.says("ready")
+        assert place.length("done") == 0
+        holder.kill()
+        eventually(lambda: place.length("done") == 100, "100 messages delivered")
+        service.stop()
+        assert min(place.lateness()) > 0 * MILLISECOND
+
+
+async def test_messages_of_a_queue_that_a_killed_process_held_are_received_by_another(
+    postgres_url: str, start, eventually, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    async with placed(postgres_url) as place:
+        killed = start("slow_consumer", place.address, go)
+        killed.says("ready")
+        await place.store.store(place.work(7, now() + 10 * MILLISECOND), now())
+        service = start("service", place.address)
+        killed.says("handling")
+        killed.kill()
+        go.touch()
+        consumer = start("slow_consumer", place.address, go)
+        eventually(lambda: place.length("done") == 1, "handled by the other one")
+        for process in (consumer, service):
+            process.stop()
+        assert [body["number"] for _, body in place.in_queue("done")] == [7]
+
+
+async def test_two_processes_move_20_000_messages_and_double_none(postgres_url: str, start, eventually) -> None:
+    messages = 20_000
+    async with placed(postgres_url) as place:
+        begin = now()
+        for batch in range(0, messages, 5_000):
+            work = [place.work(n, begin + (n % 1_000) * MILLISECOND, "done") for n in range(batch, batch + 5_000)]
+            await place.store.store_many(work, begin)
+        services = [start("service", place.address) for _ in range(2)]
+        for service in services:
+            service.says("ready")
+        eventually(lambda: place.length("done") >= messages, f"{messages:,} messages delivered", seconds=60)
+        for service in services:
+            service.stop()
+        ids = place.rows("SELECT message_id FROM queue_message")
+        assert Counter(id_ for (id_,) in ids) == Counter(f"m-{n}" for n in range(messages))
+        late = place.lateness()
+        assert len(late) == messages
+        assert min(late) > 0 * MILLISECOND

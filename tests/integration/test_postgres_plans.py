@@ -1,0 +1,216 @@
+"""What a look costs: an index from its beginning, whatever the planner believes and however much waits."""
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from tests.integration.postgres_place import SECOND, Place, now, placed
+
+from postdate.ports import Recording
+from postdate.postgres.expiring import ExpiryStatements
+from postdate.postgres.queues import QueueStatements
+
+DAY = timedelta(days=1)
+
+
+def nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return every step of a plan."""
+    return [plan, *(node for part in plan.get("Plans", ()) for node in nodes(part))]
+
+
+def plan_of(connection: psycopg.Connection[Any], statement: bytes, values: dict[str, Any]) -> list[dict[str, Any]]:
+    """Run a statement, undo it, and return the steps of its plan."""
+    with connection.transaction(force_rollback=True):
+        found = connection.execute(b"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + statement, values).fetchone()
+    assert found is not None
+    plan = found[0] if isinstance(found[0], list) else json.loads(found[0])
+    return nodes(plan[0]["Plan"])
+
+
+def goes_by_the_index(steps: list[dict[str, Any]], table: str, most_rows: int) -> None:
+    """Nothing is read from end to end, nothing of the table is sorted, and no more rows are touched than wanted."""
+    of_table = [step for step in steps if step.get("Relation Name") == table]
+    assert of_table, steps
+    for step in of_table:
+        assert step["Node Type"] not in {"Seq Scan", "Bitmap Heap Scan"}, step
+        read = (step["Actual Rows"] + step.get("Rows Removed by Filter", 0)) * step["Actual Loops"]
+        assert read <= most_rows + 1, step
+    scans = [step for step in of_table if "Index" in step["Node Type"]]
+    assert any("attempt_at" in step.get("Index Name", "") for step in scans), of_table
+    sorts = [step for step in steps if step["Node Type"] in {"Sort", "Incremental Sort"}]
+    assert all(step["Actual Rows"] * step["Actual Loops"] <= most_rows for step in sorts), sorts
+    touched = max(step["Shared Hit Blocks"] + step["Shared Read Blocks"] for step in steps)
+    assert touched < 60 * (most_rows + 10), f"{touched} blocks for {most_rows} rows"
+
+
+def fill(place: Place, first: int, count: int) -> None:
+    """Put messages straight into the tables: half of them due, all of them in a queue that exists."""
+    place.run(
+        f"""
+        INSERT INTO "service.timeouts" (number, due, attempt_at, message_id, destination)
+        SELECT n, at, at, 'm-' || n, 'done' FROM (
+            SELECT n, now() + (n - {first + count // 2}) * interval '1 ms' AS at
+            FROM generate_series({first + 1}, {first + count}) AS n) AS g"""
+    )
+    place.run(f"INSERT INTO content SELECT n, '{{}}', 'x' FROM generate_series({first + 1}, {first + count}) AS n")
+
+
+def statements(place: Place, limit: int) -> dict[str, tuple[bytes, dict[str, Any], int]]:
+    """Return what a service asks again and again, with its parameters, and how many rows it may touch."""
+    sql, at = place.store._sql, {"now": now(), "from": None, "store": 1}
+    return {
+        "claim": (sql.claim, {**at, "limit": limit}, limit),
+        "next": (sql.next, {"from": None, "held": [1, 2, 3]}, 4),
+        "move": (sql.move, {**at, "limit": limit, "listing": False}, limit),
+        "move_few": (sql.move_few, {**at, "limit": limit, "held": "{1,2,3}", "listing": False}, 2 * limit + 4),
+    }
+
+
+@pytest.fixture(scope="module")
+async def million(postgres_url: str):
+    """A place where a million messages wait."""
+    async with placed(postgres_url) as place:
+        fill(place, 0, 1_000_000)
+        place.run('ANALYZE "service.timeouts"')
+        place.run("ANALYZE content")
+        yield place
+
+
+@pytest.mark.parametrize("limit", [1, 100, 1_000])
+@pytest.mark.parametrize("what", ["claim", "next", "move", "move_few"])
+async def test_a_look_at_a_million_messages_reads_what_it_takes(million: Place, what: str, limit: int) -> None:
+    statement, values, rows = statements(million, limit)[what]
+    with million.store.database.connect() as connection:
+        goes_by_the_index(plan_of(connection, statement, values), "service.timeouts", rows)
+
+
+@pytest.mark.parametrize("what", ["claim", "next", "move", "move_few"])
+async def test_a_prepared_look_at_a_million_messages_reads_what_it_takes(million: Place, what: str) -> None:
+    """After five executions the server may have made a plan for all values of the parameters."""
+    statement, values, rows = statements(million, 100)[what]
+    with million.store.database.connect() as connection:
+        connection.execute("SET plan_cache_mode = force_generic_plan")
+        goes_by_the_index(prepared_plan(connection, statement, values), "service.timeouts", rows)
+
+
+def prepared_plan(
+    connection: psycopg.Connection[Any], statement: bytes, values: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Return the plan of a statement that this session has prepared, as it is executed."""
+    with connection.transaction(force_rollback=True):
+        connection.execute("LOAD 'auto_explain'")
+        for name, value in {
+            "log_min_duration": "0",
+            "log_analyze": "on",
+            "log_format": "json",
+            "log_buffers": "on",
+        }.items():
+            connection.execute(f"SET LOCAL auto_explain.{name} = '{value}'".encode())
+        connection.execute("SET LOCAL client_min_messages = log")
+        said: list[str] = []
+        connection.add_notice_handler(lambda notice: said.append(notice.message_primary or ""))
+        connection.execute(statement, values, prepare=True)
+    (plan,) = [text.partition("plan:\n")[2] for text in said if "plan:\n" in text]
+    return nodes(json.loads(plan)["Plan"])
+
+
+async def test_a_plan_made_while_the_table_was_empty_still_goes_by_the_index(postgres_url: str) -> None:
+    """The server is never told how many messages there are: 200,000 come after the plans are made, without ANALYZE."""
+    async with placed(postgres_url) as place:
+        place.run('ALTER TABLE "service.timeouts" SET (autovacuum_enabled = off)')
+        place.run("ALTER TABLE content SET (autovacuum_enabled = off)")
+        with place.store.database.connect() as connection:
+            connection.execute("SET plan_cache_mode = force_generic_plan")
+            for statement, values, _ in statements(place, 100).values():
+                for _ in range(8):
+                    with connection.transaction(force_rollback=True):
+                        connection.execute(statement, values, prepare=True)
+            fill(place, 0, 200_000)
+            for name, (statement, values, rows) in statements(place, 100).items():
+                goes_by_the_index(prepared_plan(connection, statement, values), "service.timeouts", rows)
+                assert name in {"claim", "next", "move", "move_few"}
+
+
+async def test_a_receiver_reads_what_it_takes_of_a_long_queue(postgres_url: str) -> None:
+    async with placed(postgres_url) as place:
+        place.run(
+            "INSERT INTO queue_message (queue_id, content, message_id) "
+            "SELECT queue_id, n, 'm-' || n FROM generate_series(1, 50000) AS n, queue"
+        )
+        place.run("INSERT INTO content SELECT n, '{}', 'x' FROM generate_series(1, 50000) AS n")
+        sql = QueueStatements(place.store.database.names)
+        with place.store.database.connect() as connection:
+            row = connection.execute(sql.find, ("done",)).fetchone()
+            assert row is not None
+            values = {"holder": 1, "queue": row[0], "limit": 16, "low": 0}
+            steps = plan_of(connection, sql.claim, values)
+        of_queue = [step for step in steps if step.get("Relation Name") == "queue_message"]
+        assert all(step["Actual Rows"] * step["Actual Loops"] <= 16 for step in of_queue), of_queue
+        assert all(step["Node Type"] not in {"Seq Scan", "Bitmap Heap Scan"} for step in of_queue), of_queue
+
+
+def enqueue(place: Place, queue: str, first: int, count: int, ends_at: str = "NULL") -> None:
+    """Put messages straight into a queue, with their contents."""
+    place.run(
+        f"INSERT INTO queue_message (queue_id, content, message_id, ends_at) SELECT queue_id, n, 'm-' || n, {ends_at} "
+        f"FROM generate_series({first + 1}, {first + count}) AS n, queue WHERE name = '{queue}' ORDER BY n"
+    )
+    place.run(f"INSERT INTO content SELECT n, '{{}}', 'x' FROM generate_series({first + 1}, {first + count}) AS n")
+
+
+def rows_read(steps: list[dict[str, Any]], table: str) -> int:
+    """Return how many rows of a table the step that reads most of them reads; none of them from end to end."""
+    of_table = [step for step in steps if step.get("Relation Name") == table]
+    assert of_table, steps
+    assert all(step["Node Type"] not in {"Seq Scan", "Bitmap Heap Scan"} for step in of_table), of_table
+    return max(
+        (step["Actual Rows"] + step.get("Rows Removed by Filter", 0)) * step["Actual Loops"] for step in of_table
+    )
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["analyzed", "planned while empty"])
+async def test_messages_that_expired_are_found_and_removed_without_a_walk(postgres_url: str, *, told: bool) -> None:
+    """A hundred thousand at the head of a queue, and a million that live behind them and in another queue.
+
+    Neither a claim, nor the removal, nor a look when nothing has expired reads more than it takes.
+    """
+    async with placed(postgres_url) as place:
+        place.run("ALTER TABLE queue_message SET (autovacuum_enabled = off)")
+        place.run("ALTER TABLE content SET (autovacuum_enabled = off)")
+        sql = QueueStatements(place.store.database.names)
+        removal = ExpiryStatements(place.store.database.names, Recording.ALL)
+        with place.store.database.connect() as connection:
+            row = connection.execute(sql.find, ("done",)).fetchone()
+            assert row is not None
+            claim: dict[str, Any] = {"holder": 1, "queue": row[0], "limit": 16, "low": 0}
+            discard = {"holder": 1, "queue": row[0], "numbers": "{1,2,3}"}
+            looks = [(sql.claim, claim, 16), (removal.reap, {"limit": 500}, 500), (removal.discard, discard, 3)]
+            for statement, values, _ in looks:
+                for _ in range(8):
+                    with connection.transaction(force_rollback=True):
+                        connection.execute(statement, values, prepare=True)
+            enqueue(place, "done", 0, 100_000, "clock_timestamp()")
+            enqueue(place, "done", 100_000, 500_000)
+            enqueue(place, "consumer", 600_000, 500_000, "clock_timestamp() + interval '1 day'")
+            if told:
+                place.run("ANALYZE queue_message")
+                place.run("ANALYZE content")
+            for statement, values, most in looks:
+                steps = prepared_plan(connection, statement, values)
+                assert rows_read(steps, "queue_message") <= most, statement
+                assert rows_read(steps, "content") <= most, statement
+            place.run("UPDATE queue_message SET ends_at = NULL WHERE ends_at < clock_timestamp()")
+            place.run("VACUUM queue_message")
+            steps = prepared_plan(connection, removal.reap, {"limit": 500})
+            assert rows_read(steps, "queue_message") == 0
+            touched = max(step["Shared Hit Blocks"] + step["Shared Read Blocks"] for step in steps)
+            assert touched < 10, f"{touched} blocks to see that there is nothing"
+
+
+async def test_looking_up_one_message_reads_a_few_pages(million: Place) -> None:
+    before = now()
+    assert await million.store.get("nowhere") is None
+    assert await million.store.history("nowhere") == []
+    assert now() - before < SECOND

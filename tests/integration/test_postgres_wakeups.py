@@ -1,0 +1,368 @@
+"""In time, whatever happens: late commits, old snapshots, cut connections, restarted servers, clocks that disagree."""
+
+import threading
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import anyio
+import psycopg
+import pytest
+from tests.integration.postgres_place import MILLISECOND, SECOND, Place, now, placed
+from tests.integration.test_postgres_plans import fill, plan_of
+from tests.machine import until
+from tests.proxy import FaultyLink
+from tests.servers import PostgreSQL
+
+from postdate import DelayedDelivery, Endpoint, TransactionMode
+from postdate.clock import Clock, ScaledClock, SystemClock
+from postdate.errors import ClaimLost, StoreUnavailable
+from postdate.ports import Outcome
+from postdate.transports.postgres import LowWater
+
+MINUTE = timedelta(minutes=1)
+SOON = 100 * MILLISECOND
+
+
+@pytest.fixture
+async def place(postgres_url: str):
+    async with placed(postgres_url) as place:
+        yield place
+
+
+@asynccontextmanager
+async def service(place: Place, *, url: str | None = None, clock: Clock | None = None) -> AsyncGenerator[Endpoint]:
+    """A service with connections of its own, as in another process."""
+    store, transport = place.another_store(url), place.another_transport(url)
+    endpoint = Endpoint(
+        "service", transport=transport, delayed_delivery=DelayedDelivery(store), send_only=True, clock=clock
+    )
+    async with endpoint:
+        yield endpoint
+    await store.close()
+    await transport.close()
+
+
+async def happens(condition: Callable[[], bool], seconds: float = 20) -> bool:
+    """Wait until another thread or process has done something; return whether it did."""
+    return await anyio.to_thread.run_sync(until, condition, seconds)
+
+
+async def done(place: Place, messages: int) -> None:
+    """Wait until so many messages are in the queue ``done``."""
+    assert await happens(lambda: place.length("done") >= messages)
+
+
+async def asleep(place: Place) -> None:
+    """Let the poller know of nothing but a message that is due in an hour."""
+    await place.store.store(place.work(999_999, now() + 60 * MINUTE, "done"), now())
+    await anyio.sleep(0.3)  # it has looked by then, and nothing tells when
+
+
+def lateness_of(place: Place, *numbers: int) -> list[timedelta]:
+    wanted = [f"m-{number}" for number in numbers]
+    return [
+        at - due for at, due in place.rows("SELECT at, due FROM record WHERE kind = 2 AND message_id = ANY(%s)", wanted)
+    ]
+
+
+def are_in_time(place: Place, *numbers: int, within: timedelta = SECOND) -> None:
+    lateness = lateness_of(place, *numbers)
+    assert len(lateness) == len(numbers)
+    assert all(timedelta(0) < late < within for late in lateness), lateness
+
+
+# --- hearing ----------------------------------------------------------------------------------------------------------
+
+
+async def test_no_announcement_is_missed_while_the_listener_does_other_things(place: Place) -> None:
+    """Its connection has questions of its own each second; what comes in between their answers counts as well."""
+    listener, heard = place.store.database.listener(), list[int]()
+    stop = listener.hear(lambda topic, _, value: heard.append(value) if topic == "due" else None)
+    listener.holder()
+    ended = threading.Event()
+
+    def busy() -> None:
+        while not ended.is_set():
+            listener.introduce(delivers=True)
+
+    asking = threading.Thread(target=busy)
+    asking.start()
+    with place.connect() as connection:
+        channel = place.store.database.names.channel
+        for number in range(5_000):
+            connection.execute("SELECT pg_notify(%s, %s)", (channel, f"due 1 {number}"))
+    ended.set()
+    asking.join()
+    await happens(lambda: len(heard) == 5_000, 5)
+    stop()
+    assert heard == list(range(5_000))
+
+
+async def test_a_notification_by_somebody_else_does_no_harm(place: Place) -> None:
+    async with service(place):
+        await asleep(place)
+        with place.connect() as connection:
+            for payload in ("", "hello", "due x y", "due 1 2 3", "queue"):
+                connection.execute("SELECT pg_notify(%s, %s)", (place.store.database.names.channel, payload))
+        await place.store.store(place.work(1, now() + SOON, "done"), now())
+        await done(place, 1)
+    are_in_time(place, 1)
+
+
+# --- looks that begin where the last one ended ------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def old_snapshot(place: Place) -> AsyncGenerator[None]:
+    """Somebody holds a snapshot, so that the server keeps everything that is delivered meanwhile."""
+    with place.connect() as connection:
+        connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        connection.execute("SELECT count(*) FROM record")
+        yield
+        connection.execute("ROLLBACK")
+
+
+async def test_what_is_stored_late_with_an_earlier_due_time_is_in_time_beside_an_old_snapshot(
+    place: Place, start
+) -> None:
+    async with service(place), old_snapshot(place):
+        begin = now()
+        for batch in range(0, 5_000, 1_000):
+            work = [place.work(n, begin + n * MILLISECOND / 4, "done") for n in range(batch, batch + 1_000)]
+            await place.store.store_many(work, begin)
+        await done(place, 5_000)
+        await asleep(place)
+        for number in range(10_000, 10_005):  # by another connection
+            await place.store.store(place.work(number, now() + SOON, "done"), now())
+            await anyio.sleep(0.05)
+        process = start("storer", place.address, 10_005, 10)
+        assert await anyio.to_thread.run_sync(process.end) == 0
+        await place.store.store(place.work(10_015, begin - MINUTE, "done"), now())  # before all that was delivered
+        await done(place, 5_016)
+    are_in_time(place, *range(10_000, 10_015))
+
+
+async def test_what_a_long_transaction_stored_is_delivered_as_soon_as_it_ends(place: Place) -> None:
+    """Meanwhile others are delivered whose due times are later, and the beginning of looks has moved past its own."""
+    async with service(place), old_snapshot(place):
+        await asleep(place)
+        with psycopg.connect(place.url) as connection:
+            for number in range(5):
+                await place.store.enqueue(connection, [place.work(number, now() + SOON, "done")], now())
+            for number in range(100, 200):
+                await place.store.store(place.work(number, now() + 2 * SOON, "done"), now())
+            await done(place, 100)
+            committed_at = now()
+            connection.commit()
+        await done(place, 105)
+    for (at,) in place.rows("SELECT at FROM record WHERE kind = 2 AND message_id < 'm-1'"):
+        assert at - committed_at < SECOND
+
+
+async def test_a_look_beside_an_old_snapshot_does_not_walk_over_what_was_delivered(place: Place) -> None:
+    """From where the last one ended it touches a few pages; from the beginning, every message that was delivered."""
+    async with old_snapshot(place):
+        fill(place, 0, 40_000)  # half of them due
+        moved = 0
+        while (report := await place.store.move_due(now() - SECOND, 1_000)).delivered:
+            moved += report.delivered
+        assert moved > 15_000
+        since = place.store._watch.since()
+        touched = dict[str, int]()
+        with place.store.database.connect() as connection:
+            for name, beginning in (("since", since), ("beginning", None)):
+                values = {"now": now() - 60 * MINUTE, "limit": 100, "store": 1, "from": beginning, "listing": False}
+                values["now"] = since or values["now"]
+                steps = plan_of(connection, place.store._sql.move, values)
+                touched[name] = max(step["Shared Hit Blocks"] + step["Shared Read Blocks"] for step in steps)
+        assert since is not None
+        assert touched["since"] < 50, touched
+        assert touched["beginning"] > 100, touched
+
+
+def test_what_is_freed_while_a_receiver_looks_is_not_below_its_next_look() -> None:
+    low = LowWater()
+    low.value()
+    low.claimed([101, 102])
+    assert low.value() == 101
+    low.sent(100)  # by a transaction that ended after the look had begun, which claims what is behind it
+    low.claimed([103, 104])
+    assert low.value() == 100
+    low.claimed([103, 104])
+    assert low.value() == 103
+    low.claimed([])
+    assert low.value() == 0
+
+
+# --- connections that break -------------------------------------------------------------------------------------------
+
+
+async def test_wake_ups_come_again_after_the_connections_were_cut(place: Place) -> None:
+    where = urlsplit(place.url)
+    with FaultyLink(where.hostname or "", where.port or 0) as link:
+        url = place.url.replace(str(where.port), str(link.port))
+        async with service(place, url=url):
+            await asleep(place)
+            for number in range(3):
+                accepted = link.accepted
+                link.reset()
+                assert await happens(lambda accepted=accepted: link.accepted > accepted)
+                await place.store.store(place.work(number, now() + 5 * SOON, "done"), now())
+                await done(place, number + 1)
+            are_in_time(place, 0, 1, 2)
+            link.cut()
+            await place.store.store(place.work(3, now() + SOON, "done"), now())
+            await anyio.sleep(0.3)  # long enough to be due while nobody can hear of it
+            link.restore()
+            restored_at = now()
+            await done(place, 4)
+            assert now() - restored_at < 5 * SECOND
+
+
+async def test_wake_ups_come_again_after_the_server_was_restarted(server_folder: Path) -> None:
+    server = PostgreSQL(server_folder / "postgres")
+    server.start()
+    place = Place(server.url)
+    try:
+        await place.create()
+        async with service(place):
+            await asleep(place)
+            for number, end in enumerate((server.stop, server.kill)):
+                await anyio.to_thread.run_sync(end)
+                with pytest.raises(StoreUnavailable):
+                    await place.store.store(place.work(99, now(), "done"), now())
+                await anyio.to_thread.run_sync(server.start)
+                await anyio.sleep(1.5)  # the listener tries again each second
+                await place.store.store(place.work(number, now() + SOON, "done"), now())
+                await done(place, number + 1)
+        are_in_time(place, 0, 1)
+    finally:
+        await place.close(drop=False)
+        server.stop()
+
+
+def end_listener(place: Place) -> None:
+    """End the session that says that a process lives, as a network would that forgets it."""
+    place.run(
+        "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 "
+        f"AND classid = ({place.store.database.names.lock_class})::integer::oid"
+    )
+
+
+async def test_messages_of_a_lost_holder_are_free_for_others_and_its_commit_is_refused(place: Place) -> None:
+    await place.store.store_many([place.work(n, now() - SECOND, "done") for n in range(3)], now())
+    assert (await place.store.move_due(now(), 10)).delivered == 3
+    receiver, other = place.transport.receiver("done"), place.another_transport()
+    held = await receiver.receive(2)
+    assert len(held) == 2
+    end_listener(place)
+    with anyio.fail_after(20):
+        again = list(await other.receiver("done").receive(10))
+        while len(again) < 3:
+            again += await other.receiver("done").receive(10)
+    assert sorted(each.envelope.message_id for each in again) == ["m-0", "m-1", "m-2"]
+    for each in held:
+        with pytest.raises(ClaimLost):
+            await receiver.commit(each, now())
+    await other.close()
+
+
+async def test_leases_of_a_lost_holder_are_free_for_others_and_end_nothing(place: Place) -> None:
+    await place.store.store_many([place.work(n, now() - SECOND, "done") for n in range(10)], now())
+    claims = await place.store.claim_due(now(), 10)
+    assert await place.store.finish(claims[:5], Outcome.DELIVERED, now()) == 5  # the rest is leased from here on
+    other = place.another_store()
+    assert await other.claim_due(now(), 10) == []
+    end_listener(place)
+    stop = await other.listen(lambda: None)  # somebody has to look
+    again = []
+    with anyio.fail_after(20):
+        while len(again) < 5:
+            again += await other.claim_due(now(), 10)
+            await anyio.sleep(0.01)
+    assert await place.store.finish(claims[5:], Outcome.DELIVERED, now()) == 0
+    assert await other.finish(again, Outcome.DELIVERED, now()) == 5
+    stop()
+    await other.close()
+
+
+async def test_what_could_not_be_given_back_at_the_end_is_free_all_the_same(place: Place) -> None:
+    """A process that ends in good order leaves nothing held under a number that nobody looks for any more."""
+    transport = place.another_transport()
+    await place.store.store(place.work(1, now() - SECOND, "done"), now())
+    await place.store.move_due(now(), 10)
+    receiver = transport.receiver("done")
+    assert len(await receiver.receive(1)) == 1
+    receiver._held.clear()  # as if giving it back had failed
+    await transport.close()
+    (received,) = await place.transport.receiver("done").receive(1)
+    assert received.envelope.message_id == "m-1"
+
+
+# --- clocks -----------------------------------------------------------------------------------------------------------
+
+
+def shifted(by: timedelta) -> Clock:
+    real = SystemClock().now()
+    return ScaledClock(real + by, real.timestamp(), 1.0)
+
+
+async def test_two_services_whose_clocks_disagree_by_minutes_lose_and_double_nothing(place: Place) -> None:
+    """Nobody delivers before the due time on his own clock; the one that is ahead delivers what is due for it."""
+    ahead, behind = shifted(3 * MINUTE), shifted(-2 * MINUTE)
+    async with service(place, clock=ahead) as early, service(place, clock=behind) as late:
+        await asleep(place)
+        for number in range(20):
+            await early.send(b"{}", destination="done", delay=SOON, message_id=f"ahead-{number}")
+            await late.send(b"{}", destination="done", delay=SOON, message_id=f"behind-{number}")
+        sent_at = now()
+        await done(place, 40)
+        assert now() - sent_at < 5 * SECOND
+        await anyio.sleep(0.2)
+    assert place.length("done") == 40
+    delivered = place.rows("SELECT message_id, at - due FROM record WHERE kind = 2")
+    assert len({id_ for id_, _ in delivered}) == len(delivered) == 40
+    assert all(lateness > timedelta(0) for _, lateness in delivered)
+    assert all(lateness < SECOND for id_, lateness in delivered if id_.startswith("ahead"))
+
+
+async def test_the_clock_of_the_server_does_not_matter(place: Place) -> None:
+    """A service alone, a day ahead of its server, is in time on its own clock."""
+    async with service(place, clock=shifted(timedelta(days=1))) as tomorrow:
+        await tomorrow.send(b"{}", destination="done", delay=SOON, message_id="m-1")
+        await done(place, 1)
+    are_in_time(place, 1)
+
+
+async def test_modes_that_share_nothing_but_the_table_share_its_claims(place: Place) -> None:
+    """A service that moves, and one that claims, since its queues are elsewhere: each message goes to one of them."""
+    from postdate import MemoryTransport
+
+    elsewhere, other = MemoryTransport(), place.another_store()
+    claiming = Endpoint(
+        "service",
+        transport=elsewhere,
+        delayed_delivery=DelayedDelivery(other),
+        send_only=True,
+        transaction_mode=TransactionMode.RECEIVE_ONLY,
+    )
+    await elsewhere.create_queues(["done"])
+    begin = now()
+    async with service(place), claiming:
+        for batch in range(0, 4_000, 500):
+            work = [place.work(n, begin + n * MILLISECOND / 2, "done") for n in range(batch, batch + 500)]
+            await place.store.store_many(work, begin)
+        assert await happens(lambda: place.rows('SELECT count(*) FROM "service.timeouts"') == [(0,)], 60)
+    moved = {id_ for (id_,) in place.rows("SELECT message_id FROM queue_message")}
+    receiver, claimed = elsewhere.receiver("done"), set[str]()
+    with anyio.move_on_after(0.5):
+        while True:
+            claimed |= {each.envelope.message_id for each in await receiver.receive(1_000)}
+    assert moved | claimed == {f"m-{n}" for n in range(4_000)}
+    assert not moved & claimed
+    await receiver.close()
+    await elsewhere.close()
+    await other.close()

@@ -1,0 +1,293 @@
+"""What expires in queues of RabbitMQ: what the broker is told, as another client sees it, and what it makes of it."""
+
+import uuid
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import anyio
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+from tests.rabbitmq_subjects import channel_of
+
+from postdate import Endpoint, Envelope, HandlerContext, Headers, TransactionMode
+from postdate.operations.error_queue import returned_copy
+from postdate.ports import End, Received
+from postdate.transports.rabbitmq import RabbitMqReceiver, RabbitMqTransport
+
+NOW = datetime(2000, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
+"""What the sender's clock says: it is years behind."""
+
+MILLISECOND, SECOND, DAY = timedelta(milliseconds=1), timedelta(seconds=1), timedelta(days=1)
+PATIENCE_SECONDS = 30
+ODD = {"amqp.priority": "1"}
+"""A header that takes the long way to the properties of a message."""
+
+
+@pytest.fixture
+def channel(rabbitmq_url: str) -> Generator[BlockingChannel]:
+    """Another client of the same broker."""
+    with channel_of(rabbitmq_url) as channel:
+        yield channel
+
+
+@pytest.fixture(params=["quorum", "classic"])
+def queue(request: pytest.FixtureRequest, channel: BlockingChannel) -> Generator[str]:
+    """An empty queue of each type."""
+    name = f"postdate.test.{uuid.uuid4()}"
+    channel.queue_declare(name, durable=True, arguments={"x-queue-type": request.param})
+    yield name
+    channel.queue_delete(name)
+
+
+@asynccontextmanager
+async def transport_at(url: str, *, prefetch: int = 0) -> AsyncGenerator[RabbitMqTransport]:
+    transport = RabbitMqTransport(url, prefetch=prefetch)
+    try:
+        yield transport
+    finally:
+        await transport.close()
+
+
+def lasting(queue: str, span: timedelta | None, message_id: str = "m", **more: str) -> Envelope:
+    return Envelope(queue, message_id, {"kind": "test", **more}, b"body", time_to_be_received=span)
+
+
+async def receive(receiver: RabbitMqReceiver, count: int) -> list[Received]:
+    received: list[Received] = []
+    with anyio.fail_after(PATIENCE_SECONDS):
+        while len(received) < count:
+            received += await receiver.receive(count - len(received))
+    return received
+
+
+def ids(received: Sequence[Received]) -> list[str]:
+    return [each.envelope.message_id for each in received]
+
+
+def seen(queue: str, channel: BlockingChannel) -> pika.BasicProperties | None:
+    """Take a message off a queue as another client; return its properties, or ``None``: there is none."""
+    frame, properties, _ = channel.basic_get(queue, auto_ack=True)
+    return None if frame is None else properties
+
+
+def length(queue: str, channel: BlockingChannel) -> int:
+    return channel.queue_declare(queue, passive=True).method.message_count
+
+
+# --- what the broker is told ------------------------------------------------------------------------------------------
+
+ENDS = [
+    (timedelta(seconds=30), None, "30000"),
+    (timedelta(seconds=30), NOW + 20 * SECOND, "20000"),
+    (20 * SECOND, NOW + DAY, "20000"),
+    (timedelta(microseconds=30_000_001), None, "30001"),
+    (timedelta(days=9 * 365), None, "283824000000"),
+    (timedelta(days=9 * 365, microseconds=1), None, None),
+    (timedelta.max, None, None),
+    (timedelta.max, NOW + 20 * SECOND, "20000"),
+    (None, None, None),
+]
+
+
+@pytest.mark.parametrize("odd", [{}, ODD], ids=["plain", "odd"])
+@pytest.mark.parametrize(("span", "expires_at", "expiration"), ENDS)
+async def test_another_client_sees_the_time_to_live_row_59(
+    rabbitmq_url: str,
+    queue: str,
+    channel: BlockingChannel,
+    odd: dict[str, str],
+    span: timedelta | None,
+    expires_at: datetime | None,
+    expiration: str | None,
+) -> None:
+    """In milliseconds, rounded up; of a span and an instant the sooner, and none where the broker would refuse it."""
+    async with transport_at(rabbitmq_url) as transport:
+        headers = {"kind": "test", **odd}
+        sent = Envelope(queue, "m", headers, b"body", expires_at, time_to_be_received=span)
+        assert await transport.send([sent], NOW) == [None]
+        properties = seen(queue, channel)
+        assert properties is not None
+        assert (properties.expiration, properties.message_id, properties.delivery_mode) == (expiration, "m", 2)
+
+
+@pytest.mark.parametrize("odd", [{}, ODD], ids=["plain", "odd"])
+async def test_what_was_received_has_no_time_to_live_any_more(
+    rabbitmq_url: str, queue: str, channel: BlockingChannel, odd: dict[str, str]
+) -> None:
+    """It came with one, and that was between its sender and the broker: a copy of it does not expire."""
+    async with transport_at(rabbitmq_url) as transport:
+        await transport.send([lasting(queue, DAY, **odd)], NOW)
+        receiver = transport.receiver(queue)
+        (received,) = await receive(receiver, 1)
+        assert received.envelope == Envelope(queue, "m", {"kind": "test", **odd}, b"body")
+        await receiver.commit(received, NOW, End(outgoing=[received.envelope]))
+        await receiver.close()
+        properties = seen(queue, channel)
+        assert properties is not None
+        assert properties.expiration is None
+
+
+@pytest.mark.parametrize(("theirs", "ours", "expiration"), [("5000", 30, "5000"), ("50000", 30, "30000")])
+async def test_of_their_time_to_live_and_ours_the_lesser_counts_and_theirs_is_remembered(
+    rabbitmq_url: str, queue: str, channel: BlockingChannel, theirs: str, ours: int, expiration: str
+) -> None:
+    async with transport_at(rabbitmq_url) as transport:
+        sent = lasting(queue, ours * SECOND, **{"amqp.expiration": theirs})
+        await transport.send([sent, sent], NOW)
+        properties = seen(queue, channel)
+        assert properties is not None
+        assert properties.expiration == expiration
+        receiver = transport.receiver(queue)
+        (received,) = await receive(receiver, 1)
+        assert received.envelope.headers == sent.headers
+        await receiver.close()
+
+
+@pytest.mark.parametrize("more", [{}, ODD, {"amqp.expiration": "5000"}], ids=["plain", "odd", "theirs"])
+async def test_a_copy_in_the_error_queue_does_not_expire_nor_what_is_returned_from_there(
+    rabbitmq_url: str, queue: str, channel: BlockingChannel, more: dict[str, str]
+) -> None:
+    async with transport_at(rabbitmq_url) as transport:
+        headers = {"kind": "test", Headers.FAILED_QUEUE: queue, **more}
+        copy = Envelope(queue, "m", headers, b"body", NOW + SECOND, time_to_be_received=SECOND)
+        await transport.send([copy, Envelope(queue, "m", headers, b"body")], NOW)
+        properties = seen(queue, channel)
+        assert properties is not None
+        assert properties.expiration is None
+        receiver = transport.receiver(queue)
+        (received,) = await receive(receiver, 1)
+        returned = returned_copy(received.envelope, queue)
+        assert returned.headers.get("amqp.expiration.before") == more.get("amqp.expiration")
+        await receiver.commit(received, NOW, End(outgoing=[returned]))
+        await receiver.close()
+        properties = seen(queue, channel)
+        assert properties is not None
+        assert properties.expiration is None
+
+
+@dataclass
+class Ask:
+    """Handled by the endpoint that sends."""
+
+
+@dataclass
+class Answer:
+    """What its handler sends."""
+
+
+@pytest.mark.parametrize("mode", [TransactionMode.NONE, TransactionMode.RECEIVE_ONLY], ids=lambda mode: mode.value)
+async def test_in_every_mode_a_handler_may_send_what_expires_row_62(
+    rabbitmq_url: str, queue: str, channel: BlockingChannel, mode: TransactionMode
+) -> None:
+    name = f"{queue}.endpoint"
+    async with transport_at(rabbitmq_url) as transport:
+        endpoint = Endpoint(name, transport=transport, transaction_mode=mode, error_queue=f"{name}.error")
+        handled = anyio.Event()
+
+        @endpoint.handler(Ask)
+        async def ask(message: Ask, context: HandlerContext) -> None:
+            await context.send(Answer(), destination=queue, time_to_be_received=30 * SECOND)
+            await context.send(Answer(), destination=queue)
+            handled.set()
+
+        try:
+            async with endpoint:
+                await endpoint.send(Ask(), destination=name)
+                with anyio.fail_after(PATIENCE_SECONDS):
+                    await handled.wait()
+        finally:
+            for each in (name, f"{name}.error"):
+                channel.queue_delete(each)
+    found = [seen(queue, channel) for _ in range(2)]
+    told = [(each.expiration, (each.headers or {}).get(Headers.TIME_TO_BE_RECEIVED)) for each in found if each]
+    assert told == [("30000", "00:00:30"), (None, None)]
+
+
+# --- what it makes of it ----------------------------------------------------------------------------------------------
+
+
+async def test_what_nobody_reads_in_time_disappears_row_60(
+    rabbitmq_url: str, queue: str, channel: BlockingChannel, eventually: Callable
+) -> None:
+    async with transport_at(rabbitmq_url) as transport:
+        await transport.send([lasting(queue, MILLISECOND), lasting(queue, DAY, "lives")], NOW)
+        eventually(lambda: length(queue, channel) == 1, "the broker has dropped it")
+        properties = seen(queue, channel)
+        assert properties is not None
+        assert properties.message_id == "lives"
+        assert seen(queue, channel) is None
+
+
+async def test_behind_one_that_lives_it_stays_in_the_queue_and_is_not_received(
+    rabbitmq_url: str, queue: str, channel: BlockingChannel
+) -> None:
+    """The broker looks at the head alone: so the queue is longer than what can be received from it."""
+    short = 100 * MILLISECOND
+    async with transport_at(rabbitmq_url) as transport:
+        await transport.send([lasting(queue, DAY, "long"), lasting(queue, short), lasting(queue, None, "endless")], NOW)
+        await anyio.sleep(3 * short.total_seconds())
+        assert length(queue, channel) == 3, "it has expired, and is still there"
+        assert await transport.lengths_of([queue]) == {queue: 3}
+        receiver = transport.receiver(queue)
+        (first,) = await receive(receiver, 1)
+        await receiver.commit(first, NOW)
+        (second,) = await receive(receiver, 1)
+        assert ids([first, second]) == ["long", "endless"]
+        await receiver.commit(second, NOW)
+        await receiver.close()
+        assert length(queue, channel) == 0
+
+
+async def test_one_that_is_given_back_after_its_time_is_not_received_again(rabbitmq_url: str, queue: str) -> None:
+    """In the hands of a receiver it does not expire; in its queue again, its first time to live has gone on."""
+    async with transport_at(rabbitmq_url) as transport:
+        await transport.send([lasting(queue, SECOND), lasting(queue, None, "endless")], NOW)
+        receiver = transport.receiver(queue)
+        (held,) = await receive(receiver, 1)
+        await anyio.sleep(1.1)
+        await receiver.roll_back(held)
+        assert ids([held, *await receive(receiver, 1)]) == ["m", "endless"]
+        await receiver.close()
+
+
+@dataclass
+class Work:
+    """Handled one at a time."""
+
+    number: int
+
+
+async def test_what_expires_in_the_hands_of_a_receiver_is_not_handled(
+    rabbitmq_url: str, queue: str, channel: BlockingChannel
+) -> None:
+    """The broker has pushed it already, so it is the endpoint that discards it, by its headers."""
+    span, handled = 2 * SECOND, list[int]()
+    async with transport_at(rabbitmq_url, prefetch=10) as transport:
+        endpoint = Endpoint(queue, transport=transport, concurrency=1, error_queue=f"{queue}.error")
+        done = anyio.Event()
+
+        @endpoint.handler(Work)
+        async def work(message: Work, context: HandlerContext) -> None:
+            handled.append(message.number)
+            if message.number == 0:
+                with anyio.fail_after(span.total_seconds() / 2):
+                    while length(queue, channel):  # noqa: ASYNC110 - only the broker knows
+                        await anyio.sleep(0.01)
+                await anyio.sleep(1.1 * span.total_seconds())
+            if message.number == 2:
+                done.set()
+
+        try:
+            async with endpoint:
+                sent_at = anyio.current_time()
+                for number, lasts in enumerate([None, span, None]):
+                    await endpoint.send(Work(number), destination=queue, time_to_be_received=lasts)
+                assert anyio.current_time() - sent_at < span.total_seconds() / 2, "too slow to tell anything"
+                with anyio.fail_after(PATIENCE_SECONDS):
+                    await done.wait()
+        finally:
+            channel.queue_delete(f"{queue}.error")
+    assert handled == [0, 2]

@@ -1,0 +1,428 @@
+"""What a healthy broker does not do on demand: a scripted one blocks, refuses, answers late, or is no broker at all."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import cast
+
+import anyio
+import pytest
+
+from postdate import Envelope
+from postdate.errors import ConfigurationError, TransportError, TransportUnavailable, TransportUnreachable
+from postdate.rabbitmq import wire
+from postdate.rabbitmq.consuming import ConsumingChannel, Delivery
+from postdate.rabbitmq.link import ChannelClosed, Link
+from postdate.rabbitmq.login import parse_url
+from postdate.rabbitmq.properties import UNREADABLE, Arrived, arrived
+from postdate.rabbitmq.publishing import PublishingChannel, Sending
+from postdate.rabbitmq.wire import Arguments, FrameReader, Method, method_frame, short_text
+from postdate.transports.rabbitmq import RabbitMqReceiver, RabbitMqTransport
+
+NOW = datetime(2026, 1, 31, tzinfo=UTC)
+Send = Callable[[bytes], None]
+Script = Callable[[Method, int, Send], None]
+Published = Callable[[str, int, Send], None]
+
+_ANSWERS: dict[Method, tuple[Method, bytes]] = {
+    wire.CONNECTION_START_OK: (wire.CONNECTION_TUNE, wire.uint16(0) + wire.uint32(0) + wire.uint16(0)),
+    wire.CONNECTION_OPEN: (wire.CONNECTION_OPEN_OK, b"\0"),
+    wire.CONNECTION_CLOSE: (wire.CONNECTION_CLOSE_OK, b""),
+    wire.CHANNEL_OPEN: (wire.CHANNEL_OPEN_OK, bytes(4)),
+    wire.CONFIRM_SELECT: (wire.CONFIRM_SELECT_OK, b""),
+}
+
+
+@asynccontextmanager
+async def broker(
+    script: Script, *, published: Published | None = None, silent: frozenset[Method] = frozenset()
+) -> AsyncGenerator[str]:
+    """Yield the URL of a broker that logs everybody in and answers the rest as the script says."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(8)
+        properties = wire.table({"product": "script"}) + wire.long_bytes(b"PLAIN") + wire.long_bytes(b"en_US")
+        writer.write(method_frame(0, wire.CONNECTION_START, b"\0\x09" + properties))
+        frames = FrameReader(1 << 20)
+        while received := await reader.read(1 << 16):
+            for kind, channel, payload in frames.frames(received):
+                if kind == wire.METHOD:
+                    method = (payload[1], payload[3])
+                    script(method, channel, writer.write)
+                    if published is not None and method == wire.BASIC_PUBLISH:
+                        arguments = Arguments(payload)
+                        arguments.take(2)
+                        arguments.short_text()
+                        published(arguments.short_text(), channel, writer.write)
+                    if method in _ANSWERS and method not in silent:
+                        writer.write(method_frame(channel, *_ANSWERS[method]))
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"amqp://guest:guest@127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def answers_of(script: Script, count: int = 1, within: timedelta = timedelta(seconds=5)) -> list[object]:
+    async with broker(script) as url:
+        transport = RabbitMqTransport(url, confirms_within=within)
+        try:
+            with anyio.fail_after(20):
+                return list(await transport.send([Envelope("q", f"{n}") for n in range(count)], NOW))
+        finally:
+            await transport.close()
+
+
+def confirm(tag: int, *, multiple: bool, channel: int = 1) -> bytes:
+    return wire.ack_frame(channel, tag, multiple=multiple)
+
+
+def refuse(tag: int, *, multiple: bool) -> bytes:
+    return method_frame(1, wire.BASIC_NACK, wire.uint64(tag) + bytes((multiple,)))
+
+
+class Counting:
+    """Runs a step when so many messages have been published."""
+
+    def __init__(self, count: int, step: Callable[[Send], None]) -> None:
+        self.left, self.step = count, step
+
+    def __call__(self, method: Method, channel: int, send: Send) -> None:
+        if method == wire.BASIC_PUBLISH:
+            self.left -= 1
+            if self.left == 0:
+                self.step(send)
+
+
+async def test_confirms_come_in_any_order_and_for_many() -> None:
+    def step(send: Send) -> None:
+        for tag, multiple in ((5, False), (3, False), (2, True), (2, True), (9, True), (10, False), (10, False)):
+            send(confirm(tag, multiple=multiple))
+
+    assert await answers_of(Counting(10, step), 10) == [None] * 10
+
+
+async def test_a_nack_for_many_leaves_out_what_was_confirmed_before() -> None:
+    def step(send: Send) -> None:
+        send(confirm(2, multiple=False) + refuse(4, multiple=True) + confirm(6, multiple=True))
+
+    answers = await answers_of(Counting(6, step), 6)
+    unavailable = TransportUnavailable
+    assert [type(answer) for answer in answers] == [
+        unavailable,
+        type(None),
+        unavailable,
+        unavailable,
+        *[type(None)] * 2,
+    ]
+
+
+async def test_a_broker_that_blocks_publishers_is_waited_for_in_vain() -> None:
+    def script(method: Method, channel: int, send: Send) -> None:
+        if method == wire.CONFIRM_SELECT:
+            send(method_frame(0, wire.CONNECTION_BLOCKED, short_text("low on disk")))
+        assert method != wire.BASIC_PUBLISH
+
+    (answer,) = await answers_of(script, within=timedelta(seconds=0.2))
+    assert isinstance(answer, TransportUnavailable)
+    assert "low on disk" in str(answer)
+
+
+async def test_a_broker_that_takes_messages_again_gets_them() -> None:
+    def script(method: Method, channel: int, send: Send) -> None:
+        if method == wire.CONFIRM_SELECT:
+            send(method_frame(0, wire.CONNECTION_BLOCKED, short_text("low on disk")))
+            asyncio.get_running_loop().call_later(0.05, send, method_frame(0, wire.CONNECTION_UNBLOCKED))
+        elif method == wire.BASIC_PUBLISH:
+            send(confirm(1, multiple=False))
+
+    assert await answers_of(script) == [None]
+
+
+async def test_one_send_without_confirms_holds_up_no_other() -> None:
+    published = 0
+
+    def script(method: Method, channel: int, send: Send) -> None:
+        nonlocal published
+        published += method == wire.BASIC_PUBLISH
+        if published == 4:
+            send(confirm(4, multiple=False))
+
+    async with broker(script) as url:
+        transport = RabbitMqTransport(url, confirm_window=3, confirms_within=timedelta(seconds=1))
+        answers: list[object] = []
+
+        async def send_three() -> None:
+            answers.extend(await transport.send([Envelope("stuck", f"{n}") for n in range(3)], NOW))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(send_three)
+            await anyio.wait_all_tasks_blocked()
+            while published < 3:
+                await anyio.lowlevel.checkpoint()
+            assert await transport.send([Envelope("healthy", "m")], NOW) == [None]
+            assert answers == []
+        assert [type(answer) for answer in answers] == [TransportUnavailable] * 3
+        await transport.close()
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        (method_frame(0, wire.CONNECTION_CLOSE, wire.uint16(320) + short_text("going down") + bytes(4)), "going down"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "no AMQP"),
+        (b"AMQP\0\0\x09\2", "another version"),
+    ],
+)
+async def test_the_end_of_a_connection_is_told_with_its_reason(reply: bytes, expected: str) -> None:
+    (answer,) = await answers_of(Counting(1, lambda send: send(reply)))
+    assert isinstance(answer, TransportUnavailable)
+    assert expected in str(answer)
+
+
+class Strict:
+    """Confirms, except that one routing key makes it close the channel; notes what it was asked for."""
+
+    def __init__(self, guilty: str = "guilty", confirms_again: bool = True) -> None:
+        self.guilty, self.confirms_again = guilty, confirms_again
+        self.tags: dict[int, int] = {}
+        self.opened, self.closed, self.published = 0, 0, 0
+
+    def script(self, method: Method, channel: int, send: Send) -> None:
+        if method == wire.CHANNEL_OPEN:
+            self.opened += 1
+            self.tags[channel] = 0
+        elif method == wire.CHANNEL_CLOSE:
+            self.closed += 1
+            send(method_frame(channel, wire.CHANNEL_CLOSE_OK))
+
+    def take(self, key: str, channel: int, send: Send) -> None:
+        if channel not in self.tags:  # closed: what was on the way is dropped
+            return
+        self.published += 1
+        if key == self.guilty:
+            del self.tags[channel]
+            reason = wire.uint16(406) + short_text("PRECONDITION_FAILED") + bytes(4)
+            send(method_frame(channel, wire.CHANNEL_CLOSE, reason))
+        elif self.confirms_again or self.opened == 1:
+            self.tags[channel] += 1
+            send(confirm(self.tags[channel], multiple=False, channel=channel))
+
+
+async def test_the_message_that_makes_the_broker_close_the_channel_is_found_by_halves() -> None:
+    strict = Strict()
+    messages = [Envelope("guilty" if n == 137 else "q", f"{n}") for n in range(1_000)]
+    async with broker(strict.script, published=strict.take) as url:
+        transport = RabbitMqTransport(url)
+        answers = await transport.send(messages, NOW)
+        await transport.close()
+    assert [place for place, answer in enumerate(answers) if answer is not None] == [137]
+    assert type(answers[137]) is TransportError
+    assert strict.opened <= 25
+    assert strict.published <= 2_000
+
+
+async def test_the_search_for_it_ends_with_the_time_for_confirms_and_leaves_no_channel_behind() -> None:
+    strict = Strict(confirms_again=False)
+    messages = [Envelope("guilty" if n == 5 else "q", f"{n}") for n in range(10)]
+    async with broker(strict.script, published=strict.take) as url:
+        transport = RabbitMqTransport(url, confirms_within=timedelta(seconds=0.5))
+        with anyio.fail_after(2):
+            answers = await transport.send(messages, NOW)
+        assert answers[:5] == [None] * 5
+        assert all(isinstance(answer, TransportUnavailable) for answer in answers[6:])
+        link = await transport.publishing.line.link()
+        with anyio.fail_after(5):
+            while link._channels:
+                await anyio.lowlevel.checkpoint()
+        await transport.close()
+
+
+async def test_what_was_confirmed_is_known_though_the_send_is_cancelled() -> None:
+    def step(send: Send) -> None:
+        send(confirm(5, multiple=True))
+
+    async with broker(Counting(10, step)) as url:
+        transport = RabbitMqTransport(url)
+        answers: list[object] = []
+        with anyio.move_on_after(0.3) as scope:
+            answers += await transport.send([Envelope("q", f"{n}") for n in range(10)], NOW)
+        assert scope.cancel_called
+        assert answers[:5] == [None] * 5
+        assert all(isinstance(answer, TransportUnavailable) for answer in answers[5:])
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+
+        with anyio.move_on_after(0.1) as scope:  # of this one nothing is known
+            answers += await transport.send([Envelope("q", "m")], NOW)
+        assert scope.cancelled_caught
+        assert len(answers) == 10
+        await transport.close()
+
+
+@pytest.mark.parametrize("silent", [wire.CHANNEL_OPEN, wire.CONFIRM_SELECT])
+async def test_a_broker_that_opens_no_channel_takes_no_longer_than_confirms_may(silent: Method) -> None:
+    async with broker(lambda *_: None, silent=frozenset({silent})) as url:
+        transport = RabbitMqTransport(url, confirms_within=timedelta(seconds=0.3))
+        with anyio.fail_after(2):
+            (answer,) = await transport.send([Envelope("q", "m")], NOW)
+        assert isinstance(answer, TransportUnavailable)
+        await transport.close()
+
+
+class Socket:
+    """Stands in for a connection whose socket takes nothing for now."""
+
+    ended = blocked = None
+    frame_limit = 131_072
+    login = parse_url("amqp://host")
+
+    def __init__(self) -> None:
+        self.takes_more, self.written = asyncio.Event(), list[bytes]()
+
+    async def flushed(self) -> None:
+        await self.takes_more.wait()
+
+    def write(self, content: bytes) -> None:
+        self.written.append(content)
+
+    def forget(self, channel: PublishingChannel) -> None:
+        """Its number may be used again."""
+
+
+def sending_of(*ids: str) -> Sending:
+    return Sending([Envelope("q", each, {}, b"x") for each in ids], NOW, 10_000_000)
+
+
+async def test_nothing_is_written_on_a_channel_that_ended_while_the_socket_was_full() -> None:
+    socket, sending = Socket(), sending_of("a", "b")
+    channel = PublishingChannel(cast("Link", socket), 1, 1_000)
+    async with anyio.create_task_group() as tasks:
+
+        async def publish() -> None:
+            with pytest.raises(ChannelClosed):
+                await channel.publish(sending)
+
+        tasks.start_soon(publish)
+        await anyio.wait_all_tasks_blocked()
+        channel.end(ChannelClosed(404, "no exchange"))
+        socket.takes_more.set()
+    channel.write_some(sending, 2)
+    assert socket.written == []
+    assert [type(answer) for answer in sending.answers] == [ChannelClosed] * 2
+    assert sending.on_the_way == 0
+
+
+def came_back(socket: Socket, properties: bytes) -> tuple[Method, Arguments, bytes, bytes]:
+    told = wire.uint16(312) + short_text("NO_ROUTE") + short_text("") + short_text("q")
+    return wire.BASIC_RETURN, Arguments(bytes(4) + told), properties, b"x"
+
+
+async def test_what_comes_back_after_its_send_gave_up_is_not_taken_for_another() -> None:
+    socket, old, new = Socket(), sending_of("old"), sending_of("new")
+    channel = PublishingChannel(cast("Link", socket), 1, 1_000)
+    channel.write_some(old, 1)
+    (properties,) = [its for _, its in old.flights[0].sent]
+    old.give_up(TransportUnavailable("late"))
+    channel.write_some(new, 1)
+    channel.on_content(*came_back(socket, properties))
+    channel.on_method(wire.BASIC_ACK, bytes(4) + wire.uint64(2) + b"\1")
+    assert channel.ended is None
+    assert new.answers == [None]
+    assert new.on_the_way == 0
+
+
+async def test_what_may_have_come_back_of_two_alike_is_sent_again_and_not_given_up() -> None:
+    socket, old, new = Socket(), sending_of("same"), sending_of("same")
+    channel = PublishingChannel(cast("Link", socket), 1, 1_000)
+    channel.write_some(old, 1)
+    (properties,) = [its for _, its in old.flights[0].sent]
+    old.give_up(TransportUnavailable("late"))
+    channel.write_some(new, 1)
+    channel.on_content(*came_back(socket, properties))
+    assert [type(answer) for answer in new.answers] == [TransportUnavailable]
+    assert channel.ended is None
+
+
+class Pushed:
+    """A channel on which three messages were pushed."""
+
+    ended = None
+
+    async def receive(self, limit: int) -> list[Delivery]:
+        bodies = b"first", b"bad", b"last"
+        return [Delivery(tag, False, b"\0\0", body, b"") for tag, body in enumerate(bodies, 1)]
+
+
+async def test_a_message_that_cannot_be_read_keeps_nothing_beside_it_from_being_held() -> None:
+    def read(delivery: Delivery) -> Arrived:
+        if delivery.body == b"bad":
+            raise ZeroDivisionError
+        return arrived("q", delivery.properties, delivery.body, redelivered=delivery.redelivered)
+
+    async def pushed() -> ConsumingChannel:
+        return cast("ConsumingChannel", Pushed())
+
+    receiver = RabbitMqReceiver(RabbitMqTransport("amqp://host"), "q", read)
+    receiver._open = pushed
+    received = await receiver.receive(3)
+    assert [each.envelope.body for each in received] == [b"first", b"bad", b"last"]
+    assert list(received[1].envelope.headers) == [UNREADABLE]
+    assert set(receiver._held) == {each.token for each in received}
+
+
+async def test_nobody_listens() -> None:
+    async with broker(lambda *_: None) as url:
+        pass
+    transport = RabbitMqTransport(url)
+    answers = [await transport.send([Envelope("q", "m")], NOW) for _ in range(2)]
+    assert all(isinstance(answer, TransportUnreachable) for (answer,) in answers)
+    assert "next attempt in" in str(answers[1])
+    await transport.close()
+
+
+async def test_a_server_that_never_answers_is_given_up() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        url = f"amqp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        transport = RabbitMqTransport(url, confirms_within=timedelta(seconds=0.2))
+        (answer,) = await transport.send([Envelope("q", "m")], NOW)
+        assert isinstance(answer, TransportUnavailable)
+        await transport.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://host",
+        "amqp://",
+        "amqp://host:port",
+        "amqp://host?heartbeat=soon",
+        "amqp://host?hartbeat=1",
+        "amqps://host?cacertfile=/missing",
+    ],
+)
+def test_a_wrong_url_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        RabbitMqTransport(url.replace("//", "//user:secret@") if "host" in url else url)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_url_has_all_its_parts() -> None:
+    login = parse_url("amqp://us%40er:p%2Fw@[::1]:7/v%2Fh?heartbeat=5")
+    assert (login.host, login.port, login.virtual_host, login.user) == ("::1", 7, "v/h", "us@er")
+    assert (login.password, login.heartbeat_seconds) == ("p/w", 5)
+    assert "p/w" not in repr(login) + login.place + repr(RabbitMqTransport("amqp://a:p%2Fw@h"))
+    assert parse_url("amqps://h").port == 5671
+    assert parse_url("amqp://h/").virtual_host == "/"
+
+
+@pytest.mark.parametrize("setting", [{"queue_type": "stream"}, {"confirm_window": 0}, {"prefetch": -1}])
+def test_a_wrong_setting_is_refused(setting: dict) -> None:
+    with pytest.raises(ConfigurationError):
+        RabbitMqTransport("amqp://h", **setting)

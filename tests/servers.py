@@ -1,0 +1,613 @@
+"""Private PostgreSQL, MariaDB and RabbitMQ servers on loopback: install, start, stop, kill.
+
+A server lives in a directory of its own: what it stores in ``data``, its output in ``log``, and in ``server.json`` its
+ports and processes, so that any later Python process can find it, stop it, or see that it is gone. It has a session of
+its own, inherits no file descriptor, and when root starts it, it runs as the account that its Debian package made.
+
+Nothing here needs more than the standard library: ``scripts/services`` runs it before anything is installed.
+"""
+
+import json
+import os
+import pwd
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+from .machine import (  # noqa: TID252 - the type checker's root for these files is tests/ itself
+    LOOPBACK,
+    Daemon,
+    ServerError,
+    boot,
+    daemons_with,
+    free_port,
+    install,
+    port_is_free,
+    until,
+)
+
+STARTS_WITHIN_SECONDS = 60.0
+ENDS_WITHIN_SECONDS = 30.0
+ANSWERS_WITHIN_SECONDS = 5.0
+# How long one that runs may keep silent before it is given up: on a machine under load it is slow, not broken.
+_PATIENCE_SECONDS = 20.0
+# In the environment of every server, with the path of its data: how it is found when its record is lost.
+_MARK = "POSTDATE_SERVER"
+
+
+# --- what every server has --------------------------------------------------------------------------------------------
+
+
+class Server(ABC):
+    """One server in one directory.
+
+    Args:
+        directory: Where it lives. Made at the first start; its parent must be reachable by the server's account.
+        port: Where it listens on loopback. None: the one of its last life, else any that is free.
+        durable: True: what is committed survives a power cut. False: it survives the death of the server only.
+    """
+
+    name: ClassVar[str]
+    package: ClassVar[str]  # of Debian; empty: it installs itself
+    account: ClassVar[str]
+    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+
+    def __init__(self, directory: Path, port: int | None = None, *, durable: bool = False) -> None:
+        self.directory = directory
+        self.durable = durable
+        self._wanted_port = port
+        self._children: list[subprocess.Popen[Any]] = []
+
+    @classmethod
+    @abstractmethod
+    def is_installed(cls) -> bool:
+        """Tell whether the programs are there."""
+
+    @classmethod
+    def install(cls) -> None:
+        """Fetch the programs of a server that has no Debian package."""
+        raise NotImplementedError(f"{cls.name} has a package: {cls.package}")
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """How a client reaches it; it must have been started once."""
+
+    @property
+    def shown(self) -> str:
+        """Where it is, for people."""
+        return self.url
+
+    @abstractmethod
+    def answers(self) -> bool:
+        """Connect, log in, and hear from it."""
+
+    @abstractmethod
+    def _create(self) -> None:
+        """Make ``data``, whole or not at all."""
+
+    @abstractmethod
+    def _launch(self) -> None:
+        """Start the processes."""
+
+    def _furnish(self) -> None:  # noqa: B027 - most come furnished
+        """Make what clients expect to find in it: called when it has started."""
+
+    # --- life ---
+
+    @property
+    def is_running(self) -> bool:
+        """Whether all its processes live; says nothing about answers."""
+        daemons = self._daemons()
+        return bool(daemons) and all(daemon.is_running for daemon in daemons)
+
+    def processes(self) -> list[Daemon]:
+        """Return all its living processes: those of the record, any that it has lost, and their descendants."""
+        known = {daemon for daemon in self._daemons() if daemon.is_running}
+        known.update(daemons_with(f"{_MARK}={self.data}"))
+        known.update([below for daemon in known for below in daemon.descendants()])
+        return sorted(known, key=lambda daemon: daemon.born_ticks)
+
+    def is_up(self) -> bool:
+        """Tell whether it runs and answers."""
+        return self.is_running and self.answers()
+
+    def start(self) -> None:
+        """Start it, and return when it answers. Without effect on one that does.
+
+        Raises:
+            ServerError: It did not come up; nothing of it is left running. The message ends with its log.
+        """
+        if self.is_running and until(self.answers, _PATIENCE_SECONDS):
+            return
+        self.kill()
+        install_missing([type(self)])
+        self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._choose_ports()
+        try:
+            if not self.data.exists():
+                self._create()
+            self._launch()
+            self._wait_until_started()
+            self._furnish()
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        """End it in good order; kill it when that takes too long. Without effect on one that has ended."""
+        family = self.processes()
+        for daemon in self._daemons()[-1:]:
+            daemon.send(self.stop_signal)
+            daemon.ends_within(ENDS_WITHIN_SECONDS)
+        self._end_for_good(family)
+
+    def kill(self) -> None:
+        """End all its processes as a power cut would end them, and return when they are gone."""
+        for daemon in self._daemons():  # whoever is stopped starts no more of them
+            daemon.send(signal.SIGSTOP)
+        self._end_for_good(self.processes())
+
+    def _end_for_good(self, family: Sequence[Daemon]) -> None:
+        for daemon in family:
+            daemon.send(signal.SIGKILL)
+        for child in self._children:
+            child.wait(ENDS_WITHIN_SECONDS)
+        self._children.clear()
+        left = [daemon.pid for daemon in family if not daemon.ends_within(ENDS_WITHIN_SECONDS)]
+        if left:
+            raise ServerError(f"{self.name}: these processes survived SIGKILL: {left}")
+
+    def _wait_until_started(self) -> None:
+        if not until(lambda: not self.is_running or self._has_started(), STARTS_WITHIN_SECONDS):
+            raise ServerError(f"no answer from {self.name} within {STARTS_WITHIN_SECONDS:g} s{self._end_of_log()}")
+        if not self.is_running:
+            raise ServerError(f"{self.name} ended when it had hardly begun{self._end_of_log()}")
+
+    def _has_started(self) -> bool:
+        return self.answers()
+
+    # --- what is kept in the directory ---
+
+    @property
+    def data(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "log"
+
+    @property
+    def port(self) -> int:
+        return self.ports["port"]
+
+    @property
+    def pid(self) -> int | None:
+        """The number of its main process; None when it does not run."""
+        return self._daemons()[-1].pid if self.is_running else None
+
+    @property
+    def ran_before_this_boot(self) -> bool:
+        """Whether the machine went down under it: what it had not synced is lost."""
+        return self._record().get("boot", boot()) != boot()
+
+    def _record(self) -> dict[str, Any]:
+        try:
+            return json.loads((self.directory / "server.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+
+    def _keep(self, **changes: object) -> None:
+        path = self.directory / "server.json"
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps({**self._record(), **changes}), encoding="utf-8")
+        new.replace(path)
+
+    def _daemons(self) -> list[Daemon]:
+        record = self._record()
+        if record.get("boot") != boot():
+            return []
+        return [Daemon(**daemon) for daemon in record.get("daemons", [])]
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """Where it listens: ``port`` for clients, and what else it needs. Empty before the first start."""
+        return self._record().get("ports", {})
+
+    _port_names: ClassVar[tuple[str, ...]] = ("port",)
+
+    def _choose_ports(self) -> None:
+        """Keep the ports of the last life, unless another process has taken them since."""
+        ports = self.ports
+        if self._wanted_port is not None:
+            if not port_is_free(self._wanted_port):
+                raise ServerError(f"{self.name}: another process listens on port {self._wanted_port}")
+            ports["port"] = self._wanted_port
+        for name in self._port_names:
+            if name not in ports or not port_is_free(ports[name]):
+                ports[name] = free_port()
+        self._keep(ports=ports, daemons=[], boot=boot())
+
+    # --- running programs as its account ---
+
+    def _start_daemon(self, command: Sequence[str | Path], environment: Mapping[str, str] | None = None) -> None:
+        with self.log.open("ab") as log:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd="/",
+                env={**self._environment(), **(environment or {}), _MARK: str(self.data)},
+                **self._identity(),
+            )
+        self._children.append(child)
+        daemon = Daemon.of(child.pid)
+        if daemon is None:
+            raise ServerError(f"{self.name} ended when it had hardly begun{self._end_of_log()}")
+        self._keep(daemons=[asdict(known) for known in (*self._daemons(), daemon)], boot=boot())
+
+    def _run(self, *command: str | Path, as_caller: bool = False) -> str:
+        ran = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd="/",
+            env=self._environment(),
+            timeout=STARTS_WITHIN_SECONDS,
+            **({} if as_caller else self._identity()),
+        )
+        if ran.returncode != 0:
+            raise ServerError(f"{' '.join(map(str, command))}: {(ran.stdout + ran.stderr).strip()[-2_000:]}")
+        return ran.stdout
+
+    def _environment(self) -> dict[str, str]:
+        path = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        return {"PATH": path, "LC_ALL": "C.UTF-8", "TZ": "UTC", "HOME": str(self.data)}
+
+    @classmethod
+    def _owner(cls) -> pwd.struct_passwd | None:
+        """Return the account to change to; None for ours. These servers refuse to run as root, with good reason."""
+        if os.geteuid() != 0:
+            return None
+        for account in (cls.account, "nobody"):
+            with suppress(KeyError):
+                return pwd.getpwnam(account)
+        raise ServerError(f"neither {cls.account} nor nobody is an account here; make one of them, or do not be root")
+
+    def _identity(self) -> dict[str, Any]:
+        owner = self._owner()
+        return {} if owner is None else {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
+
+    def _make_folder(self, folder: Path) -> None:
+        """Make an empty folder that the server's account alone can use."""
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(mode=0o700)
+        owner = self._owner()
+        if owner is not None:
+            os.chown(folder, owner.pw_uid, owner.pw_gid)
+
+    def _end_of_log(self) -> str:
+        if not self.log.exists():
+            return ""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
+        return "".join(f"\n  {line}" for line in (f"the end of {self.log}:", *lines))
+
+
+def install_missing(servers: Sequence[type[Server]]) -> None:
+    """Install those of the servers that are missing, all at once: apt-get works for one caller at a time.
+
+    Raises:
+        ServerError: They cannot be installed; the message has the command that would.
+    """
+    missing = [server for server in servers if not server.is_installed()]
+    packages = [server.package for server in missing if server.package]
+    if packages:
+        install(packages)
+    for server in missing:
+        if not server.package:
+            server.install()
+    for server in servers:
+        if not server.is_installed():
+            raise ServerError(
+                f"{server.package or server.name} is installed, and the programs of {server.name} are not"
+            )
+
+
+def receive(connection: socket.socket, size: int) -> bytes:
+    """Read exactly ``size`` bytes."""
+    parts = bytearray()
+    while len(parts) < size:
+        part = connection.recv(size - len(parts))
+        if not part:
+            raise ConnectionError("closed by the server")
+        parts += part
+    return bytes(parts)
+
+
+# --- PostgreSQL -------------------------------------------------------------------------------------------------------
+
+
+class PostgreSQL(Server):
+    """The newest PostgreSQL that is installed: UTF-8, superuser and database ``postdate``, no password on loopback."""
+
+    name = "PostgreSQL"
+    package = "postgresql"
+    account = "postgres"
+    stop_signal = signal.SIGINT  # ends sessions and shuts down; SIGTERM would wait for clients to leave
+
+    _settings: ClassVar[dict[str, str]] = {
+        "listen_addresses": LOOPBACK,
+        "unix_socket_directories": "",
+        "max_connections": "200",
+        "timezone": "UTC",
+        "log_timezone": "UTC",
+    }
+    # synchronous_commit and full_page_writes stay on: kill -9 must not lose a commit, only a power cut may.
+    _settings_without_sync: ClassVar[dict[str, str]] = {"fsync": "off", "shared_buffers": "128MB"}
+    _settings_durable: ClassVar[dict[str, str]] = {
+        "fsync": "on",
+        "synchronous_commit": "on",
+        "shared_buffers": "512MB",
+        "max_wal_size": "4GB",
+    }
+
+    @classmethod
+    def binaries(cls) -> Path:
+        """Return the directory of ``postgres``, ``psql`` and so on."""
+        found = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
+        if not found:
+            raise ServerError("no PostgreSQL below /usr/lib/postgresql; run as root: apt-get install postgresql")
+        return max(found, key=lambda path: float(path.parent.name))
+
+    @classmethod
+    def is_installed(cls) -> bool:
+        return any(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postdate@{LOOPBACK}:{self.port}/postdate"
+
+    def query(self, sql: str, database: str = "postdate") -> str:
+        """Run SQL in ``psql``; return the rows as lines, columns parted by ``|``."""
+        style = ["--no-psqlrc", "--quiet", "--tuples-only", "--no-align", "--set=ON_ERROR_STOP=1"]
+        where = [f"--host={LOOPBACK}", f"--port={self.port}", "--username=postdate", f"--dbname={database}"]
+        return self._run(self.binaries() / "psql", *style, *where, f"--command={sql}").rstrip("\n")
+
+    def answers(self) -> bool:
+        return self._answers("postdate")
+
+    def _has_started(self) -> bool:
+        return self._answers("postgres")
+
+    def _answers(self, database: str) -> bool:
+        """Log in and wait for ReadyForQuery, without needing a driver."""
+        settings = b"".join(word.encode() + b"\0" for word in ("user", "postdate", "database", database)) + b"\0"
+        try:
+            with socket.create_connection((LOOPBACK, self.port), ANSWERS_WITHIN_SECONDS) as connection:
+                connection.sendall(struct.pack("!II", 8 + len(settings), 3 << 16) + settings)
+                kind = b""
+                while kind != b"Z":
+                    kind, size = struct.unpack("!cI", receive(connection, 5))
+                    body = receive(connection, size - 4)
+                    if kind == b"E":
+                        return b"C53300\0" in body  # too many clients: it is busy, not down
+                connection.sendall(struct.pack("!cI", b"X", 4))
+        except OSError:
+            return False
+        return True
+
+    def _create(self) -> None:
+        new = self.directory / "data.new"
+        self._make_folder(new)
+        options = ["--username=postdate", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"]
+        self._run(self.binaries() / "initdb", f"--pgdata={new}", *options)
+        new.rename(self.data)
+
+    def _launch(self) -> None:
+        # Whoever has the number in there now is no PostgreSQL of this directory: start() has ended those. PostgreSQL
+        # cannot tell, and would refuse to start.
+        (self.data / "postmaster.pid").unlink(missing_ok=True)
+        settings = {**self._settings, **(self._settings_durable if self.durable else self._settings_without_sync)}
+        options = [f"--{name}={value}" for name, value in {"port": str(self.port), **settings}.items()]
+        self._start_daemon([self.binaries() / "postgres", "-D", self.data, *options])
+
+    def _furnish(self) -> None:
+        if not self.query("SELECT 1 FROM pg_database WHERE datname = 'postdate'", "postgres"):
+            self.query("CREATE DATABASE postdate", "postgres")
+
+
+# --- MariaDB ----------------------------------------------------------------------------------------------------------
+
+
+class MariaDB(Server):
+    """Debian's MariaDB: UTF-8, user ``postdate`` with password ``postdate`` and every right, database ``postdate``."""
+
+    name = "MariaDB"
+    package = "mariadb-server"
+    account = "mysql"
+
+    # Debian's own character set: the program's, when it reads no configuration, is latin1.
+    _settings: ClassVar[dict[str, str]] = {
+        "bind-address": LOOPBACK,
+        "character-set-server": "utf8mb4",
+        "collation-server": "utf8mb4_general_ci",
+        "max-connections": "200",
+        "skip-name-resolve": "ON",
+    }
+    # 2: commits are handed to the kernel, so that kill -9 loses none; 0 would lose the last second of them.
+    _settings_without_sync: ClassVar[dict[str, str]] = {"innodb-flush-log-at-trx-commit": "2"}
+    _settings_durable: ClassVar[dict[str, str]] = {"innodb-flush-log-at-trx-commit": "1"}
+
+    _furniture = """\
+CREATE USER IF NOT EXISTS 'postdate'@'127.0.0.1' IDENTIFIED BY 'postdate';
+GRANT ALL PRIVILEGES ON *.* TO 'postdate'@'127.0.0.1' WITH GRANT OPTION;
+CREATE DATABASE IF NOT EXISTS postdate;
+"""
+
+    @classmethod
+    def is_installed(cls) -> bool:
+        return all(cls._program(name) is not None for name in ("mariadbd", "mariadb-install-db", "mariadb"))
+
+    @staticmethod
+    def _program(name: str) -> str | None:
+        return shutil.which(name, path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
+
+    @property
+    def url(self) -> str:
+        return f"mariadb://postdate:postdate@{LOOPBACK}:{self.port}/postdate"
+
+    def query(self, sql: str, database: str = "postdate") -> str:
+        """Run SQL in the ``mariadb`` client; return the rows as lines, columns parted by tabs."""
+        where = [f"--host={LOOPBACK}", f"--port={self.port}", "--user=postdate", "--password=postdate"]
+        style = [
+            "--no-defaults",
+            "--protocol=tcp",
+            "--batch",
+            "--skip-column-names",
+            f"--connect-timeout={ANSWERS_WITHIN_SECONDS:.0f}",
+        ]
+        return self._run("mariadb", *style, *where, database, "--execute", sql, as_caller=True).rstrip("\n")
+
+    def answers(self) -> bool:
+        if port_is_free(self.port):
+            return False
+        try:
+            return self.query("SELECT 1") == "1"
+        except ServerError:
+            return False
+
+    def _create(self) -> None:
+        new = self.directory / "data.new"
+        self._make_folder(new)
+        options = ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
+        self._run("mariadb-install-db", "--no-defaults", f"--datadir={new}", *options)
+        new.rename(self.data)
+
+    def _launch(self) -> None:
+        furniture = self.directory / "furniture.sql"
+        furniture.write_text(self._furniture, encoding="utf-8")
+        furniture.chmod(0o644)
+        settings = {**self._settings, **(self._settings_durable if self.durable else self._settings_without_sync)}
+        places = {
+            "datadir": self.data,
+            "socket": "socket",  # in datadir: a path of any depth would be too long for the kernel
+            "pid-file": self.data / "pid",
+            "port": self.port,
+            "init-file": furniture,
+        }
+        options = [f"--{name}={value}" for name, value in {**places, **settings}.items()]
+        self._start_daemon([self._program("mariadbd") or "mariadbd", "--no-defaults", *options])
+
+
+# --- RabbitMQ ---------------------------------------------------------------------------------------------------------
+
+
+class RabbitMQ(Server):
+    """Debian's RabbitMQ: one node with a port mapper of its own, user ``guest`` with password ``guest``, no plugins."""
+
+    name = "RabbitMQ"
+    package = "rabbitmq-server"
+    account = "rabbitmq"
+    _port_names = ("port", "distribution", "mapper")
+    # Debian's command in sbin changes to its own account and directories; this is the script below it.
+    _script: ClassVar[Path] = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+    # With less free disk it takes no messages.
+    disk_free_limit: ClassVar[str] = "64MB"
+
+    @classmethod
+    def is_installed(cls) -> bool:
+        return cls._script.exists() and cls._mapper() is not None
+
+    @staticmethod
+    def _mapper() -> str | None:
+        return shutil.which("epmd", path="/usr/bin:/usr/local/bin")
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@{LOOPBACK}:{self.port}/"
+
+    def answers(self) -> bool:
+        """Log in and open the virtual host, without needing a driver."""
+        try:
+            with socket.create_connection((LOOPBACK, self.port), ANSWERS_WITHIN_SECONDS) as connection:
+                connection.sendall(b"AMQP\x00\x00\x09\x01")
+                for expected, reply in _AMQP_LOGIN:
+                    if _amqp_method(connection) != expected:
+                        return False
+                    connection.sendall(reply)
+                return _amqp_method(connection) == _AMQP_CLOSED
+        except OSError:
+            return False
+
+    def _create(self) -> None:
+        new = self.directory / "data.new"
+        self._make_folder(new)
+        new.rename(self.data)
+
+    def _launch(self) -> None:
+        ports = self.ports
+        configuration = self.directory / "rabbitmq.conf"
+        configuration.write_text(
+            f"listeners.tcp.default = {LOOPBACK}:{self.port}\ndisk_free_limit.absolute = {self.disk_free_limit}\n",
+            encoding="utf-8",
+        )
+        configuration.chmod(0o644)
+        plugins = self.directory / "enabled_plugins"
+        plugins.write_text("[].\n", encoding="utf-8")
+        plugins.chmod(0o644)
+        mapper = {"ERL_EPMD_ADDRESS": LOOPBACK, "ERL_EPMD_PORT": str(ports["mapper"])}
+        # Started first: a node that finds no port mapper starts one that outlives it.
+        self._start_daemon([self._mapper() or "epmd", "-address", LOOPBACK, "-port", str(ports["mapper"])], mapper)
+        until(lambda: not port_is_free(ports["mapper"]), ANSWERS_WITHIN_SECONDS)
+        node = {
+            "RABBITMQ_CONF_ENV_FILE": "/dev/null",
+            "RABBITMQ_NODENAME": f"postdate-{self.port}@localhost",
+            "RABBITMQ_DIST_PORT": str(ports["distribution"]),
+            "RABBITMQ_MNESIA_BASE": str(self.data),
+            "RABBITMQ_MNESIA_DIR": str(self.data / "node"),
+            "RABBITMQ_LOG_BASE": str(self.data / "logs"),
+            "RABBITMQ_PID_FILE": str(self.data / "pid"),
+            "RABBITMQ_CONFIG_FILE": str(configuration),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(self.data / "no-advanced.config"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(plugins),
+            "RABBITMQ_GENERATED_CONFIG_DIR": str(self.data / "generated"),
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
+            # The script then becomes the node, instead of staying its parent and answering signals in its place.
+            "RUNNING_UNDER_SYSTEMD": "yes",
+        }
+        self._start_daemon([self._script], {**mapper, **node})
+
+
+def _amqp(method: tuple[int, int], *arguments: bytes) -> bytes:
+    payload = struct.pack("!HH", *method) + b"".join(arguments)
+    return struct.pack("!BHI", 1, 0, len(payload)) + payload + b"\xce"
+
+
+def _amqp_method(connection: socket.socket) -> tuple[int, int]:
+    _, _, size = struct.unpack("!BHI", receive(connection, 7))
+    payload = receive(connection, size + 1)
+    method: tuple[int, int] = struct.unpack("!HH", payload[:4])
+    return method
+
+
+_PLAIN = b"\x05PLAIN" + struct.pack("!I", 12) + b"\0guest\0guest" + b"\x05en_US"
+# What the server says (start, tune, open-ok), and what is answered (start-ok, tune-ok and open, close), in AMQP 0-9-1.
+_AMQP_LOGIN: Sequence[tuple[tuple[int, int], bytes]] = (
+    ((10, 10), _amqp((10, 11), struct.pack("!I", 0), _PLAIN)),
+    ((10, 30), _amqp((10, 31), struct.pack("!HIH", 1, 131_072, 0)) + _amqp((10, 40), b"\x01/", b"\0\0")),
+    ((10, 41), _amqp((10, 50), struct.pack("!H", 200), b"\0", struct.pack("!HH", 0, 0))),
+)
+_AMQP_CLOSED = (10, 51)

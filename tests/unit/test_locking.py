@@ -1,0 +1,263 @@
+"""What stores on servers with row locks share, without a server: running again, waking, migrations."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import pytest
+
+from postdate.errors import (
+    InvalidMessage,
+    PostdateError,
+    StoreFromNewerVersion,
+    StoreFull,
+    StoreNotSetUp,
+    StoreUnavailable,
+)
+from postdate.locking import Conflict, Pool, Tables
+from postdate.locking.batches import Batches
+from postdate.locking.migrating import Step, missing, standing, steps
+from postdate.locking.presence import Presence
+from postdate.locking.watch import Watch
+
+
+class Session:
+    def __init__(self, log: list[str]) -> None:
+        self.log, self.alive = log, True
+
+    def begin(self) -> None:
+        self.log.append("begin")
+
+    def commit(self) -> None:
+        self.log.append("commit")
+
+    def rollback(self) -> None:
+        self.log.append("rollback")
+
+    def close(self) -> None:
+        self.log.append("close")
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+
+class Server:
+    where = "nowhere"
+
+    def __init__(self) -> None:
+        self.log = list[str]()
+        self.sessions = list[Session]()
+
+    def connect(self) -> Session:
+        self.sessions.append(Session(self.log))
+        self.log.append("connect")
+        return self.sessions[-1]
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+# --- transactions -----------------------------------------------------------------------------------------------------
+
+
+def _failing(times: int, error: PostdateError) -> Callable[[Session], str]:
+    failures = [error] * times
+
+    def work(_session: Session) -> str:
+        if failures:
+            raise failures.pop()
+        return "done"
+
+    return work
+
+
+def test_a_transaction_that_lost_against_another_is_run_again(server: Server) -> None:
+    assert Pool(server).transaction(_failing(2, Conflict("deadlock"))) == "done"
+    assert server.log == ["connect", "begin", "rollback", "begin", "rollback", "begin", "commit"]
+
+
+def test_it_is_not_run_again_for_ever(server: Server) -> None:
+    with pytest.raises(Conflict):
+        Pool(server).transaction(_failing(100, Conflict("deadlock")))
+    assert server.log.count("begin") == server.log.count("rollback") == 8
+
+
+@pytest.mark.parametrize(
+    ("error", "ending"), [(InvalidMessage("wrong"), "rollback"), (StoreUnavailable("gone"), "close")]
+)
+def test_other_errors_end_it_at_once(server: Server, error: PostdateError, ending: str) -> None:
+    with pytest.raises(type(error)):
+        Pool(server).transaction(_failing(1, error))
+    assert server.log == ["connect", "begin", ending]
+
+
+def test_a_connection_that_died_while_idle_is_replaced(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("postdate.locking.pool._TRUSTED_SECONDS", 0.0)
+    pool = Pool(server)
+    pool.run(lambda _session: None)
+    server.sessions[0].alive = False
+    pool.run(lambda _session: None)
+    assert server.log == ["connect", "close", "connect"]
+
+
+def test_a_closed_pool_lends_nothing_and_keeps_nothing(server: Server) -> None:
+    pool = Pool(server)
+    session = pool.take()
+    pool.close()
+    pool.put(session)
+    assert server.log == ["connect", "close"]
+    with pytest.raises(StoreUnavailable, match="closed"):
+        pool.take()
+
+
+# --- who is alive -----------------------------------------------------------------------------------------------------
+
+
+class FewTables:
+    """As much of the tables as the connection needs that holds messages; goes wrong as often as it is told to."""
+
+    def __init__(self) -> None:
+        self.errors = list[Exception]()
+        self.appeared, self.looked = 0, threading.Event()
+
+    def appear(self, _session: Session) -> int:
+        self.appeared += 1
+        return self.appeared
+
+    def unknown(self, _session: Session) -> list[int]:
+        return []
+
+    def dead(self, _session: Session) -> list[int]:
+        if self.errors:
+            raise self.errors.pop()
+        self.looked.set()
+        return []
+
+    def free(self, _session: Session, _holders: list[int], _numbers: list[int] | None = None) -> int:
+        return 0
+
+    def bury(self, _session: Session, _holders: list[int]) -> None:
+        return None
+
+
+@pytest.fixture
+def tables() -> FewTables:
+    return FewTables()
+
+
+@pytest.fixture
+def presence(server: Server, tables: FewTables, monkeypatch: pytest.MonkeyPatch) -> Iterator[Presence]:
+    monkeypatch.setattr("postdate.locking.presence._FREE_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr("postdate.locking.presence._LOOK_EVERY_SECONDS", 0.01)
+    shared = cast("Tables", tables)
+    presence = Presence(server, shared, Watch())
+    presence.start(Batches(Pool(server), shared, presence.holder))
+    yield presence
+    presence.stop()
+
+
+def _look(tables: FewTables) -> None:
+    """Wait until all went well once more."""
+    tables.looked.clear()
+    assert tables.looked.wait(10)
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("gone"), TypeError("as drivers raise it"), AssertionError()])
+def test_whatever_ends_the_connection_another_number_follows(
+    presence: Presence, tables: FewTables, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert presence.holder() == 1
+    tables.errors += [error, error]
+    _look(tables)
+    assert presence.holder() == 3
+    assert len([record for record in caplog.records if "lost the connection" in record.message]) == 1
+
+
+@pytest.mark.parametrize("error", [StoreNotSetUp("no table"), StoreFull("full"), Conflict("deadlock")])
+def test_what_is_not_wrong_with_the_connection_does_not_end_it(
+    presence: Presence, tables: FewTables, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    _look(tables)
+    tables.errors += [error] * 3
+    _look(tables)
+    assert (presence.holder(), tables.appeared) == (1, 1)
+    assert len(caplog.records) == (0 if isinstance(error, Conflict) else 1)
+
+
+def test_no_number_outlives_its_connection(presence: Presence) -> None:
+    assert presence.holder() == 1
+    presence.stop()
+    with pytest.raises(StoreUnavailable):
+        presence.holder()
+
+
+# --- waking -----------------------------------------------------------------------------------------------------------
+
+
+def test_only_what_comes_before_all_that_is_known_wakes() -> None:
+    watch, woken = Watch(), list[str]()
+    stop = watch.listen(lambda: woken.append("woken"))
+    for attempt_at, count in ((100, 1), (100, 1), (101, 1), (99, 2)):
+        watch.heard(attempt_at)
+        assert len(woken) == count
+    stop()
+    watch.heard(1)
+    assert len(woken) == 2
+    assert not watch.is_listened_to
+
+
+def test_what_is_heard_of_during_a_look_is_not_forgotten_by_it() -> None:
+    watch = Watch()
+    watch.look()
+    watch.heard(50)
+    assert watch.seen(100) == 50
+    watch.look()
+    assert watch.seen(100) == 100
+    watch.look()
+    assert watch.seen(None) is None
+
+
+def test_it_may_be_woken_from_any_thread() -> None:
+    watch, woken = Watch(), threading.Event()
+    watch.listen(woken.set)
+    threading.Thread(target=watch.forget).start()
+    assert woken.wait(10)
+
+
+# --- migrations -------------------------------------------------------------------------------------------------------
+
+STEPS = [Step("", 1, ("a",)), Step("", 2, ("b",)), Step("t", 1, ("c",))]
+
+
+def test_only_what_was_not_done_is_done() -> None:
+    assert missing(STEPS, [], "here") == STEPS
+    assert missing(STEPS, [("", 1), ("other", 7)], "here") == STEPS[1:]
+    assert missing(STEPS, [("", 1), ("", 2), ("t", 1)], "here") == []
+
+
+def test_marks_of_a_newer_version_are_refused() -> None:
+    with pytest.raises(StoreFromNewerVersion, match="here was set up by a newer Postdate"):
+        missing(STEPS, [("t", 2)], "here")
+
+
+def test_what_lags_behind_is_what_is_said() -> None:
+    assert standing(STEPS, []) == (0, 2)
+    assert standing(STEPS, [("", 1), ("", 2)]) == (0, 1)
+    assert standing(STEPS, [("", 1), ("", 2), ("t", 1)]) == (2, 2)
+
+
+@pytest.mark.parametrize("dialect", ["mariadb", "sqlserver"])
+def test_names_may_have_anything_in_them(dialect: str) -> None:
+    hostile = "x -- ;\n{table} y"
+    names: list[str] = ["{schema}", "{table}", "{name}"]
+    replacements = dict.fromkeys(names, f"<{hostile}>")
+    found = steps(dialect, hostile, replacements, lambda subject, step: f"MARK {subject} {step.version}")
+    simple_names = dict.fromkeys(names, "<t>")
+    plain = steps(dialect, "t", simple_names, lambda _subject, _step: "MARK")
+    assert [len(step.statements) for step in found] == [len(step.statements) for step in plain]
+    for step, simple in zip(found, plain, strict=True):
+        for statement, expected in zip(step.statements[:-1], simple.statements[:-1], strict=True):
+            assert statement.replace(f"<{hostile}>", "<t>") == expected
+            assert " -- " not in expected
