@@ -86,7 +86,7 @@ class Service:
 
     def end(self) -> int:
         """Return the exit code; nothing may have come to stdout."""
-        status = self.process.wait(timeout=60)
+        status = self.process.wait(timeout=90)  # an idle service looks once a minute, whatever happens
         assert self._out.read_bytes() == b""
         return status
 

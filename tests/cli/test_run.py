@@ -91,12 +91,17 @@ def test_a_second_signal_ends_at_once(own_folder, cli):
     assert err.endswith(b"postdate: error [interrupted]: ended at once by a second signal\n")
 
 
-def test_a_critical_error_ends_it_when_asked_to(service, own_folder):
-    """Its table goes away under its hands; after the configured time that is a critical error."""
+def test_a_critical_error_ends_it_when_asked_to(cli, service, own_folder):
+    """Its table goes away under its hands; after the configured time that is a critical error.
+
+    The message makes it look after the table has gone: a service with nothing to wait for looks once a minute.
+    """
     (own_folder / "postdate.toml").write_text(
         '[delayed_delivery]\ntime_to_trigger_fetch_circuit_breaker = "10ms"\n'
         'time_to_trigger_store_circuit_breaker = "10ms"\n'
     )
+    cli.ok("setup", "--queue", "orders")
+    cli.ok("send", "orders", "x", "--delay", "3s")
     running = service("--exit-on-critical")
     connection = sqlite3.connect(own_folder / "postdate.db")
     with connection:
