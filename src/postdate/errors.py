@@ -30,6 +30,8 @@
     │   ├── TransportUnavailable        transient
     │   │   └── TransportUnreachable    no connection to its server: never counted against a message
     │   └── ClaimLost                   another process took the message over; nothing was committed
+    ├── TimeoutConcurrentlyProcessed    somebody else removed the timeout while it was being sent
+    ├── MigrationConflict               another migration is on its way, or this one was begun differently
     ├── MessageNotFound                 an operator named a message that is not there
     ├── NotSupported                    an operation that this store or these queues do not offer
     └── PipelineError                   a bulk job was asked for something it cannot do
@@ -224,6 +226,18 @@ class ClaimLost(TransportError):
     """The claim on a message was taken over by another process; the transaction was rolled back."""
 
     code = "claim_lost"
+
+
+class TimeoutConcurrentlyProcessed(PostdateError):
+    """A timeout was removed by somebody else while it was being sent (specification 4.8)."""
+
+    code = "timeout_concurrently_processed"
+
+
+class MigrationConflict(PostdateError):
+    """Another migration is on its way, or the one that is was begun with other parameters; nothing was changed."""
+
+    code = "migration_conflict"
 
 
 class MessageNotFound(PostdateError, LookupError):

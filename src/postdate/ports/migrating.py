@@ -1,0 +1,168 @@
+"""What a migration needs from where delayed messages wait today. Source: specification 4.12; ADR 0015.
+
+Everything here blocks: a source is used by the driver and by the tasks of a Spark job, each with one of its own.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Protocol, runtime_checkable
+
+from postdate.messages import DelayedMessage
+
+
+class MigrationStatus(enum.IntEnum):
+    """How far a run is. The numbers are stored, and are upstream's."""
+
+    PREPARING = 0
+    PREPARED = 1
+    COMPLETED = 2
+    ABORTED = 3
+
+
+class BatchStatus(enum.IntEnum):
+    """How far a batch is. The numbers are stored, and are upstream's."""
+
+    PENDING = 0
+    """Hidden from the old manager; the target knows nothing of it."""
+    STAGED = 1
+    """The target may have it, in part or whole; it can only go forward."""
+    COMPLETED = 2
+    """The target has it."""
+    RETURNED = 3
+    """It went back to where it came from, by an abort."""
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationPreview:
+    """What waits for one endpoint.
+
+    Args:
+        endpoint: the one that owns the timeouts.
+        count: of those that a migration would move.
+        left: of those before the cut-off, which it would leave.
+        earliest: due time, UTC, of what it would move; ``None`` when there is nothing.
+        latest: the same.
+        destinations: how many for each.
+        problems: what keeps it from being migrated, with the ids of some; empty when nothing does.
+    """
+
+    endpoint: str
+    count: int
+    left: int
+    earliest: datetime | None
+    latest: datetime | None
+    destinations: Mapping[str, int] = field(default_factory=dict[str, int])
+    problems: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationRun:
+    """One migration of one endpoint's messages.
+
+    Args:
+        run_id: a UUID's 32 hexadecimal digits.
+        endpoint: whose messages.
+        status: how far it is.
+        parameters: what it was begun with, for whoever resumes it: equal ones only.
+        cutoff: aware UTC; what is due earlier stays.
+        started_at: UTC.
+        completed_at: UTC; ``None`` while it is on its way.
+        batches: how many there are.
+        messages: how many were hidden in these batches.
+    """
+
+    run_id: str
+    endpoint: str
+    status: MigrationStatus
+    parameters: Mapping[str, str]
+    cutoff: datetime
+    started_at: datetime
+    completed_at: datetime | None = None
+    batches: int = 0
+    messages: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationBatch:
+    """Some messages that move together.
+
+    Args:
+        number: from 1.
+        status: how far it is.
+        count: how many messages it has.
+        earliest: due time of the first, UTC.
+    """
+
+    number: int
+    status: BatchStatus
+    count: int
+    earliest: datetime
+
+
+@runtime_checkable
+class MigrationSource(Protocol):
+    """Where messages wait that are to move. Changes are durable when a method returns; each is one transaction."""
+
+    def endpoints(self) -> Sequence[str]:
+        """Return the names of all endpoints that own messages here, sorted."""
+        ...
+
+    def preview(self, endpoint: str, cutoff: datetime) -> MigrationPreview:
+        """Look, and change nothing."""
+        ...
+
+    def history(self) -> Sequence[MigrationRun]:
+        """Return all runs, the oldest first; none when there never was one. Creates nothing."""
+        ...
+
+    def begin(self, run: MigrationRun) -> None:
+        """Write down a run as PREPARING, and create what it needs.
+
+        Raises:
+            MigrationConflict: another run of this endpoint is neither completed nor aborted.
+        """
+        ...
+
+    def hide(self, run: MigrationRun, batch_size: int, batches: int, margin: timedelta) -> Sequence[MigrationBatch]:
+        """Take the earliest messages away from the old manager, into up to ``batches`` new batches, in one transaction.
+
+        Only what is due after both the cut-off and the clock of the database plus ``margin``: what is due sooner may be
+        in the hands of the old manager already. The transaction gives up before half of the margin has passed, so
+        nothing becomes due to a manager that still sees it.
+
+        Returns:
+            The new batches; none when nothing is left to hide.
+        """
+        ...
+
+    def set_status(self, run: MigrationRun, status: MigrationStatus, at: datetime) -> None:
+        """Write down how far the run is; with COMPLETED and ABORTED the time of it."""
+        ...
+
+    def batches(self, run: MigrationRun) -> Sequence[MigrationBatch]:
+        """Return all batches of the run, by number."""
+        ...
+
+    def read(self, run: MigrationRun, number: int) -> Sequence[DelayedMessage]:
+        """Return the messages of a batch.
+
+        Raises:
+            MessageError: one is no message: preview reports such as problems, before anything is hidden.
+        """
+        ...
+
+    def advance(self, run: MigrationRun, number: int, before: BatchStatus, after: BatchStatus) -> bool:
+        """Write down how far a batch is; ``False`` when it was not ``before``, which changes nothing."""
+        ...
+
+    def give_back(self, run: MigrationRun, number: int) -> int:
+        """Return a PENDING batch to the old manager, as RETURNED; how many messages it has, or 0 when not PENDING."""
+        ...
+
+    def close(self) -> None:
+        """Release the connection; a second time without effect."""
+        ...
