@@ -243,9 +243,9 @@ def test_an_interrupt_leaves_nothing_on_the_server(postgres_url, own_folder, num
         before = schemas()
         with (own_folder / "log").open("wb") as log:
             running = subprocess.Popen([*command, "--pending", "1", "--json"], env=environment, stdout=log, stderr=log)
-        eventually(lambda: list(own_folder.glob("*/taken.tally")), "messages flow")
+        eventually(lambda: list(own_folder.glob("*/taken.tally")), "messages flow", seconds=120)
         (made,) = schemas() - before
         running.send_signal(number)
-        assert running.wait(60) == 130
-        eventually(lambda: made not in schemas(), "the schema is gone")
+        assert running.wait(120) == 130
+        eventually(lambda: made not in schemas(), "the schema is gone", seconds=60)
     assert list(own_folder.iterdir()) == [own_folder / "log"]

@@ -204,7 +204,7 @@ def test_version_is_said(cli):
 
 
 def test_json_is_one_object_for_every_reporting_command(cli, store):
-    cli.ok("send", "orders", "x", "--delay", "1m", "--id", "m1")
+    cli.ok("send", "orders", "x", "--delay", "30m", "--id", "m1")
     for arguments in (
         ["setup"],
         ["send", "orders", "x"],

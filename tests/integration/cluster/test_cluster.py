@@ -265,7 +265,7 @@ def pages(start: str) -> dict[str, str]:
 def _answer(url: str) -> HTTPResponse | urllib.error.HTTPError:
     """Return what the server says, also when that is an error: a page of an executor that has gone answers with one."""
     try:
-        return urllib.request.urlopen(url, timeout=30)
+        return urllib.request.urlopen(url, timeout=120)
     except urllib.error.HTTPError as error:
         return error
 
