@@ -9,11 +9,14 @@ if TYPE_CHECKING:
     from postdate.endpoint.audit import Audit
     from postdate.endpoint.blocking import BlockingEndpoint
     from postdate.endpoint.endpoint import Endpoint, HandlerContext
+    from postdate.endpoint.outbox import Outbox
     from postdate.endpoint.sending import SendOptions
     from postdate.endpoint.settings import DelayedDelivery
     from postdate.endpoint.time_to_be_received import time_to_be_received
     from postdate.errors import PostdateError
     from postdate.messages import DelayedMessage, Envelope, Headers
+    from postdate.outbox.postgres import PostgresOutbox
+    from postdate.outbox.sqlite import SqliteOutbox
     from postdate.ports import DelayedMessageStore, DelayExchange, ExpiryRules, Recording, TransactionMode, Transport
     from postdate.stores.azure_table import AzureTableStore
     from postdate.stores.mariadb import MariaDbStore
@@ -50,7 +53,9 @@ __all__ = [
     "MemoryStore",
     "MemoryTransport",
     "MsmqTransport",
+    "Outbox",
     "PostdateError",
+    "PostgresOutbox",
     "PostgresStore",
     "PostgresTransport",
     "RabbitMqTransport",
@@ -59,6 +64,7 @@ __all__ = [
     "ScaledClock",
     "SendOptions",
     "SqlServerStore",
+    "SqliteOutbox",
     "SqliteStore",
     "SystemClock",
     "TransactionMode",
@@ -74,11 +80,14 @@ _ROOMS = {
     "endpoint.audit": ("Audit",),
     "endpoint.blocking": ("BlockingEndpoint",),
     "endpoint.endpoint": ("Endpoint", "HandlerContext"),
+    "endpoint.outbox": ("Outbox",),
     "endpoint.sending": ("SendOptions",),
     "endpoint.settings": ("DelayedDelivery",),
     "endpoint.time_to_be_received": ("time_to_be_received",),
     "errors": ("PostdateError",),
     "messages": ("DelayedMessage", "Envelope", "Headers"),
+    "outbox.postgres": ("PostgresOutbox",),
+    "outbox.sqlite": ("SqliteOutbox",),
     "ports": ("DelayExchange", "DelayedMessageStore", "ExpiryRules", "Recording", "TransactionMode", "Transport"),
     "stores.azure_table": ("AzureTableStore",),
     "stores.memory": ("MemoryStore",),

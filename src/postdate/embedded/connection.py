@@ -105,7 +105,7 @@ def create_schema(connection: sqlite3.Connection, path: Path) -> None:
             current = _version(connection, path)
             for migration in migrations("sqlite"):
                 if migration.version > current:
-                    for statement in _statements(migration.sql):
+                    for statement in statements_of(migration.sql):
                         connection.execute(statement)
                     connection.execute(
                         "INSERT INTO postdate_migration VALUES (?, ?)", (migration.version, migration.name)
@@ -148,7 +148,8 @@ def _newest() -> int:
     return migrations("sqlite")[-1].version
 
 
-def _statements(script: str) -> list[str]:
+def statements_of(script: str) -> list[str]:
+    """Return the statements of a script, one by one: a script as a whole cannot run in a transaction."""
     statements: list[str] = []
     pending = ""
     for line in script.splitlines(keepends=True):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
-import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -20,7 +18,7 @@ from postdate.clock import Clock, SystemClock
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.dispatcher import enlisting
 from postdate.core.expiry import discard_reason, end_of_use
-from postdate.core.pump import MessagePump
+from postdate.core.pump import Handle, MessagePump
 from postdate.core.recoverability import (
     DEFAULT_ERROR_QUEUE,
     DelayedRetry,
@@ -33,6 +31,7 @@ from postdate.core.recoverability import (
     text_of,
 )
 from postdate.endpoint.audit import Audit
+from postdate.endpoint.cancelling import is_being_cancelled
 from postdate.endpoint.critical import BreakerTimers, CriticalErrorAction, CriticalErrors, log_critical_error
 from postdate.endpoint.delayed_delivery import (
     RECEIVE_BREAKER,
@@ -40,6 +39,15 @@ from postdate.endpoint.delayed_delivery import (
     Surroundings,
     check_transport_mode,
     timeouts_queue,
+)
+from postdate.endpoint.outbox import (
+    BusinessTransaction,
+    Outbox,
+    OutboxCleanUp,
+    OutboxHandling,
+    Steps,
+    check_outbox,
+    prepare_outbox,
 )
 from postdate.endpoint.sending import (
     Sender,
@@ -99,8 +107,8 @@ class HandlerContext:
     fails, nothing leaves, except what was sent ``isolated``; in transaction mode ``none``, all of it leaves at once.
     """
 
-    def __init__(self, endpoint: Endpoint, received: Received) -> None:
-        self._endpoint, self._received = endpoint, received
+    def __init__(self, endpoint: Endpoint, received: Received, business: BusinessTransaction | None = None) -> None:
+        self._endpoint, self._received, self._business = endpoint, received, business
         self.outgoing: list[Envelope | DelayedMessage] = []
         self._ended = False
 
@@ -123,6 +131,27 @@ class HandlerContext:
     def due(self) -> datetime | None:
         """When a delayed message was due, UTC; ``None`` for others, and where the transport does not keep it."""
         return self._received.envelope.due
+
+    async def transaction(self) -> NativeTransaction:
+        """Return a connection of the outbox's database with a transaction open on it, for data of the application.
+
+        What is written on it is committed together with what this handler sends, and with the mark that the message was
+        handled; when the handler fails, it is rolled back. All handlers of a message have the same one.
+
+        Returns:
+            With :class:`~postdate.PostgresOutbox` a ``psycopg.AsyncConnection``, with :class:`~postdate.SqliteOutbox`
+            an ``sqlite3.Connection``. It refuses to commit or roll back.
+
+        Raises:
+            ConfigurationError: the endpoint has no outbox.
+            StoreUnavailable: the database cannot be reached.
+        """
+        if self._business is None:
+            raise ConfigurationError(
+                f"endpoint {self._endpoint.name!r} has no outbox, so its handlers have no transaction: pass "
+                f"outbox=Outbox(…) when you create it"
+            )
+        return await self._business.begin()
 
     async def send(self, message: object, *, isolated: bool = False, **options: Unpack[SendKeywords]) -> str:
         """Send a message; see :meth:`Endpoint.send`.
@@ -156,6 +185,8 @@ class HandlerContext:
                 f"the handler of message {self.message_id!r} has ended: what it sends now cannot leave with it"
             )
         if isolated or self._endpoint.mode is TransactionMode.NONE:
+            if self._business is not None:
+                self._business.check_isolated_send()
             await self._endpoint.send_now([outgoing])
         else:
             self.outgoing.append(outgoing)
@@ -190,6 +221,8 @@ class Endpoint:
         critical_error: what to do when the endpoint cannot do its work any more: a function, async or not, of a text
             and the last error. By default it is logged.
         metrics: what is counted and measured is told to it.
+        outbox: handle each message once, with ``transaction_mode="receive_only"``; without it, a message that is
+            delivered again is handled again.
 
     Raises:
         ConfigurationError: when built from settings that do not fit together.
@@ -214,6 +247,7 @@ class Endpoint:
         clock: Clock | None = None,
         critical_error: CriticalErrorAction = log_critical_error,
         metrics: Metrics = NO_METRICS,
+        outbox: Outbox | None = None,
     ) -> None:
         _check_names(name, error_queue)
         if concurrency < 1:
@@ -223,6 +257,9 @@ class Endpoint:
         self.delayed_delivery = delayed_delivery
         self.mode = mode_of(transaction_mode) or strongest_mode(transport, delayed_delivery)
         check_transport_mode(transport, self.mode)
+        if outbox is not None:
+            check_outbox(transaction_mode, self.mode, send_only=send_only)
+        self._outbox, self._clean_up = outbox, list[OutboxCleanUp]()
         policy = recoverability or Recoverability()
         self._error_queue = policy.error_queue or error_queue or DEFAULT_ERROR_QUEUE
         self._recoverability = replace(policy, error_queue=self._error_queue)
@@ -299,6 +336,8 @@ class Endpoint:
                 tasks.start_soon(self._run_pump, self._pump)
             if self._service is not None:
                 tasks.start_soon(self._service.run)
+            for clean_up in self._clean_up:
+                tasks.start_soon(clean_up.run)
             self._running = stack.pop_all()
         return self
 
@@ -328,6 +367,8 @@ class Endpoint:
             self._pump.stop()
         if self._service is not None:
             self._service.stop()
+        for clean_up in self._clean_up:
+            clean_up.stop()
 
     async def _prepare(self) -> None:
         self._check_expiring_types()
@@ -344,7 +385,14 @@ class Endpoint:
         self._timers = BreakerTimers([breaker], self.clock)
         receiver = self.transport.receiver(self.name)
         handling = _Handling(self, receiver.commit, receiver.roll_back)
-        self._pump = MessagePump(receiver, handling.handle, self._concurrency, self.clock, breaker, self.name)
+        handle = handling.handle if self._outbox is None else await self._with_outbox(self._outbox, handling)
+        self._pump = MessagePump(receiver, handle, self._concurrency, self.clock, breaker, self.name)
+
+    async def _with_outbox(self, outbox: Outbox, handling: _Handling) -> Handle:
+        await prepare_outbox(outbox, self.name, set_up=self._create_queues)
+        self._clean_up = [OutboxCleanUp(outbox, self.name, self.clock)]
+        steps = Steps(handling.outgoing, handling.send_first, handling.commit, handling.recover)
+        return OutboxHandling(self, outbox, steps).handle
 
     def _check_expiring_types(self) -> None:
         expiring = self._times_to_be_received.expiring()
@@ -552,26 +600,26 @@ class _Handling:
         try:
             end = await self._end(received)
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
-            await self._recover(received, error)
+            await self.recover(received, error)
             return
         except anyio.get_cancelled_exc_class() as error:
-            if _is_being_cancelled():
+            if is_being_cancelled():
                 raise
             # The handler awaited something that others cancelled, and let that out: it says nothing about this task.
-            await self._recover(received, RuntimeError(f"the handler ended by {type(error).__name__}"))
+            await self.recover(received, RuntimeError(f"the handler ended by {type(error).__name__}"))
             return
         if endpoint.mode is TransactionMode.NONE:
             if end.outgoing:
-                await self._send_first(end)
+                await self.send_first(end)
             return
         try:
             if endpoint.mode is TransactionMode.RECEIVE_ONLY and (end.outgoing or end.work):
                 # Not rolled back when taking the message off the queue fails afterwards (specification 6).
-                await self._send_first(end)
+                await self.send_first(end)
                 end = End(end.record, end.detail)
             await self.commit(received, endpoint.clock.now(), end)
         except (MessageError, QueueNotFound) as error:  # what the handler sent cannot be sent
-            await self._recover(received, error)
+            await self.recover(received, error)
 
     async def _is_taken(self, received: Received) -> bool:
         """Take a message off its queue before it is handled; return whether it is to be."""
@@ -580,7 +628,7 @@ class _Handling:
             reason = endpoint.discard_reason(received)
         except InvalidTimestamp as error:
             await self.commit(received, endpoint.clock.now(), End(RecordKind.HANDLED))
-            await self._recover(received, error)
+            await self.recover(received, error)
             return False
         end = End(RecordKind.HANDLED) if reason is None else endpoint.discarded(received, reason)
         await self.commit(received, endpoint.clock.now(), end)
@@ -592,15 +640,22 @@ class _Handling:
         reason = None if endpoint.mode is TransactionMode.NONE else endpoint.discard_reason(received)
         if reason is not None:
             return endpoint.discarded(received, reason)
-        context, started = HandlerContext(endpoint, received), endpoint.clock.now()
+        return endpoint.end_of(await self.outgoing(received), RecordKind.HANDLED)
+
+    async def outgoing(
+        self, received: Received, business: BusinessTransaction | None = None
+    ) -> Sequence[Envelope | DelayedMessage]:
+        """Call the handlers; return what they sent, with the copy for the audit."""
+        endpoint = self.endpoint
+        context, started = HandlerContext(endpoint, received, business), endpoint.clock.now()
         await endpoint.call_handlers(received, context)
         outgoing = context.end()
         if endpoint.audit is not None:
             copy = endpoint.audit.copy(received.envelope, started, endpoint.clock.now(), endpoint.host)
             outgoing = [*outgoing, copy]
-        return endpoint.end_of(outgoing, RecordKind.HANDLED)
+        return outgoing
 
-    async def _send_first(self, end: End) -> None:
+    async def send_first(self, end: End) -> None:
         """Send and store outside of any receive transaction: with each other, where the queues can have that."""
         can = self.endpoint.transport.capabilities
         expiring = any(envelope.time_to_be_received is not None for envelope in end.outgoing)
@@ -615,12 +670,12 @@ class _Handling:
             if error is not None:
                 raise error
 
-    async def _recover(self, received: Received, error: Exception) -> None:
+    async def recover(self, received: Received, error: Exception) -> None:
         """Carry out what the policy decides; in transaction mode ``none`` there is no second try (specification 6)."""
         endpoint = self.endpoint
         end = endpoint.end_after_failure(received, error)
         if endpoint.mode is TransactionMode.NONE:
-            await self._send_first(end or endpoint.to_error(received, error))
+            await self.send_first(end or endpoint.to_error(received, error))
         elif end is None:
             await self.roll_back(received)
         else:
@@ -661,17 +716,6 @@ def _conversation(incoming: Mapping[str, str]) -> dict[str, str]:
         if header in incoming:
             tied[header] = incoming[header]
     return {key: value for key, value in tied.items() if value}
-
-
-def _is_being_cancelled() -> bool:
-    """Return whether it is this task that somebody cancels: through anyio, or by asyncio's own means."""
-    if anyio.current_effective_deadline() == -math.inf:
-        return True
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # another event loop than asyncio's
-        return False
-    return task is not None and task.cancelling() > 0
 
 
 def _id(received: Received) -> str:

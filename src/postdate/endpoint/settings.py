@@ -68,7 +68,7 @@ class DelayedDelivery:
         _whole_number("maximum_recovery_failures_per_second", self.maximum_recovery_failures_per_second, at_least=1)
         for name in ("store", "fetch", "dispatch"):
             setting = f"time_to_trigger_{name}_circuit_breaker"
-            _above_zero(setting, getattr(self, setting))
+            check_above_zero(setting, getattr(self, setting))
         if self.poison_queue is not None:
             _queue("poison_queue", self.poison_queue)
         if self.errors_return_to not in get_args(ErrorsReturnTo):
@@ -90,7 +90,12 @@ def _whole_number(setting: str, value: object, *, at_least: int) -> None:
         raise ConfigurationError(f"{setting} must be {at_least} or more, not {value}")
 
 
-def _above_zero(setting: str, value: object) -> None:
+def check_above_zero(setting: str, value: object) -> None:
+    """Refuse what is no duration above zero.
+
+    Raises:
+        ConfigurationError: names the setting.
+    """
     if not isinstance(value, timedelta):
         raise ConfigurationError(f"{setting} must be a timedelta, not {type(value).__name__} {value!r}")
     if value <= timedelta(0):

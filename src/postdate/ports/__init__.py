@@ -38,6 +38,7 @@ from postdate.ports.observation import (
     Standing,
     StoreObserver,
 )
+from postdate.ports.outbox import Operation, OutboxRecord, OutboxStore, OutboxTransaction
 from postdate.ports.pruning import ARCHIVED, PrunableStore, StoredRecord
 from postdate.ports.record_streams import RecordStreamStore
 from postdate.ports.scanning import ArrowBatch, ColumnarStore, Scan, ScanFilter, ScannableStore, ScanPart
@@ -106,6 +107,10 @@ __all__ = [
     "ObservableTransport",
     "Observer",
     "OldSnapshot",
+    "Operation",
+    "OutboxRecord",
+    "OutboxStore",
+    "OutboxTransaction",
     "Outcome",
     "Process",
     "PrunableStore",

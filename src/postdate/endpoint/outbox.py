@@ -1,0 +1,283 @@
+"""The outbox of an endpoint: a message is handled once, however often it comes, and what it sends leaves for certain.
+
+Phase 1 commits business data, the id of the message and what its handlers sent, in one transaction of the application's
+database. Phase 2 sends that, marks it as sent, and takes the message off its queue. What is interrupted goes on, with
+the same ids, when the message comes again. Source: specification 7, row 114; ADR 0017.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from postdate.clock import Clock
+from postdate.core.foreign import calling_store
+from postdate.core.recoverability import is_outage
+from postdate.endpoint.cancelling import is_being_cancelled
+from postdate.endpoint.settings import check_above_zero
+from postdate.errors import (
+    ConfigurationError,
+    InvalidTimestamp,
+    MessageError,
+    NotSupported,
+    PostdateError,
+    QueueNotFound,
+    StoreUnavailable,
+    UnsupportedTransactionMode,
+)
+from postdate.messages import Headers
+from postdate.outage_log import OutageLog
+from postdate.ports import (
+    End,
+    NativeTransaction,
+    Operation,
+    OutboxRecord,
+    OutboxStore,
+    OutboxTransaction,
+    Received,
+    RecordKind,
+    TransactionMode,
+)
+
+if TYPE_CHECKING:
+    from postdate.endpoint.endpoint import Endpoint
+
+log = logging.getLogger("postdate.outbox")
+
+CLEAN_UP_BATCH: Final = 1_000
+"""Records forgotten in one transaction: milliseconds, so that nobody waits for it."""
+
+_KNOWN: Final = "handled before, as the outbox knows: its handlers were not called"
+
+
+@dataclass(frozen=True, slots=True)
+class Outbox:
+    """How an endpoint handles each message once, although its queues deliver at least once.
+
+    Args:
+        store: where it is kept: in the database of the application, so that one commit covers its data, too.
+        retention: how long it is remembered that a message was handled, from when what it sent had left; above zero.
+            Longer than the time in which a duplicate can come: retries, delays, and outages of the queues included.
+        clean_up_every: how often what is older is forgotten; above zero.
+
+    Raises:
+        ConfigurationError: a span is not above zero, or the store is none.
+    """
+
+    store: OutboxStore
+    retention: timedelta = timedelta(days=7)
+    clean_up_every: timedelta = timedelta(minutes=1)
+
+    def __post_init__(self) -> None:
+        check_above_zero("retention", self.retention)
+        check_above_zero("clean_up_every", self.clean_up_every)
+        if not isinstance(self.store, OutboxStore):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without types
+            raise ConfigurationError(
+                f"an outbox needs a store of outboxes, SqliteOutbox or PostgresOutbox, not {type(self.store).__name__}"
+            )
+
+
+def check_outbox(given_mode: object, mode: TransactionMode, *, send_only: bool) -> None:
+    """Refuse an outbox where it cannot keep its promise.
+
+    It has to be asked for with ``receive_only`` explicitly: the stronger modes are not needed beside it, and one that
+    was chosen by default would change when the queues change.
+
+    Raises:
+        ConfigurationError: the endpoint handles nothing.
+        UnsupportedTransactionMode: another mode, or none said.
+    """
+    if send_only:
+        raise ConfigurationError("a send-only endpoint handles nothing, so it has no outbox: leave one of them out")
+    if given_mode is None or mode is not TransactionMode.RECEIVE_ONLY:
+        said = "none is given" if given_mode is None else f"not {mode.value!r}"
+        raise UnsupportedTransactionMode(
+            f"an outbox needs transaction_mode='receive_only', explicitly ({said}): the messages that a handler sends "
+            f"leave after its commit, and with no other promise"
+        )
+
+
+async def prepare_outbox(outbox: Outbox, endpoint: str, *, set_up: bool) -> None:
+    """Create the tables if that is wanted, and find out whether they can be used.
+
+    Raises:
+        StoreError: they cannot.
+    """
+    if set_up:
+        await outbox.store.setup()
+    await outbox.store.find(endpoint, "")
+
+
+class BusinessTransaction:
+    """What the context of a handler knows of the outbox: the transaction, and what must not be done during it.
+
+    Args:
+        transaction: of the message being handled.
+        store: of the outbox.
+        queues: identity of the database of the queues, if any.
+    """
+
+    def __init__(self, transaction: OutboxTransaction, store: OutboxStore, queues: object | None) -> None:
+        self._transaction, self._store, self._queues = transaction, store, queues
+
+    async def begin(self) -> NativeTransaction:
+        """Return a connection with the transaction open on it; see :meth:`postdate.ports.OutboxTransaction.begin`."""
+        return await self._transaction.begin()
+
+    def check_isolated_send(self) -> None:
+        """Refuse to send beside an open transaction that keeps all others from writing to the queues.
+
+        Raises:
+            NotSupported: it would wait for itself.
+        """
+        if self._transaction.begun and self._store.has_one_writer and self._store.database == self._queues:
+            raise NotSupported(
+                "an isolated send into the file in which the handler has a transaction open would wait for itself: "
+                "send before context.transaction() is called, or without isolated, or keep the outbox in another file"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What handling with an outbox has in common with handling without.
+
+    Args:
+        call: calls the handlers; returns what they sent, in order.
+        send: sends and stores what an end says, outside of the receive transaction.
+        commit: takes the message off its queue.
+        recover: does what recoverability decides after a failure.
+    """
+
+    call: Callable[[Received, BusinessTransaction], Awaitable[Sequence[Operation]]]
+    send: Callable[[End], Awaitable[None]]
+    commit: Callable[[Received, datetime, End], Awaitable[None]]
+    recover: Callable[[Received, Exception], Awaitable[None]]
+
+
+class OutboxHandling:
+    """Handles one received message completely; the handler of the message pump of an endpoint with an outbox.
+
+    Failures of the outbox's own database, when it is out of reach, are raised to the pump, which pauses: no message is
+    to blame for them. All others are failures of the message.
+    """
+
+    def __init__(self, endpoint: Endpoint, outbox: Outbox, steps: Steps) -> None:
+        self._endpoint, self._store, self._steps = endpoint, outbox.store, steps
+
+    async def handle(self, received: Received) -> None:
+        """Handle a message, or what is left to be done of it."""
+        endpoint, id_ = self._endpoint, message_id(received)
+        record, detail = await self._find(id_), _KNOWN
+        if record is None:
+            record, detail = await self._first_time(received), ""
+        else:
+            log.info("message %s was handled before; %s", id_, "nothing is left" if record.dispatched else "it goes on")
+        if record is None:
+            return
+        try:
+            if not record.dispatched:
+                await self._steps.send(endpoint.end_of(record.operations, RecordKind.HANDLED))
+                with calling_store(self._store):
+                    await self._store.mark_dispatched(endpoint.name, id_, endpoint.clock.now())
+            await self._steps.commit(received, endpoint.clock.now(), End(RecordKind.HANDLED, detail))
+        except (MessageError, QueueNotFound) as error:  # what was sent cannot be: it stays in the outbox
+            await self._steps.recover(received, error)
+
+    async def _find(self, id_: str) -> OutboxRecord | None:
+        with calling_store(self._store):
+            return await self._store.find(self._endpoint.name, id_)
+
+    async def _first_time(self, received: Received) -> OutboxRecord | None:
+        """Return the record of a message that was handled now, or ``None``: it has ended in another way."""
+        endpoint = self._endpoint
+        try:
+            reason = endpoint.discard_reason(received)
+        except InvalidTimestamp as error:
+            await self._steps.recover(received, error)
+            return None
+        if reason is not None:
+            await self._steps.commit(received, endpoint.clock.now(), endpoint.discarded(received, reason))
+            return None
+        transaction = self._store.transaction(endpoint.name, message_id(received))
+        try:
+            return await self._handled(received, transaction)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
+            failure = error
+        except anyio.get_cancelled_exc_class() as error:
+            if is_being_cancelled():
+                with anyio.CancelScope(shield=True):
+                    await self._roll_back(transaction, error)
+                raise
+            # The handler awaited something that others cancelled, and let that out: it says nothing about this task.
+            failure = RuntimeError(f"the handler ended by {type(error).__name__}")
+        await self._roll_back(transaction, failure)
+        await self._steps.recover(received, failure)
+        return None
+
+    async def _handled(self, received: Received, transaction: OutboxTransaction) -> OutboxRecord:
+        endpoint = self._endpoint
+        business = BusinessTransaction(transaction, self._store, endpoint.transport.capabilities.database)
+        operations = await self._steps.call(received, business)
+        if await transaction.commit(operations, endpoint.clock.now()):
+            return OutboxRecord(operations, dispatched=not operations)
+        log.info("message %s was handled by somebody else meanwhile", message_id(received))
+        record = await self._find(message_id(received))
+        if record is None:  # forgotten in this moment: the retention is far too short, or clocks differ
+            raise StoreUnavailable(f"the outbox forgot message {message_id(received)} while it was being handled")
+        return record
+
+    async def _roll_back(self, transaction: OutboxTransaction, failure: BaseException) -> None:
+        """Undo what a handler did; raise when the database is out of reach, for then the message is not to blame."""
+        try:
+            await transaction.roll_back()
+        except PostdateError as error:
+            if is_outage(error) or not isinstance(failure, Exception):
+                raise error from failure
+            log.warning("a transaction could not be rolled back: %s", error)
+
+
+class OutboxCleanUp:
+    """Forgets what is older than the retention, batch by batch. Start :meth:`run` as a task; :meth:`stop` ends it.
+
+    Args:
+        outbox: whose settings.
+        endpoint: whose messages.
+        clock: which tells what is older.
+    """
+
+    def __init__(self, outbox: Outbox, endpoint: str, clock: Clock) -> None:
+        self._outbox, self._endpoint, self._clock = outbox, endpoint, clock
+        self._stop = anyio.Event()
+        self._outage = OutageLog(log, "cannot forget old messages of the outbox", "the outbox is", logging.WARNING)
+
+    async def run(self) -> None:
+        """Clean up now and then, until stopped; what fails is tried again the next time."""
+        while not self._stop.is_set():
+            now = self._clock.now()
+            try:
+                with calling_store(self._outbox.store):
+                    await self._forget(now - self._outbox.retention)
+            except PostdateError as error:
+                self._outage.failed(error, now.timestamp())
+            else:
+                self._outage.succeeded(now.timestamp())
+            await self._clock.wait(self._stop, now + self._outbox.clean_up_every)
+
+    async def _forget(self, before: datetime) -> None:
+        forgotten = CLEAN_UP_BATCH
+        while forgotten == CLEAN_UP_BATCH and not self._stop.is_set():
+            forgotten = await self._outbox.store.remove_dispatched(self._endpoint, before, CLEAN_UP_BATCH)
+
+    def stop(self) -> None:
+        """End :meth:`run`."""
+        self._stop.set()
+
+
+def message_id(received: Received) -> str:
+    """Return the id by which a message is known: its own, which all its copies have, not that of one delivery."""
+    return received.envelope.headers.get(Headers.MESSAGE_ID) or received.envelope.message_id

@@ -1,0 +1,95 @@
+"""What handlers sent, as bytes: how outboxes keep it between the commit and the dispatch.
+
+Every instant is absolute, so that what is dispatched late or again is not delayed any longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final
+
+import msgspec
+
+from postdate.clock import from_microseconds, to_microseconds
+from postdate.errors import StoreError
+from postdate.messages import DelayedMessage, Envelope
+from postdate.ports.outbox import Operation
+
+_VERSION: Final = 1
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+class _Kept(msgspec.Struct, omit_defaults=True):
+    """One operation; instants are microseconds since 1970 UTC, spans microseconds."""
+
+    destination: str
+    message_id: str
+    headers: dict[str, str]
+    body: bytes
+    delayed: bool = False
+    due: int | None = None
+    expires_at: int | None = None
+    time_to_be_received: int | None = None
+    use_dead_letter_queue: bool | None = None
+
+
+class _KeptOperations(msgspec.Struct):
+    version: int
+    operations: list[_Kept]
+
+
+def encode_operations(operations: Sequence[Operation]) -> bytes:
+    """Return operations in MessagePack."""
+    return msgspec.msgpack.encode(_KeptOperations(_VERSION, [_kept(each) for each in operations]))
+
+
+def decode_operations(encoded: bytes) -> tuple[Operation, ...]:
+    """Return the operations that :func:`encode_operations` was given.
+
+    Raises:
+        StoreError: they are damaged, or were written by a later version.
+    """
+    try:
+        kept = msgspec.msgpack.decode(encoded, type=_KeptOperations)
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"the operations of a message in the outbox are damaged: {error}") from error
+    if kept.version != _VERSION:
+        raise StoreError(f"the outbox was written by a newer Postdate (version {kept.version}): upgrade Postdate here")
+    return tuple(_operation(each) for each in kept.operations)
+
+
+def _kept(operation: Operation) -> _Kept:
+    kept = _Kept(operation.destination, operation.message_id, dict(operation.headers), operation.body)
+    kept.due = None if operation.due is None else to_microseconds(operation.due)
+    kept.expires_at = None if operation.expires_at is None else to_microseconds(operation.expires_at)
+    if isinstance(operation, DelayedMessage):
+        kept.delayed = True
+        return kept
+    span = operation.time_to_be_received
+    kept.time_to_be_received = None if span is None else span // _MICROSECOND
+    kept.use_dead_letter_queue = operation.use_dead_letter_queue
+    return kept
+
+
+def _operation(kept: _Kept) -> Operation:
+    due = None if kept.due is None else from_microseconds(kept.due)
+    expires_at = None if kept.expires_at is None else from_microseconds(kept.expires_at)
+    if kept.delayed and due is not None:
+        return DelayedMessage(kept.message_id, due, kept.destination, kept.headers, kept.body, expires_at)
+    span = None if kept.time_to_be_received is None else kept.time_to_be_received * _MICROSECOND
+    return Envelope(
+        kept.destination,
+        kept.message_id,
+        kept.headers,
+        kept.body,
+        expires_at,
+        due=due,
+        time_to_be_received=span,
+        use_dead_letter_queue=kept.use_dead_letter_queue,
+    )
+
+
+def storable(message_id: str) -> str:
+    """Return the id of an incoming message as every database takes it: a foreign one may have NUL characters."""
+    return message_id.replace("\0", "\\x00")

@@ -1,0 +1,300 @@
+"""Outboxes in a schema of PostgreSQL, beside the tables of the application, so that one commit covers both.
+
+A handler gets an asynchronous connection of psycopg, opened with the settings of the application: those of our own
+connections are made for our own statements. Everything else runs on blocking connections in threads, as in every
+adapter of PostgreSQL. Source: specification 7; ADR 0017.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from datetime import datetime
+from typing import Any, Final
+
+import anyio
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
+
+from postdate.errors import StoreError, StoreFromNewerVersion, StoreUnreachable
+from postdate.migrations import migrations
+from postdate.outbox.operations import decode_operations, encode_operations, storable
+from postdate.ports import NativeTransaction, Work
+from postdate.ports.outbox import Operation, OutboxRecord
+from postdate.postgres import Connection, PostgresDatabase
+from postdate.postgres.errors import translate
+from postdate.postgres.names import DEFAULT_SCHEMA, Step, foundation, quoted, sql
+from postdate.threads import in_thread
+
+AsyncConnection = psycopg.AsyncConnection[Any]
+
+_DIALECT: Final = "outbox_postgres"
+_SUBJECT: Final = "outbox"
+_MOST_IDLE: Final = 16
+
+
+class PostgresOutbox:
+    """Keeps outboxes in the table ``outbox`` of a schema. For event loops of asyncio, as psycopg's connections are.
+
+    Args:
+        url: ``postgresql://user:password@host:port/database``, or any connection string of libpq; of the database with
+            the tables of the application.
+        schema: where the table is; it may be that of a delayed message store and of queues.
+
+    Raises:
+        ConfigurationError: the address or the schema cannot be.
+    """
+
+    def __init__(self, url: str, *, schema: str = DEFAULT_SCHEMA) -> None:
+        self._database = PostgresDatabase(url, schema)
+        self.statements = _Statements(self._database.names.of("outbox"))
+        self._conninfo = _for_applications(url)
+        self._idle: list[AsyncConnection] = []
+        self._closed = False
+
+    @property
+    def database(self) -> object:
+        """See :class:`postdate.ports.OutboxStore`."""
+        return self._database.identity
+
+    @property
+    def has_one_writer(self) -> bool:
+        """See :class:`postdate.ports.OutboxStore`: rows are locked, not databases."""
+        return False
+
+    @property
+    def where(self) -> str:
+        """The database in words, without the password."""
+        return self._database.where
+
+    async def setup(self) -> None:
+        """Create schema and table; idempotent, and several processes may do it at once."""
+        await in_thread(self._set_up)
+
+    def _set_up(self) -> None:
+        database, schema = self._database, self._database.names.schema
+        wanted = [
+            Step(_SUBJECT, each.version, each.name, each.sql.replace("{schema}", quoted(schema)))
+            for each in migrations(_DIALECT)
+        ]
+        with database.leased() as connection, connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(%s, 0)", (database.names.lock_class,))
+            marks = f"{quoted(schema)}.migration"
+            if connection.execute("SELECT to_regclass(%s)", (marks,)).fetchone() == (None,):
+                connection.execute(sql(foundation(schema)))
+            statement = f"SELECT coalesce(max(version), 0) FROM {database.names.of('migration')} WHERE subject = %s"
+            row = connection.execute(sql(statement), (_SUBJECT,)).fetchone()
+            current: int = row[0] if row else 0
+            if current > wanted[-1].version:
+                raise StoreFromNewerVersion(
+                    f"the outbox in {database.where} was set up by a newer Postdate (version {current}, this one knows "
+                    f"{wanted[-1].version}); upgrade Postdate here"
+                )
+            for step in wanted:
+                if step.version > current:
+                    connection.execute(sql(step.sql))
+                    connection.execute(sql(step.mark(schema)))
+
+    async def find(self, endpoint: str, message_id: str) -> OutboxRecord | None:
+        """See :meth:`postdate.ports.OutboxStore.find`."""
+        key = (endpoint, storable(message_id))
+        row = await self._database.run(lambda c: c.execute(self.statements.find, key, prepare=True).fetchone())
+        if row is None:
+            return None
+        dispatched, operations = row
+        return OutboxRecord(() if operations is None else decode_operations(operations), dispatched)
+
+    def transaction(self, endpoint: str, message_id: str) -> PostgresOutboxTransaction:
+        """See :meth:`postdate.ports.OutboxStore.transaction`."""
+        return PostgresOutboxTransaction(self, (endpoint, storable(message_id)))
+
+    async def mark_dispatched(self, endpoint: str, message_id: str, now: datetime) -> None:
+        """See :meth:`postdate.ports.OutboxStore.mark_dispatched`."""
+        values = (now, endpoint, storable(message_id))
+        await self._database.run(lambda c: c.execute(self.statements.mark, values, prepare=True))
+
+    async def remove_dispatched(self, endpoint: str, before: datetime, limit: int) -> int:
+        """See :meth:`postdate.ports.OutboxStore.remove_dispatched`."""
+        return await self._database.run(
+            lambda c: c.execute(self.statements.remove, (endpoint, before, limit), prepare=True).rowcount
+        )
+
+    async def close(self) -> None:
+        """Close every connection; a second time without effect."""
+        self._closed = True
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            await connection.close()
+        await in_thread(self._database.close_blocking)
+
+    # --- connections for handlers -------------------------------------------------------------------------------
+
+    async def take(self) -> AsyncConnection:
+        """Return a connection for one transaction; for the transactions of this outbox only."""
+        if self._closed:
+            raise StoreError(f"the outbox in {self.where} was closed in this process")
+        while self._idle:
+            connection = self._idle.pop()
+            if _is_quiet(connection):
+                return connection
+            await connection.close()
+        return await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True)
+
+    async def put(self, connection: AsyncConnection) -> None:
+        """Take a connection back; one that is not as it was lent is closed."""
+        idle = not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE
+        if idle and not self._closed and len(self._idle) < _MOST_IDLE:
+            self._idle.append(connection)
+        else:
+            with suppress(psycopg.Error):
+                await connection.close()
+
+
+class PostgresOutboxTransaction:
+    """See :class:`postdate.ports.OutboxTransaction`; the native transaction is a ``psycopg.AsyncConnection``."""
+
+    def __init__(self, outbox: PostgresOutbox, key: tuple[str, str]) -> None:
+        self._outbox, self._key = outbox, key
+        self._connection: AsyncConnection | None = None
+        self._block: AbstractAsyncContextManager[object] | None = None
+        self._beginning = anyio.Lock()
+        self._lost: StoreUnreachable | None = None
+
+    @property
+    def begun(self) -> bool:
+        """See :class:`postdate.ports.OutboxTransaction`."""
+        return self._block is not None
+
+    async def begin(self) -> NativeTransaction:
+        """See :meth:`postdate.ports.OutboxTransaction.begin`."""
+        async with self._beginning:
+            return await self._begun()
+
+    async def _begun(self) -> AsyncConnection:
+        async with self._translating():
+            if self._connection is None:
+                self._connection = await self._outbox.take()
+            if self._block is None:
+                # The connection commits by itself except in this block, which refuses to let a handler do it.
+                block = self._connection.transaction()
+                await block.__aenter__()
+                self._block = block
+            return self._connection
+
+    async def commit(self, operations: Sequence[Operation], now: datetime, work: Sequence[Work] = ()) -> bool:
+        """See :meth:`postdate.ports.OutboxTransaction.commit`."""
+        connection = await self.begin()
+        encoded = encode_operations(operations) if operations else None
+        row = (*self._key, now, None if operations else now, encoded)
+        async with self._translating():
+            if connection.info.transaction_status is TransactionStatus.IDLE:
+                raise StoreError(
+                    f"{self._outbox.where}: a handler has ended the transaction that is not its own to end"
+                )
+            new = (await connection.execute(self._outbox.statements.insert, row)).rowcount == 1
+            if new and work:
+                await in_thread(_do, connection, work)
+            assert self._block is not None
+            await self._block.__aexit__(*((None, None, None) if new else _undone()))
+            self._block = None
+        await self._give_back()
+        return new
+
+    async def roll_back(self) -> None:
+        """See :meth:`postdate.ports.OutboxTransaction.roll_back`."""
+        try:
+            if self._block is not None:
+                async with self._translating():
+                    await self._block.__aexit__(*_undone())
+        finally:
+            if self._connection is not None and self._connection.broken:  # whatever the handler has made of that
+                self._lost = self._lost or StoreUnreachable(f"{self._outbox.where}: the connection was lost")
+            self._block = None
+            await self._give_back()
+        if self._lost is not None:
+            raise self._lost
+
+    async def _give_back(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await self._outbox.put(connection)
+
+    @asynccontextmanager
+    async def _translating(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            translated = translate(error, self._outbox.where)
+            if isinstance(translated, StoreUnreachable):
+                self._lost = translated
+            raise translated from error
+
+
+class _Statements:
+    """The SQL of one schema."""
+
+    def __init__(self, table: str) -> None:
+        self.find = sql(
+            f"SELECT dispatched_at IS NOT NULL, operations FROM {table} WHERE endpoint = %s AND message_id = %s"
+        )
+        self.insert = sql(
+            f"INSERT INTO {table} (endpoint, message_id, handled_at, dispatched_at, operations) "
+            f"VALUES (%s, %s, %s, %s, %s) ON CONFLICT (endpoint, message_id) DO NOTHING"
+        )
+        self.mark = sql(
+            f"UPDATE {table} SET dispatched_at = %s, operations = NULL "
+            f"WHERE endpoint = %s AND message_id = %s AND dispatched_at IS NULL"
+        )
+        # Skips what another process removes just now: two that clean up do not wait for each other.
+        self.remove = sql(
+            f"DELETE FROM {table} WHERE (endpoint, message_id) IN (SELECT endpoint, message_id FROM {table} "
+            f"WHERE endpoint = %s AND dispatched_at < %s ORDER BY dispatched_at LIMIT %s FOR UPDATE SKIP LOCKED)"
+        )
+
+
+class _Borrowed(Connection):
+    """A second way to use an open connection to the server, which it does not own."""
+
+    def __del__(self, *_: object) -> None:
+        """Say nothing of a connection left open, as the base class would: its owner closes it."""
+
+
+def _do(connection: AsyncConnection, work: Sequence[Work]) -> None:
+    """Do the work of other adapters, which block, on the same connection to the server while nobody else uses it."""
+    blocking = _Borrowed(connection.pgconn)
+    blocking.prepare_threshold = None  # the names of what was prepared are counted by the other object
+    for each in work:
+        each(blocking)
+
+
+def _undone() -> tuple[type[psycopg.Rollback], psycopg.Rollback, None]:
+    """Return what a transaction block of psycopg is left with when it is to be rolled back."""
+    return psycopg.Rollback, psycopg.Rollback(), None
+
+
+def _for_applications(url: str) -> str:
+    """Return the connection string of handlers: a server that vanished is noticed, all else is as it was given."""
+    defaults = {
+        "application_name": f"postdate outbox {os.getpid()}",
+        "connect_timeout": "5",
+        "keepalives_idle": "5",
+        "keepalives_interval": "3",
+        "keepalives_count": "3",
+        "tcp_user_timeout": "15000",
+    }
+    given = {key: str(value) for key, value in conninfo_to_dict(url).items() if value is not None}
+    return make_conninfo("", **{**defaults, **given})
+
+
+def _is_quiet(connection: AsyncConnection) -> bool:
+    """Return whether an idle connection is open and the server has said nothing: it speaks up only when it goes."""
+    if connection.closed:
+        return False
+    try:
+        readable, _, _ = select.select([connection.fileno()], [], [], 0)
+    except (OSError, ValueError, psycopg.Error):
+        return False
+    return not readable

@@ -1,0 +1,328 @@
+"""Outboxes in SQLite and in PostgreSQL: what every storage of them promises (specification 7)."""
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psycopg
+import pytest
+from tests.postgres_subjects import drop_schema, fresh_schema
+
+from postdate import DelayedMessage, Envelope, PostgresOutbox, SqliteOutbox
+from postdate.errors import StoreError, StoreFromNewerVersion, StoreNotSetUp, StoreUnreachable
+from postdate.outbox.operations import decode_operations
+from postdate.ports import OutboxRecord, OutboxStore
+
+NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+OPERATIONS = (
+    Envelope("billing", "e-1", {"key": "wert ü"}, b"\0body", NOW, time_to_be_received=3 * SECOND),
+    DelayedMessage("d-1", NOW + timedelta(microseconds=1), "sales", {"a": "b"}, b"", NOW + SECOND),
+    Envelope("error", "e-2", {}, b"", due=NOW, use_dead_letter_queue=True),
+)
+
+
+class Subject:
+    """A place for an outbox, with a table ``paid`` of an application in the same database."""
+
+    store: OutboxStore
+    elsewhere: OutboxStore
+    table = "paid"
+
+    def query(self, statement: str) -> list[Any]:
+        raise NotImplementedError
+
+    def drop(self) -> None:
+        pass
+
+    @property
+    def insert(self) -> str:
+        return f"INSERT INTO {self.table} VALUES (1)"
+
+    def paid(self) -> int:
+        return self.query(f"SELECT count(*) FROM {self.table}")[0][0]
+
+
+class SqliteSubject(Subject):
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.query("CREATE TABLE paid (amount INTEGER)")
+        self.store, self.elsewhere = (SqliteOutbox(path, synchronous="normal") for _ in range(2))
+
+    def query(self, statement: str) -> list[Any]:
+        connection = sqlite3.connect(self._path, isolation_level=None)
+        try:
+            return connection.execute(statement).fetchall()
+        finally:
+            connection.close()
+
+
+class PostgresSubject(Subject):
+    def __init__(self, url: str) -> None:
+        self._url, self._schema = url, fresh_schema()
+        self.table = f"paid_{os.getpid()}"
+        self.query(f"CREATE TABLE {self.table} (amount integer)")
+        self.store, self.elsewhere = (PostgresOutbox(url, schema=self._schema) for _ in range(2))
+
+    def query(self, statement: str) -> list[Any]:
+        with psycopg.connect(self._url, autocommit=True) as connection:
+            cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def drop(self) -> None:
+        self.query(f"DROP TABLE {self.table}")
+        drop_schema(self._url, self._schema)
+
+
+async def execute(connection: Any, statement: str) -> None:
+    """Execute a statement as a handler does with this driver."""
+    done = connection.execute(statement)
+    if isinstance(done, Awaitable):
+        await done
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def subject(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Subject]:
+    if request.param == "sqlite":
+        subject: Subject = SqliteSubject(tmp_path / "shop.db")
+    else:
+        subject = PostgresSubject(request.getfixturevalue("postgres_url"))
+    yield subject
+    for store in (subject.store, subject.elsewhere):
+        await store.close()
+        await store.close()  # a second time without effect
+    subject.drop()
+
+
+async def test_business_data_and_record_are_one_commit(subject: Subject) -> None:
+    store = subject.store
+    await store.setup()
+    transaction = store.transaction("sales", "m-1")
+    assert not transaction.begun
+    connection = await transaction.begin()
+    assert transaction.begun
+    assert await transaction.begin() is connection
+    await execute(connection, subject.insert)
+    assert subject.paid() == 0
+    assert await transaction.commit(OPERATIONS, NOW)
+    assert subject.paid() == 1
+    assert await store.find("sales", "m-1") == OutboxRecord(OPERATIONS, dispatched=False)
+    assert await store.find("billing", "m-1") is None
+
+    transaction = store.transaction("sales", "m-2")
+    await execute(await transaction.begin(), subject.insert)
+    await transaction.roll_back()
+    await transaction.roll_back()  # without effect
+    assert subject.paid() == 1
+    assert await store.find("sales", "m-2") is None
+
+
+async def test_operations_come_back_as_they_were(subject: Subject) -> None:
+    await subject.store.setup()
+    assert await subject.store.transaction("sales", "m \0 1").commit(OPERATIONS, NOW)  # without begin; a foreign id
+    found = await subject.elsewhere.find("sales", "m \0 1")
+    assert found is not None
+    assert tuple(found.operations) == OPERATIONS
+    await subject.store.mark_dispatched("sales", "m \0 1", NOW)
+    await subject.store.mark_dispatched("sales", "m \0 1", NOW + SECOND)
+    assert await subject.store.find("sales", "m \0 1") == OutboxRecord((), dispatched=True)
+
+
+async def test_what_sends_nothing_is_dispatched_at_once(subject: Subject) -> None:
+    await subject.store.setup()
+    assert await subject.store.transaction("sales", "m-1").commit([], NOW)
+    assert await subject.store.find("sales", "m-1") == OutboxRecord((), dispatched=True)
+
+
+async def test_of_two_transactions_of_one_message_one_commits(subject: Subject) -> None:
+    await subject.store.setup()
+    outcomes: list[bool] = []
+
+    async def handle(store: OutboxStore) -> None:
+        transaction = store.transaction("sales", "m-1")
+        await execute(await transaction.begin(), subject.insert)
+        outcomes.append(await transaction.commit(OPERATIONS, NOW))
+
+    async with anyio.create_task_group() as tasks:
+        for store in (subject.store, subject.elsewhere, subject.store):
+            tasks.start_soon(handle, store)
+    assert sorted(outcomes) == [False, False, True]
+    assert subject.paid() == 1
+
+
+async def test_work_of_others_is_part_of_the_commit(subject: Subject) -> None:
+    await subject.store.setup()
+    insert, done = subject.insert, list[str]()
+
+    def work(native: Any) -> None:
+        native.execute(insert)
+        done.append("done")
+
+    assert await subject.store.transaction("sales", "m-1").commit([], NOW, [work, work])
+    assert subject.paid() == 2
+    assert not await subject.elsewhere.transaction("sales", "m-1").commit([], NOW, [work])
+    assert (subject.paid(), len(done)) == (2, 2)
+
+    def fail(native: Any) -> None:
+        native.execute(insert)
+        raise ValueError("no")
+
+    transaction = subject.store.transaction("sales", "m-2")
+    with pytest.raises(ValueError, match="no"):
+        await transaction.commit([], NOW, [fail])
+    await transaction.roll_back()
+    assert subject.paid() == 2
+    assert await subject.store.find("sales", "m-2") is None
+
+
+async def test_a_handler_cannot_commit_by_itself(subject: Subject) -> None:
+    await subject.store.setup()
+    transaction = subject.store.transaction("sales", "m-1")
+    connection = await transaction.begin()
+    await execute(connection, subject.insert)
+    with pytest.raises((sqlite3.DatabaseError, psycopg.ProgrammingError)):
+        await _awaited(connection.commit())
+    assert subject.paid() == 0
+    if isinstance(connection, sqlite3.Connection):
+        with pytest.raises(sqlite3.DatabaseError, match="not authorized"), connection:
+            pass
+        with pytest.raises(sqlite3.DatabaseError, match="not authorized"):
+            connection.execute("COMMIT")
+    await transaction.roll_back()
+    assert subject.paid() == 0
+
+
+async def _awaited(done: Any) -> None:
+    if isinstance(done, Awaitable):
+        await done
+
+
+async def test_what_was_dispatched_long_ago_is_forgotten_in_batches(subject: Subject) -> None:
+    store = subject.store
+    await store.setup()
+    for number in range(5):
+        await store.transaction("sales", f"m-{number}").commit([], NOW + number * SECOND)
+    await store.transaction("sales", "waits").commit(OPERATIONS, NOW)
+    await store.transaction("billing", "m-0").commit([], NOW)
+    assert await store.remove_dispatched("sales", NOW + 4 * SECOND, 3) == 3
+    assert await store.remove_dispatched("sales", NOW + 4 * SECOND, 3) == 1
+    assert await store.remove_dispatched("sales", NOW + 4 * SECOND, 3) == 0
+    assert await store.find("sales", "m-0") is None
+    assert await store.find("sales", "m-4") is not None
+    assert await store.find("sales", "waits") is not None
+    assert await store.find("billing", "m-0") is not None
+
+
+async def test_without_tables_it_says_so_and_setup_may_be_done_by_several_at_once(subject: Subject) -> None:
+    with pytest.raises(StoreNotSetUp):
+        await subject.store.find("sales", "m-1")
+    async with anyio.create_task_group() as tasks:
+        for store in (subject.store, subject.elsewhere, subject.store):
+            tasks.start_soon(store.setup)
+    assert await subject.store.find("sales", "m-1") is None
+
+
+async def test_a_cancelled_handler_leaves_nothing_behind(subject: Subject) -> None:
+    await subject.store.setup()
+    transaction = subject.store.transaction("sales", "m-1")
+    first = subject.store.transaction("sales", "m-0")
+    await first.begin()
+
+    async def handle() -> None:
+        await transaction.begin()
+        await anyio.sleep_forever()
+
+    with pytest.raises(TimeoutError):  # by asyncio's own means, while it may still be waiting for its turn
+        await asyncio.wait_for(handle(), 0.01)
+    await transaction.roll_back()
+    assert await first.commit([], NOW)
+    with anyio.move_on_after(30) as scope:  # nothing is locked
+        assert await subject.elsewhere.transaction("sales", "m-1").commit([], NOW)
+    assert not scope.cancelled_caught
+
+
+async def test_a_transaction_that_a_handler_broke_is_not_committed(subject: Subject) -> None:
+    await subject.store.setup()
+    transaction = subject.store.transaction("sales", "m-1")
+    connection = await transaction.begin()
+    await execute(connection, subject.insert)
+    if isinstance(connection, sqlite3.Connection):
+        connection.set_authorizer(None)
+    await execute(connection, "COMMIT")
+    with pytest.raises(StoreError, match="ended"):
+        await transaction.commit([], NOW)
+    await transaction.roll_back()
+    assert await subject.store.find("sales", "m-1") is None
+
+
+async def test_a_later_version_is_left_alone(subject: Subject) -> None:
+    await subject.store.setup()
+    if isinstance(subject.store, SqliteOutbox):
+        subject.query("INSERT INTO postdate_outbox_migration VALUES (99, 'later')")
+    else:
+        assert isinstance(subject.store, PostgresOutbox)
+        marks = subject.store._database.names.of("migration").replace("%%", "%")
+        subject.query(f"INSERT INTO {marks} VALUES ('outbox', 99, 'later')")
+    with pytest.raises(StoreFromNewerVersion, match="99"):
+        await subject.elsewhere.setup()
+
+
+async def test_after_closing_it_is_refused(tmp_path: Path) -> None:
+    outbox = SqliteOutbox(tmp_path / "shop.db")
+    await outbox.close()
+    with pytest.raises(StoreError, match="closed"):
+        await outbox.setup()
+
+
+async def test_a_lost_connection_is_an_outage_and_not_the_fault_of_the_message(postgres_url: str) -> None:
+    schema = fresh_schema()
+    outbox = PostgresOutbox(postgres_url, schema=schema)
+    try:
+        await outbox.setup()
+        transaction = outbox.transaction("sales", "m-1")
+        connection = await transaction.begin()
+        with psycopg.connect(postgres_url, autocommit=True) as other:
+            other.execute("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
+        with pytest.raises(psycopg.OperationalError):
+            await connection.execute("SELECT 1")
+        with pytest.raises(StoreUnreachable):
+            await transaction.roll_back()
+
+        transaction = outbox.transaction("sales", "m-1")
+        connection = await transaction.begin()
+        with psycopg.connect(postgres_url, autocommit=True) as other:
+            other.execute("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
+        with pytest.raises(StoreUnreachable):
+            await transaction.commit([], NOW)
+        with pytest.raises(StoreUnreachable):
+            await transaction.roll_back()
+        assert await outbox.transaction("sales", "m-1").commit([], NOW)
+    finally:
+        await outbox.close()
+        drop_schema(postgres_url, schema)
+
+
+async def test_a_handlers_connection_has_the_settings_of_the_application(postgres_url: str) -> None:
+    schema = fresh_schema()
+    outbox = PostgresOutbox(postgres_url, schema=schema)
+    try:
+        await outbox.setup()
+        transaction = outbox.transaction("sales", "m-1")
+        cursor = await (await transaction.begin()).execute("SHOW enable_seqscan")
+        assert await cursor.fetchone() == ("on",)
+        await transaction.roll_back()
+    finally:
+        await outbox.close()
+        drop_schema(postgres_url, schema)
+
+
+def test_damaged_operations_are_told() -> None:
+    with pytest.raises(StoreError, match="damaged"):
+        decode_operations(b"\xc1")
+    with pytest.raises(StoreError, match="newer"):
+        decode_operations(b"\x82\xa7version\x02\xaaoperations\x90")
