@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from postdate.clock import Clock, ScaledClock, SystemClock
-    from postdate.core.recoverability import Recoverability
+    from postdate.core.recoverability import DelayedRetry, Discard, ImmediateRetry, MoveToError, Recoverability
     from postdate.endpoint.audit import Audit
     from postdate.endpoint.blocking import BlockingEndpoint
     from postdate.endpoint.endpoint import Endpoint, HandlerContext
@@ -43,15 +43,19 @@ __all__ = [
     "DelayedDelivery",
     "DelayedMessage",
     "DelayedMessageStore",
+    "DelayedRetry",
+    "Discard",
     "Endpoint",
     "Envelope",
     "ExpiryRules",
     "HandlerContext",
     "Headers",
+    "ImmediateRetry",
     "LocalTransport",
     "MariaDbStore",
     "MemoryStore",
     "MemoryTransport",
+    "MoveToError",
     "MsmqTransport",
     "Outbox",
     "PostdateError",
@@ -76,7 +80,7 @@ __all__ = [
 # Imported at first use: `postdate --help` and Spark's executors start several times as fast without the rest.
 _ROOMS = {
     "clock": ("Clock", "ScaledClock", "SystemClock"),
-    "core.recoverability": ("Recoverability",),
+    "core.recoverability": ("DelayedRetry", "Discard", "ImmediateRetry", "MoveToError", "Recoverability"),
     "endpoint.audit": ("Audit",),
     "endpoint.blocking": ("BlockingEndpoint",),
     "endpoint.endpoint": ("Endpoint", "HandlerContext"),

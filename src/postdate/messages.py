@@ -61,6 +61,7 @@ class Headers:
 
     EXCEPTION_TYPE = "NServiceBus.ExceptionInfo.ExceptionType"
     EXCEPTION_INNER_TYPE = "NServiceBus.ExceptionInfo.InnerExceptionType"
+    EXCEPTION_HELP_LINK = "NServiceBus.ExceptionInfo.HelpLink"
     EXCEPTION_MESSAGE = "NServiceBus.ExceptionInfo.Message"
     EXCEPTION_SOURCE = "NServiceBus.ExceptionInfo.Source"
     EXCEPTION_STACK_TRACE = "NServiceBus.ExceptionInfo.StackTrace"

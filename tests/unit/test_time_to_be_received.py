@@ -558,7 +558,7 @@ async def test_in_mode_none_a_message_that_was_taken_in_time_is_handled_row_65(t
     assert receiving.handled == [1]
 
 
-@pytest.mark.parametrize("mode", ["none", "receive_only", "sends_atomic_with_receive"])
+@pytest.mark.parametrize("mode", ["receive_only", "sends_atomic_with_receive"])
 async def test_a_failed_message_that_is_not_retried_because_it_expires_is_warned_about(
     clock: VirtualClock, caplog: pytest.LogCaptureFixture, mode: str
 ) -> None:

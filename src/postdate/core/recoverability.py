@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import traceback
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Final, TypeAlias, cast
 
 from postdate.errors import (
     ConfigurationError,
@@ -19,7 +21,9 @@ from postdate.errors import (
     StoreUnreachable,
     TransportUnreachable,
 )
-from postdate.messages import Headers, format_timestamp, parse_timestamp
+from postdate.messages import Headers, check_headers, format_timestamp, parse_timestamp
+
+log = logging.getLogger("postdate.recoverability")
 
 LONGEST_RETRY_DELAY = timedelta(minutes=1)
 
@@ -45,12 +49,36 @@ class DelayedRetry:
 
 @dataclass(frozen=True, slots=True)
 class MoveToError:
-    """Move the message to the error queue."""
+    """Move the message to an error queue: ``queue``, which must exist, or ``None``, that of the endpoint."""
 
-    queue: str
+    queue: str | None = None
 
 
-Decision = ImmediateRetry | DelayedRetry | MoveToError
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Take the message off its queue, and record why; no copy is kept anywhere."""
+
+    reason: str
+
+
+Decision: TypeAlias = ImmediateRetry | DelayedRetry | MoveToError | Discard
+
+Policy: TypeAlias = "Callable[[BaseException, int, Mapping[str, str], Recoverability, datetime], Decision]"
+"""Decides about a message whose handling failed; arguments as of :func:`after_handling_failed`. Pure: it is told the
+time, and does nothing. What it raises is a critical error, and the message is handled again."""
+
+CustomizeHeaders: TypeAlias = Callable[[Mapping[str, str]], Mapping[str, str]]
+"""Returns the headers of an error copy, from those it would have. Pure."""
+
+
+class _Default(int):
+    """A number that nobody has chosen: where it cannot be, it does not count."""
+
+    __slots__ = ()
+
+
+IMMEDIATE_RETRIES: Final = _Default(5)
+DELAYED_RETRIES: Final = _Default(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,15 +91,25 @@ class Recoverability:
         delayed_retries: rounds after a delay, each with its own immediate retries; 0 or more.
         time_increase: the n-th delayed retry waits n times this.
         unrecoverable: exceptions that no retry mends; subclasses count.
+        policy: decides instead of :func:`after_handling_failed`, which it may call.
+        customize_headers: has the last word about the headers of error copies.
+
+    Raises:
+        ConfigurationError: a number or the increase is negative, or what is called cannot be.
     """
 
     error_queue: str | None = None
-    immediate_retries: int = 5
-    delayed_retries: int = 3
+    immediate_retries: int = IMMEDIATE_RETRIES
+    delayed_retries: int = DELAYED_RETRIES
     time_increase: timedelta = timedelta(seconds=10)
     unrecoverable: tuple[type[BaseException], ...] = (MessageError,)
+    policy: Policy | None = None
+    customize_headers: CustomizeHeaders | None = None
 
     def __post_init__(self) -> None:
+        for name in ("policy", "customize_headers"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise ConfigurationError(f"{name} must be a function, not {getattr(self, name)!r}")
         if self.immediate_retries < 0 or self.delayed_retries < 0 or self.time_increase < timedelta(0):
             raise ConfigurationError("numbers of retries and their time increase must not be negative")
 
@@ -96,6 +134,39 @@ def after_handling_failed(
     if performed < policy.delayed_retries and not _retried_too_long(headers, now):
         return DelayedRetry(policy.time_increase * (performed + 1))
     return MoveToError(policy.error_queue or DEFAULT_ERROR_QUEUE)
+
+
+def check_retries(settings: Recoverability, *, immediate: bool, delayed: bool) -> None:
+    """Refuse retries that were asked for and cannot be; those that nobody chose do not count. Source: specification 5.
+
+    Args:
+        settings: of an endpoint.
+        immediate: whether a message can be given back to its queue: not in transaction mode ``none``.
+        delayed: whether it can come back later: with a store, and not in transaction mode ``none``.
+
+    Raises:
+        ConfigurationError: says which setting and what to do.
+    """
+    wanted, later = settings.immediate_retries, settings.delayed_retries
+    if wanted > 0 and not immediate and not isinstance(wanted, _Default):
+        raise ConfigurationError(
+            f"immediate_retries={wanted} cannot be in transaction mode 'none', in which a message is off its queue "
+            f"before it is handled: use 'receive_only', or immediate_retries=0"
+        )
+    if later > 0 and not delayed and not isinstance(later, _Default):
+        raise ConfigurationError(
+            f"delayed_retries={later} cannot be without delayed_delivery=DelayedDelivery(store), nor in transaction "
+            f"mode 'none': add the store or change the mode, or set delayed_retries=0"
+        )
+
+
+def why_unavailable(decision: Decision, *, immediate: bool, delayed: bool) -> str | None:
+    """Return why a decision cannot be carried out, or ``None``: it can (row 111). Arguments as before."""
+    if isinstance(decision, ImmediateRetry) and not immediate:
+        return "no immediate retry in transaction mode 'none'"
+    if isinstance(decision, DelayedRetry) and not delayed:
+        return "no delayed retry without a store, nor in transaction mode 'none'"
+    return None
 
 
 def performed_delayed_retries(headers: Mapping[str, str]) -> int:
@@ -175,6 +246,8 @@ def error_headers(
 ) -> dict[str, str]:
     """Return the headers of the copy for the error queue: the message's own, and everything about the failure.
 
+    What an exception says in a mapping ``data`` and in a text ``help_link`` of its own is in headers, too.
+
     Args:
         headers: of the message.
         error: the last failure.
@@ -201,7 +274,39 @@ def error_headers(
         added[Headers.EXCEPTION_INNER_TYPE] = _type_name(error.__cause__)
     if isinstance(error, PostdateError):
         added[Headers.ERROR_CODE] = error.code
-    return {**kept, **added}
+    return {**kept, **added, **_told_by(error)}
+
+
+def _told_by(error: BaseException) -> dict[str, str]:
+    """Return headers of what an exception has besides its text; whatever that is, it keeps no copy from leaving."""
+    told: dict[str, str] = {}
+    try:
+        link, content = getattr(error, "help_link", None), getattr(error, "data", None)
+        if isinstance(link, str) and link:
+            told[Headers.EXCEPTION_HELP_LINK] = _storable(link)[:EXCEPTION_MESSAGE_LIMIT]
+        if isinstance(content, Mapping):
+            for key, value in cast("Mapping[object, object]", content).items():
+                name = Headers.EXCEPTION_DATA_PREFIX + _storable(str(key))
+                told[name] = _storable(str(value))[:EXCEPTION_MESSAGE_LIMIT]
+    except Exception as failure:  # noqa: BLE001 - properties and texts of an application
+        told[Headers.EXCEPTION_DATA_PREFIX + "unreadable"] = type(failure).__name__
+    return told
+
+
+def customized(headers: dict[str, str], customize: CustomizeHeaders | None) -> dict[str, str]:
+    """Return the headers of an error copy after the application had its word; what fails in that is logged.
+
+    A message must not be kept from the error queue by whoever wants to say more about it.
+    """
+    if customize is None:
+        return headers
+    try:
+        wanted = dict(customize(headers))
+        check_headers(wanted)
+    except Exception:
+        log.exception("customize_headers failed: the error copy has the headers it would have without it")
+        return headers
+    return {_storable(key): _storable(value) for key, value in wanted.items()}
 
 
 def text_of(error: BaseException) -> str:

@@ -22,10 +22,12 @@ from postdate.core.pump import Handle, MessagePump
 from postdate.core.recoverability import (
     DEFAULT_ERROR_QUEUE,
     DelayedRetry,
+    Discard,
     Host,
     ImmediateRetry,
+    MoveToError,
     Recoverability,
-    after_handling_failed,
+    customized,
     delayed_retry_headers,
     error_headers,
     text_of,
@@ -49,6 +51,7 @@ from postdate.endpoint.outbox import (
     check_outbox,
     prepare_outbox,
 )
+from postdate.endpoint.retries import POLICY_FAILURES, PolicyFailed, Retries
 from postdate.endpoint.sending import (
     Sender,
     SendKeywords,
@@ -263,6 +266,9 @@ class Endpoint:
         policy = recoverability or Recoverability()
         self._error_queue = policy.error_queue or error_queue or DEFAULT_ERROR_QUEUE
         self._recoverability = replace(policy, error_queue=self._error_queue)
+        self._retries = Retries.of(self.mode, delays=delayed_delivery is not None)
+        if not send_only:
+            self._retries.check(policy)
         self._concurrency, self._create_queues = concurrency, create_queues
         if (
             not isinstance(time_to_be_received_allowance, timedelta)  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -538,12 +544,9 @@ class Endpoint:
 
     def end_after_failure(self, received: Received, error: Exception) -> End | None:
         """Return how a message ends whose handling failed, or ``None`` when it goes back to its queue."""
-        now, headers = self.clock.now(), received.envelope.headers
-        decision = after_handling_failed(error, received.failures + 1, headers, self._recoverability, now)
+        now = self.clock.now()
+        decision = self._retries.decide(error, received, self._recoverability, now)
         reason = f"{type(error).__name__}: {text_of(error)}"
-        if isinstance(decision, DelayedRetry) and self.delayed_delivery is None:
-            log.warning("message %s goes to the error queue: no delayed retry without a store", _id(received))
-            return self.to_error(received, error)
         match decision:
             case ImmediateRetry():
                 log.info("message %s is retried at once: %s", _id(received), reason)
@@ -555,8 +558,12 @@ class Endpoint:
                 log.warning("message %s is retried in %s: %s", _id(received), delay, reason)
                 retry = self._retry(received, now + delay, now)
                 return self.end_of([retry], RecordKind.RETRIED, f"retried as {retry.message_id}: {reason}")
-            case _:
-                return self.to_error(received, error)
+            case Discard(why):
+                log.info("message %s is discarded by the recoverability policy: %s", _id(received), why)
+                self._metrics.discarded(1)
+                return End(RecordKind.DISCARDED, f"{why}: {reason}")
+            case MoveToError(queue):
+                return self.to_error(received, error, queue)
 
     def _retry(self, received: Received, due: datetime, now: datetime) -> DelayedMessage:
         """Return the message for its delayed retry: a send of its own, so it has an id of its own in the store."""
@@ -574,13 +581,18 @@ class Endpoint:
             return False
         return end is not None and instant - end > self._allowance
 
-    def to_error(self, received: Received, error: Exception) -> End:
-        """Return the end of a message that goes to the error queue."""
+    def critical_error(self, text: str, error: BaseException) -> None:
+        """Call what the application does about critical errors."""
+        self._critical_errors(text, error)
+
+    def to_error(self, received: Received, error: Exception, queue: str | None = None) -> End:
+        """Return the end of a message that goes to an error queue; ``None``: that of the endpoint."""
         reason = f"{type(error).__name__}: {text_of(error)}"
-        envelope, queue = received.envelope, self._error_queue
+        envelope, queue = received.envelope, queue or self._error_queue
         log.error("message %s moved to error queue %s: %s", _id(received), queue, reason)
         own = _own_headers(envelope)
         headers = error_headers(own, error, self.name, self.clock.now(), self.host)
+        headers = customized(headers, self._recoverability.customize_headers)
         copy = Envelope(queue, envelope.message_id, headers, envelope.body, due=envelope.due)
         return End(RecordKind.FAILED, reason, outgoing=[copy])
 
@@ -673,7 +685,11 @@ class _Handling:
     async def recover(self, received: Received, error: Exception) -> None:
         """Carry out what the policy decides; in transaction mode ``none`` there is no second try (specification 6)."""
         endpoint = self.endpoint
-        end = endpoint.end_after_failure(received, error)
+        try:
+            end = endpoint.end_after_failure(received, error)
+        except PolicyFailed as failed:
+            endpoint.critical_error(str(failed), failed.reason)
+            end = endpoint.to_error(received, error) if received.failures >= POLICY_FAILURES else None
         if endpoint.mode is TransactionMode.NONE:
             await self.send_first(end or endpoint.to_error(received, error))
         elif end is None:

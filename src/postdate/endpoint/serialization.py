@@ -1,13 +1,13 @@
 """Messages of the application to bytes and back: JSON, by type.
 
-A message type is a dataclass, a ``msgspec.Struct``, or anything else that msgspec reads and writes. Its name on the
-wire is ``module.Class`` unless the endpoint is told another.
+A message type is a dataclass, a ``msgspec.Struct``, a model of pydantic, which reads and writes itself, or anything
+else that msgspec reads and writes. Its name on the wire is ``module.Class`` unless the endpoint is told another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol, Self, runtime_checkable
 
 import msgspec
 
@@ -15,6 +15,16 @@ from postdate.errors import InvalidMessage, UnknownMessageType
 from postdate.messages import Headers
 
 JSON_CONTENT_TYPE = "application/json"
+
+
+@runtime_checkable
+class _Model(Protocol):
+    """What a model of pydantic can do; pydantic itself is not needed here."""
+
+    def model_dump_json(self) -> str: ...
+
+    @classmethod
+    def model_validate_json(cls, json_data: bytes) -> Self: ...
 
 
 def type_name(message_type: type[Any]) -> str:
@@ -44,13 +54,13 @@ class MessageTypes:
         """
         name = self._names.get(type(message)) or type_name(type(message))
         try:
-            body = msgspec.json.encode(message)
+            body = message.model_dump_json().encode() if isinstance(message, _Model) else msgspec.json.encode(message)
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
             raise InvalidMessage(f"a message of type {name} cannot be written as JSON: {error}") from error
         return {Headers.ENCLOSED_MESSAGE_TYPES: name, Headers.CONTENT_TYPE: JSON_CONTENT_TYPE}, body
 
     def decode(self, headers: Mapping[str, str], body: bytes) -> object:
-        """Return the message.
+        """Return the message; of one that names no type its body, if ``bytes`` are handled here.
 
         Several names may be enclosed, separated by semicolons, the most specific first; a name may be followed by
         assembly details after a comma, as .NET endpoints write them.
@@ -59,6 +69,8 @@ class MessageTypes:
             UnknownMessageType: no enclosed name is registered here.
             InvalidMessage: the body does not fit the type.
         """
+        if bytes in self._names and not headers.get(Headers.ENCLOSED_MESSAGE_TYPES):
+            return body
         names = [name.split(",")[0].strip() for name in headers.get(Headers.ENCLOSED_MESSAGE_TYPES, "").split(";")]
         for name in names:
             if name in self._by_name:
@@ -69,6 +81,8 @@ class MessageTypes:
 
 def _decode(name: str, message_type: type[Any], body: bytes) -> object:
     try:
+        if issubclass(message_type, _Model):
+            return message_type.model_validate_json(body)
         return msgspec.json.decode(body, type=message_type)
     except (ValueError, msgspec.MsgspecError) as error:
         raise InvalidMessage(f"the body is no {name}: {error}") from error

@@ -1,8 +1,8 @@
 """Outboxes in a schema of PostgreSQL, beside the tables of the application, so that one commit covers both.
 
 A handler gets an asynchronous connection of psycopg, opened with the settings of the application: those of our own
-connections are made for our own statements. Everything else runs on blocking connections in threads, as in every
-adapter of PostgreSQL. Source: specification 7; ADR 0017.
+connections are made for our own statements. The outbox itself uses the same connections. Source: specification 7; ADR
+0017.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 
-from postdate.errors import StoreError, StoreFromNewerVersion, StoreUnreachable
+from postdate.errors import ConfigurationError, StoreError, StoreFromNewerVersion, StoreUnreachable
 from postdate.migrations import migrations
 from postdate.outbox.operations import decode_operations, encode_operations, storable
 from postdate.ports import NativeTransaction, Work
@@ -33,7 +33,6 @@ AsyncConnection = psycopg.AsyncConnection[Any]
 
 _DIALECT: Final = "outbox_postgres"
 _SUBJECT: Final = "outbox"
-_MOST_IDLE: Final = 16
 
 
 class PostgresOutbox:
@@ -43,16 +42,20 @@ class PostgresOutbox:
         url: ``postgresql://user:password@host:port/database``, or any connection string of libpq; of the database with
             the tables of the application.
         schema: where the table is; it may be that of a delayed message store and of queues.
+        connections: open at once, 1 or more; as many messages can be handled at once that use the transaction.
 
     Raises:
-        ConfigurationError: the address or the schema cannot be.
+        ConfigurationError: the address or the schema cannot be, or there would be no connection.
     """
 
-    def __init__(self, url: str, *, schema: str = DEFAULT_SCHEMA) -> None:
+    def __init__(self, url: str, *, schema: str = DEFAULT_SCHEMA, connections: int = 16) -> None:
+        if connections < 1:
+            raise ConfigurationError(f"connections must be 1 or more, not {connections}")
         self._database = PostgresDatabase(url, schema)
         self.statements = _Statements(self._database.names.of("outbox"))
         self._conninfo = _for_applications(url)
         self._idle: list[AsyncConnection] = []
+        self._free = anyio.Semaphore(connections)
         self._closed = False
 
     @property
@@ -101,7 +104,8 @@ class PostgresOutbox:
     async def find(self, endpoint: str, message_id: str) -> OutboxRecord | None:
         """See :meth:`postdate.ports.OutboxStore.find`."""
         key = (endpoint, storable(message_id))
-        row = await self._database.run(lambda c: c.execute(self.statements.find, key, prepare=True).fetchone())
+        async with self._lent() as connection:
+            row = await (await connection.execute(self.statements.find, key)).fetchone()
         if row is None:
             return None
         dispatched, operations = row
@@ -113,14 +117,13 @@ class PostgresOutbox:
 
     async def mark_dispatched(self, endpoint: str, message_id: str, now: datetime) -> None:
         """See :meth:`postdate.ports.OutboxStore.mark_dispatched`."""
-        values = (now, endpoint, storable(message_id))
-        await self._database.run(lambda c: c.execute(self.statements.mark, values, prepare=True))
+        async with self._lent() as connection:
+            await connection.execute(self.statements.mark, (now, endpoint, storable(message_id)))
 
     async def remove_dispatched(self, endpoint: str, before: datetime, limit: int) -> int:
         """See :meth:`postdate.ports.OutboxStore.remove_dispatched`."""
-        return await self._database.run(
-            lambda c: c.execute(self.statements.remove, (endpoint, before, limit), prepare=True).rowcount
-        )
+        async with self._lent() as connection:
+            return (await connection.execute(self.statements.remove, (endpoint, before, limit))).rowcount
 
     async def close(self) -> None:
         """Close every connection; a second time without effect."""
@@ -130,10 +133,29 @@ class PostgresOutbox:
             await connection.close()
         await in_thread(self._database.close_blocking)
 
-    # --- connections for handlers -------------------------------------------------------------------------------
+    # --- connections --------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _lent(self) -> AsyncGenerator[AsyncConnection]:
+        try:
+            connection = await self.take()
+            try:
+                yield connection
+            finally:
+                await self.put(connection)
+        except psycopg.Error as error:
+            raise translate(error, self.where) from error
 
     async def take(self) -> AsyncConnection:
-        """Return a connection for one transaction; for the transactions of this outbox only."""
+        """Return a connection in autocommit mode, to be given back with :meth:`put`; wait until there is one."""
+        await self._free.acquire()
+        try:
+            return await self._connected()
+        except BaseException:
+            self._free.release()
+            raise
+
+    async def _connected(self) -> AsyncConnection:
         if self._closed:
             raise StoreError(f"the outbox in {self.where} was closed in this process")
         while self._idle:
@@ -141,12 +163,15 @@ class PostgresOutbox:
             if _is_quiet(connection):
                 return connection
             await connection.close()
-        return await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True)
+        connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True)
+        connection.prepare_threshold = 2
+        return connection
 
     async def put(self, connection: AsyncConnection) -> None:
         """Take a connection back; one that is not as it was lent is closed."""
+        self._free.release()
         idle = not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE
-        if idle and not self._closed and len(self._idle) < _MOST_IDLE:
+        if idle and not self._closed:
             self._idle.append(connection)
         else:
             with suppress(psycopg.Error):

@@ -1,0 +1,88 @@
+"""What is done about a failure: the policy decides, and what cannot be done goes to the error queue (row 111)."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Self
+
+from postdate.core.recoverability import (
+    Decision,
+    DelayedRetry,
+    Discard,
+    ImmediateRetry,
+    MoveToError,
+    Recoverability,
+    after_handling_failed,
+    check_retries,
+    text_of,
+    why_unavailable,
+)
+from postdate.errors import ConfigurationError
+from postdate.ports import Received, TransactionMode
+
+log = logging.getLogger("postdate.endpoint")
+
+POLICY_FAILURES: Final = 10
+"""A message is handled again when the policy itself fails; from the eleventh time on it goes to the error queue."""
+
+
+class PolicyFailed(Exception):
+    """The recoverability policy of the application raised something, or decided nothing that there is.
+
+    Args:
+        text: which message it was about.
+        reason: what it raised.
+    """
+
+    def __init__(self, text: str, reason: Exception) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """Which retries an endpoint has.
+
+    Args:
+        immediate: a message can be given back to its queue.
+        delayed: a message can come back later.
+    """
+
+    immediate: bool
+    delayed: bool
+
+    @classmethod
+    def of(cls, mode: TransactionMode, *, delays: bool) -> Self:
+        """Return the retries of a transaction mode, with or without a store for delayed messages."""
+        given_back = mode is not TransactionMode.NONE
+        return cls(given_back, given_back and delays)
+
+    def check(self, settings: Recoverability) -> None:
+        """Refuse settings that cannot be; see :func:`~postdate.core.recoverability.check_retries`."""
+        check_retries(settings, immediate=self.immediate, delayed=self.delayed)
+
+    def decide(self, error: Exception, received: Received, settings: Recoverability, now: datetime) -> Decision:
+        """Return what the policy decides, if it can be done, else that the message goes to the error queue.
+
+        Raises:
+            PolicyFailed: a policy of the application did not decide.
+        """
+        headers, failures = received.envelope.headers, received.failures + 1
+        policy = settings.policy or after_handling_failed
+        try:
+            decision = policy(error, failures, headers, settings, now)
+            if not isinstance(decision, ImmediateRetry | DelayedRetry | MoveToError | Discard):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise ConfigurationError(f"{decision!r} is no decision of a recoverability policy")  # noqa: TRY301
+        except Exception as failure:
+            raise PolicyFailed(
+                f"Failed to execute the recoverability policy for message {received.envelope.message_id}, which failed "
+                f"with {type(error).__name__}: {text_of(error)}",
+                failure,
+            ) from failure
+        reason = why_unavailable(decision, immediate=self.immediate, delayed=self.delayed)
+        if reason is None:
+            return decision
+        log.warning("message %s goes to the error queue: %s", received.envelope.message_id, reason)
+        return MoveToError()

@@ -1,0 +1,340 @@
+"""Policies of the application, what cannot be done, what error copies say (specification 5, rows 109 to 112)."""
+
+import logging
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from postdate import (
+    DelayedDelivery,
+    DelayedRetry,
+    Discard,
+    Endpoint,
+    Envelope,
+    HandlerContext,
+    Headers,
+    ImmediateRetry,
+    LocalTransport,
+    MemoryStore,
+    MemoryTransport,
+    MoveToError,
+    Recoverability,
+    SqliteStore,
+    SystemClock,
+)
+from postdate.core.recoverability import Host, after_handling_failed, customized, error_headers
+from postdate.endpoint.retries import POLICY_FAILURES
+from postdate.errors import ConfigurationError
+from postdate.messages import format_timestamp, parse_timestamp
+from postdate.ports import RecordKind
+from postdate.testing import VirtualClock
+
+SECOND = timedelta(seconds=1)
+MICROSECOND = timedelta(microseconds=1)
+
+
+class World:
+    """An endpoint in memory whose handler of raw messages always fails."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock, self.queues, self.store = clock, MemoryTransport(), MemoryStore()
+        self.error: BaseException = RuntimeError("no")
+        self.attempts: list[tuple[datetime, Mapping[str, str], bytes]] = []
+        self.critical: list[str] = []
+
+    def endpoint(
+        self, recoverability: Recoverability | None = None, *, delays: bool = True, **settings: Any
+    ) -> Endpoint:
+        endpoint = Endpoint(
+            "sales",
+            transport=self.queues,
+            delayed_delivery=DelayedDelivery(self.store) if delays else None,
+            recoverability=recoverability,
+            clock=self.clock,
+            critical_error=lambda text, _: self.critical.append(text),
+            **settings,
+        )
+        endpoint.handler(bytes)(self.fail)
+        return endpoint
+
+    async def fail(self, message: bytes, context: HandlerContext) -> None:
+        self.attempts.append((self.clock.now(), dict(context.headers), message))
+        raise self.error
+
+    async def run(self, endpoint: Endpoint, duration: timedelta = timedelta(hours=1), **headers: str) -> None:
+        """Put a raw message into the queue; let time pass."""
+        await self.queues.create_queues(["sales", "error"])
+        await self.queues.send([Envelope("sales", "native-1", headers, b"\0raw")], self.clock.now())
+        async with endpoint:
+            await self.clock.advance(duration)
+
+    def in_queue(self, name: str) -> list[Envelope]:
+        return [envelope for envelope, _ in self.queues.queues[name].messages]
+
+
+@pytest.fixture
+def world(clock: VirtualClock) -> World:
+    return World(clock)
+
+
+# --- numbers and headers (rows 109, 110) ------------------------------------------------------------------------------
+
+
+async def test_24_attempts_at_exact_times_with_exact_headers_row_109(world: World) -> None:
+    await world.run(world.endpoint(), own="1")
+    start = world.attempts[0][0]
+    rounds = [0 * SECOND, 10 * SECOND, 30 * SECOND, 60 * SECOND]
+    # A delayed message is fetched when it is due strictly before now: a microsecond later each time.
+    times = [at - start for at, _, _ in world.attempts]
+    assert times == [each + number * MICROSECOND for number, each in enumerate(rounds) for _ in range(6)]
+    first, second = world.attempts[0][1], world.attempts[6][1]
+    assert first == {"own": "1"}
+    assert second == {
+        "own": "1",
+        Headers.MESSAGE_ID: "native-1",
+        Headers.DELAYED_RETRIES: "1",
+        Headers.DELAYED_RETRIES_TIMESTAMP: format_timestamp(start),
+    }
+    assert [world.attempts[number][1].get(Headers.DELAYED_RETRIES) for number in (0, 6, 12, 18)] == [
+        None,
+        "1",
+        "2",
+        "3",
+    ]
+    (copy,) = world.in_queue("error")
+    assert Headers.DELAYED_RETRIES not in copy.headers
+
+
+async def test_a_message_without_headers_survives_delayed_retries_row_110(world: World) -> None:
+    await world.run(world.endpoint(Recoverability(immediate_retries=0, delayed_retries=2)))
+    assert [body for _, _, body in world.attempts] == [b"\0raw"] * 3
+    assert [headers.get(Headers.MESSAGE_ID) for _, headers, _ in world.attempts] == [None, "native-1", "native-1"]
+    (copy,) = world.in_queue("error")
+    assert (copy.body, copy.headers[Headers.MESSAGE_ID]) == (b"\0raw", "native-1")
+
+
+async def test_delayed_retries_end_24_hours_after_the_last_was_scheduled_row_109(world: World) -> None:
+    settings = Recoverability(immediate_retries=0, delayed_retries=100, time_increase=timedelta(hours=10))
+    await world.run(world.endpoint(settings), timedelta(days=30))
+    times = [at - world.attempts[0][0] for at, _, _ in world.attempts]
+    assert [round(each / timedelta(hours=1)) for each in times] == [0, 10, 30, 60]  # the fourth came after 30 hours
+    assert len(world.in_queue("error")) == 1
+
+
+async def test_in_real_time_no_attempt_is_early_row_109(tmp_path: Path) -> None:
+    step, clock, attempts = timedelta(milliseconds=20), SystemClock(), list[datetime]()
+    store = SqliteStore(tmp_path / "all.db", synchronous="normal")
+    transport = LocalTransport(tmp_path / "all.db", synchronous="normal")
+    endpoint = Endpoint(
+        "sales",
+        transport=transport,
+        delayed_delivery=DelayedDelivery(store),
+        recoverability=Recoverability(time_increase=step),
+    )
+
+    @endpoint.handler(bytes)
+    async def handle(message: bytes, context: HandlerContext) -> None:
+        attempts.append(clock.now())
+        raise RuntimeError("no")
+
+    async with endpoint:
+        await endpoint.send(b"raw", destination="sales")
+        (failed,) = await transport.receiver("error").receive(1)
+    assert len(attempts) == 24
+    for number in (1, 2, 3):
+        assert attempts[6 * number] - attempts[6 * number - 1] >= number * step
+    assert parse_timestamp(failed.envelope.headers[Headers.TIME_OF_FAILURE]) >= attempts[-1]
+    await store.close()
+    await transport.close()
+
+
+# --- policies of the application --------------------------------------------------------------------------------------
+
+
+def by_text(
+    error: BaseException, failures: int, headers: Mapping[str, str], settings: Recoverability, now: datetime
+) -> Any:
+    """Decide by the text of the error and how often it came; else as usual."""
+    match str(error):
+        case "once":
+            return ImmediateRetry() if failures == 1 else MoveToError()
+        case "later":
+            return DelayedRetry(5 * SECOND) if Headers.DELAYED_RETRIES not in headers else MoveToError("broken")
+        case "away":
+            return Discard("nobody wants it")
+        case "odd":
+            return "retry"
+        case "raise":
+            raise KeyError("in the policy")
+        case _:
+            return after_handling_failed(error, failures, headers, settings, now)
+
+
+@pytest.mark.parametrize(
+    ("text", "attempts", "queue"),
+    [("once", [0, 0], "error"), ("later", [0, 5], "broken"), ("away", [0], None), ("else", [0, 0, 0], "error")],
+)
+async def test_a_policy_decides(world: World, text: str, attempts: list[int], queue: str | None) -> None:
+    await world.queues.create_queues(["broken"])
+    world.error = RuntimeError(text)
+    settings = Recoverability(policy=by_text, immediate_retries=2, delayed_retries=0)
+    await world.run(world.endpoint(settings))
+    assert [round((at - world.attempts[0][0]) / SECOND) for at, _, _ in world.attempts] == attempts
+    left = {name: len(world.in_queue(name)) for name in ("sales", "error", "broken")}
+    assert left == {"sales": 0, "error": 0, "broken": 0} | ({queue: 1} if queue else {})
+
+
+async def test_a_discarded_message_is_recorded_and_told_at_level_info(
+    tmp_path: Path, clock: VirtualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = SqliteStore(tmp_path / "all.db", synchronous="normal")
+    transport = LocalTransport(tmp_path / "all.db", synchronous="normal", clock=clock)
+    endpoint = Endpoint(
+        "sales",
+        transport=transport,
+        delayed_delivery=DelayedDelivery(store),
+        recoverability=Recoverability(policy=by_text),
+        clock=clock,
+    )
+
+    @endpoint.handler(bytes)
+    async def handle(message: bytes, context: HandlerContext) -> None:
+        raise RuntimeError("away")
+
+    caplog.set_level(logging.INFO, "postdate.endpoint")
+    async with endpoint:
+        await endpoint.send(b"raw", destination="sales", delay=SECOND, message_id="m-1")
+        await clock.advance(2 * SECOND)
+        lengths = await transport.queue_lengths()
+    record = (await store.history("m-1"))[-1]
+    assert (record.kind, record.detail) == (RecordKind.DISCARDED, "nobody wants it: RuntimeError: away")
+    assert (lengths["sales"], lengths["error"]) == (0, 0)
+    (line,) = [each for each in caplog.records if "discarded" in each.getMessage()]
+    assert (line.levelname, "nobody wants it" in line.getMessage()) == ("INFO", True)
+    await store.close()
+    await transport.close()
+
+
+@pytest.mark.parametrize("text", ["raise", "odd"])
+async def test_a_policy_that_fails_is_a_critical_error_and_loses_nothing(world: World, text: str) -> None:
+    world.error = RuntimeError(text)
+    await world.run(world.endpoint(Recoverability(policy=by_text)))
+    assert len(world.critical) == len(world.attempts) == POLICY_FAILURES + 1
+    assert "Failed to execute the recoverability policy for message native-1" in world.critical[0]
+    (copy,) = world.in_queue("error")
+    assert copy.headers[Headers.EXCEPTION_MESSAGE] == text  # the error of the handler
+
+
+# --- what cannot be done (row 111) ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delays", [False, True])
+@pytest.mark.parametrize("text", ["once", "later"])
+async def test_an_action_that_is_not_there_leads_to_the_error_queue_with_a_warning_row_111(
+    world: World, caplog: pytest.LogCaptureFixture, text: str, delays: bool
+) -> None:
+    world.error = RuntimeError(text)
+    mode = "none" if text == "once" or delays else "receive_only"
+    endpoint = world.endpoint(Recoverability(policy=by_text), delays=delays, transaction_mode=mode)
+    await world.run(endpoint)
+    assert len(world.attempts) == len(world.in_queue("error")) == 1
+    (line,) = [each for each in caplog.records if "goes to the error queue" in each.getMessage()]
+    assert line.levelname == "WARNING"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"immediate_retries": 1}, "immediate_retries=1"),
+        ({"immediate_retries": 5}, "immediate_retries=5"),
+        ({"immediate_retries": 0, "delayed_retries": 3}, "delayed_retries=3"),
+    ],
+)
+def test_retries_that_were_asked_for_are_refused_where_they_cannot_be_row_111(
+    world: World, settings: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        world.endpoint(Recoverability(**settings), transaction_mode="none")
+    if "delayed_retries" in settings:
+        with pytest.raises(ConfigurationError, match=said):
+            world.endpoint(Recoverability(**settings), delays=False)
+    none = Recoverability(immediate_retries=0, delayed_retries=0)
+    assert world.endpoint(none, transaction_mode="none", delays=False).name == "sales"
+
+
+async def test_retries_that_nobody_chose_give_way_row_111(world: World) -> None:
+    await world.run(world.endpoint(Recoverability("broken"), transaction_mode="none"))
+    assert len(world.attempts) == len(world.in_queue("broken")) == 1
+
+
+@pytest.mark.parametrize("setting", ["policy", "customize_headers"])
+def test_what_cannot_be_called_is_refused(setting: str) -> None:
+    wrong: dict[str, Any] = {setting: "often"}
+    with pytest.raises(ConfigurationError, match=setting):
+        Recoverability(**wrong)
+
+
+# --- error copies (row 112) -------------------------------------------------------------------------------------------
+
+
+class Refused(Exception):
+    """An error that says more than its text."""
+
+    def __init__(self, content: object, link: object) -> None:
+        super().__init__("refused")
+        self.data, self.help_link = content, link
+
+
+async def test_headers_of_error_copies_can_be_customized_row_112(world: World) -> None:
+    def customize(headers: Mapping[str, str]) -> Mapping[str, str]:
+        kept = {key: value for key, value in headers.items() if key != Headers.EXCEPTION_STACK_TRACE}
+        return {**kept, "team": "payments \0", Headers.EXCEPTION_MESSAGE: "(hidden)"}
+
+    await world.run(world.endpoint(Recoverability(immediate_retries=0, delayed_retries=0, customize_headers=customize)))
+    (copy,) = world.in_queue("error")
+    assert copy.headers["team"] == "payments \\x00"
+    assert copy.headers[Headers.EXCEPTION_MESSAGE] == "(hidden)"
+    assert Headers.EXCEPTION_STACK_TRACE not in copy.headers
+    assert copy.headers[Headers.FAILED_QUEUE] == "sales"
+
+
+def test_customizing_that_fails_does_not_keep_a_copy_from_leaving_row_112(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_: Mapping[str, str]) -> Mapping[str, str]:
+        raise KeyError("no")
+
+    def number(_: Mapping[str, str]) -> Any:
+        return {"number": 1}
+
+    assert customized({"a": "b"}, fail) == customized({"a": "b"}, number) == {"a": "b"}
+    assert len(caplog.records) == 2
+
+
+def told(error: BaseException) -> dict[str, str]:
+    """Return what an error copy says beside what every one says."""
+    now = VirtualClock().now()
+    usual = error_headers({}, ValueError("x"), "sales", now, Host("sales"))
+    return {
+        key: value for key, value in error_headers({}, error, "sales", now, Host("sales")).items() if key not in usual
+    }
+
+
+def test_an_error_copy_has_the_data_and_the_help_link_of_its_exception_row_112() -> None:
+    assert told(Refused({"order": 4711, 2: "x" * 20_000}, "https://help/1")) == {
+        "NServiceBus.ExceptionInfo.Data.order": "4711",
+        "NServiceBus.ExceptionInfo.Data.2": "x" * 16_384,
+        "NServiceBus.ExceptionInfo.HelpLink": "https://help/1",
+    }
+    assert told(Refused(["no", "mapping"], 4711)) == {}
+    assert told(Refused({"lone \ud800": "bad \0"}, "")) == {"NServiceBus.ExceptionInfo.Data.lone \\ud800": "bad \\x00"}
+
+
+def test_data_that_cannot_be_read_does_not_keep_a_copy_from_leaving_row_112() -> None:
+    class Unreadable(Exception):
+        @property
+        def data(self) -> object:
+            raise OSError("gone")
+
+    assert told(Unreadable()) == {"NServiceBus.ExceptionInfo.Data.unreadable": "OSError"}
