@@ -51,6 +51,7 @@ from postdate.endpoint.outbox import (
     check_outbox,
     prepare_outbox,
 )
+from postdate.endpoint.publishing import publish_options, publishing
 from postdate.endpoint.retries import POLICY_FAILURES, PolicyFailed, Retries
 from postdate.endpoint.sending import (
     Sender,
@@ -182,6 +183,15 @@ class HandlerContext:
         await self._leave(outgoing)
         return outgoing.message_id
 
+    async def publish(
+        self, message: object, headers: Mapping[str, str] | None = None, *, message_id: str | None = None
+    ) -> str:
+        """Send a message to everybody who is subscribed to its type; see :meth:`Endpoint.publish`."""
+        options = self._endpoint.publish_options(message, headers, message_id)
+        outgoing = self._endpoint.outgoing(message, options, related_to=self.headers)
+        await self._leave(outgoing)
+        return outgoing.message_id
+
     async def _leave(self, outgoing: Envelope | DelayedMessage, *, isolated: bool = False) -> None:
         if self._ended:
             raise MessageError(
@@ -288,6 +298,7 @@ class Endpoint:
         self._types = MessageTypes()
         self._handlers: dict[type[Any], list[Handler]] = {}
         self._routes: dict[type[Any], str] = {}
+        self._events: list[str] = []
         self.host = Host(name)
         around = Surroundings(name, transport, self.mode, self.clock, self._critical_errors, metrics)
         self._service = (
@@ -324,6 +335,22 @@ class Endpoint:
         """Send messages of ``message_type`` to ``destination`` unless a send says otherwise."""
         self._add_type(message_type, name)
         self._routes[message_type] = destination
+
+    def subscribe(self, message_type: type[Any], *, name: str | None = None) -> None:
+        """Receive what anybody publishes of this type, from the next start on; it needs a handler, too.
+
+        A subscription outlives the endpoint: it belongs to the queue, and is made with it (``create_queues``).
+
+        Raises:
+            NotSupported: the queues cannot publish.
+            ConfigurationError: the endpoint is send-only.
+        """
+        if self.send_only:
+            raise ConfigurationError(f"endpoint {self.name!r} is send-only and handles nothing")
+        self._add_type(message_type, name)
+        event = self._types.name_of(message_type)
+        publishing(self.transport).event_address(event)
+        self._events.append(event)
 
     def _add_type(self, message_type: type[Any], name: str | None) -> None:
         self._times_to_be_received.of(message_type)  # a wrong one is told where the type is registered
@@ -385,6 +412,8 @@ class Endpoint:
         if self._create_queues:
             audit = [] if self.audit is None else [self.audit.queue]
             await self.transport.create_queues([self.name, self._error_queue, *audit])
+            if self._events:
+                await publishing(self.transport).subscribe(self.name, self._events)
         breaker = RepeatedFailures(
             "Receive", "Failed to receive messages", RECEIVE_BREAKER, self._critical_errors, self._metrics
         )
@@ -439,6 +468,27 @@ class Endpoint:
         outgoing = self.outgoing(message, SendOptions(**options))
         await self.send_now([outgoing])
         return outgoing.message_id
+
+    async def publish(
+        self, message: object, headers: Mapping[str, str] | None = None, *, message_id: str | None = None
+    ) -> str:
+        """Send a message to everybody who is subscribed to its type, which may be nobody; return its id.
+
+        An event cannot be delayed (row 7): delay the message whose handler publishes it.
+
+        Raises:
+            NotSupported: the queues cannot publish; nothing was sent.
+            MessageTooLarge, TransportUnavailable: nothing was sent.
+        """
+        outgoing = self.outgoing(message, self.publish_options(message, headers, message_id))
+        await self.send_now([outgoing])
+        return outgoing.message_id
+
+    def publish_options(
+        self, message: object, headers: Mapping[str, str] | None, message_id: str | None
+    ) -> SendOptions:
+        """Return how :meth:`publish` sends; sends nothing."""
+        return publish_options(self.transport, self._types.name_of(type(message)), headers, message_id)
 
     def into_transaction(self, message: object, options: SendOptions) -> tuple[TransactionalStore, DelayedMessage]:
         """Return what :meth:`send` would store in a transaction of the application, and where; stores nothing."""

@@ -46,13 +46,17 @@ class MessageTypes:
         self._names.setdefault(message_type, known)
         return known
 
+    def name_of(self, message_type: type[Any]) -> str:
+        """Return the name of a type, registered or not."""
+        return self._names.get(message_type) or type_name(message_type)
+
     def encode(self, message: object) -> tuple[dict[str, str], bytes]:
         """Return content headers and body.
 
         Raises:
             InvalidMessage: the message cannot be written as JSON.
         """
-        name = self._names.get(type(message)) or type_name(type(message))
+        name = self.name_of(type(message))
         try:
             body = message.model_dump_json().encode() if isinstance(message, _Model) else msgspec.json.encode(message)
         except (TypeError, ValueError, msgspec.MsgspecError) as error:

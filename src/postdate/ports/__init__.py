@@ -40,6 +40,7 @@ from postdate.ports.observation import (
 )
 from postdate.ports.outbox import Operation, OutboxRecord, OutboxStore, OutboxTransaction
 from postdate.ports.pruning import ARCHIVED, PrunableStore, StoredRecord
+from postdate.ports.publishing import PublishingTransport
 from postdate.ports.record_streams import RecordStreamStore
 from postdate.ports.scanning import ArrowBatch, ColumnarStore, Scan, ScanFilter, ScannableStore, ScanPart
 from postdate.ports.stores import (
@@ -114,6 +115,7 @@ __all__ = [
     "Outcome",
     "Process",
     "PrunableStore",
+    "PublishingTransport",
     "QueueObserver",
     "Queued",
     "Read",

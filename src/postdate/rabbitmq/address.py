@@ -3,8 +3,9 @@
 ``orders`` is the queue ``orders``. ``exchange:NAME/KEY`` is the exchange ``NAME`` with the routing key ``KEY``; the
 key may be missing. In the name, ``%`` and ``/`` are written ``%25`` and ``%2F``; in the key, ``%`` is; any other
 character may be written as the percent-escapes of its UTF-8 bytes, or as it is. ``exchange-or-queue:NAME/KEY`` is the
-same, and where that exchange leads to no queue, the queue ``KEY``. A queue whose own name begins with either word is
-reached through the default exchange, which has no name: ``exchange:/exchange:odd``.
+same, and where that exchange leads to no queue, the queue ``KEY``. ``event:NAME`` is the fanout exchange of the events
+``NAME``, which need not lead anywhere, nor be there: nobody wants them then. A queue whose own name begins with one of
+these words is reached through the default exchange, which has no name: ``exchange:/exchange:odd``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,11 @@ from postdate.rabbitmq.wire import SHORT_TEXT_LIMIT
 
 PREFIX = "exchange:"
 OR_QUEUE_PREFIX = "exchange-or-queue:"
-PREFIXES = (PREFIX, OR_QUEUE_PREFIX)
+EVENT_PREFIX = "event:"
+PREFIXES = (PREFIX, OR_QUEUE_PREFIX, EVENT_PREFIX)
+EVENT_EXCHANGE_PREFIX = "postdate.event."
+"""Begins the names of the exchanges of events."""
+
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
@@ -42,7 +47,9 @@ def parse_address(destination: str) -> Address:
     Raises:
         QueueNotFound: nothing can have this address: an escape is malformed, or a name is longer than AMQP allows.
     """
-    if destination.startswith(PREFIXES):
+    if destination.startswith(EVENT_PREFIX):
+        address = Address(EVENT_EXCHANGE_PREFIX + destination.removeprefix(EVENT_PREFIX), "")
+    elif destination.startswith(PREFIXES):
         or_queue = destination.startswith(OR_QUEUE_PREFIX)
         exchange, _, key = destination.partition(":")[2].partition("/")
         address = Address(_unescape(exchange, destination), _unescape(key, destination), or_queue)

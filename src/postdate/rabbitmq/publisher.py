@@ -12,7 +12,7 @@ import anyio
 
 from postdate.errors import MessageTooLarge, PostdateError, QueueNotFound, TransportError, TransportUnavailable
 from postdate.messages import Envelope
-from postdate.rabbitmq.address import OR_QUEUE_PREFIX, PREFIXES, exchange_address, parse_address
+from postdate.rabbitmq.address import EVENT_PREFIX, OR_QUEUE_PREFIX, PREFIXES, exchange_address, parse_address
 from postdate.rabbitmq.content import redirected
 from postdate.rabbitmq.link import (
     ANSWERS_WITHIN_SECONDS,
@@ -61,7 +61,10 @@ class Publisher:
                 if not _is_cancelled_for_good() or None not in sending.answers:
                     raise
                 # What is known to have arrived must be told: without that all of it would be sent again.
-        return sending.answers
+        return [
+            None if isinstance(answer, QueueNotFound) and envelope.destination.startswith(EVENT_PREFIX) else answer
+            for envelope, answer in zip(envelopes, sending.answers, strict=True)
+        ]  # an event that nobody wants has been published all the same
 
     async def _send_all(self, sending: Sending) -> None:
         """Send; whoever is cut off gives up what has no answer, and what is answered by then stays."""

@@ -45,6 +45,16 @@ async def declare_intake(link: Link, exchange: DelayExchange, queue_type: str) -
     await bind_queue(link, queue, exchange.name)
 
 
+async def subscribe(link: Link, queue: str, exchange: str) -> None:
+    """Let a queue receive what is published to the exchange of an event, which is created if it is missing.
+
+    Raises:
+        ConfigurationError, ChannelClosed, TransportUnavailable: see :func:`declare_exchange` and :func:`bind_queue`.
+    """
+    await declare_exchange(link, exchange, "fanout")
+    await bind_queue(link, queue, exchange)
+
+
 async def declare_exchange(link: Link, exchange: str, kind: str) -> None:
     """Create a durable exchange.
 

@@ -49,7 +49,7 @@ from postdate.ports import (
     TransportCapabilities,
     Work,
 )
-from postdate.rabbitmq.address import PREFIXES, parse_address
+from postdate.rabbitmq.address import EVENT_PREFIX, PREFIXES, parse_address
 from postdate.rabbitmq.consuming import Attempts, ConsumingChannel, Delivery
 from postdate.rabbitmq.delays import came_to_be_delayed, expired_queue, intake_queue, to_be_delayed
 from postdate.rabbitmq.link import ChannelClosed, Line, Link, declare_queue
@@ -58,7 +58,7 @@ from postdate.rabbitmq.observation import lengths_of, server_facts
 from postdate.rabbitmq.properties import Arrived, arrived, unreadable
 from postdate.rabbitmq.publisher import Publisher
 from postdate.rabbitmq.publishing import why_not
-from postdate.rabbitmq.topology import declare_intake
+from postdate.rabbitmq.topology import declare_intake, subscribe
 
 log = logging.getLogger("postdate.rabbitmq")
 
@@ -138,6 +138,25 @@ class RabbitMqTransport:
     def receiver(self, queue: str) -> RabbitMqReceiver:
         """See :meth:`postdate.ports.Transport.receiver`."""
         return RabbitMqReceiver(self, queue)
+
+    def event_address(self, event: str) -> str:
+        """See :meth:`postdate.ports.PublishingTransport.event_address`: a fanout exchange for each kind of event."""
+        address = EVENT_PREFIX + event
+        try:
+            parse_address(address)
+        except QueueNotFound as error:
+            raise ConfigurationError(f"an event cannot be called {event!r}: {error}") from error
+        return address
+
+    async def subscribe(self, queue: str, events: Sequence[str]) -> None:
+        """See :meth:`postdate.ports.PublishingTransport.subscribe`."""
+        link = await self.consuming.link()
+        for event in events:
+            exchange = parse_address(self.event_address(event)).exchange
+            try:
+                await subscribe(link, queue, exchange)
+            except ChannelClosed as error:
+                raise TransportError(f"{queue!r} cannot be subscribed to {event!r}: {error}") from error
 
     async def create_intake(self, exchange: DelayExchange) -> None:
         """See :meth:`postdate.ports.ForeignIntake.create_intake`; an exchange for due messages may be there already."""
