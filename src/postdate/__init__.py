@@ -8,9 +8,10 @@ if TYPE_CHECKING:
     from postdate.core.recoverability import Recoverability
     from postdate.endpoint.audit import Audit
     from postdate.endpoint.blocking import BlockingEndpoint
-    from postdate.endpoint.endpoint import Endpoint, HandlerContext
+    from postdate.endpoint.endpoint import Endpoint
+    from postdate.endpoint.handling import HandlerContext
     from postdate.endpoint.sending import SendOptions
-    from postdate.endpoint.settings import DelayedDelivery
+    from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, TimeoutManager
     from postdate.endpoint.time_to_be_received import time_to_be_received
     from postdate.errors import PostdateError
     from postdate.messages import DelayedMessage, Envelope, Headers
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from postdate.stores.postgres import PostgresStore
     from postdate.stores.sqlite import SqliteStore
     from postdate.stores.sqlserver import SqlServerStore
+    from postdate.timeouts.mariadb import MariaDbTimeouts
+    from postdate.timeouts.memory import MemoryTimeouts
+    from postdate.timeouts.postgres import PostgresTimeouts
+    from postdate.timeouts.sqlite import SqliteTimeouts
+    from postdate.timeouts.sqlserver import SqlServerTimeouts
     from postdate.transports.azure_queues import AzureStorageQueueTransport
     from postdate.transports.local import LocalTransport
     from postdate.transports.memory import MemoryTransport
@@ -43,15 +49,19 @@ __all__ = [
     "Endpoint",
     "Envelope",
     "ExpiryRules",
+    "ExternalTimeoutManager",
     "HandlerContext",
     "Headers",
     "LocalTransport",
     "MariaDbStore",
+    "MariaDbTimeouts",
     "MemoryStore",
+    "MemoryTimeouts",
     "MemoryTransport",
     "MsmqTransport",
     "PostdateError",
     "PostgresStore",
+    "PostgresTimeouts",
     "PostgresTransport",
     "RabbitMqTransport",
     "Recording",
@@ -59,8 +69,11 @@ __all__ = [
     "ScaledClock",
     "SendOptions",
     "SqlServerStore",
+    "SqlServerTimeouts",
     "SqliteStore",
+    "SqliteTimeouts",
     "SystemClock",
+    "TimeoutManager",
     "TransactionMode",
     "Transport",
     "__version__",
@@ -73,9 +86,10 @@ _ROOMS = {
     "core.recoverability": ("Recoverability",),
     "endpoint.audit": ("Audit",),
     "endpoint.blocking": ("BlockingEndpoint",),
-    "endpoint.endpoint": ("Endpoint", "HandlerContext"),
+    "endpoint.endpoint": ("Endpoint",),
+    "endpoint.handling": ("HandlerContext",),
     "endpoint.sending": ("SendOptions",),
-    "endpoint.settings": ("DelayedDelivery",),
+    "endpoint.settings": ("DelayedDelivery", "ExternalTimeoutManager", "TimeoutManager"),
     "endpoint.time_to_be_received": ("time_to_be_received",),
     "errors": ("PostdateError",),
     "messages": ("DelayedMessage", "Envelope", "Headers"),
@@ -86,6 +100,11 @@ _ROOMS = {
     "stores.postgres": ("PostgresStore",),
     "stores.sqlite": ("SqliteStore",),
     "stores.sqlserver": ("SqlServerStore",),
+    "timeouts.mariadb": ("MariaDbTimeouts",),
+    "timeouts.memory": ("MemoryTimeouts",),
+    "timeouts.postgres": ("PostgresTimeouts",),
+    "timeouts.sqlite": ("SqliteTimeouts",),
+    "timeouts.sqlserver": ("SqlServerTimeouts",),
     "transports.azure_queues": ("AzureStorageQueueTransport",),
     "transports.local": ("LocalTransport",),
     "transports.memory": ("MemoryTransport",),
