@@ -31,7 +31,20 @@ check: lint ## lint, formatting, types, import rules and the fast tests: under a
 
 test: lint ## all of check, and every other test
 	@scripts/services up
-	$(BIN)/pytest
+	@$(MAKE) -k -j2 test-code test-documentation
+
+# Examples of the documentation wait for processes most of the time, and measure nothing: they run beside the other
+# tests, with what those leave of the processor, and print what they have to say when they are done.
+DOCUMENTATION_TESTS = tests/docs tests/cli/test_docs.py
+
+.PHONY: test-code test-documentation
+test-code:
+	$(BIN)/pytest $(addprefix --ignore=,$(DOCUMENTATION_TESTS))
+
+test-documentation:
+	@mkdir -p build
+	@nice -n 10 $(BIN)/pytest --timeout 900 -o faulthandler_timeout=890 -o cache_dir=build/pytest_cache_documentation \
+		$(DOCUMENTATION_TESTS) >build/test-documentation.log 2>&1; status=$$?; cat build/test-documentation.log; exit $$status
 
 bench: install ## measure this machine with the embedded store and transport
 	$(BENCH) drain --store sqlite --transport local

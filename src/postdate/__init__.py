@@ -8,10 +8,11 @@ if TYPE_CHECKING:
     from postdate.core.recoverability import DelayedRetry, Discard, ImmediateRetry, MoveToError, Recoverability
     from postdate.endpoint.audit import Audit
     from postdate.endpoint.blocking import BlockingEndpoint
-    from postdate.endpoint.endpoint import Endpoint, HandlerContext
+    from postdate.endpoint.endpoint import Endpoint
+    from postdate.endpoint.handling import HandlerContext
     from postdate.endpoint.outbox import Outbox
     from postdate.endpoint.sending import SendOptions
-    from postdate.endpoint.settings import DelayedDelivery
+    from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, TimeoutManager
     from postdate.endpoint.time_to_be_received import time_to_be_received
     from postdate.errors import PostdateError
     from postdate.messages import DelayedMessage, Envelope, Headers
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
     from postdate.stores.postgres import PostgresStore
     from postdate.stores.sqlite import SqliteStore
     from postdate.stores.sqlserver import SqlServerStore
+    from postdate.timeouts.mariadb import MariaDbTimeouts
+    from postdate.timeouts.memory import MemoryTimeouts
+    from postdate.timeouts.postgres import PostgresTimeouts
+    from postdate.timeouts.sqlite import SqliteTimeouts
+    from postdate.timeouts.sqlserver import SqlServerTimeouts
     from postdate.transports.azure_queues import AzureStorageQueueTransport
     from postdate.transports.local import LocalTransport
     from postdate.transports.memory import MemoryTransport
@@ -48,12 +54,15 @@ __all__ = [
     "Endpoint",
     "Envelope",
     "ExpiryRules",
+    "ExternalTimeoutManager",
     "HandlerContext",
     "Headers",
     "ImmediateRetry",
     "LocalTransport",
     "MariaDbStore",
+    "MariaDbTimeouts",
     "MemoryStore",
+    "MemoryTimeouts",
     "MemoryTransport",
     "MoveToError",
     "MsmqTransport",
@@ -61,6 +70,7 @@ __all__ = [
     "PostdateError",
     "PostgresOutbox",
     "PostgresStore",
+    "PostgresTimeouts",
     "PostgresTransport",
     "RabbitMqTransport",
     "Recording",
@@ -68,9 +78,12 @@ __all__ = [
     "ScaledClock",
     "SendOptions",
     "SqlServerStore",
+    "SqlServerTimeouts",
     "SqliteOutbox",
     "SqliteStore",
+    "SqliteTimeouts",
     "SystemClock",
+    "TimeoutManager",
     "TransactionMode",
     "Transport",
     "__version__",
@@ -83,10 +96,11 @@ _ROOMS = {
     "core.recoverability": ("DelayedRetry", "Discard", "ImmediateRetry", "MoveToError", "Recoverability"),
     "endpoint.audit": ("Audit",),
     "endpoint.blocking": ("BlockingEndpoint",),
-    "endpoint.endpoint": ("Endpoint", "HandlerContext"),
+    "endpoint.endpoint": ("Endpoint",),
+    "endpoint.handling": ("HandlerContext",),
     "endpoint.outbox": ("Outbox",),
     "endpoint.sending": ("SendOptions",),
-    "endpoint.settings": ("DelayedDelivery",),
+    "endpoint.settings": ("DelayedDelivery", "ExternalTimeoutManager", "TimeoutManager"),
     "endpoint.time_to_be_received": ("time_to_be_received",),
     "errors": ("PostdateError",),
     "messages": ("DelayedMessage", "Envelope", "Headers"),
@@ -99,6 +113,11 @@ _ROOMS = {
     "stores.postgres": ("PostgresStore",),
     "stores.sqlite": ("SqliteStore",),
     "stores.sqlserver": ("SqlServerStore",),
+    "timeouts.mariadb": ("MariaDbTimeouts",),
+    "timeouts.memory": ("MemoryTimeouts",),
+    "timeouts.postgres": ("PostgresTimeouts",),
+    "timeouts.sqlite": ("SqliteTimeouts",),
+    "timeouts.sqlserver": ("SqlServerTimeouts",),
     "transports.azure_queues": ("AzureStorageQueueTransport",),
     "transports.local": ("LocalTransport",),
     "transports.memory": ("MemoryTransport",),

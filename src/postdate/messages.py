@@ -73,6 +73,15 @@ class Headers:
     TIMEOUT_DELAY = TIMEOUT_PROPERTIES_PREFIX + "DelayDeliveryFor"
     TIMEOUT_DELIVER_AT = TIMEOUT_PROPERTIES_PREFIX + "DeliverAt"
 
+    # Of timeout managers (specification 4.3). Of these, the first two stay on a message when it is delivered.
+    EXPIRE = "NServiceBus.Timeout.Expire"
+    ROUTE_EXPIRED_TIMEOUT_TO = "NServiceBus.Timeout.RouteExpiredTimeoutTo"
+    RELATED_TO_TIMEOUT_ID = "NServiceBus.RelatedToTimeoutId"
+    TIMEOUT_ID = "Timeout.Id"
+    CLEAR_TIMEOUTS = "NServiceBus.ClearTimeouts"
+    CONTROL_MESSAGE = "NServiceBus.ControlMessage"
+    SAGA_ID = "NServiceBus.SagaId"
+
 
 def new_message_id() -> str:
     """Return a new id: a UUID whose leading 48 bits are the time in milliseconds (version 7).

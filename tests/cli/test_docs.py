@@ -25,6 +25,9 @@ from postdate.cli.exits import EXPLANATIONS
 PAGES = Path(__file__).parents[2] / "docs" / "cli"
 _BIN = Path(sys.executable).parent
 _BLOCK = re.compile(r"^```(\S+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_PATIENCE_SECONDS = 90.0
+"""The tests of the documentation run beside all others, and after them in line for the processor."""
+
 _LOOKS = ("messages list", "messages explain", "messages stats", "errors list")
 
 
@@ -62,7 +65,7 @@ class Story:
     """One page being run."""
 
     folder: Path
-    eventually: Callable[[Callable[[], object], str], None]
+    eventually: Callable[[Callable[[], object], str, float], None]
     status: int = 0
     services: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -73,7 +76,8 @@ class Story:
         elif example.command.endswith(" &"):
             self.start(example)
         elif self.services and any(look in example.command for look in _LOOKS):
-            self.eventually(lambda: self.matches(example), f"{example.command} prints\n{example.expected}")
+            what = f"{example.command} prints\n{example.expected}"
+            self.eventually(lambda: self.matches(example), what, _PATIENCE_SECONDS)
         else:
             assert self.matches(example), f"$ {example.command}\n{self.printed}\n--- expected:\n{example.expected}"
 
@@ -105,7 +109,7 @@ class Story:
             self.services.append(
                 subprocess.Popen(command, cwd=self.folder, env=self.environment, stdout=file, stderr=file)
             )
-        self.eventually(lambda: "delivering from" in log.read_text(), "the service delivers")
+        self.eventually(lambda: "delivering from" in log.read_text(), "the service delivers", _PATIENCE_SECONDS)
         assert pattern(example.expected).fullmatch(tidy(log.read_text()))
 
     def end(self) -> None:
@@ -115,7 +119,7 @@ class Story:
         assert [service.wait(60) for service in self.services] == [0] * len(self.services)
 
 
-@pytest.mark.timeout(300)  # a page may start Spark more than once
+@pytest.mark.timeout(900)  # a page may start Spark more than once, beside other tests
 @pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.stem)
 def test_every_example_prints_what_the_page_says(page, own_folder, eventually):
     story = Story(own_folder, eventually)

@@ -28,7 +28,7 @@ def project(tmp_path: Path) -> Path:
     return project
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_orders_are_stored_once_and_become_tables(project: Path) -> None:
     environment = _environment(project)
     _run(project, environment, sys.executable, "-m", "postdate.cli", "setup", "--store", environment["ORDERS_STORE"])
@@ -60,7 +60,7 @@ def _environment(project: Path) -> dict[str, str]:
 
 def _run(directory: Path, environment: dict[str, str], *command: str) -> str:
     done = subprocess.run(
-        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=280, check=False
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=880, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

@@ -39,7 +39,7 @@ def test_snippets_run_and_print_what_is_said(guide: Path, tmp_path: Path, reques
     for code, said in snippets:
         command = [sys.executable, "-c", code]
         done = subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False, env=environment
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=880, check=False, env=environment
         )
         assert done.returncode == 0, done.stderr
         assert done.stdout == (f"{said}\n" if said else "")

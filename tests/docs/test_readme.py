@@ -19,7 +19,7 @@ def blocks(language: str) -> list[str]:
 
 
 def run(arguments: list[str], folder: Path) -> str:
-    done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=880, check=False)
     assert done.returncode == 0, f"{arguments}: {done.stderr}{done.stdout}"
     return done.stdout
 
@@ -39,7 +39,7 @@ def test_make_targets_that_are_named_exist() -> None:
         assert re.search(rf"^{target}\b.*:", makefile, re.MULTILINE), target
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_the_shell_session_runs_line_by_line(tmp_path: Path) -> None:
     """In the order given, ``ID`` being an id that the list shows, with the table that the README schedules."""
     (tmp_path / "orders.csv").write_text(

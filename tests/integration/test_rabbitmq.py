@@ -16,7 +16,6 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from tests.proxy import FaultyLink
-from tests.rabbitmq_subjects import channel_of
 from tests.servers import RabbitMQ
 
 from postdate import Envelope
@@ -32,26 +31,12 @@ from postdate.ports import End, Received
 from postdate.rabbitmq.address import exchange_address
 from postdate.transports.rabbitmq import RabbitMqReceiver, RabbitMqTransport
 
+pytest_plugins = ["tests.integration.rabbitmq_fixtures"]
+
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 PATIENCE_SECONDS = 30
 Kinds = list[type]
 T = TypeVar("T")
-
-
-@pytest.fixture
-def channel(rabbitmq_url: str) -> Generator[BlockingChannel]:
-    """Another client of the same broker."""
-    with channel_of(rabbitmq_url) as channel:
-        yield channel
-
-
-@pytest.fixture(params=["quorum", "classic"])
-def queue(request: pytest.FixtureRequest, channel: BlockingChannel) -> Generator[str]:
-    """An empty queue of each type."""
-    name = f"postdate.test.{uuid.uuid4()}"
-    channel.queue_declare(name, durable=True, arguments={"x-queue-type": request.param})
-    yield name
-    channel.queue_delete(name)
 
 
 @pytest.fixture

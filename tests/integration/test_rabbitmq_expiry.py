@@ -1,7 +1,6 @@
 """What expires in queues of RabbitMQ: what the broker is told, as another client sees it, and what it makes of it."""
 
-import uuid
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -10,12 +9,13 @@ import anyio
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
-from tests.rabbitmq_subjects import channel_of
 
 from postdate import Endpoint, Envelope, HandlerContext, Headers, TransactionMode
 from postdate.operations.error_queue import returned_copy
 from postdate.ports import End, Received
 from postdate.transports.rabbitmq import RabbitMqReceiver, RabbitMqTransport
+
+pytest_plugins = ["tests.integration.rabbitmq_fixtures"]
 
 NOW = datetime(2000, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 """What the sender's clock says: it is years behind."""
@@ -24,22 +24,6 @@ MILLISECOND, SECOND, DAY = timedelta(milliseconds=1), timedelta(seconds=1), time
 PATIENCE_SECONDS = 30
 ODD = {"amqp.priority": "1"}
 """A header that takes the long way to the properties of a message."""
-
-
-@pytest.fixture
-def channel(rabbitmq_url: str) -> Generator[BlockingChannel]:
-    """Another client of the same broker."""
-    with channel_of(rabbitmq_url) as channel:
-        yield channel
-
-
-@pytest.fixture(params=["quorum", "classic"])
-def queue(request: pytest.FixtureRequest, channel: BlockingChannel) -> Generator[str]:
-    """An empty queue of each type."""
-    name = f"postdate.test.{uuid.uuid4()}"
-    channel.queue_declare(name, durable=True, arguments={"x-queue-type": request.param})
-    yield name
-    channel.queue_delete(name)
 
 
 @asynccontextmanager

@@ -22,7 +22,7 @@ from tests.servers import RabbitMQ
 from postdate import DelayedMessage, Headers, SqliteStore, SystemClock
 from postdate.ports import RecordKind
 
-BROKER_ROUNDS = int(os.environ.get("POSTDATE_KILL_ROUNDS", "6"))
+BROKER_ROUNDS = int(os.environ.get("POSTDATE_KILL_ROUNDS", "3"))
 """A broker needs some four seconds to come back: twenty rounds are for those who wait."""
 
 SERVICE_ROUNDS = 20

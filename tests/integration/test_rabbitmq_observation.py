@@ -1,14 +1,12 @@
 """What RabbitMqTransport tells an operator: what the broker is, whether it takes messages, how long queues are."""
 
 import uuid
-from collections.abc import Generator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
-from tests.rabbitmq_subjects import channel_of
 from tests.servers import RabbitMQ
 
 from postdate import Envelope
@@ -17,23 +15,9 @@ from postdate.ports import CountsQueues, DescribesServer
 from postdate.rabbitmq.address import exchange_address
 from postdate.transports.rabbitmq import RabbitMqTransport
 
+pytest_plugins = ["tests.integration.rabbitmq_fixtures"]
+
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
-
-
-@pytest.fixture
-def channel(rabbitmq_url: str) -> Generator[BlockingChannel]:
-    """Another client of the same broker."""
-    with channel_of(rabbitmq_url) as channel:
-        yield channel
-
-
-@pytest.fixture(params=["quorum", "classic"])
-def queue(request: pytest.FixtureRequest, channel: BlockingChannel) -> Generator[str]:
-    """An empty queue of each type."""
-    name = f"postdate.test.{uuid.uuid4()}"
-    channel.queue_declare(name, durable=True, arguments={"x-queue-type": request.param})
-    yield name
-    channel.queue_delete(name)
 
 
 @asynccontextmanager

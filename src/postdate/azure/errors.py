@@ -46,37 +46,25 @@ class Meanings:
         unavailable: it answers, but not to this now.
         missing: what was named does not exist (404).
         exists: it exists already, or somebody else has it (409).
+        other: anything else.
         changed: another was faster (412, or a pop receipt that is not the last).
         too_large: more than it takes (413).
-        other: anything else.
     """
 
     unreachable: type[PostdateError]
     unavailable: type[PostdateError]
     missing: type[PostdateError]
     exists: type[PostdateError]
-    changed: type[PostdateError]
-    too_large: type[PostdateError]
     other: type[PostdateError]
+    changed: type[PostdateError] = ClaimLost
+    too_large: type[PostdateError] = MessageTooLarge
 
 
 QUEUES: Final = Meanings(
-    unreachable=TransportUnreachable,
-    unavailable=TransportUnavailable,
-    missing=QueueNotFound,
-    exists=TransportError,
-    changed=ClaimLost,
-    too_large=MessageTooLarge,
-    other=TransportError,
+    TransportUnreachable, TransportUnavailable, missing=QueueNotFound, exists=TransportError, other=TransportError
 )
 TABLES: Final = Meanings(
-    unreachable=StoreUnreachable,
-    unavailable=StoreUnavailable,
-    missing=StoreNotSetUp,
-    exists=DuplicateMessage,
-    changed=ClaimLost,
-    too_large=MessageTooLarge,
-    other=StoreError,
+    StoreUnreachable, StoreUnavailable, missing=StoreNotSetUp, exists=DuplicateMessage, other=StoreError
 )
 
 

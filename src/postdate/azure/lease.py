@@ -32,7 +32,7 @@ SURE_FOR_SECONDS: Final = 10.0
 _ANSWERED_WITHIN_SECONDS: Final = 4
 """Two renewals may fail to be answered, and the third still comes in time."""
 
-TRIED_AGAIN_AFTER_SECONDS: Final = 0.5
+TRIED_AGAIN_AFTER_SECONDS: Final = 0.4
 """After another was found to have it."""
 
 _COUNT: Final = "postdate_leases"

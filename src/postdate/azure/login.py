@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
-from azure.core.pipeline.transport import AioHttpTransport
 
+from postdate.azure.connections import LastingTransport
 from postdate.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class AzureLogin:
 
 def _client_settings() -> dict[str, Any]:
     """Return what every client gets: no retries of the SDK's own, which would hide an outage from our breakers."""
-    transport = AioHttpTransport(connection_timeout=CONNECTS_WITHIN_SECONDS, read_timeout=ANSWERS_WITHIN_SECONDS)
+    transport = LastingTransport(connection_timeout=CONNECTS_WITHIN_SECONDS, read_timeout=ANSWERS_WITHIN_SECONDS)
     return {"transport": transport, "retry_total": 0, "logger": requests_log}
 
 

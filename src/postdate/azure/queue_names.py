@@ -4,7 +4,8 @@ Azure takes 3 to 63 lower-case letters, digits and dashes, with no dash at eithe
 into lower case; what happens to the rest is a choice that everyone who shares the queues must make alike:
 
 ``strict``
-    Nothing. What Azure does not take is refused.
+    Nothing. What Azure does not take is refused. Only the queues that an endpoint has beside its own are called
+    ``sales-timeouts`` and ``sales-timeoutsdispatcher``, as upstream calls them, since their dots are not the user's.
 ``dashes``
     Dots become dashes, so that ``sales.timeouts`` is ``sales-timeouts``, as upstream calls that queue; a name without
     dots is what it is under ``strict``.
@@ -31,10 +32,11 @@ _NAME: Final = re.compile(r"[a-z0-9](?:-?[a-z0-9])*")
 _NOT_TAKEN: Final = re.compile(r"[^a-z0-9-]")
 _DASHES: Final = re.compile(r"-{2,}")
 _NUMBER_LENGTH: Final = 36
+_OWN_QUEUE: Final = re.compile(r"\.(timeouts|timeoutsdispatcher)$")
 
 
 def _strict(name: str) -> str:
-    return name
+    return _OWN_QUEUE.sub(r"-\1", name)
 
 
 def _dashes(name: str) -> str:
@@ -80,10 +82,23 @@ def queue_name(name: str, sanitizer: Sanitizer) -> str:
         clean = sanitizer(name.lower())
     except Exception as error:
         raise ConfigurationError(f"the sanitizer of queue names failed for {name!r}: {error}") from error
-    if SHORTEST <= len(clean) <= LONGEST and _NAME.fullmatch(clean):
+    if _is_taken(clean):
         return clean
     shown = repr(name) if clean == name else f"{name!r}, which becomes {clean!r},"
     raise ConfigurationError(
         f"{shown} cannot be the name of a queue in Azure: {SHORTEST} to {LONGEST} letters, digits and single dashes, "
-        f"beginning and ending with a letter or digit"
+        f"beginning and ending with a letter or digit; {_mending(name)}"
     )
+
+
+def _mending(name: str) -> str:
+    """Say what to do about a name that Azure does not take."""
+    for choice in ("dashes", "legacy"):
+        clean = SANITIZERS[choice](name.lower())
+        if _is_taken(clean):
+            return f"choose another, or sanitizer={choice!r}, which makes {clean!r} of it"
+    return "choose another"
+
+
+def _is_taken(name: str) -> bool:
+    return SHORTEST <= len(name) <= LONGEST and _NAME.fullmatch(name) is not None

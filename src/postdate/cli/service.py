@@ -114,7 +114,7 @@ class _Service:
                     "delivering from %s; intake queue %s.timeouts, error queue %s, transaction mode %s",
                     self._settings.store.address.shown,
                     endpoint.name,
-                    self._settings.endpoint.error_queue,
+                    self._settings.delayed_delivery.poison_queue or self._settings.endpoint.error_queue,
                     endpoint.mode.value,
                 )
                 exchange = delay_exchange(self._settings, plant.transport)

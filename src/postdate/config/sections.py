@@ -16,6 +16,8 @@ from postdate.ports import DUE_EXCHANGE_TYPES, Recording, TransactionMode
 FOLLOWS: Final = "as "
 """So begins the origin of a value that was not set but follows from another one."""
 
+_SECOND: Final = timedelta(seconds=1)
+
 
 def _meta(read: Callable[[Any], Any], meaning: str) -> dict[str, Any]:
     return {"read": read, "meaning": meaning}
@@ -41,13 +43,19 @@ class EndpointSettings:
 
 @dataclass(frozen=True, slots=True)
 class StoreSettings:
-    """Where messages wait. ``schema`` and ``table`` are for servers, ``synchronous`` is for a file."""
+    """Where messages wait. ``schema`` and ``table`` are for servers, ``synchronous`` is for a file.
+
+    From ``leases`` on they are for an Azure table; see :class:`postdate.stores.azure_table.AzureTableStore`.
+    """
 
     address: Address = field(
         default=Address("sqlite:///postdate.db"), metadata=_meta(values.address, "default: where the queues are")
     )
     schema: str | None = field(default=None, metadata=_meta(values.text, "of the tables; default: the store's own"))
-    table: str | None = field(default=None, metadata=_meta(values.text, "default: {endpoint.name}.timeouts"))
+    table: str | None = field(
+        default=None,
+        metadata=_meta(values.text, "default: {endpoint.name}.timeouts; in Azure delays and the SHA-1 of the name"),
+    )
     synchronous: str = field(
         default="full",
         metadata=_meta(
@@ -62,11 +70,33 @@ class StoreSettings:
     largest_message_bytes: int | None = field(
         default=None, metadata=_meta(values.integer(1), "headers and body together; default: the adapter's own")
     )
+    leases: int = field(
+        default=1,
+        metadata=_meta(values.integer(1, 64), "of an Azure table: among so many processes its messages are divided"),
+    )
+    peek_interval: timedelta = field(
+        default=timedelta(milliseconds=125),
+        metadata=_meta(values.duration, "of an Azure table: each pause between looks is longer by it than the last"),
+    )
+    longest_wait_when_idle: timedelta = field(
+        default=timedelta(seconds=30),
+        metadata=_meta(
+            values.duration_between(timedelta(milliseconds=100), timedelta(minutes=1)),
+            "of an Azure table: the longest such pause",
+        ),
+    )
+    page_size: int = field(
+        default=50,
+        metadata=_meta(values.integer(1, 1_000), "of an Azure table: messages claimed in one piece at most"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class TransportSettings:
-    """Where the queues are. In the store's database, it has the store's ``synchronous`` and ``recording``."""
+    """Where the queues are. In the store's database, it has the store's ``synchronous`` and ``recording``.
+
+    From ``sanitizer`` on they are for Azure; see :class:`postdate.transports.azure_queues.AzureStorageQueueTransport`.
+    """
 
     address: Address = field(
         default=Address("local:///postdate.db"), metadata=_meta(values.address, "default: in the database of the store")
@@ -78,6 +108,30 @@ class TransportSettings:
     )
     largest_message_bytes: int | None = field(
         default=None, metadata=_meta(values.integer(1), "headers and body together; default: the adapter's own")
+    )
+    sanitizer: str = field(
+        default="dashes",
+        metadata=_meta(
+            values.choice(str, "dashes", "strict", "legacy"), "what becomes of names of queues that Azure does not take"
+        ),
+    )
+    concurrent_sends: int = field(
+        default=32,
+        metadata=_meta(values.integer(1), "on Azure, requests on their way at once; 1: in the order of sending"),
+    )
+    hold_for: timedelta = field(
+        default=timedelta(seconds=30),
+        metadata=_meta(
+            values.duration_between(_SECOND, timedelta(days=7), _SECOND),
+            "on Azure, how long a received message is hidden; renewed while it is held",
+        ),
+    )
+    peek_interval: timedelta = field(
+        default=timedelta(milliseconds=125),
+        metadata=_meta(values.duration, "on Azure, each pause while a queue is empty is longer by it than the last"),
+    )
+    longest_idle_wait: timedelta = field(
+        default=_SECOND, metadata=_meta(values.duration, "on Azure, the longest such pause")
     )
 
 
@@ -100,6 +154,18 @@ class DelayedDeliverySettings:
     )
     maximum_recovery_failures_per_second: int = field(
         default=1, metadata=_meta(values.integer(1), "failures of the failure handling that are borne, over 30 s")
+    )
+    poison_queue: str | None = field(
+        default=None, metadata=_meta(values.queue_name, "where delayed messages go that fail; default: the error queue")
+    )
+    errors_return_to: str = field(
+        default="timeouts_queue",
+        metadata=_meta(
+            values.choice(str, "timeouts_queue", "destination"), "the queue that copies in the error queue name"
+        ),
+    )
+    drain_timeout_manager: bool = field(
+        default=False, metadata=_meta(values.flag, "also receive from {endpoint.name}.timeoutsdispatcher")
     )
 
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, Final, TypeVar
 
 from postdate.config.addresses import Address
-from postdate.config.texts import parse_duration
+from postdate.config.texts import format_duration, parse_duration
 from postdate.errors import InvalidMessage, InvalidTimestamp
 from postdate.messages import DESTINATION_LIMIT, check_text
 
@@ -73,16 +73,29 @@ def choice(kind: Callable[[str], T], *names: str) -> Callable[[Any], T]:
     return read
 
 
-def integer(least: int) -> Callable[[Any], int]:
-    """Return how a whole number is read that is at least ``least``."""
+def integer(least: int, most: int | None = None) -> Callable[[Any], int]:
+    """Return how a whole number is read that is at least ``least``, and at most ``most`` if that is given."""
+    bounds = f"{least} or more" if most is None else f"{least} to {most:,}"
+
+    def in_bounds(number: int) -> bool:
+        return number >= least and (most is None or number <= most)
 
     def read(raw: Any) -> int:
         number = int(raw) if isinstance(raw, FromText) and re.fullmatch(r"-?[0-9]{1,18}", raw) else raw
-        if not isinstance(number, int) or isinstance(number, bool) or number < least:
-            raise Wrong(f"must be a whole number, {least} or more")
+        if not isinstance(number, int) or isinstance(number, bool) or not in_bounds(number):
+            raise Wrong(f"must be a whole number, {bounds}")
         return number
 
     return read
+
+
+def flag(raw: Any) -> bool:
+    """Read yes or no, as TOML writes it: ``true`` or ``false``."""
+    known = {"true": True, "false": False}
+    found = known.get(raw.lower()) if isinstance(raw, FromText) else raw
+    if not isinstance(found, bool):
+        raise Wrong("must be true or false")
+    return found
 
 
 def duration(raw: Any) -> timedelta:
@@ -95,6 +108,20 @@ def duration(raw: Any) -> timedelta:
     if found <= timedelta(0):
         raise Wrong("must be a duration above zero, such as 30s or 1m30s")
     return found
+
+
+def duration_between(least: timedelta, most: timedelta, unit: timedelta | None = None) -> Callable[[Any], timedelta]:
+    """Return how a duration is read that is ``least`` to ``most``, and a multiple of ``unit`` if that is given."""
+    bounds = f"{format_duration(least)} to {format_duration(most)}"
+    steps = "" if unit is None else f", in steps of {format_duration(unit)}"
+
+    def read(raw: Any) -> timedelta:
+        found = duration(raw)
+        if not least <= found <= most or (unit is not None and found % unit):
+            raise Wrong(f"must be a duration of {bounds}{steps}")
+        return found
+
+    return read
 
 
 class FromText(str):

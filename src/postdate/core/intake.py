@@ -33,12 +33,9 @@ log = logging.getLogger("postdate.intake")
 # records the delayed message itself.
 _STORED = End(record=None)
 
-OLD_EXPIRE: Final = "NServiceBus.Timeout.Expire"
-OLD_DESTINATION: Final = "NServiceBus.Timeout.RouteExpiredTimeoutTo"
+OLD_EXPIRE: Final = Headers.EXPIRE
+OLD_DESTINATION: Final = Headers.ROUTE_EXPIRED_TIMEOUT_TO
 """With these, endpoints of old tell their timeout manager when and where (specification 4.3)."""
-
-_CLEAR_TIMEOUTS: Final = "NServiceBus.ClearTimeouts"
-_TIMEOUT_ID: Final = "Timeout.Id"
 
 
 def from_timeouts_queue(envelope: Envelope, now: datetime) -> DelayedMessage:
@@ -55,8 +52,9 @@ def from_timeouts_queue(envelope: Envelope, now: datetime) -> DelayedMessage:
     is_ours = Headers.TIMEOUT_EXPIRE in headers or Headers.TIMEOUT_DESTINATION in headers
     if not is_ours and OLD_EXPIRE in headers:
         return _from_timeout_manager_headers(envelope)
-    if not is_ours and (_TIMEOUT_ID in headers or _CLEAR_TIMEOUTS in headers):
-        what = f"to send its timeout {headers[_TIMEOUT_ID]!r}" if _TIMEOUT_ID in headers else "to forget some"
+    if not is_ours and (Headers.TIMEOUT_ID in headers or Headers.CLEAR_TIMEOUTS in headers):
+        timeout_id = headers.get(Headers.TIMEOUT_ID)
+        what = "to forget some" if timeout_id is None else f"to send its timeout {timeout_id!r}"
         raise NotADelayedMessage(
             f"message {envelope.message_id!r} asks a timeout manager {what}, of those in its own storage, which is not "
             f"read here; let one that has this storage run to its end, and return the message to it"

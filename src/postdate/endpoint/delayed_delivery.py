@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -16,7 +16,7 @@ from postdate.core.dispatcher import Dispatcher, DispatchSettings, enlisting
 from postdate.core.intake import Intake, from_timeouts_queue
 from postdate.core.mover import Mover
 from postdate.core.poller import DueWork, Poller
-from postdate.core.pump import MessagePump
+from postdate.core.pump import Handle, MessagePump
 from postdate.core.recoverability import Host
 from postdate.core.simple_store import SimpleStore
 from postdate.endpoint.critical import BreakerTimers
@@ -28,6 +28,7 @@ from postdate.ports import (
     ForeignIntake,
     IntakeQueue,
     MovingStore,
+    Receiver,
     SetsUp,
     TransactionMode,
     Transport,
@@ -36,6 +37,9 @@ from postdate.ports import (
 log = logging.getLogger("postdate.delayed_delivery")
 
 RECEIVE_BREAKER = timedelta(seconds=30)
+
+OrdersBefore = Callable[[str, Receiver, Handle], Handle]
+"""Of the name and the receiver of a queue, and the handler of all messages that are no orders: the handler of all."""
 
 
 def timeouts_queue(endpoint: str) -> str:
@@ -67,6 +71,8 @@ class DelayedDeliveryService:
         settings: see :class:`DelayedDelivery`.
         around: what it shares with the endpoint.
         error_queue: for messages that cannot be delivered, unless the settings name a poison queue (row 86).
+        orders_before: for a timeouts queue that is that of a timeout manager, too: makes a handler that takes the
+            orders to that out of it (row 88).
 
     Raises:
         ErrorQueueNotConfigured: there is neither (row 54).
@@ -74,7 +80,13 @@ class DelayedDeliveryService:
         ConfigurationError: ``delay_exchange`` with queues that have no exchanges.
     """
 
-    def __init__(self, settings: DelayedDelivery, around: Surroundings, error_queue: str | None) -> None:
+    def __init__(
+        self,
+        settings: DelayedDelivery,
+        around: Surroundings,
+        error_queue: str | None,
+        orders_before: OrdersBefore | None = None,
+    ) -> None:
         failures = settings.poison_queue or error_queue
         if not failures:
             raise ErrorQueueNotConfigured(
@@ -83,7 +95,7 @@ class DelayedDeliveryService:
             )
         check_mode(settings, around.transport, around.mode)
         self._foreign = _foreign_intake(settings, around.transport)
-        self._settings, self._around = settings, around
+        self._settings, self._around, self._orders_before = settings, around, orders_before
         self._dispatch = DispatchSettings(
             timeouts_queue(around.endpoint),
             failures,
@@ -185,8 +197,11 @@ class DelayedDeliveryService:
             around.metrics,
             queue.read,
         )
+        handle: Handle = intake.handle
+        if self._orders_before is not None and queue.name == self._dispatch.timeouts_queue:
+            handle = self._orders_before(queue.name, queue.receiver, handle)
         concurrency = max(16, os.cpu_count() or 1)
-        pump = MessagePump(queue.receiver, intake.handle, concurrency, around.clock, receiving, queue.name)
+        pump = MessagePump(queue.receiver, handle, concurrency, around.clock, receiving, queue.name)
         return _WayIn(intake, pump)
 
     async def run(self) -> None:

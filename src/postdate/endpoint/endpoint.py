@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -16,7 +16,6 @@ from anyio.abc import TaskGroup
 
 from postdate.clock import Clock, SystemClock
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.core.dispatcher import enlisting
 from postdate.core.expiry import discard_reason, end_of_use
 from postdate.core.pump import Handle, MessagePump
 from postdate.core.recoverability import (
@@ -33,7 +32,6 @@ from postdate.core.recoverability import (
     text_of,
 )
 from postdate.endpoint.audit import Audit
-from postdate.endpoint.cancelling import is_being_cancelled
 from postdate.endpoint.critical import BreakerTimers, CriticalErrorAction, CriticalErrors, log_critical_error
 from postdate.endpoint.delayed_delivery import (
     RECEIVE_BREAKER,
@@ -42,37 +40,21 @@ from postdate.endpoint.delayed_delivery import (
     check_transport_mode,
     timeouts_queue,
 )
-from postdate.endpoint.outbox import (
-    BusinessTransaction,
-    Outbox,
-    OutboxCleanUp,
-    OutboxHandling,
-    Steps,
-    check_outbox,
-    prepare_outbox,
-)
+from postdate.endpoint.delaying import delays_of, strongest_mode
+from postdate.endpoint.handling import HandlerContext, Handling
+from postdate.endpoint.outbox import Outbox, OutboxCleanUp, OutboxHandling, Steps, check_outbox, prepare_outbox
 from postdate.endpoint.publishing import publish_options, publishing
-from postdate.endpoint.retries import POLICY_FAILURES, PolicyFailed, Retries
-from postdate.endpoint.sending import (
-    Sender,
-    SendKeywords,
-    SendOptions,
-    kept,
-    outgoing_message,
-    through_queue,
-    transactional,
-)
+from postdate.endpoint.retries import Retries
+from postdate.endpoint.sending import Sender, SendKeywords, SendOptions, kept, outgoing_message, transactional
 from postdate.endpoint.serialization import MessageTypes, type_name
-from postdate.endpoint.settings import DelayedDelivery, ModeName, mode_of
+from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, ModeName, TimeoutManager, mode_of
 from postdate.endpoint.time_to_be_received import Convention, TimesToBeReceived, finite
+from postdate.endpoint.timeout_manager import TimeoutManagerService, checked_timeout_manager
 from postdate.errors import (
     ConfigurationError,
-    DelayedDeliveryNotConfigured,
     InvalidMessage,
     InvalidTimestamp,
-    MessageError,
     NotSupported,
-    QueueNotFound,
     UnknownMessageType,
 )
 from postdate.messages import (
@@ -93,7 +75,6 @@ from postdate.ports import (
     TransactionalStore,
     TransactionMode,
     Transport,
-    Work,
 )
 
 log = logging.getLogger("postdate.endpoint")
@@ -102,107 +83,6 @@ LONGEST_ENDPOINT_NAME = DESTINATION_LIMIT - len(timeouts_queue(""))
 """So that its timeouts queue is an address, too."""
 
 M = TypeVar("M")
-
-
-class HandlerContext:
-    """What a handler is given besides the message.
-
-    What it sends leaves when the handler has succeeded, together with the completion of the incoming message; when it
-    fails, nothing leaves, except what was sent ``isolated``; in transaction mode ``none``, all of it leaves at once.
-    """
-
-    def __init__(self, endpoint: Endpoint, received: Received, business: BusinessTransaction | None = None) -> None:
-        self._endpoint, self._received, self._business = endpoint, received, business
-        self.outgoing: list[Envelope | DelayedMessage] = []
-        self._ended = False
-
-    def end(self) -> Sequence[Envelope | DelayedMessage]:
-        """Return what was sent; from now on nothing can be."""
-        self._ended = True
-        return self.outgoing
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """Headers of the incoming message."""
-        return self._received.envelope.headers
-
-    @property
-    def message_id(self) -> str:
-        """Id of the incoming message: stable, however often it is delivered."""
-        return self.headers.get(Headers.MESSAGE_ID, self._received.envelope.message_id)
-
-    @property
-    def due(self) -> datetime | None:
-        """When a delayed message was due, UTC; ``None`` for others, and where the transport does not keep it."""
-        return self._received.envelope.due
-
-    async def transaction(self) -> NativeTransaction:
-        """Return a connection of the outbox's database with a transaction open on it, for data of the application.
-
-        What is written on it is committed together with what this handler sends, and with the mark that the message was
-        handled; when the handler fails, it is rolled back. All handlers of a message have the same one.
-
-        Returns:
-            With :class:`~postdate.PostgresOutbox` a ``psycopg.AsyncConnection``, with :class:`~postdate.SqliteOutbox`
-            an ``sqlite3.Connection``. It refuses to commit or roll back.
-
-        Raises:
-            ConfigurationError: the endpoint has no outbox.
-            StoreUnavailable: the database cannot be reached.
-        """
-        if self._business is None:
-            raise ConfigurationError(
-                f"endpoint {self._endpoint.name!r} has no outbox, so its handlers have no transaction: pass "
-                f"outbox=Outbox(…) when you create it"
-            )
-        return await self._business.begin()
-
-    async def send(self, message: object, *, isolated: bool = False, **options: Unpack[SendKeywords]) -> str:
-        """Send a message; see :meth:`Endpoint.send`.
-
-        Args:
-            message: see there.
-            isolated: let it leave at once, whatever becomes of the message being handled.
-            options: see there.
-        """
-        outgoing = self._endpoint.outgoing(message, SendOptions(**options), related_to=self.headers)
-        await self._leave(outgoing, isolated=isolated)
-        return outgoing.message_id
-
-    async def reply(self, message: object, headers: Mapping[str, str] | None = None) -> str:
-        """Send a message to where the incoming one asked for replies. A reply cannot be delayed (row 7).
-
-        Raises:
-            InvalidMessage: the incoming message names no address for replies.
-        """
-        address = self.headers.get(Headers.REPLY_TO_ADDRESS)
-        if not address:
-            raise InvalidMessage(f"message {self.message_id!r} has no header {Headers.REPLY_TO_ADDRESS!r} to reply to")
-        options = SendOptions(destination=address, headers={Headers.MESSAGE_INTENT: "Reply", **(headers or {})})
-        outgoing = self._endpoint.outgoing(message, options, related_to=self.headers)
-        await self._leave(outgoing)
-        return outgoing.message_id
-
-    async def publish(
-        self, message: object, headers: Mapping[str, str] | None = None, *, message_id: str | None = None
-    ) -> str:
-        """Send a message to everybody who is subscribed to its type; see :meth:`Endpoint.publish`."""
-        options = self._endpoint.publish_options(message, headers, message_id)
-        outgoing = self._endpoint.outgoing(message, options, related_to=self.headers)
-        await self._leave(outgoing)
-        return outgoing.message_id
-
-    async def _leave(self, outgoing: Envelope | DelayedMessage, *, isolated: bool = False) -> None:
-        if self._ended:
-            raise MessageError(
-                f"the handler of message {self.message_id!r} has ended: what it sends now cannot leave with it"
-            )
-        if isolated or self._endpoint.mode is TransactionMode.NONE:
-            if self._business is not None:
-                self._business.check_isolated_send()
-            await self._endpoint.send_now([outgoing])
-        else:
-            self.outgoing.append(outgoing)
 
 
 Handler = Callable[[Any, HandlerContext], Awaitable[None]]
@@ -217,7 +97,9 @@ class Endpoint:
     Args:
         name: of the endpoint and of its input queue.
         transport: of all queues.
-        delayed_delivery: how delayed messages are kept; without it, delayed sends are refused.
+        delayed_delivery: how delayed messages are kept; without it and a timeout manager, delayed sends are refused.
+        timeout_manager: the older way, in this endpoint or in another one; beside ``delayed_delivery`` it only ends
+            what it has begun.
         transaction_mode: a mode or its name; default: the strongest that transport and store can keep together.
         error_queue: for messages that cannot be handled or delivered.
         recoverability: how often handling is tried; its error queue defaults to ``error_queue``.
@@ -247,6 +129,7 @@ class Endpoint:
         *,
         transport: Transport,
         delayed_delivery: DelayedDelivery | None = None,
+        timeout_manager: TimeoutManager | ExternalTimeoutManager | None = None,
         transaction_mode: TransactionMode | ModeName | None = None,
         error_queue: str | None = "error",
         recoverability: Recoverability | None = None,
@@ -268,7 +151,8 @@ class Endpoint:
         self.name, self.transport, self.send_only = name, transport, send_only
         self.clock = clock or SystemClock()
         self.delayed_delivery = delayed_delivery
-        self.mode = mode_of(transaction_mode) or strongest_mode(transport, delayed_delivery)
+        managing = checked_timeout_manager(timeout_manager, name, delayed_delivery, send_only=send_only)
+        self.mode = mode_of(transaction_mode) or strongest_mode(transport, delayed_delivery, managing)
         check_transport_mode(transport, self.mode)
         if outbox is not None:
             check_outbox(transaction_mode, self.mode, send_only=send_only)
@@ -276,9 +160,6 @@ class Endpoint:
         policy = recoverability or Recoverability()
         self._error_queue = policy.error_queue or error_queue or DEFAULT_ERROR_QUEUE
         self._recoverability = replace(policy, error_queue=self._error_queue)
-        self._retries = Retries.of(self.mode, delays=delayed_delivery is not None)
-        if not send_only:
-            self._retries.check(policy)
         self._concurrency, self._create_queues = concurrency, create_queues
         if (
             not isinstance(time_to_be_received_allowance, timedelta)  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -301,10 +182,18 @@ class Endpoint:
         self._events: list[str] = []
         self.host = Host(name)
         around = Surroundings(name, transport, self.mode, self.clock, self._critical_errors, metrics)
-        self._service = (
-            None if delayed_delivery is None else DelayedDeliveryService(delayed_delivery, around, error_queue)
-        )
-        self._enlisting = None if delayed_delivery is None else enlisting(delayed_delivery.claims, transport)
+        self.delays = delays_of(name, transport, delayed_delivery, timeout_manager)
+        self._retries = Retries.of(self.mode, delays=self.delays.are_possible)
+        if not send_only:
+            self._retries.check(policy)
+        self._services: list[DelayedDeliveryService | TimeoutManagerService] = []
+        manager = None
+        if managing is not None:
+            manager = TimeoutManagerService(managing, around, self._error_queue, delayed_delivery)
+            self._services.append(manager)
+        if delayed_delivery is not None:
+            orders_before = manager.orders_before if manager is not None and manager.shares_queue else None
+            self._services.append(DelayedDeliveryService(delayed_delivery, around, error_queue, orders_before))
         self._pump: MessagePump | None = None
         self._timers: BreakerTimers | None = None
         self._running: AsyncExitStack | None = None
@@ -367,8 +256,8 @@ class Endpoint:
             self._critical_errors.tasks = tasks
             if self._pump is not None:
                 tasks.start_soon(self._run_pump, self._pump)
-            if self._service is not None:
-                tasks.start_soon(self._service.run)
+            for service in self._services:
+                tasks.start_soon(service.run)
             for clean_up in self._clean_up:
                 tasks.start_soon(clean_up.run)
             self._running = stack.pop_all()
@@ -398,15 +287,15 @@ class Endpoint:
         """Stop receiving and polling; leaving the context waits for what is in hand."""
         if self._pump is not None:
             self._pump.stop()
-        if self._service is not None:
-            self._service.stop()
+        for service in self._services:
+            service.stop()
         for clean_up in self._clean_up:
             clean_up.stop()
 
     async def _prepare(self) -> None:
         self._check_expiring_types()
-        if self._service is not None:
-            await self._service.prepare(set_up=self._create_queues)
+        for service in self._services:
+            await service.prepare(set_up=self._create_queues)
         if self.send_only:
             return
         if self._create_queues:
@@ -419,11 +308,11 @@ class Endpoint:
         )
         self._timers = BreakerTimers([breaker], self.clock)
         receiver = self.transport.receiver(self.name)
-        handling = _Handling(self, receiver.commit, receiver.roll_back)
+        handling = Handling(self, receiver.commit, receiver.roll_back)
         handle = handling.handle if self._outbox is None else await self._with_outbox(self._outbox, handling)
         self._pump = MessagePump(receiver, handle, self._concurrency, self.clock, breaker, self.name)
 
-    async def _with_outbox(self, outbox: Outbox, handling: _Handling) -> Handle:
+    async def _with_outbox(self, outbox: Outbox, handling: Handling) -> Handle:
         await prepare_outbox(outbox, self.name, set_up=self._create_queues)
         self._clean_up = [OutboxCleanUp(outbox, self.name, self.clock)]
         steps = Steps(handling.outgoing, handling.send_first, handling.commit, handling.recover)
@@ -455,7 +344,7 @@ class Endpoint:
 
         Raises:
             ConfigurationError: ``transaction`` with a store that cannot take part in it, or outside of any.
-            DelayedDeliveryNotConfigured: a delayed send without ``delayed_delivery`` (row 15).
+            DelayedDeliveryNotConfigured: a delayed send without ``delayed_delivery`` or a timeout manager (row 15).
             UnknownMessageType: no destination is given and none is routed.
             QueueNotFound, MessageTooLarge, TransportUnavailable, StoreUnavailable: nothing was sent.
             NotSupported: a time to be received, or dead letters, with queues that have none; nothing was sent.
@@ -509,11 +398,8 @@ class Endpoint:
                 f"endpoint.route({type(message).__name__}, 'queue')"
             )
         options = self._expiring(type(message), options)
-        if options.is_delayed and self.delayed_delivery is None:
-            raise DelayedDeliveryNotConfigured(
-                f"endpoint {self.name!r} cannot delay messages: it has no delayed message store; pass "
-                f"delayed_delivery=DelayedDelivery(store) when you create it"
-            )
+        if options.is_delayed:
+            self.delays.check()
         if related_to:
             content = {**_conversation(related_to), **content}
         sender = Sender(self.name, None if self.send_only else self.name)
@@ -536,13 +422,8 @@ class Endpoint:
 
     async def send_now(self, messages: Sequence[Envelope | DelayedMessage]) -> None:
         """Send or store what :meth:`outgoing` made, outside any handler's transaction."""
-        envelopes = [message for message in messages if isinstance(message, Envelope)]
-        delayed = [message for message in messages if isinstance(message, DelayedMessage)]
-        if self._enlisting is not None:
-            for message in delayed:
-                await self._enlisting.store(message, self.clock.now())
-        else:
-            envelopes += [through_queue(message, timeouts_queue(self.name)) for message in delayed]
+        envelopes, delayed = self.delays.split(messages)
+        await self.delays.store_now(delayed, self.clock.now())
         if envelopes:
             for error in await self.transport.send(envelopes, self.clock.now()):
                 if error is not None:
@@ -550,14 +431,8 @@ class Endpoint:
 
     def end_of(self, outgoing: Sequence[Envelope | DelayedMessage], record: RecordKind, detail: str = "") -> End:
         """Return the end of a handled message that sends or stores ``outgoing`` in the same transaction."""
-        envelopes = [message for message in outgoing if isinstance(message, Envelope)]
-        delayed = [message for message in outgoing if isinstance(message, DelayedMessage)]
-        work: list[Work] = []
-        if self._enlisting is not None and delayed:
-            work.append(self._enlisting.storing(delayed, self.clock.now()))
-        else:
-            envelopes += [through_queue(message, timeouts_queue(self.name)) for message in delayed]
-        return End(record, detail, envelopes, work)
+        envelopes, delayed = self.delays.split(outgoing)
+        return End(record, detail, envelopes, self.delays.storing(delayed, self.clock.now()))
 
     # --- handling -----------------------------------------------------------------------------------------------
 
@@ -645,118 +520,6 @@ class Endpoint:
         headers = customized(headers, self._recoverability.customize_headers)
         copy = Envelope(queue, envelope.message_id, headers, envelope.body, due=envelope.due)
         return End(RecordKind.FAILED, reason, outgoing=[copy])
-
-
-@dataclass(frozen=True, slots=True)
-class _Handling:
-    """Handles one received message completely; the handler of the endpoint's message pump."""
-
-    endpoint: Endpoint
-    commit: Callable[[Received, datetime, End], Awaitable[None]]
-    roll_back: Callable[[Received], Awaitable[None]]
-
-    async def handle(self, received: Received) -> None:
-        endpoint = self.endpoint
-        if endpoint.mode is TransactionMode.NONE and not await self._is_taken(received):
-            return
-        try:
-            end = await self._end(received)
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
-            await self.recover(received, error)
-            return
-        except anyio.get_cancelled_exc_class() as error:
-            if is_being_cancelled():
-                raise
-            # The handler awaited something that others cancelled, and let that out: it says nothing about this task.
-            await self.recover(received, RuntimeError(f"the handler ended by {type(error).__name__}"))
-            return
-        if endpoint.mode is TransactionMode.NONE:
-            if end.outgoing:
-                await self.send_first(end)
-            return
-        try:
-            if endpoint.mode is TransactionMode.RECEIVE_ONLY and (end.outgoing or end.work):
-                # Not rolled back when taking the message off the queue fails afterwards (specification 6).
-                await self.send_first(end)
-                end = End(end.record, end.detail)
-            await self.commit(received, endpoint.clock.now(), end)
-        except (MessageError, QueueNotFound) as error:  # what the handler sent cannot be sent
-            await self.recover(received, error)
-
-    async def _is_taken(self, received: Received) -> bool:
-        """Take a message off its queue before it is handled; return whether it is to be."""
-        endpoint = self.endpoint
-        try:
-            reason = endpoint.discard_reason(received)
-        except InvalidTimestamp as error:
-            await self.commit(received, endpoint.clock.now(), End(RecordKind.HANDLED))
-            await self.recover(received, error)
-            return False
-        end = End(RecordKind.HANDLED) if reason is None else endpoint.discarded(received, reason)
-        await self.commit(received, endpoint.clock.now(), end)
-        return reason is None
-
-    async def _end(self, received: Received) -> End:
-        endpoint = self.endpoint
-        # Asked before of what is off its queue already: by now its time may be over, and it must be handled.
-        reason = None if endpoint.mode is TransactionMode.NONE else endpoint.discard_reason(received)
-        if reason is not None:
-            return endpoint.discarded(received, reason)
-        return endpoint.end_of(await self.outgoing(received), RecordKind.HANDLED)
-
-    async def outgoing(
-        self, received: Received, business: BusinessTransaction | None = None
-    ) -> Sequence[Envelope | DelayedMessage]:
-        """Call the handlers; return what they sent, with the copy for the audit."""
-        endpoint = self.endpoint
-        context, started = HandlerContext(endpoint, received, business), endpoint.clock.now()
-        await endpoint.call_handlers(received, context)
-        outgoing = context.end()
-        if endpoint.audit is not None:
-            copy = endpoint.audit.copy(received.envelope, started, endpoint.clock.now(), endpoint.host)
-            outgoing = [*outgoing, copy]
-        return outgoing
-
-    async def send_first(self, end: End) -> None:
-        """Send and store outside of any receive transaction: with each other, where the queues can have that."""
-        can = self.endpoint.transport.capabilities
-        expiring = any(envelope.time_to_be_received is not None for envelope in end.outgoing)
-        if end.work and expiring and not can.time_to_be_received_in_transactions:
-            await self._send(end.outgoing, ())
-            await self._send((), end.work)
-        else:
-            await self._send(end.outgoing, end.work)
-
-    async def _send(self, envelopes: Sequence[Envelope], work: Sequence[Work]) -> None:
-        for error in await self.endpoint.transport.send(envelopes, self.endpoint.clock.now(), work=work):
-            if error is not None:
-                raise error
-
-    async def recover(self, received: Received, error: Exception) -> None:
-        """Carry out what the policy decides; in transaction mode ``none`` there is no second try (specification 6)."""
-        endpoint = self.endpoint
-        try:
-            end = endpoint.end_after_failure(received, error)
-        except PolicyFailed as failed:
-            endpoint.critical_error(str(failed), failed.reason)
-            end = endpoint.to_error(received, error) if received.failures >= POLICY_FAILURES else None
-        if endpoint.mode is TransactionMode.NONE:
-            await self.send_first(end or endpoint.to_error(received, error))
-        elif end is None:
-            await self.roll_back(received)
-        else:
-            await self.commit(received, endpoint.clock.now(), end)
-
-
-def strongest_mode(transport: Transport, delayed_delivery: DelayedDelivery | None) -> TransactionMode:
-    """Return the strongest transaction mode that transport and store can keep together."""
-    modes = transport.capabilities.transaction_modes
-    if delayed_delivery is not None:
-        modes &= delayed_delivery.claims.capabilities.transaction_modes
-        if enlisting(delayed_delivery.claims, transport) is None:
-            modes -= {TransactionMode.TRANSACTION_SCOPE}
-    strength = list(TransactionMode)
-    return max(modes, key=strength.index, default=TransactionMode.NONE)
 
 
 def _own_headers(envelope: Envelope) -> Mapping[str, str]:

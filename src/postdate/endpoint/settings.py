@@ -1,8 +1,10 @@
-"""Settings of delayed delivery, with the names and defaults of the specification (1.4)."""
+"""Settings of delayed delivery and of the timeout manager, with the defaults of the specification (1.4, 4.2, 4.11)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import inspect
+import os
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
 from typing import Literal, TypeAlias, get_args
 
@@ -10,6 +12,7 @@ from postdate.core.simple_store import claiming
 from postdate.errors import ConfigurationError, InvalidMessage
 from postdate.messages import DESTINATION_LIMIT, check_text
 from postdate.ports import ClaimingStore, DelayedMessageStore, DelayExchange, TransactionMode
+from postdate.ports.timeouts import TimeoutPersister
 
 ModeName: TypeAlias = Literal["none", "receive_only", "sends_atomic_with_receive", "transaction_scope"]
 """Names of the transaction modes, as in the settings."""
@@ -76,6 +79,79 @@ class DelayedDelivery:
             raise ConfigurationError(f"errors_return_to must be {names}, not {self.errors_return_to!r}")
 
 
+_PERSISTER_METHODS = ("initialize", "setup", "add", "peek", "try_remove", "remove_by_saga", "next_chunk", "close")
+
+
+@dataclass(frozen=True, slots=True)
+class TimeoutManager:
+    """A timeout manager in this endpoint: the older way to delay messages, for those who still run it.
+
+    With ``delayed_delivery`` beside it, new messages are delayed by that, and this one dispatches what it has stored.
+
+    Args:
+        persister: where timeouts wait; one of Postdate's, or any object with the methods of
+            :class:`~postdate.ports.timeouts.TimeoutPersister`.
+        time_to_wait_before_triggering_critical_error: how long looking for due timeouts may fail before it is a
+            critical error; zero or more (row 103).
+        concurrency: messages in hand at once, in each of its two queues; 1 or more. ``None``: as many as the machine
+            has processors, at least 2.
+
+    Raises:
+        ConfigurationError: a value is out of range or of the wrong type, or a method of the persister is missing or not
+            async (row 104).
+    """
+
+    persister: TimeoutPersister
+    _: KW_ONLY
+    time_to_wait_before_triggering_critical_error: timedelta = timedelta(minutes=2)
+    concurrency: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_persister(self.persister)
+        _zero_or_more(
+            "time_to_wait_before_triggering_critical_error", self.time_to_wait_before_triggering_critical_error
+        )
+        if self.concurrency is not None:
+            _whole_number("concurrency", self.concurrency, at_least=1)
+
+    @property
+    def messages_at_once(self) -> int:
+        """The concurrency in force."""
+        return max(2, os.cpu_count() or 1) if self.concurrency is None else self.concurrency
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalTimeoutManager:
+    """The timeout manager of another endpoint, to which this one sends what it delays (specification 4.1).
+
+    Args:
+        address: of its queue, for example ``other.Timeouts``.
+
+    Raises:
+        ConfigurationError: it is no address.
+    """
+
+    address: str
+
+    def __post_init__(self) -> None:
+        _queue("the address of the external timeout manager", self.address)
+
+
+def _check_persister(persister: object) -> None:
+    name = type(persister).__name__
+    for method in _PERSISTER_METHODS:
+        found = getattr(persister, method, None)
+        if not callable(found):
+            raise ConfigurationError(
+                f"{name} cannot keep timeouts: it has no method {method}(); give TimeoutManager a storage of timeouts, "
+                f"for example MemoryTimeouts() or SqliteTimeouts(path), or leave the timeout manager out and delay "
+                f"messages with delayed_delivery=DelayedDelivery(store)"
+            )
+        plain = inspect.isfunction(found) or inspect.ismethod(found)
+        if plain and not inspect.iscoroutinefunction(inspect.unwrap(found)):
+            raise ConfigurationError(f"{name}.{method} must be an async method (async def {method})")
+
+
 def _queue(setting: str, name: str) -> None:
     try:
         check_text(name, setting, DESTINATION_LIMIT)
@@ -100,6 +176,11 @@ def check_above_zero(setting: str, value: object) -> None:
         raise ConfigurationError(f"{setting} must be a timedelta, not {type(value).__name__} {value!r}")
     if value <= timedelta(0):
         raise ConfigurationError(f"{setting} must be above zero, not {value}")
+
+
+def _zero_or_more(setting: str, value: object) -> None:
+    if not isinstance(value, timedelta) or value < timedelta(0):
+        raise ConfigurationError(f"{setting} must be a timedelta of zero or more, not {value!r}")
 
 
 def mode_of(given: TransactionMode | str | None) -> TransactionMode | None:

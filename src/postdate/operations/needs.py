@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from postdate.config import Settings
-from postdate.endpoint.delayed_delivery import timeouts_queue
+from postdate.endpoint.delayed_delivery import timeouts_dispatcher_queue, timeouts_queue
 from postdate.errors import NotSupported
 from postdate.ports import (
     AdministrableStore,
@@ -89,6 +89,8 @@ async def lengths(plant: Plant, names: Sequence[str]) -> Mapping[str, int] | Non
 def intake_queues(settings: Settings, transport: Transport) -> list[str]:
     """Return the queues from which the service takes what is to be delayed."""
     queues, exchange = [timeouts_queue(settings.endpoint.name)], delay_exchange(settings, transport)
+    if settings.delayed_delivery.drain_timeout_manager:
+        queues.append(timeouts_dispatcher_queue(settings.endpoint.name))
     if exchange is not None and isinstance(transport, ForeignIntake):
         queues += [each.name for each in transport.intake_queues(exchange)]
     return queues

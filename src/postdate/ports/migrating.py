@@ -120,10 +120,11 @@ class MigrationSource(Protocol):
         ...
 
     def begin(self, run: MigrationRun) -> None:
-        """Write down a run as PREPARING, and create what it needs.
+        """Write down a run as PREPARING, and create what it needs; of a run that is there already, nothing changes.
 
         Raises:
             MigrationConflict: another run of this endpoint is neither completed nor aborted.
+            ConfigurationError: this endpoint owns nothing here.
         """
         ...
 
@@ -132,15 +133,25 @@ class MigrationSource(Protocol):
 
         Only what is due after both the cut-off and the clock of the database plus ``margin``: what is due sooner may be
         in the hands of the old manager already. The transaction gives up before half of the margin has passed, so
-        nothing becomes due to a manager that still sees it.
+        nothing becomes due to a manager that still sees it. What somebody has locked is left to him.
 
         Returns:
             The new batches; none when nothing is left to hide.
+
+        Raises:
+            StoreUnavailable: gave up, and hid nothing; try again, or with fewer batches. After ``StoreUnreachable``
+                only :meth:`batches` says whether the last call took effect.
+            MigrationConflict: the run is over.
         """
         ...
 
     def set_status(self, run: MigrationRun, status: MigrationStatus, at: datetime) -> None:
-        """Write down how far the run is; with COMPLETED and ABORTED the time of it."""
+        """Write down how far the run is; with COMPLETED and ABORTED the time of it, a second time without effect.
+
+        Raises:
+            MigrationConflict: the run is over already, otherwise; or it would be over with a batch that is PENDING or
+                STAGED, whose messages nobody would move any more.
+        """
         ...
 
     def batches(self, run: MigrationRun) -> Sequence[MigrationBatch]:
@@ -148,7 +159,7 @@ class MigrationSource(Protocol):
         ...
 
     def read(self, run: MigrationRun, number: int) -> Sequence[DelayedMessage]:
-        """Return the messages of a batch.
+        """Return the messages of a batch, by due time; none of a batch that was given back.
 
         Raises:
             MessageError: one is no message: preview reports such as problems, before anything is hidden.
@@ -160,7 +171,11 @@ class MigrationSource(Protocol):
         ...
 
     def give_back(self, run: MigrationRun, number: int) -> int:
-        """Return a PENDING batch to the old manager, as RETURNED; how many messages it has, or 0 when not PENDING."""
+        """Return a PENDING batch to the old manager, as RETURNED; how many messages it has, or 0 when not PENDING.
+
+        Raises:
+            MigrationConflict: the run is over.
+        """
         ...
 
     def close(self) -> None:

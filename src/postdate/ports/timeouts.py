@@ -61,27 +61,66 @@ class TimeoutPersister(Protocol):
     """Where a timeout manager keeps its timeouts. Every method may be called by several processes at once."""
 
     async def initialize(self, endpoint: str) -> None:
-        """Settle whose timeouts these are. Asks no server: an endpoint starts while its storage is down (row 102)."""
+        """Settle whose timeouts these are. Asks no server: an endpoint starts while its storage is down (row 102).
+
+        Raises:
+            ConfigurationError: the endpoint's name makes no name of a table there.
+
+        Guarantees:
+            timeouts.each_endpoint_has_its_own.
+        """
         ...
 
     async def setup(self) -> None:
-        """Create what is missing; idempotent, and safe when several processes do it at once."""
+        """Create what is missing; idempotent, and safe when several processes do it at once.
+
+        Guarantees:
+            timeouts.setting_up_may_be_done_at_once_and_again, without_its_table_it_says_so.
+        """
         ...
 
     async def add(self, timeout: Timeout) -> bool:
-        """Keep a timeout; ``False`` when its id is stored already, which changes nothing."""
+        """Keep a timeout; ``False`` when its id is stored already, which changes nothing.
+
+        Raises:
+            MessageError: what it has cannot be kept: an id that is no UUID, say, or a destination that is too long.
+            StoreError: nothing was kept, but for a connection that was lost: then it may be there, and is added again.
+
+        Guarantees:
+            timeouts.a_timeout_is_unchanged, what_is_left_out_stays_out, a_due_time_is_never_earlier,
+            adding_again_changes_nothing, an_id_is_known_however_it_is_written, of_several_who_add_one_is_told_so,
+            what_is_stored_survives_closing.
+        """
         ...
 
     async def peek(self, timeout_id: str) -> Timeout | None:
-        """Return a timeout, or ``None`` when it is gone; takes no lock."""
+        """Return a timeout, or ``None`` when it is gone; takes no lock and waits for none.
+
+        While somebody is removing it, it is seen as it was, or, in SQL Server, not at all: who removes it has it in
+        hand, and if that fails, another look for what is due finds it again.
+
+        Raises:
+            InvalidHeaders, InvalidTimestamp: what stands there cannot be read; names the id.
+
+        Guarantees:
+            timeouts.looking_waits_for_nobody.
+        """
         ...
 
     async def try_remove(self, timeout_id: str) -> bool:
-        """Remove a timeout; ``False`` when it is gone. Of several callers, one is told ``True``."""
+        """Remove a timeout; ``False`` when it is gone. Of several callers, one is told ``True``.
+
+        Guarantees:
+            timeouts.what_is_removed_is_gone, of_several_who_remove_one_is_told_so.
+        """
         ...
 
     async def remove_by_saga(self, saga_id: str) -> int:
-        """Remove all timeouts of a saga; return how many there were."""
+        """Remove all timeouts of a saga; return how many there were. The empty UUID names no saga.
+
+        Guarantees:
+            timeouts.a_saga_takes_all_its_timeouts_along.
+        """
         ...
 
     async def next_chunk(self, start: datetime, now: datetime, limit: int) -> DueChunk:
@@ -90,8 +129,13 @@ class TimeoutPersister(Protocol):
         Args:
             start: aware UTC, exclusive.
             now: aware UTC, inclusive.
-            limit: about how many at most. A chunk never ends between timeouts of one due time, so that the next may
-                start after the last one's.
+            limit: about how many at most; 1 or more. A chunk never ends between timeouts of one due time, so that the
+                next may start after the last one's.
+
+        Guarantees:
+            due.the_start_is_exclusive_and_now_inclusive, the_next_query_is_the_earliest_to_come,
+            a_chunk_that_was_cut_is_followed_at_once, a_chunk_does_not_end_between_equal_due_times,
+            going_on_finds_each_one_once, any_start_will_do.
         """
         ...
 
@@ -106,20 +150,35 @@ class EnlistingTimeouts(TimeoutPersister, Protocol):
 
     @property
     def database(self) -> object:
-        """Identity of the database; see :class:`postdate.ports.TransportCapabilities`."""
+        """Identity of the database; see :class:`postdate.ports.TransportCapabilities`.
+
+        Guarantees:
+            enlisting.it_names_the_database_of_the_queues.
+        """
         ...
 
     def adding(self, timeout: Timeout) -> Work:
-        """Return the work that keeps ``timeout``; nothing when its id is stored already."""
+        """Return the work that keeps ``timeout``; nothing when its id is stored already.
+
+        Guarantees:
+            enlisting.a_timeout_is_added_with_the_transaction.
+        """
         ...
 
     def removing(self, timeout_id: str) -> Work:
         """Return the work that removes a timeout.
 
         The work raises :class:`~postdate.errors.TimeoutConcurrentlyProcessed` when the timeout is gone.
+
+        Guarantees:
+            enlisting.a_timeout_is_removed_with_what_is_sent.
         """
         ...
 
     def removing_by_saga(self, saga_id: str) -> Work:
-        """Return the work that removes all timeouts of a saga."""
+        """Return the work that removes all timeouts of a saga.
+
+        Guarantees:
+            enlisting.a_saga_ends_with_the_transaction.
+        """
         ...

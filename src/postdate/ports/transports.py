@@ -28,6 +28,9 @@ class TransportCapabilities:
         dead_letters: what expires can be kept in a dead-letter queue.
         pipelines: one ``send`` takes messages for any mixture of destinations, and a destination that does not answer
             holds up none of the others; without it, each destination gets calls of its own.
+        queue_names_fold_case: names of queues that differ in the case of letters only are one queue.
+        queue_name_separator: stands between the name of an endpoint and what names a queue of its timeout manager
+            (specification 4.2).
     """
 
     durable: bool
@@ -39,6 +42,8 @@ class TransportCapabilities:
     time_to_be_received_precision: timedelta = timedelta(milliseconds=1)
     dead_letters: bool = False
     pipelines: bool = False
+    queue_names_fold_case: bool = False
+    queue_name_separator: str = "."
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -16,30 +15,26 @@ from typing import TYPE_CHECKING, Any, Final
 
 import anyio
 
+from postdate.azure import questions
 from postdate.azure.errors import TABLES, translated
 from postdate.azure.groups import Operation, Rounds, Table
 from postdate.azure.holding import Held, Holding, Stride
 from postdate.azure.keeper import Attendance, Keeper
 from postdate.azure.layout import (
-    KEY_COLUMNS,
     LARGEST_BODY,
     Waiting,
-    attempt_of,
     check_size,
-    instant_of,
-    read_entity,
-    second_key,
     share_of,
 )
 from postdate.azure.lease import ContainerLease, Leases
 from postdate.azure.login import AzureLogin, parse_login
 from postdate.azure.pages import BackOff, Entity, Pages, Polling
-from postdate.azure.records import Known, Records
+from postdate.azure.records import Records
+from postdate.azure.storing import Storing
 from postdate.azure.table_names import checked_table, default_table, lease_container, records_table
 from postdate.clock import to_microseconds
 from postdate.errors import (
     ConfigurationError,
-    DuplicateMessage,
     InvalidMessage,
     MessageError,
     StoreError,
@@ -108,7 +103,7 @@ class AzureTableStore:
         for service in ("table", "blob"):
             self._login.endpoint(service)
         self._table_name = None if table is None else checked_table(table)
-        self._recording, self._polling = recording, polling or Polling()
+        self._recording, self.polling = recording, polling or Polling()
         if not 1 <= leases <= _MOST_LEASES:
             raise ConfigurationError(f"leases must be 1 to {_MOST_LEASES}, not {leases}")
         if largest_message_bytes > LARGEST_BODY:
@@ -116,7 +111,7 @@ class AzureTableStore:
                 f"largest_message_bytes must be at most {LARGEST_BODY:,}, what a column of an Azure table takes, not "
                 f"{largest_message_bytes:,}"
             )
-        self._number_of_leases, self._mode = leases, TransactionMode.RECEIVE_ONLY
+        self.leases, self._mode = leases, TransactionMode.RECEIVE_ONLY
         self._capabilities = StoreCapabilities(
             durable=True,
             shared=True,
@@ -124,9 +119,9 @@ class AzureTableStore:
             transaction_modes=_MODES,
             largest_message_bytes=largest_message_bytes,
         )
-        self._holding, self._stride = Holding(), Stride(self._polling.page_size)
+        self._holding, self._stride = Holding(), Stride(self.polling.page_size)
         self._waits_for_room = False
-        self._watch, self._back_off = Watch(), BackOff(self._polling)
+        self._watch, self._back_off = Watch(), BackOff(self.polling)
         self._services: tuple[TableServiceClient, BlobServiceClient] | None = None
         self._rooms: _Rooms | None = None
         self._claiming = anyio.Lock()
@@ -202,50 +197,18 @@ class AzureTableStore:
         def lease(number: int) -> ContainerLease:
             return ContainerLease(blobs.get_container_client(lease_container(name, number)), blob_place)
 
-        leases = Leases(lease, self._number_of_leases, self._lost)
+        leases = Leases(lease, self.leases, self._lost)
         attendance = Attendance(records.table)
         keeper = Keeper(leases, attendance, self._watch.forget, self._holding.is_idle, self._look, self._back_off)
-        return _Rooms(table, Rounds(table), records, leases, Pages(table, self._set_aside), keeper)
+        pages = Pages(table, self._set_aside)
+        return _Rooms(table, Rounds(table), records, leases, pages, Storing(table, records, pages), keeper)
 
     # --- storing ------------------------------------------------------------------------------------------------
 
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         """See :meth:`postdate.ports.DelayedMessageStore.store`."""
         check_size(message, self._capabilities.largest_message_bytes)
-        waiting = Waiting.new(message)
-        (is_new,) = await self._opened.records.enter([waiting], now)
-        if not is_new:
-            await self._store_again(waiting, now, may_come_back=True)
-        elif not await self._put(waiting):
-            raise _duplicate(message.message_id)  # somebody who found the id without its message was faster
-        self._stored([waiting])
-
-    async def _store_again(self, waiting: Waiting, now: datetime, *, may_come_back: bool) -> None:
-        """Store a message whose id is known already, if that is right.
-
-        Raises:
-            DuplicateMessage: it is not.
-        """
-        records, id_ = self._opened.records, waiting.message.message_id
-        known = await records.find(id_)
-        if known is None:  # it left a moment ago, and nothing is kept of it
-            (is_new,) = await records.enter([waiting], now)
-            if is_new and await self._put(waiting):
-                return
-            raise _duplicate(id_)
-        if known.end is RecordKind.FAILED and may_come_back:
-            taken = not await self._is_there(known) and await records.come_back(known, waiting, now)
-            waiting = Waiting.new(waiting.message, known.records + 2)
-        else:  # an id without a message: whoever stored it was interrupted, or upstream's poller took it
-            taken = known.end is None and not await self._is_there(known) and await records.take_over(known, waiting)
-        if not (taken and await self._put(waiting)):
-            raise _duplicate(id_)
-
-    async def _is_there(self, known: Known) -> bool:
-        return await self._at_one_of(known) is not None
-
-    async def _put(self, waiting: Waiting) -> bool:
-        return await self._opened.table.atomically([Operation("create", waiting.entity())])
+        self._stored([await self._opened.storing.store(message, now)])
 
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
         """See :meth:`postdate.ports.ClaimingStore.store_many`; repeat it when it was interrupted."""
@@ -253,18 +216,7 @@ class AzureTableStore:
             check_size(message, self._capabilities.largest_message_bytes)
         if not messages:
             return StoreReport(0)
-        unique = {message.message_id: message for message in reversed(messages)}
-        waiting = [Waiting.new(message) for message in reversed(unique.values())]  # the first of each, in order
-        entered = await self._opened.records.enter(waiting, now)
-        fresh = [each for each, is_new in zip(waiting, entered, strict=True) if is_new]
-        put = await self._opened.table.each([Operation("create", each.entity()) for each in fresh])
-        stored = [each for each, is_put in zip(fresh, put, strict=True) if is_put]
-        for each in (each for each, is_new in zip(waiting, entered, strict=True) if not is_new):
-            try:
-                await self._store_again(each, now, may_come_back=False)
-            except DuplicateMessage:
-                continue
-            stored.append(each)
+        stored = await self._opened.storing.store_many(messages, now)
         self._stored(stored)
         return StoreReport(len(stored), tuple(_others(messages, stored)))
 
@@ -301,7 +253,7 @@ class AzureTableStore:
         return waiting.message.message_id not in self._holding and self._share(waiting.row) in shares
 
     def _share(self, row: str) -> int:
-        return share_of(row, self._number_of_leases)
+        return share_of(row, self.leases)
 
     async def _claimed(self, rooms: _Rooms, found: Sequence[Waiting]) -> list[Claim]:
         """Hold messages; in mode ``none`` they leave the table first, so that none is ever sent twice (row 85)."""
@@ -477,28 +429,9 @@ class AzureTableStore:
 
     async def next_due(self) -> datetime | None:
         """See :meth:`postdate.ports.DelayedMessageStore.next_due`; looks at every message that has failed before."""
-        pages = self._opened.pages
-        dues: list[datetime] = []
-        async with aclosing(pages.entities(select=KEY_COLUMNS, at_once=1)) as entities:
-            async for entity in entities:
-                dues.append(_due_of(entity))
-                break
-        failing = pages.entities(select=KEY_COLUMNS, also="Failures gt 0")
-        return min([*dues, *[_due_of(entity) async for entity in failing]], default=None)
+        return await questions.next_due(self._opened.pages)
 
     # --- administration -----------------------------------------------------------------------------------------
-
-    async def _at_one_of(self, known: Known) -> Waiting | None:
-        for row in known.places:
-            entity = await self._opened.pages.at(row)
-            if entity is not None:
-                return read_entity(entity)
-        return None
-
-    async def _find(self, message_id: str) -> tuple[Known, Waiting] | None:
-        known = await self._opened.records.find(message_id)
-        waiting = None if known is None else await self._at_one_of(known)
-        return None if known is None or waiting is None else (known, waiting)
 
     async def _may_change(self, waiting: Waiting, now: datetime) -> bool:
         """Return whether nobody can be dispatching a message: it is not due for a while, or only we could."""
@@ -512,7 +445,7 @@ class AzureTableStore:
         return self._share(waiting.row) in held
 
     async def _free(self, message_id: str, now: datetime) -> Waiting | None:
-        found = await self._find(message_id)
+        found = await self._opened.storing.find(message_id)
         return found[1] if found is not None and await self._may_change(found[1], now) else None
 
     async def cancel(self, message_id: str, now: datetime) -> bool:
@@ -532,7 +465,7 @@ class AzureTableStore:
     async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
         """See :meth:`postdate.ports.AdministrableStore.reschedule`; see :meth:`cancel`."""
         async with self._claiming:
-            found = await self._find(message_id)
+            found = await self._opened.storing.find(message_id)
             if found is None or not await self._may_change(found[1], now):
                 return False
             known, old = found
@@ -550,15 +483,7 @@ class AzureTableStore:
 
     async def statistics(self, now: datetime) -> StoreStatistics:
         """See :meth:`postdate.ports.InspectableStore.statistics`; reads the keys of all, and knows our own claims."""
-        pending = overdue = claimed = failing = 0
-        next_due: datetime | None = None
-        async for entity in self._opened.pages.entities(select=(*KEY_COLUMNS, "Failures")):
-            due, is_held = _due_of(entity), entity.get("MessageId") in self._holding
-            pending, claimed = pending + 1, claimed + is_held
-            overdue += due < now and not is_held
-            failing += bool(entity.get("Failures"))
-            next_due = due if next_due is None else min(next_due, due)
-        return StoreStatistics(pending, overdue, claimed, failing, next_due)
+        return await questions.statistics(self._opened.pages, self._holding, now)
 
     async def record_counts(self) -> Mapping[RecordKind, int]:
         """See :meth:`postdate.ports.InspectableStore.record_counts`."""
@@ -566,23 +491,11 @@ class AzureTableStore:
 
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
         """See :meth:`postdate.ports.InspectableStore.list_pending`; what failed stands where its next attempt does."""
-        found: list[DelayedMessage] = []
-        since = "" if where.due_from is None else second_key(where.due_from)
-        async with aclosing(self._opened.pages.entities(since)) as entities:
-            async for entity in entities:
-                try:
-                    message = read_entity(entity).message
-                except MessageError:  # set aside when it is due
-                    continue
-                if where.matches(message):
-                    found.append(message)
-                    if len(found) == limit:
-                        break
-        return sorted(found, key=lambda message: message.due)
+        return await questions.pending(self._opened.pages, where, limit)
 
     async def get(self, message_id: str) -> DelayedMessage | None:
         """See :meth:`postdate.ports.InspectableStore.get`; finds what was stored by us, not what upstream stored."""
-        found = await self._find(message_id)
+        found = await self._opened.storing.find(message_id)
         return None if found is None else found[1].message
 
     async def history(self, message_id: str) -> Sequence[Record]:
@@ -615,15 +528,12 @@ class _Rooms:
     records: Records
     leases: Leases
     pages: Pages
+    storing: Storing
     keeper: Keeper
 
 
 def _deletion(waiting: Waiting) -> Operation:
     return Operation("delete", waiting.keys, waiting.etag)
-
-
-def _duplicate(message_id: str) -> DuplicateMessage:
-    return DuplicateMessage(f"message {message_id!r} was stored before; the first one is unchanged")
 
 
 def _others(messages: Sequence[DelayedMessage], stored: Sequence[Waiting]) -> Iterable[str]:
@@ -634,8 +544,3 @@ def _others(messages: Sequence[DelayedMessage], stored: Sequence[Waiting]) -> It
             expected.discard(message.message_id)
         else:
             yield message.message_id
-
-
-def _due_of(entity: Entity) -> datetime:
-    due = entity.get("Due")
-    return attempt_of(entity["RowKey"], is_ours=False) if due is None else instant_of(due)

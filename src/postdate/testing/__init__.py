@@ -9,6 +9,8 @@ from postdate.testing.matrix import capability_matrix, promise_matrix
 from postdate.testing.measurements import RecordedMetrics
 from postdate.testing.store_suite import contract_checks, store_checks
 from postdate.testing.store_suite.subject import StoreSubject
+from postdate.testing.timeout_suite import timeout_checks
+from postdate.testing.timeout_suite.subject import TimeoutSubject
 from postdate.testing.transport_suite import transport_checks
 from postdate.testing.transport_suite.subject import TransportSubject
 
@@ -24,11 +26,13 @@ __all__ = [
     "Plan",
     "RecordedMetrics",
     "StoreSubject",
+    "TimeoutSubject",
     "TransportSubject",
     "VirtualClock",
     "capability_matrix",
     "contract_checks",
     "promise_matrix",
     "store_checks",
+    "timeout_checks",
     "transport_checks",
 ]

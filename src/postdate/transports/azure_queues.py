@@ -82,6 +82,8 @@ class AzureStorageQueueTransport:
             largest_message_bytes=min(largest_message_bytes or LARGEST_MESSAGE_BYTES, LARGEST_MESSAGE_BYTES),
             expires_messages=True,
             time_to_be_received_precision=PRECISION,
+            queue_names_fold_case=True,
+            queue_name_separator="-",
         )
 
     def __repr__(self) -> str:

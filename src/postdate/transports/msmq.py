@@ -121,6 +121,7 @@ class MsmqTransport:
             time_to_be_received_in_transactions=not transactional,
             time_to_be_received_precision=timedelta(seconds=1),
             dead_letters=True,
+            queue_names_fold_case=True,
         )
         self.failures = Failures()
         self.receivers: set[MsmqReceiver] = set()

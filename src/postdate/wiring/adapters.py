@@ -56,6 +56,8 @@ class Kind:
 _SERVER: Final = frozenset({"schema", "table", "recording", "largest_message_bytes"})
 _FILE: Final = frozenset({"synchronous", "recording", "largest_message_bytes", "create"})
 _QUEUE_FILE: Final = _FILE | {"expiry", "clock"}
+_POLLING: Final = ("peek_interval", "longest_wait_when_idle", "page_size")
+"""How an Azure table is looked at: its store takes them together, as one value."""
 
 STORES: Final = {
     kind.scheme: kind
@@ -90,7 +92,7 @@ STORES: Final = {
             "Azure Table Storage",
             "postdate.stores.azure_table:AzureTableStore",
             "azure-table://account:key@account.table.core.windows.net",
-            frozenset({"table", "recording", "largest_message_bytes"}),
+            frozenset({"table", "recording", "largest_message_bytes", "leases", *_POLLING}),
             extra="azure",
         ),
         Kind(
@@ -275,7 +277,18 @@ def _open(kind: Kind, address: Address, settings: Mapping[str, Any]) -> object:
         chosen["recording"] = Recording(chosen["recording"])
     if kind.scheme == "memory":
         return adapter(**chosen)
+    if kind.scheme == "azure-table":
+        chosen = _with_polling(chosen)
     return adapter(file_of(address) or str(_canonical(kind, address)), **chosen)
+
+
+def _with_polling(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with those of looking at a table put together; not before its driver is known to be there."""
+    from postdate.azure.pages import Polling
+
+    how = {name: settings[name] for name in _POLLING if name in settings}
+    others = {name: value for name, value in settings.items() if name not in how}
+    return {**others, "polling": Polling(**how)} if how else others
 
 
 def _canonical(kind: Kind, address: Address) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from postdate.clock import Clock, SystemClock
 from postdate.config import SERVERS, Address, Settings
-from postdate.endpoint.delayed_delivery import timeouts_queue
+from postdate.endpoint.delayed_delivery import timeouts_dispatcher_queue, timeouts_queue
 from postdate.endpoint.endpoint import Endpoint, log_critical_error
-from postdate.endpoint.settings import DelayedDelivery
+from postdate.endpoint.settings import DelayedDelivery, ErrorsReturnTo
 from postdate.errors import ConfigurationError, PostdateError, StoreNotSetUp
 from postdate.ports import (
     ClaimingStore,
@@ -126,6 +126,10 @@ def store_settings(settings: Settings, *, create: bool = True) -> dict[str, Any]
         "synchronous": chosen.synchronous,
         "recording": chosen.recording,
         "largest_message_bytes": chosen.largest_message_bytes,
+        "leases": chosen.leases,
+        "peek_interval": chosen.peek_interval,
+        "longest_wait_when_idle": chosen.longest_wait_when_idle,
+        "page_size": chosen.page_size,
         "create": create,
     }
     return _taken("store", check_store(chosen.address), given, settings)
@@ -140,6 +144,11 @@ def transport_settings(settings: Settings, *, create: bool = True) -> dict[str, 
         "synchronous": settings.store.synchronous,
         "recording": settings.store.recording,
         "largest_message_bytes": chosen.largest_message_bytes,
+        "sanitizer": chosen.sanitizer,
+        "concurrent_sends": chosen.concurrent_sends,
+        "hold_for": chosen.hold_for,
+        "peek_interval": chosen.peek_interval,
+        "longest_idle_wait": chosen.longest_idle_wait,
         "create": create,
     }
     return _taken("transport", check_transport(chosen.address), given, settings)
@@ -210,9 +219,15 @@ def _check_there(key: str, address: Address, settings: Settings) -> None:
 
 
 def own_queues(settings: Settings) -> list[str]:
-    """Return the queues that the endpoint of the settings needs, and those that the settings name besides."""
-    endpoint = settings.endpoint
-    return list(dict.fromkeys([timeouts_queue(endpoint.name), endpoint.error_queue, *settings.queues.create]))
+    """Return the queues that the endpoint of the settings needs, and those that the settings name besides.
+
+    It handles nothing, so with a poison queue nothing of it goes to the error queue.
+    """
+    endpoint, delays = settings.endpoint, settings.delayed_delivery
+    own = [timeouts_queue(endpoint.name), delays.poison_queue or endpoint.error_queue]
+    if delays.drain_timeout_manager:
+        own.append(timeouts_dispatcher_queue(endpoint.name))
+    return list(dict.fromkeys([*own, *settings.queues.create]))
 
 
 def delay_exchange(settings: Settings, transport: Transport) -> DelayExchange | None:
@@ -236,6 +251,9 @@ def delayed_delivery(
         time_to_trigger_dispatch_circuit_breaker=chosen.time_to_trigger_dispatch_circuit_breaker,
         maximum_recovery_failures_per_second=chosen.maximum_recovery_failures_per_second,
         delay_exchange=exchange,
+        poison_queue=chosen.poison_queue,
+        errors_return_to=cast("ErrorsReturnTo", chosen.errors_return_to),
+        drain_timeout_manager=chosen.drain_timeout_manager,
     )
 
 

@@ -1,9 +1,10 @@
 """A service on an Azure table: ``python dispatching.py TABLE FILE LEASES``, the connection string in the environment.
 
 It puts what falls due into the queue ``orders`` of a file that other processes use, too, says ``ready`` when it works,
-and ends at SIGTERM, finishing what is in hand.
+logs to the standard output which leases it takes, and ends at SIGTERM, finishing what is in hand.
 """
 
+import logging
 import os
 import signal
 import sys
@@ -39,4 +40,9 @@ async def serve(table: str, file: str, leases: str) -> None:
 
 if __name__ == "__main__":
     _, table_name, queue_file, number_of_leases = sys.argv
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    of_leases = logging.getLogger("postdate.azure.lease")
+    of_leases.setLevel(logging.INFO)
+    of_leases.addHandler(logging.StreamHandler(sys.stdout))
+    of_leases.propagate = False
     anyio.run(serve, table_name, queue_file, number_of_leases)

@@ -28,7 +28,7 @@ from postdate.azure.table_names import default_table
 from postdate.clock import SystemClock
 from postdate.config import load_settings
 from postdate.endpoint.serialization import type_name
-from postdate.errors import DelayedDeliveryNotConfigured, ErrorQueueNotConfigured
+from postdate.errors import ConfigurationError, DelayedDeliveryNotConfigured, ErrorQueueNotConfigured
 from postdate.messages import format_timestamp
 from postdate.operations.error_queue import return_all
 from postdate.ports import Received
@@ -95,6 +95,12 @@ class Place:
             yield transport
         finally:
             await transport.close()
+
+    def sender(self, transport: AzureStorageQueueTransport, delayed_delivery: DelayedDelivery) -> Endpoint:
+        """Return the endpoint as one that handles nothing."""
+        return Endpoint(
+            self.name, transport=transport, delayed_delivery=delayed_delivery, error_queue=self.error, send_only=True
+        )
 
     async def put(self, queue: str, text: str) -> None:
         """Put a text into a queue, which is made if need be, with the plain SDK."""
@@ -195,9 +201,7 @@ async def test_a_missing_destination_ends_in_the_error_queue_and_can_be_returned
     nowhere = place.queue("nowhere")
     async with place.adapters() as (store, transport):
         settings = DelayedDelivery(store, errors_return_to="destination")
-        endpoint = Endpoint(
-            place.name, transport=transport, delayed_delivery=settings, error_queue=place.error, send_only=True
-        )
+        endpoint = place.sender(transport, settings)
         async with endpoint:
             sent = await endpoint.send(b"body", destination=nowhere, delay=SECOND, headers={"own": "1"})
             (copy,) = wrapped(await seen(plain.get_queue_client(place.error).peek_messages, bool))
@@ -343,6 +347,32 @@ async def test_without_delayed_delivery_there_need_be_no_tables_row_87(place: Pl
     await handle_one_and_fail_one(place, alone, None)
 
 
+# --- names of queues --------------------------------------------------------------------------------------------------
+
+
+async def test_an_endpoint_whose_names_azure_takes_needs_no_sanitizer(place: Place) -> None:
+    """Its own queue of delayed messages has a dot that is not its user's; upstream calls it with a dash."""
+    shop = place.queue("shop")
+    async with place.adapters(sanitizer="strict") as (store, transport):
+        await transport.create_queues([shop])
+        async with place.sender(transport, DelayedDelivery(store, drain_timeout_manager=True)) as endpoint:
+            sent = await endpoint.send(b"body", destination=shop, delay=SECOND)
+            (arrived,) = await take(transport, shop)
+    assert arrived.message_id == sent
+    assert await place.names() == {"shop", "sales-timeouts", "sales-timeoutsdispatcher", "error"}
+
+
+async def test_an_endpoint_whose_name_azure_does_not_take_is_refused_at_start_with_what_mends_it(place: Place) -> None:
+    async with place.adapters(sanitizer="strict") as (store, transport):
+        endpoint = Endpoint(
+            f"{place.prefix}.sales", transport=transport, delayed_delivery=DelayedDelivery(store), error_queue="error"
+        )
+        with pytest.raises(ConfigurationError, match=f"sanitizer='dashes', which makes '{place.prefix}-sales"):
+            async with endpoint:
+                raise AssertionError("it started")
+    assert await place.names() == set()
+
+
 # --- what the timeout manager left ------------------------------------------------------------------------------------
 
 
@@ -363,13 +393,7 @@ async def test_the_queues_of_the_timeout_manager_are_drained_while_new_delays_us
     await place.put_wrapped(dispatcher, "stray", old_headers(soon, shop), b"stray")
     async with place.adapters() as (store, transport):
         await transport.create_queues([shop])
-        endpoint = Endpoint(
-            place.name,
-            transport=transport,
-            delayed_delivery=DelayedDelivery(store, drain_timeout_manager=True),
-            error_queue=place.error,
-            send_only=True,
-        )
+        endpoint = place.sender(transport, DelayedDelivery(store, drain_timeout_manager=True))
         async with endpoint:
             await endpoint.send(b"new", destination=shop, delay=2 * HOUR)
             (past,) = await take(transport, shop)
@@ -399,9 +423,7 @@ async def test_what_was_stored_and_could_not_be_taken_off_the_queue_is_stored_on
             login = replace(place.login, endpoints={**place.login.endpoints, "queue": queues})
             async with place.adapters(login, hold_for=SECOND) as (store, transport):
                 settings = DelayedDelivery(store, drain_timeout_manager=True)
-                endpoint = Endpoint(
-                    place.name, transport=transport, delayed_delivery=settings, error_queue=place.error, send_only=True
-                )
+                endpoint = place.sender(transport, settings)
                 async with endpoint:
                     if queues == gateway.url:
                         assert await seen(place.waiting, stored.__eq__) == stored
@@ -434,9 +456,7 @@ async def test_what_cannot_be_read_in_the_queues_of_the_timeout_manager_goes_to_
     await place.put_wrapped(dispatcher, "control", {"Timeout.Id": "t-7", "NServiceBus.ControlMessage": "True"}, b"")
     async with place.adapters() as (store, transport):
         settings = DelayedDelivery(store, drain_timeout_manager=True)
-        endpoint = Endpoint(
-            place.name, transport=transport, delayed_delivery=settings, error_queue=place.error, send_only=True
-        )
+        endpoint = place.sender(transport, settings)
         async with endpoint:
             copies = {each.body: each.headers for each in await take(transport, place.error, 4)}
         reasons = {body: headers[Headers.EXCEPTION_MESSAGE] for body, headers in copies.items()}
@@ -464,13 +484,7 @@ async def test_beside_a_timeout_manager_that_still_runs_new_delays_use_the_table
     await place.put_wrapped(queues[1], "control", {"Timeout.Id": "t-7"})
     async with place.adapters(sanitizer=beside_a_timeout_manager) as (store, transport):
         await transport.create_queues([shop])
-        endpoint = Endpoint(
-            place.name,
-            transport=transport,
-            delayed_delivery=DelayedDelivery(store),
-            error_queue=place.error,
-            send_only=True,
-        )
+        endpoint = place.sender(transport, DelayedDelivery(store))
         async with endpoint:
             sent = await endpoint.send(b"soon", destination=shop, delay=SECOND)
             await endpoint.send(b"later", destination=shop, delay=HOUR)
@@ -489,13 +503,7 @@ async def test_only_who_drains_receives_the_orders_of_a_timeout_manager(
     await place.put_wrapped(dispatcher, "control", {"Timeout.Id": "t-7"})
     async with place.adapters() as (store, transport):
         await transport.create_queues([shop])
-        endpoint = Endpoint(
-            place.name,
-            transport=transport,
-            delayed_delivery=DelayedDelivery(store),
-            error_queue=place.error,
-            send_only=True,
-        )
+        endpoint = place.sender(transport, DelayedDelivery(store))
         async with endpoint:
             await endpoint.send(b"new", destination=shop, delay=SECOND)
             await take(transport, shop)

@@ -201,47 +201,45 @@ async def test_a_process_that_waits_for_the_lease_takes_it_and_wakes_its_poller(
 # --- several leases ---------------------------------------------------------------------------------------------------
 
 
-async def test_several_processes_share_the_leases_and_each_message_is_claimed_once(
-    azurite_connection: str, monkeypatch
-) -> None:
+@pytest.fixture
+async def shared(
+    request: pytest.FixtureRequest, azurite_connection: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[TablePlace]:
+    """A table with that number of leases, whose processes look around for each other all the time."""
     monkeypatch.setattr("postdate.azure.keeper.ROUND_SECONDS", 0.05)
     monkeypatch.setattr("postdate.azure.keeper._APPEARS_EVERY_SECONDS", 0.05)
-    place = TablePlace(azurite_connection, leases=4)
-    try:
-        stores = [await filled(place, 200), await place.open()]
-        stops = [await store.listen(lambda: None) for store in stores]
-        await until(lambda: [len(held_by(store)) for store in stores] == [2, 2], "both hold two leases")
-        claimed: Counter[str] = Counter()
-        for _ in range(10):
-            for store in stores:
-                claims = await store.claim_due(LATER, 1_000)
-                claimed.update(claim.message.message_id for claim in claims)
-                assert await store.finish(claims, Outcome.DELIVERED, LATER) == len(claims)
-        assert claimed == Counter(f"m-{n:03}" for n in range(200))
-        assert place.entities() == []
-        for stop in stops:
-            stop()
-    finally:
-        await place.close()
+    place = TablePlace(azurite_connection, leases=request.param)
+    yield place
+    await place.close()
 
 
-async def test_what_a_closed_process_had_leased_goes_to_those_that_are_left(
-    azurite_connection: str, monkeypatch
-) -> None:
-    monkeypatch.setattr("postdate.azure.keeper.ROUND_SECONDS", 0.05)
-    monkeypatch.setattr("postdate.azure.keeper._APPEARS_EVERY_SECONDS", 0.05)
-    place = TablePlace(azurite_connection, leases=3)
-    try:
-        first, second = await filled(place, 60), await place.open()
-        for store in (first, second):
-            await store.listen(lambda: None)
-        await until(lambda: held_by(first) | held_by(second) == {0, 1, 2}, "all leases are held")
-        await first.close()
-        await until(lambda: held_by(second) == {0, 1, 2}, "all leases are held by the one that is left")
-        claimed = [claim for _ in range(3) for claim in await second.claim_due(LATER, 1_000)]
-        assert len(claimed) == 60
-    finally:
-        await place.close()
+@pytest.mark.parametrize("shared", [4], indirect=True)
+async def test_several_processes_share_the_leases_and_each_message_is_claimed_once(shared: TablePlace) -> None:
+    stores = [await filled(shared, 200), await shared.open()]
+    stops = [await store.listen(lambda: None) for store in stores]
+    await until(lambda: [len(held_by(store)) for store in stores] == [2, 2], "both hold two leases")
+    claimed: Counter[str] = Counter()
+    for _ in range(10):
+        for store in stores:
+            claims = await store.claim_due(LATER, 1_000)
+            claimed.update(claim.message.message_id for claim in claims)
+            assert await store.finish(claims, Outcome.DELIVERED, LATER) == len(claims)
+    assert claimed == Counter(f"m-{n:03}" for n in range(200))
+    assert shared.entities() == []
+    for stop in stops:
+        stop()
+
+
+@pytest.mark.parametrize("shared", [3], indirect=True)
+async def test_what_a_closed_process_had_leased_goes_to_those_that_are_left(shared: TablePlace) -> None:
+    first, second = await filled(shared, 60), await shared.open()
+    for store in (first, second):
+        await store.listen(lambda: None)
+    await until(lambda: held_by(first) | held_by(second) == {0, 1, 2}, "all leases are held")
+    await first.close()
+    await until(lambda: held_by(second) == {0, 1, 2}, "all leases are held by the one that is left")
+    claimed = [claim for _ in range(3) for claim in await second.claim_due(LATER, 1_000)]
+    assert len(claimed) == 60
 
 
 async def test_two_numbers_of_leases_are_never_in_force_at_once(place: TablePlace) -> None:

@@ -8,8 +8,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator
-from datetime import timedelta
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,14 @@ from azure.storage.blob import BlobLeaseClient, BlobServiceClient
 from tests.azure_store_subjects import TablePlace
 
 from postdate import DelayedMessage, LocalTransport, SystemClock
+from postdate.azure.layout import Waiting, share_of
 from postdate.azure.table_names import lease_container
 
 SCRIPT = Path(__file__).with_name("dispatching.py")
 TAKEOVER_WITHIN_SECONDS = 16.0
+THEN_SENT_WITHIN_SECONDS = 2.0
+"""Whoever has a lease looks, claims and sends."""
+
 QUEUES = ["orders", "error", "service.timeouts"]
 
 
@@ -37,8 +42,19 @@ class Service:
         )
 
     def is_ready(self) -> None:
+        self._says("ready")
+
+    def takes(self, leases: int) -> None:
+        """Wait until it has taken so many more leases."""
+        for _ in range(leases):
+            self._says("dispatches under the lease on")
+
+    def _says(self, what: str) -> None:
         assert self._process.stdout is not None
-        assert self._process.stdout.readline() == "ready\n"
+        for line in self._process.stdout:
+            if line.startswith(what):
+                return
+        raise AssertionError(f"it ended and never said: {what}")
 
     def kill(self) -> None:
         """End it as a power cut would."""
@@ -56,41 +72,60 @@ class Service:
         return code
 
 
-@pytest.fixture
-async def place(azurite_connection: str) -> AsyncGenerator[TablePlace]:
-    place = TablePlace(azurite_connection)
-    yield place
-    await place.close()
+@dataclass
+class Site:
+    """A table, the queues that are dispatched to, and the services that do it."""
+
+    place: TablePlace
+    queues: LocalTransport
+    file: Path
+    started: list[Service] = field(default_factory=list[Service])
+
+    def start(self) -> Service:
+        self.started.append(Service(self.place, self.file))
+        return self.started[-1]
+
+    def arrived(self) -> Counter[str]:
+        """Count by id what has come to the queue ``orders``."""
+        rows = self.queues.file.read_blocking(
+            lambda connection: connection.execute("SELECT message_id FROM queue_message").fetchall()
+        )
+        return Counter(row[0] for row in rows)
+
+    def shares_that_go_on(self, messages: Sequence[DelayedMessage], since: datetime) -> set[int]:
+        """Return the shares of which something has come that was due after an instant."""
+        found = self.arrived()
+        fresh = [message for message in messages if message.due > since and message.message_id in found]
+        return {share_of(Waiting.new(message).row, self.place.leases) for message in fresh}
+
+    async def store(self, count: int, over: timedelta) -> list[DelayedMessage]:
+        """Store messages that fall due one after the other from now on."""
+        store, now = await self.place.open(), SystemClock().now()
+        due = [now + n * over / count for n in range(count)]
+        messages = [DelayedMessage(f"m-{n}", due[n], "orders", {"n": str(n)}, b"body") for n in range(count)]
+        await store.store_many(messages, now)
+        return messages
 
 
 @pytest.fixture
-def start(place: TablePlace, tmp_path: Path) -> Iterator[Callable[[], Service]]:
-    """Return what starts a service; those that still run at the end of the test are killed."""
-    started: list[Service] = []
+async def open_site(azurite_connection: str, tmp_path: Path) -> AsyncGenerator[Callable[[int], Awaitable[Site]]]:
+    """Return what makes a site with a number of leases; services that still run at the end are killed."""
+    sites: list[Site] = []
 
-    def start() -> Service:
-        started.append(Service(place, tmp_path / "queues.db"))
-        return started[-1]
+    async def make(leases: int) -> Site:
+        file = tmp_path / f"queues{leases}.db"
+        site = Site(TablePlace(azurite_connection, leases), LocalTransport(file, synchronous="normal"), file)
+        sites.append(site)
+        await site.queues.create_queues(QUEUES)
+        await (await site.place.open()).setup()
+        return site
 
-    yield start
-    for service in started:
-        service.kill()
-
-
-@pytest.fixture
-async def queues(tmp_path: Path) -> AsyncGenerator[LocalTransport]:
-    transport = LocalTransport(tmp_path / "queues.db", synchronous="normal")
-    await transport.create_queues(QUEUES)
-    yield transport
-    await transport.close()
-
-
-def arrived(queues: LocalTransport) -> Counter[str]:
-    """Count by id what has come to the queue ``orders``."""
-    rows = queues.file.read_blocking(
-        lambda connection: connection.execute("SELECT message_id FROM queue_message").fetchall()
-    )
-    return Counter(row[0] for row in rows)
+    yield make
+    for site in sites:
+        for service in site.started:
+            service.kill()
+        await site.queues.close()
+        await site.place.close()
 
 
 def is_leased(place: TablePlace) -> bool:
@@ -104,58 +139,66 @@ def is_leased(place: TablePlace) -> bool:
         return False
 
 
-async def store_from_now_on(place: TablePlace, count: int, over: timedelta) -> None:
-    """Store messages that fall due one after the other."""
-    store, now = await place.open(), SystemClock().now()
-    batch = [DelayedMessage(f"m-{n}", now + n * over / count, "orders", {"n": str(n)}, b"body") for n in range(count)]
-    await store.store_many(batch, now)
-
-
 @pytest.mark.timeout(240)
-async def test_row_79_a_service_that_is_killed_while_it_has_the_lease_is_followed_within_16_s_and_nothing_is_lost(
-    place: TablePlace, start: Callable[[], Service], queues: LocalTransport, eventually
+async def test_row_79_whoever_is_killed_while_it_has_leases_is_followed_within_16_s_and_nothing_is_lost(
+    open_site: Callable[[int], Awaitable[Site]], eventually
 ) -> None:
+    """One lease, for which another stands by, and four, of which each of two has two: both killed at once."""
     messages = 1_000
-    await (await place.open()).setup()
-    first = start()
-    first.is_ready()
-    await store_from_now_on(place, messages, over=timedelta(seconds=20))
-    eventually(lambda: arrived(queues).total() > 0, "the first dispatches")
-    second = start()
-    second.is_ready()
-    assert is_leased(place)
-    eventually(lambda: arrived(queues).total() > 100, "the first is in the middle of it")
-    first.kill()
-    killed_at, before = time.monotonic(), arrived(queues).total()
-    eventually(lambda: arrived(queues).total() > before, "the second dispatches", seconds=TAKEOVER_WITHIN_SECONDS)
-    takeover = time.monotonic() - killed_at
-    eventually(lambda: len(arrived(queues)) == messages, "all have come", seconds=90)
-    eventually(lambda: not place.entities(), "all are removed")
-    found = arrived(queues)
-    doubled = found.total() - len(found)
-    print(f"takeover {takeover:.1f} s; {len(found):,} of {messages:,} came, {doubled:,} more than once")  # noqa: T201
-    assert set(found) == {f"m-{n}" for n in range(messages)}
-    assert doubled <= 4 * 50, "no more than was in hand"
-    assert second.stop() == 0
+    sites = [await open_site(leases) for leases in (1, 4)]
+    victims = [site.start() for site in sites]
+    for site, victim in zip(sites, victims, strict=True):
+        victim.takes(site.place.leases)
+    survivors = [site.start() for site in sites]
+    survivors[0].is_ready()
+    survivors[1].takes(2)
+    stored = [await site.store(messages, over=timedelta(seconds=20)) for site in sites]
+    for site in sites:
+        eventually(lambda site=site: site.arrived().total() > messages // 20, "they are in the middle of it")
+    assert is_leased(sites[0].place)
+    for victim in victims:
+        victim.kill()
+    killed_at, since = time.monotonic(), SystemClock().now()
+    takeovers: list[float] = []
+    for site, sent in zip(sites, stored, strict=True):
+        all_shares = set(range(site.place.leases))
+        eventually(
+            lambda site=site, sent=sent, all_shares=all_shares: site.shares_that_go_on(sent, since) == all_shares,
+            "all shares go on",
+            seconds=TAKEOVER_WITHIN_SECONDS + THEN_SENT_WITHIN_SECONDS,
+        )
+        takeovers.append(time.monotonic() - killed_at)
+    for site, takeover in zip(sites, takeovers, strict=True):
+        eventually(lambda site=site: len(site.arrived()) == messages, "all have come", seconds=90)
+        eventually(lambda site=site: not site.place.entities(), "all are removed")
+        found = site.arrived()
+        doubled = found.total() - len(found)
+        print(  # noqa: T201
+            f"{site.place.leases} leases: takeover {takeover:.1f} s; {len(found):,} of {messages:,} came, "
+            f"{doubled:,} more than once"
+        )
+        assert set(found) == {f"m-{n}" for n in range(messages)}
+        assert doubled <= 4 * 50, "no more than was in hand"
+    assert [survivor.stop() for survivor in survivors] == [0, 0]
 
 
 @pytest.mark.timeout(120)
 async def test_row_79_a_service_that_stops_gives_the_lease_up_and_the_other_goes_on_at_once(
-    place: TablePlace, start: Callable[[], Service], queues: LocalTransport, eventually
+    open_site: Callable[[int], Awaitable[Site]], eventually
 ) -> None:
     """Upstream's lease only ends by itself, up to 15 s later."""
     messages = 300
-    await (await place.open()).setup()
-    first = start()
+    site = await open_site(1)
+    first = site.start()
     first.is_ready()
-    await store_from_now_on(place, messages, over=timedelta(seconds=10))
-    eventually(lambda: arrived(queues).total() > 20, "the first dispatches")
-    second = start()
+    await site.store(messages, over=timedelta(seconds=10))
+    eventually(lambda: site.arrived().total() > 20, "the first dispatches")
+    second = site.start()
     second.is_ready()
     assert first.stop() == 0
-    stopped_at, before = time.monotonic(), arrived(queues).total()
-    eventually(lambda: arrived(queues).total() > before, "the second dispatches", seconds=5)
+    stopped_at, before = time.monotonic(), site.arrived().total()
+    eventually(lambda: site.arrived().total() > before, "the second dispatches", seconds=5)
     print(f"takeover after a stop: {time.monotonic() - stopped_at:.1f} s")  # noqa: T201
-    eventually(lambda: len(arrived(queues)) == messages, "all have come", seconds=60)
-    assert set(arrived(queues).values()) == {1}, "a stop doubles nothing"
+    eventually(lambda: len(site.arrived()) == messages, "all have come", seconds=60)
+    assert set(site.arrived().values()) == {1}, "a stop doubles nothing"
     assert second.stop() == 0

@@ -1,0 +1,60 @@
+"""What waits in a table, for those who ask: read from the keys and columns of all messages. Source: ADR 0013."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import aclosing
+from datetime import datetime
+
+from postdate.azure.holding import Holding
+from postdate.azure.layout import KEY_COLUMNS, attempt_of, instant_of, read_entity, second_key
+from postdate.azure.pages import Entity, Pages
+from postdate.errors import MessageError
+from postdate.messages import DelayedMessage
+from postdate.ports import MessageFilter, StoreStatistics
+
+
+async def next_due(pages: Pages) -> datetime | None:
+    """See :meth:`postdate.ports.DelayedMessageStore.next_due`; looks at every message that has failed before."""
+    dues: list[datetime] = []
+    async with aclosing(pages.entities(select=KEY_COLUMNS, at_once=1)) as entities:
+        async for entity in entities:
+            dues.append(_due_of(entity))
+            break
+    failing = pages.entities(select=KEY_COLUMNS, also="Failures gt 0")
+    return min([*dues, *[_due_of(entity) async for entity in failing]], default=None)
+
+
+async def statistics(pages: Pages, holding: Holding, now: datetime) -> StoreStatistics:
+    """See :meth:`postdate.ports.InspectableStore.statistics`; ``holding``: what counts as claimed."""
+    pending = overdue = claimed = failing = 0
+    earliest: datetime | None = None
+    async for entity in pages.entities(select=(*KEY_COLUMNS, "Failures")):
+        due, is_held = _due_of(entity), entity.get("MessageId") in holding
+        pending, claimed = pending + 1, claimed + is_held
+        overdue += due < now and not is_held
+        failing += bool(entity.get("Failures"))
+        earliest = due if earliest is None else min(earliest, due)
+    return StoreStatistics(pending, overdue, claimed, failing, earliest)
+
+
+async def pending(pages: Pages, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
+    """See :meth:`postdate.ports.InspectableStore.list_pending`; what failed stands where its next attempt does."""
+    found: list[DelayedMessage] = []
+    since = "" if where.due_from is None else second_key(where.due_from)
+    async with aclosing(pages.entities(since)) as entities:
+        async for entity in entities:
+            try:
+                message = read_entity(entity).message
+            except MessageError:  # set aside when it is due
+                continue
+            if where.matches(message):
+                found.append(message)
+                if len(found) == limit:
+                    break
+    return sorted(found, key=lambda message: message.due)
+
+
+def _due_of(entity: Entity) -> datetime:
+    due = entity.get("Due")
+    return attempt_of(entity["RowKey"], is_ours=False) if due is None else instant_of(due)

@@ -1,0 +1,107 @@
+"""The dispatch step: a due timeout to its destination, then out of its storage. Source: specification 4.8."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+import anyio
+
+from postdate.clock import Clock
+from postdate.core.foreign import calling_store, calling_transport
+from postdate.core.timeout_manager.reading import announced_timeout, dispatched
+from postdate.core.timeout_manager.satellite import Done
+from postdate.errors import NotADelayedMessage, TimeoutConcurrentlyProcessed
+from postdate.messages import Envelope
+from postdate.metrics import NO_METRICS, Metrics
+from postdate.ports import End, Received, Transport
+from postdate.ports.timeouts import EnlistingTimeouts, Timeout, TimeoutPersister
+
+log = logging.getLogger("postdate.timeout_manager")
+
+
+class Announcer(Protocol):
+    """Whoever announces due timeouts, and wants to know what became of them."""
+
+    def gone(self, timeout_id: str) -> None:
+        """Note that a timeout is not stored any more."""
+        ...
+
+    def given_up(self, timeout_id: str) -> None:
+        """Note that a timeout stays stored, as its control message is in the error queue now."""
+        ...
+
+
+class DispatchStep:
+    """Sends what a control message tells of, and removes it.
+
+    With ``enlisting`` all of it is one transaction: exactly once. Without, the send leaves at once, then the timeout is
+    removed, then the control message taken off its queue: whatever fails in between is sent again, never lost.
+
+    Args:
+        persister: where timeouts are kept.
+        enlisting: the same, when removing is to be part of the transaction of the queue; else ``None``.
+        transport: of the destinations.
+        clock: for the time of sending.
+        announcer: told of what became of each timeout.
+        metrics: what is counted.
+    """
+
+    def __init__(
+        self,
+        persister: TimeoutPersister,
+        enlisting: EnlistingTimeouts | None,
+        transport: Transport,
+        clock: Clock,
+        announcer: Announcer,
+        metrics: Metrics = NO_METRICS,
+    ) -> None:
+        self._persister, self._enlisting, self._transport, self._clock = persister, enlisting, transport, clock
+        self._announcer, self._metrics = announcer, metrics
+
+    async def do(self, received: Received, stopping: anyio.Event) -> Done:
+        """See :class:`postdate.core.timeout_manager.satellite.Step`; a timeout that is gone is success.
+
+        Raises:
+            TimeoutConcurrentlyProcessed: somebody else removed it after this has begun.
+            QueueNotFound, MessageTooLarge, TransportUnavailable: it was not sent.
+            StoreError: it may have been sent.
+        """
+        timeout_id = announced_timeout(received.envelope)
+        with calling_store(self._persister):
+            timeout = await self._persister.peek(timeout_id)
+        if timeout is None:
+            log.debug("timeout %s is gone already", timeout_id)
+            return Done(End(record=None), lambda: self._announcer.gone(timeout_id))
+        envelope = dispatched(timeout, received.envelope.message_id, self._clock.now())
+        return Done(await self._end(timeout, envelope), lambda: self._dispatched(timeout_id, timeout))
+
+    async def _end(self, timeout: Timeout, envelope: Envelope) -> End:
+        if self._enlisting is not None:
+            with calling_store(self._persister):
+                work = [self._enlisting.removing(timeout.timeout_id)]
+            return End(record=None, outgoing=[envelope], work=work)
+        with calling_transport(self._transport):
+            (error,) = await self._transport.send([envelope], self._clock.now())
+        if error is not None:
+            raise error
+        with calling_store(self._persister):
+            removed = await self._persister.try_remove(timeout.timeout_id)
+        if not removed:
+            raise TimeoutConcurrentlyProcessed(
+                f"timeout {timeout.timeout_id} was concurrently processed: somebody else removed it while it was sent "
+                f"to {timeout.destination}"
+            )
+        return End(record=None)
+
+    def _dispatched(self, timeout_id: str, timeout: Timeout) -> None:
+        self._announcer.gone(timeout_id)
+        self._metrics.delivered(1, [(self._clock.now() - timeout.due).total_seconds()])
+        log.debug("timeout %s went to %s, due %s", timeout_id, timeout.destination, timeout.due)
+
+    def given_up(self, received: Received) -> None:
+        """Tell the announcer: the timeout stays stored, and returning the control message dispatches it."""
+        try:
+            self._announcer.given_up(announced_timeout(received.envelope))
+        except NotADelayedMessage:
+            log.debug("message %s told of no timeout", received.envelope.message_id)

@@ -1,0 +1,224 @@
+"""The look for due timeouts: each is announced to the dispatch step by a control message. Source: specification 4.7.
+
+One look goes forward from the last announced one. Every few seconds another begins at the beginning, for what was
+committed late with an earlier due time, or stored by other processes (row 98): upstream finds that at its next start.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from postdate.clock import Clock
+from postdate.core.foreign import calling_store, calling_transport
+from postdate.core.poller import Taken
+from postdate.core.timeout_manager.announced import AT_ONCE, REMEMBERED, Announced
+from postdate.core.timeout_manager.reading import announcement
+from postdate.errors import PostdateError, TransportUnavailable
+from postdate.metrics import NO_METRICS, Metrics
+from postdate.ports import Transport, Wake
+from postdate.ports.timeouts import DueTimeout, TimeoutPersister
+
+log = logging.getLogger("postdate.timeout_manager")
+
+OLDEST: Final = timedelta(days=3652)
+"""Ten years: how far back a process looks for due timeouts when it starts."""
+
+LOOK_BACK_EVERY: Final = timedelta(seconds=5)
+"""How late a timeout may be that another process has stored, or that was committed after its due time."""
+
+_LOOK_BACK_WHEN_FULL: Final = timedelta(seconds=1)
+"""While as many are announced as may be: others may have dispatched them, of which nobody tells us."""
+
+_REST_AFTER_LOOKING_BACK: Final = 20
+"""Where much is stored that has been announced, looking back takes one part in so many of the time."""
+
+CHUNK: Final = 1_000
+_SENT_AT_ONCE: Final = 200
+_NEVER: Final = datetime.max.replace(tzinfo=UTC)
+
+
+class DueTimeouts:
+    """Announces due timeouts; the work of a :class:`postdate.core.poller.Poller`.
+
+    Args:
+        persister: where timeouts are kept.
+        transport: of the dispatcher's queue; its messages leave outside of any transaction.
+        queue: the dispatcher's.
+        clock: for the time of looks.
+        set_up: whether to set up the storage before the first look, however often it takes.
+        metrics: what is counted.
+        at_once: see :data:`postdate.core.timeout_manager.announced.AT_ONCE`.
+        remembered: see :data:`postdate.core.timeout_manager.announced.REMEMBERED`.
+    """
+
+    def __init__(  # noqa: PLR0913 - collaborators; put together in one place
+        self,
+        persister: TimeoutPersister,
+        transport: Transport,
+        queue: str,
+        clock: Clock,
+        *,
+        set_up: bool = False,
+        metrics: Metrics = NO_METRICS,
+        at_once: int = AT_ONCE,
+        remembered: int = REMEMBERED,
+    ) -> None:
+        self._persister, self._transport, self._queue, self._clock = persister, transport, queue, clock
+        self._set_up, self._metrics = set_up, metrics
+        now = clock.now()
+        self._announced = Announced(now - OLDEST, at_once, remembered)
+        self._slice = self._front = self._announced.floor
+        """Until where everything was announced; and the latest due time of all that were."""
+        self._fetched: deque[DueTimeout] = deque()
+        self._next_query: datetime | None = now
+        self._looked_back_to: datetime | None = None
+        self._look_back_at = now + LOOK_BACK_EVERY
+        self._looking_back_took = timedelta(0)
+        self._gone_meanwhile: set[str] | None = None
+        """While the storage is asked for what was looked at before: its answer may tell of some that are gone."""
+        self._next_look = _NEVER
+        self._wake: Wake = _wake_nobody
+
+    # --- the work of a poller -----------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None]:
+        """See :class:`postdate.core.poller.DueWork`; :meth:`take` leaves nothing behind."""
+        yield
+
+    async def listen(self, wake: Wake) -> Callable[[], None]:
+        """See :class:`postdate.core.poller.DueWork`."""
+        self._wake = wake
+
+        def stop() -> None:
+            self._wake = _wake_nobody
+
+        return stop
+
+    async def take(self, now: datetime) -> Taken:
+        """Announce some of what is due, ``now`` inclusive; see :class:`postdate.core.poller.DueWork`.
+
+        Raises:
+            StoreError: the storage failed.
+            TransportError: not all could be announced; the rest is next.
+        """
+        if self._set_up:
+            with calling_store(self._persister):
+                await self._persister.setup()
+            self._set_up = False
+        count = await self._look_ahead(now)
+        self._look_back_at = min(self._look_back_at, now + self._pause_before_looking_back())  # was the clock set back?
+        if now >= self._look_back_at:
+            count += await self._look_back(now)
+        self._metrics.fetched(count, self._clock.now() - now)
+        ahead = self._next_query
+        if self._fetched:  # more than there was room for; looking back may have made some
+            ahead = now if self._announced.room else None
+        self._next_look = self._look_back_at if ahead is None else min(self._look_back_at, ahead)
+        return Taken(count, self._next_look <= now, self._next_look)
+
+    async def _look_ahead(self, now: datetime) -> int:
+        if not self._fetched:
+            with calling_store(self._persister):
+                chunk = await self._persister.next_chunk(self._slice, now, CHUNK)
+            self._fetched.extend(chunk.due)
+            self._next_query = chunk.next_query
+        count = 0
+        while self._fetched and (room := self._announced.room):
+            batch = [self._fetched[i] for i in range(min(room, _SENT_AT_ONCE, len(self._fetched)))]
+            count += await self._announce(batch, now)
+            for _ in batch:
+                self._fetched.popleft()
+            if not self._fetched:  # only now: what could not be announced is not passed over (row 97)
+                self._slice = max(self._slice, batch[-1].due)
+        return count
+
+    async def _look_back(self, now: datetime) -> int:
+        """Look at one chunk of what is due and was looked at before, and announce what is new there."""
+        after, until = self._looked_back_to or self._announced.floor, min(self._front, now)
+        self._gone_meanwhile = gone = set[str]()
+        try:
+            with calling_store(self._persister):
+                chunk = await self._persister.next_chunk(after, until, CHUNK)
+        finally:
+            self._gone_meanwhile = None
+        is_cut = bool(chunk.due) and chunk.next_query is not None and chunk.next_query <= until
+        last = chunk.due[-1].due if is_cut else until
+        self._announced.found(after, last, chunk.due, now)
+        floor = self._announced.floor  # which may just have risen
+        new = [each for each in chunk.due if each.timeout_id not in self._announced and each.timeout_id not in gone]
+        missed = [each for each in new if each.due > floor]
+        count = await self._announce(missed[: self._announced.room], now)
+        self._looking_back_took += self._clock.now() - now
+        self._looked_back_to = last if is_cut else None
+        if not is_cut:
+            self._look_back_at = self._clock.now() + self._pause_before_looking_back()
+            self._looking_back_took = timedelta(0)
+        return count
+
+    def _pause_before_looking_back(self) -> timedelta:
+        usual = _LOOK_BACK_WHEN_FULL if self._fetched else LOOK_BACK_EVERY
+        return max(usual, _REST_AFTER_LOOKING_BACK * self._looking_back_took)
+
+    async def _announce(self, timeouts: Sequence[DueTimeout], now: datetime) -> int:
+        """Send control messages for those that were not announced yet; return how many."""
+        new = [each for each in timeouts if each.timeout_id not in self._announced]
+        for start in range(0, len(new), _SENT_AT_ONCE):
+            await self._send(new[start : start + _SENT_AT_ONCE], now)
+        return len(new)
+
+    async def _send(self, timeouts: Sequence[DueTimeout], now: datetime) -> None:
+        self._announced.add(timeouts, now)  # before: by the time that all are sent, some may be gone already
+        errors: Sequence[PostdateError | None] = [_NOT_SENT] * len(timeouts)
+        try:
+            with calling_transport(self._transport):
+                envelopes = [announcement(each.timeout_id, self._queue) for each in timeouts]
+                answers = await self._transport.send(envelopes, self._clock.now())
+            if len(answers) == len(timeouts):
+                errors = answers
+        finally:
+            for each, error in zip(timeouts, errors, strict=True):
+                if error is None:
+                    self._front = max(self._front, each.due)
+                else:
+                    self._announced.discard(each.timeout_id)
+        for error in errors:
+            if error is not None:
+                raise error
+
+    # --- what others tell ---------------------------------------------------------------------------------------
+
+    def registered(self, due: datetime) -> None:
+        """Note that a timeout was stored and committed."""
+        if due <= self._slice:
+            self._look_back_at = min(self._look_back_at, max(due, self._clock.now()))
+        if due < self._next_look:
+            self._wake()
+
+    def gone(self, timeout_id: str) -> None:
+        """See :class:`postdate.core.timeout_manager.dispatching.Announcer`."""
+        self._announced.discard(timeout_id)
+        if self._gone_meanwhile is not None:
+            self._gone_meanwhile.add(timeout_id)
+        self._wake_if_waiting_for_room()
+
+    def given_up(self, timeout_id: str) -> None:
+        """See :class:`postdate.core.timeout_manager.dispatching.Announcer`."""
+        self._announced.leave(timeout_id)
+        self._wake_if_waiting_for_room()
+
+    def _wake_if_waiting_for_room(self) -> None:
+        if self._fetched and self._announced.has_much_room:
+            self._wake()
+
+
+_NOT_SENT: Final = TransportUnavailable("the transport has not answered for every control message")
+
+
+def _wake_nobody() -> None:
+    """Stand in for a poller that does not listen."""

@@ -1,0 +1,224 @@
+"""One received message from its queue to its handlers, and what they send from there."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Unpack
+
+import anyio
+
+from postdate.endpoint.cancelling import is_being_cancelled
+from postdate.endpoint.outbox import BusinessTransaction
+from postdate.endpoint.retries import POLICY_FAILURES, PolicyFailed
+from postdate.endpoint.sending import SendKeywords, SendOptions
+from postdate.errors import ConfigurationError, InvalidMessage, InvalidTimestamp, MessageError, QueueNotFound
+from postdate.messages import DelayedMessage, Envelope, Headers
+from postdate.ports import End, NativeTransaction, Received, RecordKind, TransactionMode, Work
+
+if TYPE_CHECKING:
+    from postdate.endpoint.endpoint import Endpoint
+
+
+class HandlerContext:
+    """What a handler is given besides the message.
+
+    What it sends leaves when the handler has succeeded, together with the completion of the incoming message; when it
+    fails, nothing leaves, except what was sent ``isolated``; in transaction mode ``none``, all of it leaves at once.
+    """
+
+    def __init__(self, endpoint: Endpoint, received: Received, business: BusinessTransaction | None = None) -> None:
+        self._endpoint, self._received, self._business = endpoint, received, business
+        self.outgoing: list[Envelope | DelayedMessage] = []
+        self._ended = False
+
+    def end(self) -> Sequence[Envelope | DelayedMessage]:
+        """Return what was sent; from now on nothing can be."""
+        self._ended = True
+        return self.outgoing
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers of the incoming message."""
+        return self._received.envelope.headers
+
+    @property
+    def message_id(self) -> str:
+        """Id of the incoming message: stable, however often it is delivered."""
+        return self.headers.get(Headers.MESSAGE_ID, self._received.envelope.message_id)
+
+    @property
+    def due(self) -> datetime | None:
+        """When a delayed message was due, UTC; ``None`` for others, and where the transport does not keep it."""
+        return self._received.envelope.due
+
+    async def transaction(self) -> NativeTransaction:
+        """Return a connection of the outbox's database with a transaction open on it, for data of the application.
+
+        What is written on it is committed together with what this handler sends, and with the mark that the message was
+        handled; when the handler fails, it is rolled back. All handlers of a message have the same one.
+
+        Returns:
+            With :class:`~postdate.PostgresOutbox` a ``psycopg.AsyncConnection``, with :class:`~postdate.SqliteOutbox`
+            an ``sqlite3.Connection``. It refuses to commit or roll back.
+
+        Raises:
+            ConfigurationError: the endpoint has no outbox.
+            StoreUnavailable: the database cannot be reached.
+        """
+        if self._business is None:
+            raise ConfigurationError(
+                f"endpoint {self._endpoint.name!r} has no outbox, so its handlers have no transaction: pass "
+                f"outbox=Outbox(…) when you create it"
+            )
+        return await self._business.begin()
+
+    async def send(self, message: object, *, isolated: bool = False, **options: Unpack[SendKeywords]) -> str:
+        """Send a message; see :meth:`Endpoint.send`.
+
+        Args:
+            message: see there.
+            isolated: let it leave at once, whatever becomes of the message being handled.
+            options: see there.
+        """
+        outgoing = self._endpoint.outgoing(message, SendOptions(**options), related_to=self.headers)
+        await self._leave(outgoing, isolated=isolated)
+        return outgoing.message_id
+
+    async def reply(self, message: object, headers: Mapping[str, str] | None = None) -> str:
+        """Send a message to where the incoming one asked for replies. A reply cannot be delayed (row 7).
+
+        Raises:
+            InvalidMessage: the incoming message names no address for replies.
+        """
+        address = self.headers.get(Headers.REPLY_TO_ADDRESS)
+        if not address:
+            raise InvalidMessage(f"message {self.message_id!r} has no header {Headers.REPLY_TO_ADDRESS!r} to reply to")
+        options = SendOptions(destination=address, headers={Headers.MESSAGE_INTENT: "Reply", **(headers or {})})
+        outgoing = self._endpoint.outgoing(message, options, related_to=self.headers)
+        await self._leave(outgoing)
+        return outgoing.message_id
+
+    async def publish(
+        self, message: object, headers: Mapping[str, str] | None = None, *, message_id: str | None = None
+    ) -> str:
+        """Send a message to everybody who is subscribed to its type; see :meth:`Endpoint.publish`."""
+        options = self._endpoint.publish_options(message, headers, message_id)
+        outgoing = self._endpoint.outgoing(message, options, related_to=self.headers)
+        await self._leave(outgoing)
+        return outgoing.message_id
+
+    async def _leave(self, outgoing: Envelope | DelayedMessage, *, isolated: bool = False) -> None:
+        if self._ended:
+            raise MessageError(
+                f"the handler of message {self.message_id!r} has ended: what it sends now cannot leave with it"
+            )
+        if isolated or self._endpoint.mode is TransactionMode.NONE:
+            if self._business is not None:
+                self._business.check_isolated_send()
+            await self._endpoint.send_now([outgoing])
+        else:
+            self.outgoing.append(outgoing)
+
+
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """Handles one received message completely; the handler of the endpoint's message pump."""
+
+    endpoint: Endpoint
+    commit: Callable[[Received, datetime, End], Awaitable[None]]
+    roll_back: Callable[[Received], Awaitable[None]]
+
+    async def handle(self, received: Received) -> None:
+        """See :data:`postdate.core.pump.Handle`."""
+        endpoint = self.endpoint
+        if endpoint.mode is TransactionMode.NONE and not await self._is_taken(received):
+            return
+        try:
+            end = await self._end(received)
+        except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
+            await self.recover(received, error)
+            return
+        except anyio.get_cancelled_exc_class() as error:
+            if is_being_cancelled():
+                raise
+            # The handler awaited something that others cancelled, and let that out: it says nothing about this task.
+            await self.recover(received, RuntimeError(f"the handler ended by {type(error).__name__}"))
+            return
+        if endpoint.mode is TransactionMode.NONE:
+            if end.outgoing:
+                await self.send_first(end)
+            return
+        try:
+            if endpoint.mode is TransactionMode.RECEIVE_ONLY and (end.outgoing or end.work):
+                # Not rolled back when taking the message off the queue fails afterwards (specification 6).
+                await self.send_first(end)
+                end = End(end.record, end.detail)
+            await self.commit(received, endpoint.clock.now(), end)
+        except (MessageError, QueueNotFound) as error:  # what the handler sent cannot be sent
+            await self.recover(received, error)
+
+    async def _is_taken(self, received: Received) -> bool:
+        """Take a message off its queue before it is handled; return whether it is to be."""
+        endpoint = self.endpoint
+        try:
+            reason = endpoint.discard_reason(received)
+        except InvalidTimestamp as error:
+            await self.commit(received, endpoint.clock.now(), End(RecordKind.HANDLED))
+            await self.recover(received, error)
+            return False
+        end = End(RecordKind.HANDLED) if reason is None else endpoint.discarded(received, reason)
+        await self.commit(received, endpoint.clock.now(), end)
+        return reason is None
+
+    async def _end(self, received: Received) -> End:
+        endpoint = self.endpoint
+        # Asked before of what is off its queue already: by now its time may be over, and it must be handled.
+        reason = None if endpoint.mode is TransactionMode.NONE else endpoint.discard_reason(received)
+        if reason is not None:
+            return endpoint.discarded(received, reason)
+        return endpoint.end_of(await self.outgoing(received), RecordKind.HANDLED)
+
+    async def outgoing(
+        self, received: Received, business: BusinessTransaction | None = None
+    ) -> Sequence[Envelope | DelayedMessage]:
+        """Call the handlers; return what they sent, with the copy for the audit."""
+        endpoint = self.endpoint
+        context, started = HandlerContext(endpoint, received, business), endpoint.clock.now()
+        await endpoint.call_handlers(received, context)
+        outgoing = context.end()
+        if endpoint.audit is not None:
+            copy = endpoint.audit.copy(received.envelope, started, endpoint.clock.now(), endpoint.host)
+            outgoing = [*outgoing, copy]
+        return outgoing
+
+    async def send_first(self, end: End) -> None:
+        """Send and store outside of any receive transaction: with each other, where the queues can have that."""
+        can = self.endpoint.transport.capabilities
+        expiring = any(envelope.time_to_be_received is not None for envelope in end.outgoing)
+        if end.work and expiring and not can.time_to_be_received_in_transactions:
+            await self._send(end.outgoing, ())
+            await self._send((), end.work)
+        else:
+            await self._send(end.outgoing, end.work)
+
+    async def _send(self, envelopes: Sequence[Envelope], work: Sequence[Work]) -> None:
+        for error in await self.endpoint.transport.send(envelopes, self.endpoint.clock.now(), work=work):
+            if error is not None:
+                raise error
+
+    async def recover(self, received: Received, error: Exception) -> None:
+        """Carry out what the policy decides; in transaction mode ``none`` there is no second try (specification 6)."""
+        endpoint = self.endpoint
+        try:
+            end = endpoint.end_after_failure(received, error)
+        except PolicyFailed as failed:
+            endpoint.critical_error(str(failed), failed.reason)
+            end = endpoint.to_error(received, error) if received.failures >= POLICY_FAILURES else None
+        if endpoint.mode is TransactionMode.NONE:
+            await self.send_first(end or endpoint.to_error(received, error))
+        elif end is None:
+            await self.roll_back(received)
+        else:
+            await self.commit(received, endpoint.clock.now(), end)

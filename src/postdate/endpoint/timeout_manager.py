@@ -1,0 +1,245 @@
+"""A timeout manager running: the pumps of its two queues and the look for due timeouts, put together and checked.
+
+Source: specification 4.1, 4.2, 4.11; ADR 0014.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import anyio
+
+from postdate.core.circuit_breaker import RepeatedFailures
+from postdate.core.foreign import calling_store
+from postdate.core.poller import Poller
+from postdate.core.pump import Handle, MessagePump
+from postdate.core.recoverability import Host
+from postdate.core.timeout_manager.dispatching import DispatchStep
+from postdate.core.timeout_manager.looking import DueTimeouts
+from postdate.core.timeout_manager.reading import is_clearing
+from postdate.core.timeout_manager.satellite import Satellite, SatelliteSettings, Step
+from postdate.core.timeout_manager.storing import StoreStep
+from postdate.endpoint.critical import BreakerTimers
+from postdate.endpoint.delayed_delivery import RECEIVE_BREAKER, Surroundings, timeouts_queue
+from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, TimeoutManager
+from postdate.errors import ConfigurationError, InvalidMessage, PostdateError, UnsupportedTransactionMode
+from postdate.messages import DESTINATION_LIMIT, check_text
+from postdate.ports import Received, Receiver, TransactionMode, Transport, TransportCapabilities
+from postdate.ports.timeouts import EnlistingTimeouts, TimeoutPersister
+
+log = logging.getLogger("postdate.timeout_manager")
+
+STORAGE_BREAKER = "TimeoutStorageConnectivity"
+STORAGE_CRITICAL = "Repeated failures when fetching timeouts from storage, endpoint will be terminated."
+
+
+def timeout_manager_queue(endpoint: str, can: TransportCapabilities) -> str:
+    """Return the name of the queue of an endpoint's timeout manager (specification 4.2)."""
+    return f"{endpoint}{can.queue_name_separator}Timeouts"
+
+
+def timeout_dispatcher_queue(endpoint: str, can: TransportCapabilities) -> str:
+    """Return the name of the queue in which an endpoint's due timeouts are announced (specification 4.2)."""
+    return f"{endpoint}{can.queue_name_separator}TimeoutsDispatcher"
+
+
+def are_one_queue(one: str, other: str, can: TransportCapabilities) -> bool:
+    """Return whether two names, as endpoints write them, are one queue to a transport."""
+
+    def folded(name: str) -> str:
+        return name.replace(".", can.queue_name_separator).lower() if can.queue_names_fold_case else name
+
+    return folded(one) == folded(other)
+
+
+def enlisting_timeouts(persister: TimeoutPersister, transport: Transport) -> EnlistingTimeouts | None:
+    """Return the storage if it and the queues share a database, so that a transaction can span both."""
+    database = transport.capabilities.database
+    if isinstance(persister, EnlistingTimeouts) and database is not None and persister.database == database:
+        return persister
+    return None
+
+
+class TimeoutManagerService:
+    """Stores what arrives in its first queue and dispatches it when due. Start :meth:`run` as a task.
+
+    Args:
+        settings: see :class:`TimeoutManager`.
+        around: what it shares with the endpoint.
+        error_queue: for messages that failed too often.
+        delayed_delivery: runs beside it. Where its queue is also the timeout manager's, because the transport does not
+            tell upper case from lower case, that one alone receives from it: it understands the messages of both, but
+            for orders to forget timeouts, which :meth:`orders_before` takes out.
+
+    Raises:
+        UnsupportedTransactionMode: the mode promises what storage and transport cannot keep together.
+        ConfigurationError: the names of the queues are too long, or ``delayed_delivery`` drains them.
+    """
+
+    def __init__(
+        self, settings: TimeoutManager, around: Surroundings, error_queue: str, delayed_delivery: DelayedDelivery | None
+    ) -> None:
+        self._settings, self._around, self._error_queue = settings, around, error_queue
+        self._enlisting = _enlisting_in(around.mode, settings.persister, around.transport)
+        can, endpoint = around.transport.capabilities, around.endpoint
+        self._queue = timeout_manager_queue(endpoint, can)
+        self._dispatcher_queue = timeout_dispatcher_queue(endpoint, can)
+        _check_names(self._queue, self._dispatcher_queue)
+        if delayed_delivery is not None and delayed_delivery.drain_timeout_manager:
+            raise ConfigurationError(
+                f"endpoint {endpoint!r} has a timeout manager, and a delayed delivery with drain_timeout_manager, "
+                f"which is for when that does not run any more: leave out one of them"
+            )
+        self.shares_queue = delayed_delivery is not None and are_one_queue(self._queue, timeouts_queue(endpoint), can)
+        """Whether the delayed delivery receives from the one queue that both have."""
+        self._due: DueTimeouts | None = None
+        self._poller: Poller | None = None
+        self._satellites: list[Satellite] = []
+        self._pumps: list[MessagePump] = []
+        self._timers: BreakerTimers | None = None
+
+    async def prepare(self, *, set_up: bool) -> None:
+        """Put everything together; if asked to, set up the storage and create the queues.
+
+        The storage may be down: what could not be set up is tried again before each look (row 102).
+
+        Raises:
+            StoreError: the storage cannot be set up, and trying again would change nothing.
+        """
+        around, settings = self._around, self._settings
+        await settings.persister.initialize(around.endpoint)
+        is_set_up = not set_up or await self._is_set_up()
+        own = [self._dispatcher_queue] if self.shares_queue else [self._queue, self._dispatcher_queue]
+        if set_up:
+            await around.transport.create_queues([*own, self._error_queue])
+        self._due = due = DueTimeouts(
+            settings.persister,
+            around.transport,
+            self._dispatcher_queue,
+            around.clock,
+            set_up=not is_set_up,
+            metrics=around.metrics,
+        )
+        self._satellites, self._pumps, breakers = [], [], list[RepeatedFailures]()
+        for queue in own:
+            receiver = around.transport.receiver(queue)
+            satellite = self._satellite(queue, receiver, self._step(queue, due))
+            critical = f"Failed to receive messages of the timeout manager from {queue!r}"
+            breaker = RepeatedFailures(
+                "TimeoutManagerReceive", critical, RECEIVE_BREAKER, around.critical_error, around.metrics
+            )
+            at_once = settings.messages_at_once
+            self._pumps.append(MessagePump(receiver, satellite.handle, at_once, around.clock, breaker, queue))
+            breakers.append(breaker)
+        wait = settings.time_to_wait_before_triggering_critical_error
+        storage = RepeatedFailures(STORAGE_BREAKER, STORAGE_CRITICAL, wait, around.critical_error, around.metrics)
+        self._poller = Poller(due, around.clock, storage)
+        self._timers = BreakerTimers([storage, *breakers], around.clock)
+
+    async def _is_set_up(self) -> bool:
+        try:
+            with calling_store(self._settings.persister):
+                await self._settings.persister.setup()
+        except PostdateError as error:
+            if not error.transient:
+                raise
+            log.warning("the storage of timeouts cannot be set up yet, and is when it can be reached: %s", error)
+            return False
+        return True
+
+    def _step(self, queue: str, due: DueTimeouts) -> Step:
+        around, persister = self._around, self._settings.persister
+        if queue == self._dispatcher_queue:
+            return DispatchStep(persister, self._enlisting, around.transport, around.clock, due, around.metrics)
+        return StoreStep(persister, self._enlisting, around.endpoint, around.clock, due.registered, around.metrics)
+
+    def _satellite(self, queue: str, receiver: Receiver, step: Step) -> Satellite:
+        around = self._around
+        failures = SatelliteSettings(queue, self._error_queue, Host(around.endpoint))
+        satellite = Satellite(receiver, step, failures, around.clock, around.metrics)
+        self._satellites.append(satellite)
+        return satellite
+
+    def orders_before(self, queue: str, receiver: Receiver, others: Handle) -> Handle:
+        """Return a handler that obeys orders to forget timeouts and leaves all other messages to ``others``.
+
+        Call it after :meth:`prepare`.
+        """
+        assert self._due is not None
+        satellite = self._satellite(queue, receiver, self._step(queue, self._due))
+
+        async def handle(received: Received) -> None:
+            await (satellite.handle if is_clearing(received.envelope) else others)(received)
+
+        return handle
+
+    async def run(self) -> None:
+        """Run until :meth:`stop`, then finish what is in hand; after :meth:`prepare`, once each time."""
+        assert self._timers is not None and self._poller is not None  # noqa: PT018 - both come from prepare
+        async with anyio.create_task_group() as timers:
+            timers.start_soon(self._timers.run)
+            async with anyio.create_task_group() as tasks:
+                for pump in self._pumps:
+                    tasks.start_soon(pump.run)
+                tasks.start_soon(self._poller.run)
+            self._timers.stop()
+
+    def stop(self) -> None:
+        """End :meth:`run`; without effect before :meth:`prepare`."""
+        for part in (*self._satellites, *self._pumps):
+            part.stop()
+        if self._poller is not None:
+            self._poller.stop()
+
+
+def checked_timeout_manager(
+    given: TimeoutManager | ExternalTimeoutManager | None,
+    endpoint: str,
+    delayed_delivery: DelayedDelivery | None,
+    *,
+    send_only: bool,
+) -> TimeoutManager | None:
+    """Return the timeout manager that runs in an endpoint, if any.
+
+    Raises:
+        ConfigurationError: an endpoint that is send-only runs none; and what is delayed goes one way only
+            (specification 3.7, 4.1).
+    """
+    if isinstance(given, ExternalTimeoutManager):
+        if delayed_delivery is not None:
+            raise ConfigurationError(
+                f"endpoint {endpoint!r} has a delayed delivery of its own and an external timeout manager: leave out "
+                f"one of them"
+            )
+        return None
+    if given is not None and not isinstance(given, TimeoutManager):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError(
+            f"timeout_manager must be TimeoutManager(persister) or ExternalTimeoutManager(address), not "
+            f"{type(given).__name__}"
+        )
+    if given is not None and send_only:
+        raise ConfigurationError(
+            f"endpoint {endpoint!r} is send-only, and such an endpoint runs no timeout manager: name that of another "
+            f"one with ExternalTimeoutManager('other.Timeouts'), or use delayed_delivery"
+        )
+    return given
+
+
+def _enlisting_in(mode: TransactionMode, persister: TimeoutPersister, transport: Transport) -> EnlistingTimeouts | None:
+    if mode is not TransactionMode.TRANSACTION_SCOPE:
+        return None
+    enlisted = enlisting_timeouts(persister, transport)
+    if enlisted is None:
+        raise UnsupportedTransactionMode(
+            f"transaction mode 'transaction_scope' promises exactly once, for which {type(persister).__name__} and "
+            f"{type(transport).__name__} must be on the same database; use the same one for both, or another mode"
+        )
+    return enlisted
+
+
+def _check_names(*queues: str) -> None:
+    try:
+        for queue in queues:
+            check_text(queue, "the name of a queue of the timeout manager", DESTINATION_LIMIT)
+    except InvalidMessage as error:
+        raise ConfigurationError(f"{error}; give the endpoint a shorter name") from error

@@ -1,0 +1,286 @@
+"""What differs between the servers that keep tables of timeouts: SQL, limits, clocks. Source: ADR 0015.
+
+Statements have their values as ``%(name)s``, and every other percent sign doubled.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Protocol
+
+from postdate.errors import StoreUnavailable
+from postdate.migrating.names import (
+    BATCH_COLUMNS,
+    BATCH_TABLE,
+    BATCHES,
+    COMPLETED,
+    CUTOFF,
+    EARLIEST,
+    ENDPOINT,
+    LIVE_TABLE,
+    NUMBER,
+    ONGOING,
+    PARAMETERS,
+    RUN_ID,
+    STARTED,
+    STATE_COLUMNS,
+    STATE_TABLE,
+    STATUS,
+    TIMEOUTS,
+)
+from postdate.timeouts.layout import ID, TIME
+
+TURN_SECONDS: Final = 30
+"""How long a run waits for another that is just beginning."""
+
+
+class Session(Protocol):
+    """One connection, in autocommit mode outside of :meth:`begin` … :meth:`commit`; one thread at a time."""
+
+    def rows(self, sql: str, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+        """Run a statement and return its rows."""
+        ...
+
+    def change(self, sql: str, values: Mapping[str, Any]) -> int:
+        """Run a statement and return how many rows it changed."""
+        ...
+
+    def pages(self, sql: str, values: dict[str, Any], page: int) -> Iterable[list[tuple[Any, ...]]]:
+        """Yield the rows of a statement as the server sends them; nothing else may run meanwhile."""
+        ...
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        ...
+
+    def commit(self) -> None:
+        """Commit it."""
+        ...
+
+    def rollback(self) -> None:
+        """Roll it back."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection. Never raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hiding:
+    """What one call takes away from the old manager.
+
+    Args:
+        live: the table of timeouts.
+        staging: the table that they go to.
+        columns: of both.
+        first: number of the first new batch.
+        batch_size: timeouts in a batch.
+        limit: timeouts in all.
+    """
+
+    live: str
+    staging: str
+    columns: Sequence[str]
+    first: int
+    batch_size: int
+    limit: int
+
+
+class Dialect(ABC):
+    """The SQL of one server, and its connections. The statements here are common to them.
+
+    Args:
+        schema: that the tables are in.
+        where: the address without secrets.
+    """
+
+    text = "varchar(200)"
+    long_text = "text"
+    instant = "timestamp"
+    dividing = "/"
+    locking = ""
+    """What a SELECT ends with that locks its row."""
+    locking_hint = ""
+    """The same, behind the name of the table."""
+
+    def __init__(self, schema: str, where: str) -> None:
+        self.schema, self.where = schema, where
+
+    # --- connections, and what the server knows ------------------------------------------------------------------
+
+    @abstractmethod
+    def connect(self) -> Session:
+        """Return a connection."""
+
+    @abstractmethod
+    def now(self, session: Session) -> datetime:
+        """Return the present instant by the database's clock, also within a transaction; UTC."""
+
+    @abstractmethod
+    def tables(self, session: Session) -> Sequence[str]:
+        """Return the names of all tables in the schema."""
+
+    @abstractmethod
+    def columns(self, session: Session, table: str) -> Sequence[str]:
+        """Return the names of a table's columns in their order; none when there is no such table.
+
+        Raises:
+            ConfigurationError: its rows cannot be moved in a transaction.
+        """
+
+    @abstractmethod
+    def limit(self, session: Session, margin: timedelta) -> None:
+        """Let each statement and each wait for a lock give up well before half of ``margin``, as far as it can be told.
+
+        Called before the transaction that hides begins; :meth:`unlimit` follows, whatever happens.
+        """
+
+    def unlimit(self, session: Session) -> None:  # noqa: B027 - most have nothing to undo
+        """Undo :meth:`limit`."""
+
+    def take_turn(self, session: Session) -> None:  # noqa: B027 - where writers take turns anyway
+        """Wait until nobody else begins a run; inside a transaction.
+
+        Raises:
+            StoreUnavailable: somebody has been at it for half a minute.
+        """
+
+    def end_turn(self, session: Session) -> None:  # noqa: B027 - most do it with the end of the transaction
+        """Undo :meth:`take_turn`, after the end of the transaction."""
+
+    # --- values --------------------------------------------------------------------------------------------------
+
+    def value(self, instant: datetime) -> object:
+        """Return an instant as it is bound to be written, or compared with a column of times."""
+        return instant.astimezone(UTC).replace(tzinfo=None)
+
+    def floor(self, instant: datetime) -> object:
+        """Return an instant that :meth:`is_due_from` and :meth:`is_due_before` compare with."""
+        return self.value(instant)
+
+    def is_due_from(self) -> str:
+        """Return the condition that a timeout is due at ``floor`` or later."""
+        return f"{self.quoted(TIME)} >= %(floor)s"
+
+    def is_due_before(self) -> str:
+        """Return the condition that a timeout is due earlier than ``floor``."""
+        return f"{self.quoted(TIME)} < %(floor)s"
+
+    def readable(self, column: str) -> str:
+        """Return a column in a list of them, such that the driver can read whatever is in it."""
+        return self.quoted(column)
+
+    # --- names ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def quoted(self, name: str) -> str:
+        """Return a name as SQL, percent signs doubled."""
+
+    def table(self, name: str) -> str:
+        """Return a table in the schema as SQL."""
+        return f"{self.quoted(self.schema)}.{self.quoted(name)}"
+
+    def list_of(self, columns: Iterable[str]) -> str:
+        """Return columns as SQL."""
+        return ", ".join(map(self.quoted, columns))
+
+    # --- tables of a migration -----------------------------------------------------------------------------------
+
+    def creating(self) -> Sequence[str]:
+        """Return the statements that create the tables of runs and batches where they are missing."""
+        state, batches = self.table(STATE_TABLE), self.table(BATCH_TABLE)
+        types = {
+            RUN_ID: "char(32) NOT NULL PRIMARY KEY",
+            ENDPOINT: f"{self.text} NOT NULL",
+            STATUS: "smallint NOT NULL",
+            PARAMETERS: f"{self.long_text} NOT NULL",
+            BATCHES: "int NOT NULL",
+            CUTOFF: f"{self.instant} NOT NULL",
+            STARTED: f"{self.instant} NOT NULL",
+            COMPLETED: f"{self.instant} NULL",
+            TIMEOUTS: "bigint NOT NULL",
+            LIVE_TABLE: f"{self.text} NOT NULL",
+            ONGOING: f"{self.text} NULL",
+        }
+        batch_types = {
+            RUN_ID: "char(32) NOT NULL",
+            NUMBER: "int NOT NULL",
+            STATUS: "smallint NOT NULL",
+            TIMEOUTS: "int NOT NULL",
+            EARLIEST: f"{self.instant} NOT NULL",
+        }
+        runs = ", ".join(f"{self.quoted(column)} {types[column]}" for column in STATE_COLUMNS)
+        rows = ", ".join(f"{self.quoted(column)} {batch_types[column]}" for column in BATCH_COLUMNS)
+        key = f"PRIMARY KEY ({self.quoted(RUN_ID)}, {self.quoted(NUMBER)})"
+        return [
+            self._if_missing(STATE_TABLE, f"{state} ({runs}{self._unique()})"),
+            *self._after_state(),
+            self._if_missing(BATCH_TABLE, f"{batches} ({rows}, {key})"),
+        ]
+
+    def _if_missing(self, name: str, table: str) -> str:
+        return f"CREATE TABLE IF NOT EXISTS {table}"
+
+    def _unique(self) -> str:
+        return f", UNIQUE ({self.quoted(ONGOING)})"
+
+    def _after_state(self) -> Sequence[str]:
+        return ()
+
+    @abstractmethod
+    def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
+        """Return the statements that create the table of hidden timeouts: like the live one, and ``BatchNumber``.
+
+        Its key is the batch and the id, so that a batch is found and read in one piece.
+        """
+
+    # --- moving --------------------------------------------------------------------------------------------------
+
+    def hide(self, session: Session, hiding: Hiding, floor: datetime) -> int:
+        """Move the earliest timeouts that are due at ``floor`` or later; return how many.
+
+        What somebody has locked is left, where the server can skip it.
+
+        Raises:
+            StoreUnavailable: gave up, or somebody else changed the table; to be rolled back.
+        """
+        values = {"floor": self.floor(floor)}
+        moved = session.change(self._copying(hiding), values)
+        taken = session.change(self._removing(hiding), {}) if moved else 0
+        if taken != moved:
+            raise StoreUnavailable(
+                f"{self.where}: {moved} timeouts were copied out of {hiding.live} and {taken} taken out; try again"
+            )
+        return moved
+
+    def _copying(self, hiding: Hiding) -> str:
+        columns, order = self.list_of(hiding.columns), self.list_of((TIME, ID))
+        number = f"{hiding.first} + (ROW_NUMBER() OVER (ORDER BY {order}) - 1) {self.dividing} {hiding.batch_size}"
+        return (
+            f"INSERT INTO {self.table(hiding.staging)} ({columns}, {self.quoted(NUMBER)}) "
+            f"SELECT {columns}, {number} FROM ({self._earliest(hiding)}) AS earliest"
+        )
+
+    @abstractmethod
+    def _earliest(self, hiding: Hiding) -> str:
+        """Return the query for what is to be hidden, which locks it."""
+
+    def _removing(self, hiding: Hiding) -> str:
+        own = self.quoted(ID)
+        return (
+            f"DELETE t FROM {self.table(hiding.live)} AS t JOIN {self.table(hiding.staging)} AS s ON s.{own} = t.{own} "
+            f"WHERE s.{self.quoted(NUMBER)} >= {hiding.first}"
+        )
+
+    def returning(self, staging: str, live: str, columns: Sequence[str]) -> tuple[str, str]:
+        """Return the statements that put a batch back, and that take it out of where it was hidden."""
+        wanted, batch = self.list_of(columns), f"{self.quoted(NUMBER)} = %(number)s"
+        hidden = self.table(staging)
+        return (
+            f"INSERT INTO {self.table(live)} ({wanted}) SELECT {wanted} FROM {hidden} WHERE {batch}",
+            f"DELETE FROM {hidden} WHERE {batch}",
+        )

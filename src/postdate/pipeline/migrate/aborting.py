@@ -1,0 +1,90 @@
+"""Aborting: what has not been given to the target goes back; what may have been given goes forward. Without Spark."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from postdate.clock import SystemClock
+from postdate.errors import MigrationConflict, PipelineError
+from postdate.pipeline.migrate.looking import MigrateJob, going_on
+from postdate.pipeline.migrate.moving import BatchTask, move_batch, tasks_of
+from postdate.pipeline.migrate.origin import Origin
+from postdate.pipeline.migrate.results import EndpointResult, MigrateResult
+from postdate.pipeline.migrate.tally import Tally
+from postdate.pipeline.migrate.target import TargetStore, opened_target
+from postdate.pipeline.migrate.verifying import verify_all
+from postdate.ports.migrating import BatchStatus, MigrationRun, MigrationSource, MigrationStatus
+
+_TRIES: Final = 20
+
+
+def abort(job: MigrateJob) -> MigrateResult:
+    """End what is on its way: each message is then either with the old manager or in the target, and never in both.
+
+    Batches that the target knows nothing of are given back, those of all endpoints first: they are the ones that nobody
+    delivers. One that was being moved may be in the target, in part, and may be delivered already: it is finished. What
+    has moved stays where it is, and is compared.
+
+    Args:
+        job: as it was begun; its cut-off does not matter.
+
+    Raises:
+        PipelineError: nothing is on its way.
+        MigrationConflict: it was begun with another target; nothing was changed.
+        StoreError: the target failed while batches were finished. All that can be given back has been; abort again.
+    """
+    started = time.perf_counter()
+    with job.origin.opened() as origin:
+        source = origin.source
+        runs = going_on(source, job, "to abort")
+        for run in runs:
+            _give_back(source, run)
+        results = tuple(_aborted(origin, job, run) for run in runs)
+    return MigrateResult(job.origin.shown, job.target.shown, results, time.perf_counter() - started)
+
+
+def _give_back(source: MigrationSource, run: MigrationRun) -> None:
+    for batch in source.batches(run):
+        if batch.status is BatchStatus.PENDING:
+            source.give_back(run, batch.number)
+
+
+def _aborted(origin: Origin, job: MigrateJob, run: MigrationRun) -> EndpointResult:
+    tally = Tally()
+    _end(origin, job, run, tally)
+    batches = origin.source.batches(run)
+    moved = [batch for batch in batches if batch.status is BatchStatus.COMPLETED]
+    if moved:
+        with opened_target(job.target) as target:
+            since = min(batch.earliest for batch in moved)
+            for found in verify_all(origin, target, run, [batch.number for batch in moved], since):
+                tally.compared(found)
+    return tally.result(run, MigrationStatus.ABORTED, batches)
+
+
+def _end(origin: Origin, job: MigrateJob, run: MigrationRun, tally: Tally) -> None:
+    """Give back and finish until nothing is between, and then say so: a driver that runs still may hide meanwhile."""
+    source = origin.source
+    for tries_left in reversed(range(_TRIES)):
+        _give_back(source, run)
+        staged = tasks_of(run, source.batches(run), BatchStatus.STAGED)
+        if staged:
+            with opened_target(job.target) as target:
+                for task in staged:
+                    _finish(origin, target, run, task, tally)
+        try:
+            source.set_status(run, MigrationStatus.ABORTED, SystemClock().now())
+        except MigrationConflict:
+            if not tries_left:
+                raise
+        else:
+            return
+
+
+def _finish(origin: Origin, target: TargetStore, run: MigrationRun, task: BatchTask, tally: Tally) -> None:
+    done = move_batch(origin, target, run, task)
+    if done is None or done.problem:
+        said = "was given back" if done is None else done.problem
+        raise PipelineError(f"batch {task.number} of {run.endpoint} cannot be finished: {said}")
+    tally.moved(done)

@@ -1,0 +1,268 @@
+"""Migrating: hide a round, move it while the next is being hidden, compare everything, and only then say it is done.
+
+Source: specification 4.12; ADR 0015. Everything that was done is written down in the source before the next thing is
+done, so the job may end at any moment, and be gone on with, or aborted, from what is written there. Hidden messages are
+those that are due first, and only a few rounds of them are ahead of what has moved: so none waits for long where nobody
+delivers it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Final, TypeVar
+
+from pyspark.sql import SparkSession
+
+from postdate.clock import SystemClock
+from postdate.errors import PipelineError, StoreUnavailable, StoreUnreachable
+from postdate.pipeline.migrate.looking import MigrateJob, going_on, look, on_their_way, same_parameters, selected
+from postdate.pipeline.migrate.moving import BatchTask, MovedBatch, tasks_of
+from postdate.pipeline.migrate.results import EndpointResult, MigrateResult
+from postdate.pipeline.migrate.tally import Tally
+from postdate.pipeline.migrate.tasks import SparkTasks
+from postdate.pipeline.session import require_utc
+from postdate.ports.migrating import (
+    BatchStatus,
+    MigrationRun,
+    MigrationSource,
+    MigrationStatus,
+)
+
+T = TypeVar("T")
+
+_ROUNDS_AHEAD: Final = 2
+_SOON: Final = 12
+"""The part of the margin in which a job of Spark moves what it is given, or it is given less."""
+
+_OPEN: Final = (BatchStatus.PENDING, BatchStatus.STAGED)
+
+log = logging.getLogger("postdate.pipeline")
+
+
+def migrate(spark: SparkSession, job: MigrateJob) -> MigrateResult:
+    """Move messages, and compare what the target has; go on with what was begun with the same parameters.
+
+    Runs on the driver, which hides; batches are moved and compared on the executors. The old manager and the services
+    of the target may run meanwhile. Run it again, or :func:`resume` it, after a failure of any kind.
+
+    Args:
+        spark: a session in UTC.
+        job: what moves where.
+
+    Raises:
+        MigrationConflict: one of the endpoints has a migration on its way with other parameters; nothing was changed.
+        PipelineError: something is in the way of one of the endpoints: none of them was begun. Or a task failed.
+        StoreError: the source or the target failed; go on later.
+    """
+    started = time.perf_counter()
+    require_utc(spark)
+    with job.origin.opened() as origin:
+        source = origin.source
+        going, names = on_their_way(source), selected(source, job.endpoints, source.history())
+        runs = [going[name] for name in names if name in going]
+        for run in runs:
+            same_parameters(run, job.parameters)
+        driver = _Driver(spark, source, job)
+        driver.move_hidden(runs)
+        # What is prepared needs no look: nothing more of it will be hidden.
+        hiding = [name for name in names if name not in going or going[name].status is MigrationStatus.PREPARING]
+        counts = driver.ready_and(lambda: _unhindered(source, job, hiding))
+        fresh = [_new_run(job, name) for name in hiding if name not in going and counts[name]]
+        for run in fresh:
+            source.begin(run)
+        found = driver.finish([*runs, *fresh])
+    idle = [EndpointResult(name, None, "nothing to move") for name in names if name not in found]
+    results = sorted([*found.values(), *idle], key=lambda each: each.endpoint)
+    return MigrateResult(job.origin.shown, job.target.shown, tuple(results), time.perf_counter() - started)
+
+
+def resume(spark: SparkSession, job: MigrateJob) -> MigrateResult:
+    """Go on with what is on its way, each with the cut-off that it was begun with.
+
+    Args:
+        spark: a session in UTC.
+        job: as it was begun; its cut-off does not matter.
+
+    Raises:
+        PipelineError: nothing is on its way; or a task failed.
+        MigrationConflict: it was begun with another target; nothing was changed.
+        StoreError: the source or the target failed; go on later.
+    """
+    started = time.perf_counter()
+    require_utc(spark)
+    with job.origin.opened() as origin:
+        source = origin.source
+        runs = going_on(source, job, "to go on with")
+        driver = _Driver(spark, source, job)
+        driver.move_hidden(runs)
+        hiding = [run for run in runs if run.status is MigrationStatus.PREPARING]
+        for run in hiding:
+            _unhindered(source, replace(job, cutoff=run.cutoff), [run.endpoint])
+        if hiding:
+            driver.get_ready()
+        found = driver.finish(runs)
+    results = tuple(found[run.endpoint] for run in runs)
+    return MigrateResult(job.origin.shown, job.target.shown, results, time.perf_counter() - started)
+
+
+def _unhindered(source: MigrationSource, job: MigrateJob, names: Sequence[str]) -> dict[str, int]:
+    """Return how many messages of each endpoint there are to hide.
+
+    Raises:
+        PipelineError: something is in the way of one of them.
+    """
+    looked = look(source, job, names, SystemClock().now())
+    problems = [f"{each.endpoint}: {problem}" for each in looked.endpoints for problem in each.problems]
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise PipelineError(f"nothing new is moved, for {problems[0]}{more}; see `postdate pipeline migrate preview`")
+    return {each.endpoint: each.count for each in looked.endpoints}
+
+
+def _new_run(job: MigrateJob, endpoint: str) -> MigrationRun:
+    return MigrationRun(
+        uuid.uuid4().hex,
+        endpoint,
+        MigrationStatus.PREPARING,
+        dict(job.parameters),
+        job.cutoff,
+        SystemClock().now(),
+    )
+
+
+@dataclass(slots=True)
+class _Driver:
+    """What the driver does, step by step.
+
+    Args:
+        spark: a session in UTC.
+        source: open, for the driver alone.
+        job: what moves where.
+    """
+
+    spark: SparkSession
+    source: MigrationSource
+    job: MigrateJob
+    _tallies: dict[str, Tally] = field(default_factory=dict[str, Tally])
+    _runs: dict[str, MigrationRun] = field(default_factory=dict[str, MigrationRun])
+
+    def get_ready(self) -> None:
+        """Get Spark ready: what is hidden waits for nothing then."""
+        self._tasks().get_ready()
+
+    def ready_and(self, work: Callable[[], T]) -> T:
+        """Do some work while Spark gets ready."""
+        with ThreadPoolExecutor(1, "postdate-migrate") as other:
+            ready = other.submit(self.get_ready)
+            result = work()
+            ready.result()
+        return result
+
+    def move_hidden(self, runs: Sequence[MigrationRun]) -> None:
+        """Move what an attempt before has hidden: the old manager does not deliver it."""
+        self._know(runs)
+        batches = [task for run in runs for task in tasks_of(run, self.source.batches(run), *_OPEN)]
+        self._note(self._tasks().move(batches))
+
+    def finish(self, runs: Sequence[MigrationRun]) -> dict[str, EndpointResult]:
+        """Hide and move what is left, compare, and write down that it is done; return what became of each endpoint."""
+        self._know(runs)
+        self._hide_and_move([run for run in runs if run.status is MigrationStatus.PREPARING])
+        self._compare(runs)
+        return {run.endpoint: self._finished(run) for run in runs}
+
+    def _compare(self, runs: Sequence[MigrationRun]) -> None:
+        moved = [
+            (run, batch) for run in runs for batch in self.source.batches(run) if batch.status is BatchStatus.COMPLETED
+        ]
+        if not moved:
+            return
+        tasks = [BatchTask(run.run_id, batch.number, batch.count) for run, batch in moved]
+        log.info("comparing %s messages with what the target has", f"{sum(task.count for task in tasks):,}")
+        for found in self._tasks().verify(tasks, min(batch.earliest for _, batch in moved)):
+            self._tallies[found.run_id].compared(found)
+
+    def _know(self, runs: Sequence[MigrationRun]) -> None:
+        for run in runs:
+            self._runs.setdefault(run.run_id, run)
+            self._tallies.setdefault(run.run_id, Tally())
+
+    def _tasks(self) -> SparkTasks:
+        return SparkTasks(self.spark, self.job.origin, self.job.target, self._runs)
+
+    def _note(self, moved: Sequence[MovedBatch]) -> None:
+        for batch in moved:
+            self._tallies[batch.run_id].moved(batch)
+
+    # --- hiding and moving ------------------------------------------------------------------------------------------
+
+    def _hide_and_move(self, runs: Sequence[MigrationRun]) -> None:
+        """Hide rounds in this thread, and have Spark move what is hidden in another.
+
+        How much may be hidden ahead grows while it is moved in a small part of the margin: each job costs Spark some
+        tenths of a second, however much it moves, and nothing that is hidden may become due meanwhile.
+        """
+        a_round = max(self.spark.sparkContext.defaultParallelism, 2)
+        ahead, soon = _ROUNDS_AHEAD * a_round, self.job.margin / _SOON
+        hidden = list[BatchTask]()
+        moving: Future[timedelta] | None = None
+        with ThreadPoolExecutor(1, "postdate-migrate") as mover:
+            for run in runs:
+                for batches in self._rounds(run, a_round):
+                    hidden += batches
+                    if moving is None or moving.done() or len(hidden) >= ahead:
+                        took = timedelta(0) if moving is None else moving.result()
+                        if took >= soon:
+                            ahead = max(ahead // 2, a_round)
+                        elif len(hidden) >= ahead:
+                            ahead *= 2
+                        moving, hidden = mover.submit(self._move, hidden), []
+            if moving is not None:
+                moving.result()
+            self._move(hidden)
+
+    def _move(self, tasks: Sequence[BatchTask]) -> timedelta:
+        """Move batches; return how long it took."""
+        started = time.perf_counter()
+        self._note(self._tasks().move(tasks))
+        return timedelta(seconds=time.perf_counter() - started)
+
+    def _rounds(self, run: MigrationRun, a_round: int) -> Iterable[list[BatchTask]]:
+        """Hide round after round, until one is not full: what is added all the time would never come to an end."""
+        count = sum(batch.count for batch in self.source.batches(run))
+        full = True
+        while full:
+            try:
+                hidden = self.source.hide(run, self.job.batch_size, a_round, self.job.margin)
+            except StoreUnavailable as error:
+                # It was too slow for the margin, and hid nothing; a lost connection is another matter.
+                if a_round == 1 or isinstance(error, StoreUnreachable):
+                    raise
+                a_round //= 2
+                log.warning("%s: hiding again, %d batches at a time: %s", run.endpoint, a_round, error)
+                continue
+            found = sum(batch.count for batch in hidden)
+            count, full = count + found, found == self.job.batch_size * a_round
+            if not full:
+                self.source.set_status(run, MigrationStatus.PREPARED, SystemClock().now())
+            log.info("%s: %s messages hidden from the old manager", run.endpoint, f"{count:,}")
+            yield tasks_of(run, hidden, *BatchStatus)
+
+    def _status(self, run: MigrationRun) -> MigrationStatus:
+        return next(each.status for each in self.source.history() if each.run_id == run.run_id)
+
+    # --- the end ----------------------------------------------------------------------------------------------------
+
+    def _finished(self, run: MigrationRun) -> EndpointResult:
+        """Write down that a run is done, if it is."""
+        result = self._tallies[run.run_id].result(run, self._status(run), self.source.batches(run))
+        if self._status(run) is not MigrationStatus.PREPARED or not result.exact:
+            return result
+        self.source.set_status(run, MigrationStatus.COMPLETED, SystemClock().now())
+        return replace(result, status=MigrationStatus.COMPLETED.name.lower())

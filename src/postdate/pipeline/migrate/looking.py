@@ -1,0 +1,216 @@
+"""What can be said without moving anything: previews, which runs are on their way, how far they are. On the driver."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from postdate.config import Address, resolved
+from postdate.errors import MigrationConflict, PipelineError
+from postdate.messages import aware_utc
+from postdate.pipeline.migrate.origin import OriginSpec
+from postdate.pipeline.migrate.results import EndpointPreview, PreviewResult, RunStatus, StatusResult
+from postdate.pipeline.migrate.target import opened_target
+from postdate.pipeline.stores import StoreSpec
+from postdate.ports import Recording
+from postdate.ports.migrating import MigrationPreview, MigrationRun, MigrationSource, MigrationStatus
+
+EVERYTHING: Final = datetime(1970, 1, 1, tzinfo=UTC)
+"""The cut-off of whoever wants to leave nothing."""
+
+ON_ITS_WAY: Final = frozenset({MigrationStatus.PREPARING, MigrationStatus.PREPARED})
+MARGIN: Final = timedelta(seconds=60)
+BATCH_SIZE: Final = 5_000
+_NEAR: Final = timedelta(hours=4)
+
+
+@dataclass(frozen=True, slots=True)
+class MigrateJob:
+    """What moves where.
+
+    Args:
+        origin: where messages wait.
+        target: where they go; it must exist.
+        endpoints: whose messages, by name in any case; ``None``: of all endpoints.
+        cutoff: aware; what is due earlier stays.
+        batch_size: messages that move together: in one transaction of the source, and one of the target.
+        margin: what is due sooner than so long from now stays, for the old manager may have it in hand.
+
+    Raises:
+        InvalidTimestamp: the cut-off has no time zone.
+        PipelineError: a number makes no sense.
+    """
+
+    origin: OriginSpec
+    target: StoreSpec
+    endpoints: tuple[str, ...] | None = None
+    cutoff: datetime = EVERYTHING
+    batch_size: int = BATCH_SIZE
+    margin: timedelta = MARGIN
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "cutoff", aware_utc(self.cutoff, "cutoff"))
+        if self.batch_size < 1 or self.margin <= timedelta(0):
+            raise PipelineError(
+                f"batches have at least one message and the margin is above zero, "
+                f"not batch_size={self.batch_size} and margin={self.margin}"
+            )
+
+    @property
+    def parameters(self) -> Mapping[str, str]:
+        """What a run was begun with, and can be gone on with only: the target and the cut-off, to the microsecond."""
+        return {**target_of(self.target), "cutoff": self.cutoff.isoformat()}
+
+
+def target_of(store: StoreSpec) -> dict[str, str]:
+    """Return what names a target, without its password; the same whether it was given by reference or not."""
+    address = Address(str(resolved(store.address, os.environ)))
+    named = {"target": address.shown, "table": store.table or f"{store.endpoint}.timeouts"}
+    return named | ({} if store.schema is None else {"schema": store.schema})
+
+
+def selected(source: MigrationSource, endpoints: Sequence[str] | None, runs: Sequence[MigrationRun]) -> list[str]:
+    """Return the names of endpoints as the source writes them.
+
+    Args:
+        source: where they own messages.
+        endpoints: in any case; ``None``: all.
+        runs: of the source; their endpoints are known even when they own nothing any more.
+
+    Raises:
+        PipelineError: there is no such endpoint.
+    """
+    names = sorted({*source.endpoints(), *(run.endpoint for run in runs if run.status in ON_ITS_WAY)})
+    if endpoints is None:
+        return names
+    by_case = {name.casefold(): name for name in names}
+    unknown = [each for each in endpoints if each.casefold() not in by_case]
+    if unknown:
+        known = ", ".join(names) or "none at all"
+        raise PipelineError(f"no endpoint {unknown[0]!r} owns messages there; it has {known}")
+    return list(dict.fromkeys(by_case[each.casefold()] for each in endpoints))
+
+
+def on_their_way(source: MigrationSource) -> dict[str, MigrationRun]:
+    """Return the runs that are neither completed nor aborted, by endpoint."""
+    return {run.endpoint: run for run in source.history() if run.status in ON_ITS_WAY}
+
+
+def going_on(source: MigrationSource, job: MigrateJob, what: str) -> list[MigrationRun]:
+    """Return the runs on their way, of the endpoints of the job, by endpoint.
+
+    Args:
+        source: that knows them.
+        job: its endpoints, and the target that the runs must have.
+        what: is to be done with them, for the error.
+
+    Raises:
+        PipelineError: there is none.
+        MigrationConflict: one has another target.
+    """
+    going = on_their_way(source)
+    names = [name for name in selected(source, job.endpoints, source.history()) if name in going]
+    if not names:
+        raise PipelineError(f"no migration is on its way in {job.origin.shown}; there is nothing {what}")
+    for name in names:
+        same_parameters(going[name], target_of(job.target))
+    return [going[name] for name in names]
+
+
+def same_parameters(run: MigrationRun, wanted: Mapping[str, str]) -> None:
+    """Refuse to go on with a run that was begun with something else.
+
+    Raises:
+        MigrationConflict: names both.
+    """
+    begun = {name: run.parameters.get(name) for name in wanted}
+    if begun != dict(wanted):
+        raise MigrationConflict(
+            f"the migration {run.run_id} of {run.endpoint} is on its way, begun with {_named(begun)}; "
+            f"this one has {_named(wanted)}: go on with `resume`, or end it with `abort`"
+        )
+
+
+def _named(parameters: Mapping[str, str | None]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in sorted(parameters.items()))
+
+
+# --- preview ----------------------------------------------------------------------------------------------------------
+
+
+def preview(job: MigrateJob, now: datetime) -> PreviewResult:
+    """Say what a migration would move, and what is in its way; changes nothing.
+
+    Args:
+        job: what would move where.
+        now: aware.
+
+    Raises:
+        StoreError: the source or the target is missing or unreachable.
+        PipelineError: there is no such endpoint.
+    """
+    with job.origin.opened() as origin:
+        source = origin.source
+        names = selected(source, job.endpoints, source.history())
+        return look(source, job, names, now)
+
+
+def look(source: MigrationSource, job: MigrateJob, names: Sequence[str], now: datetime) -> PreviewResult:
+    """Do what :func:`preview` does, with a source that is open."""
+    in_the_way = target_problems(job.target, now)
+    found = tuple(_previewed(source.preview(name, job.cutoff), in_the_way, now, job.margin) for name in names)
+    return PreviewResult(job.origin.shown, job.target.shown, found)
+
+
+def target_problems(target: StoreSpec, now: datetime) -> tuple[str, ...]:
+    """Return why nothing at all can be moved to the target.
+
+    Raises:
+        StoreError: it is missing or unreachable.
+    """
+    with opened_target(target) as store:
+        store.overdue(now)  # its tables are there
+    if target.recording == Recording.NONE.value:
+        return ("the target keeps no records (store.recording): it would store again what it has delivered already",)
+    return ()
+
+
+def _previewed(
+    found: MigrationPreview, in_the_way: tuple[str, ...], now: datetime, margin: timedelta
+) -> EndpointPreview:
+    return EndpointPreview(
+        found.endpoint,
+        found.count,
+        found.left,
+        found.earliest,
+        found.latest,
+        dict(found.destinations),
+        (*in_the_way, *found.problems) if found.count else tuple(found.problems),
+        _warnings(found, now, margin),
+    )
+
+
+def _warnings(found: MigrationPreview, now: datetime, margin: timedelta) -> tuple[str, ...]:
+    if found.earliest is None or found.earliest - now >= _NEAR:
+        return ()
+    seconds = int((found.earliest - now) / timedelta(seconds=1))
+    when = f"in {seconds // 60} min {seconds % 60} s" if seconds >= 0 else "already"
+    stays = f"what is due within {margin / timedelta(seconds=1):g} s of being hidden stays with the old manager"
+    return (f"the earliest is due {when}: {stays}",)
+
+
+# --- status -----------------------------------------------------------------------------------------------------------
+
+
+def status(origin: OriginSpec) -> StatusResult:
+    """Say how far each run is; changes nothing.
+
+    Raises:
+        StoreError: the source is missing or unreachable.
+    """
+    with origin.opened() as found:
+        source = found.source
+        return StatusResult(origin.shown, tuple(RunStatus.of(run, source.batches(run)) for run in source.history()))

@@ -1,0 +1,146 @@
+"""How one batch moves: in a task of Spark, or on the driver when a migration is aborted.
+
+The order is what keeps a message from being delivered twice or not at all, whenever the process ends:
+
+1. read it, and look whether the target takes all of it; if not, it stays PENDING, and the target knows nothing of it;
+2. write down STAGED: from here on it only goes forward, because the target may have it, and may deliver it;
+3. store it, in one transaction, idempotent by id;
+4. compare the counts; write down COMPLETED.
+
+Whoever finds a batch STAGED does steps 3 and 4 again. He leaves out what the target knows already: a message that went
+to the error queue meanwhile would come back if it were stored again.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# Arrow's stubs make arrays generic in a type that only the running program knows.
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.compute
+
+from postdate.clock import SystemClock
+from postdate.errors import MessageError, PipelineError
+from postdate.pipeline.columns import INSTANT
+from postdate.pipeline.migrate.origin import Origin
+from postdate.pipeline.migrate.target import TargetStore
+from postdate.pipeline.rows import checked
+from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationRun, MigrationSource
+
+pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
+
+
+@dataclass(frozen=True, slots=True)
+class MovedBatch:
+    """What became of one batch.
+
+    Args:
+        run_id: of its run.
+        number: of the batch.
+        already_there: how many ids the target knew that this migration had not stored.
+        stored_late: how many were due when the target got them.
+        problem: why the target does not take it; empty when it has moved.
+    """
+
+    run_id: str
+    number: int
+    already_there: int = 0
+    stored_late: int = 0
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTask:
+    """One batch that something is to be done with.
+
+    Args:
+        run_id: of its run.
+        number: of the batch.
+        count: how many messages it has.
+    """
+
+    run_id: str
+    number: int
+    count: int
+
+
+def tasks_of(run: MigrationRun, batches: Iterable[MigrationBatch], *of: BatchStatus) -> list[BatchTask]:
+    """Return those batches of a run that have one of the statuses, as work to do, in the order given."""
+    return [BatchTask(run.run_id, batch.number, batch.count) for batch in batches if batch.status in of]
+
+
+def move_batch(origin: Origin, target: TargetStore, run: MigrationRun, task: BatchTask) -> MovedBatch | None:
+    """Move a batch from where it waits to the target, whatever was done of it before.
+
+    Args:
+        origin: where it waits, hidden.
+        target: where it goes.
+        run: that it belongs to.
+        task: which batch.
+
+    Returns:
+        What became of it; ``None``: it was given back by an abort.
+
+    Raises:
+        PipelineError: the source does not have the messages that it counted, or the target did not take them all.
+        StoreError: one of them failed; do it again.
+    """
+    source, number = origin.source, task.number
+    try:
+        read = origin.read(run, number)
+    except MessageError as error:
+        return MovedBatch(run.run_id, number, problem=str(error))
+    if read.num_rows != task.count:
+        if _status(source, run, number) is BatchStatus.RETURNED:
+            return None
+        raise PipelineError(
+            f"batch {number} of run {run.run_id} has {read.num_rows:,} messages in the source, and not {task.count:,}"
+        )
+    messages, bad = checked(read, target.largest_message_bytes)
+    if bad:
+        first = read.column("message_id")[bad[0].position].as_py()
+        more = f", and {len(bad) - 1} more like it" if len(bad) > 1 else ""
+        return MovedBatch(run.run_id, number, problem=f"the target does not take {first!r}: {bad[0].detail}{more}")
+    if not source.advance(run, number, BatchStatus.PENDING, BatchStatus.STAGED):
+        return _again(source, target, run, number, messages)
+    return _store(source, target, run, number, messages)
+
+
+def _again(
+    source: MigrationSource, target: TargetStore, run: MigrationRun, number: int, messages: pa.RecordBatch
+) -> MovedBatch | None:
+    """Go on with a batch that somebody, perhaps another task just now, has begun to move."""
+    match _status(source, run, number):
+        case BatchStatus.RETURNED:
+            return None
+        case BatchStatus.COMPLETED:
+            return MovedBatch(run.run_id, number)
+        case _:
+            pass
+    ids = messages.column("message_id")
+    there = pc.is_in(ids, value_set=pa.array(sorted(target.known(cast("list[str]", ids.to_pylist()))), pa.string()))
+    # What it knows was stored by the attempt before, most likely; that it is the same is seen when all is compared.
+    return _store(source, target, run, number, messages.filter(pc.invert(there)))
+
+
+def _status(source: MigrationSource, run: MigrationRun, number: int) -> BatchStatus:
+    return next(batch.status for batch in source.batches(run) if batch.number == number)
+
+
+def _store(
+    source: MigrationSource, target: TargetStore, run: MigrationRun, number: int, messages: pa.RecordBatch
+) -> MovedBatch:
+    now = SystemClock().now()
+    report = target.store_batch(messages, now)
+    if report.stored + len(report.already_there) != messages.num_rows:
+        raise PipelineError(
+            f"the target has {report.stored:,} messages of batch {number} of run {run.run_id} and "
+            f"{len(report.already_there):,} that it knew, which are not {messages.num_rows:,}"
+        )
+    late = pc.sum(pc.less(messages.column("due"), pa.scalar(now, INSTANT))).as_py() or 0
+    source.advance(run, number, BatchStatus.STAGED, BatchStatus.COMPLETED)
+    return MovedBatch(run.run_id, number, len(report.already_there), late)

@@ -1,0 +1,121 @@
+"""Batches of hidden timeouts out of PostgreSQL as Arrow columns: no row becomes a Python object. Runs on executors.
+
+What is not as upstream writes it (another type, a timeout without a destination or headers) is left to the source,
+which looks at each row: :meth:`postdate.ports.migrating.MigrationSource.read`.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+# Arrow's stubs make arrays generic in a type that only the running program knows; the driver has none.
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, Final
+
+import adbc_driver_manager as adbc
+import adbc_driver_postgresql.dbapi as driver
+import pyarrow as pa
+import pyarrow.compute
+
+from postdate.config import without_secrets
+from postdate.errors import StoreUnavailable
+from postdate.migrating.names import NUMBER, staging_table
+from postdate.migrating.postgres import DEFAULT_SCHEMA
+from postdate.pipeline.columns import INSTANT
+from postdate.pipeline.rows import MESSAGE_COLUMNS
+from postdate.postgres.names import quoted
+from postdate.timeouts.layout import DESTINATION, HEADERS, ID, STATE, TIME
+
+pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
+
+_NORMAL_ID: Final = r"^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\z"
+_TYPES: Final = {
+    "message_id": pa.string(),
+    "destination": pa.string(),
+    "due": INSTANT,
+    "headers": pa.string(),
+    "body": pa.binary(),
+}
+
+
+class PostgresColumns:
+    """Reads batches from the table that a run hides timeouts in; it connects at first use. One thread at a time.
+
+    Args:
+        url: of the database.
+        schema: of the tables; ``None``: upstream's default.
+    """
+
+    def __init__(self, url: str, schema: str | None) -> None:
+        self._url, self._schema = str(url), DEFAULT_SCHEMA if schema is None else schema
+        self._connection: Any = None
+
+    def read(self, run_id: str, number: int) -> pa.RecordBatch | None:
+        """Return the messages of a batch; ``None``: they are to be read row by row.
+
+        Args:
+            run_id: of the run.
+            number: of the batch.
+
+        Raises:
+            StoreUnavailable: the database failed.
+        """
+        try:
+            table = self._fetch(self._query(run_id, number))
+        except (adbc.Error, pa.ArrowException, OSError) as error:
+            self.close()
+            said = without_secrets(str(error)).partition("\n")[0]
+            raise StoreUnavailable(f"batch {number} of run {run_id} cannot be read: {said}") from error
+        return _as_batch(table) if _is_plain(table) else None
+
+    def close(self) -> None:
+        """Close the connection; it is opened again when it is needed."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(adbc.Error):  # it is broken, and closed all the same
+                connection.close()
+
+    def _query(self, run_id: str, number: int) -> str:
+        columns = {
+            f"{quoted(ID)}::text": "message_id",
+            quoted(DESTINATION): "destination",
+            f"{quoted(TIME)} AT TIME ZONE 'UTC'": "due",
+            quoted(HEADERS): "headers",
+            quoted(STATE): "body",
+        }
+        wanted = ", ".join(f"{column} AS {name}" for column, name in columns.items())
+        table = f"{quoted(self._schema)}.{quoted(staging_table(run_id))}"
+        return f"SELECT {wanted} FROM {table} WHERE {quoted(NUMBER)} = {number}"
+
+    def _fetch(self, query: str) -> pa.Table:
+        if self._connection is None:
+            self._connection = driver.connect(self._url, autocommit=True)
+        with self._connection.cursor() as cursor:
+            cursor.execute(query)
+            return cursor.fetch_arrow_table()
+
+
+def _is_plain(table: pa.Table) -> bool:
+    """Return whether the columns mean what they say, without a look at each row."""
+    if any(table.schema.field(name).type != kind for name, kind in _TYPES.items()):
+        return False
+    if any(table.column(name).null_count for name in ("message_id", "destination", "due", "headers")):
+        return False
+    blank = pc.or_(_is_blank(table.column("destination")), _is_blank(table.column("headers")))
+    odd = pc.invert(pc.match_substring_regex(table.column("message_id"), _NORMAL_ID))
+    return not pc.any(pc.or_(blank, odd)).as_py()
+
+
+def _is_blank(texts: pa.ChunkedArray[Any]) -> Any:
+    return pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(texts)), 0)
+
+
+def _as_batch(table: pa.Table) -> pa.RecordBatch:
+    names = [name for name in MESSAGE_COLUMNS.names if name in _TYPES]
+    return pa.record_batch([_whole(table.column(name)) for name in names], names=names)
+
+
+def _whole(column: pa.ChunkedArray[Any]) -> pa.Array[Any]:
+    found = column.combine_chunks()
+    return pa.concat_arrays(found.chunks) if isinstance(found, pa.ChunkedArray) else found

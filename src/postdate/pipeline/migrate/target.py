@@ -1,0 +1,151 @@
+"""The store that messages move to, open in one task or on the driver: what it has of some of them."""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# Arrow's stubs make arrays generic in a type that only the running program knows.
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import pyarrow as pa
+from anyio.from_thread import start_blocking_portal
+
+from postdate.clock import from_microseconds
+from postdate.messages import DelayedMessage
+from postdate.pipeline.columns import INSTANT
+from postdate.pipeline.rows import MESSAGE_COLUMNS, to_columns
+from postdate.pipeline.stores import PAGE_ROWS, OpenStore, StoreSpec
+from postdate.ports import (
+    ColumnarStore,
+    InspectableStore,
+    Record,
+    RecordKind,
+    Scan,
+    ScanFilter,
+    ScannableStore,
+    ScanPart,
+    TransactionMode,
+)
+from postdate.ports.pruning import ARCHIVED
+
+_FEW: Final = 50
+"""So many messages are asked for one by one, by index; for more of them all that there is is read."""
+
+_RECORD: Final = ("message_id", "kind", "due", "destination", "detail")
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One record of a message, as far as a migration needs to know it.
+
+    Args:
+        message_id: of the message.
+        kind: what happened.
+        due: the due time then, UTC.
+        destination: where it was meant to go.
+        archived: it stands for the whole story of the message, which is in an archive.
+    """
+
+    message_id: str
+    kind: RecordKind
+    due: datetime | None
+    destination: str | None
+    archived: bool
+
+
+class TargetStore(OpenStore):
+    """An open store that is asked for messages by their ids."""
+
+    def waiting(self, ids: Sequence[str]) -> pa.Table:
+        """Return those of the messages that wait, with :data:`MESSAGE_COLUMNS`, in any order."""
+        store = self._store
+        if isinstance(store, ScannableStore) and len(ids) > _FEW:
+            where = ScanFilter(message_ids=tuple(ids))
+            batches = [batch for part in self.parts(1) for batch in _scanned(store, part, where)]
+            return pa.Table.from_batches(batches, MESSAGE_COLUMNS)
+        return pa.Table.from_batches([to_columns(self._portal.call(_pending, _inspectable(store), ids))])
+
+    def parts(self, count: int) -> list[ScanPart]:
+        """Return the shares, at most ``count``, in which all that waits is read; none where a store has none."""
+        store = self._store
+        return list(store.scan_parts("pending", count)) if isinstance(store, ScannableStore) else []
+
+    def part(self, part: ScanPart, where: ScanFilter) -> Iterable[pa.RecordBatch]:
+        """Yield what waits in one share, with :data:`MESSAGE_COLUMNS`."""
+        return _scanned(self.scannable(), part, where)
+
+    def known(self, ids: Sequence[str]) -> set[str]:
+        """Return those of the ids that were stored before, whatever has become of the messages."""
+        return {record.message_id for record in self.recorded(ids) if record.kind is RecordKind.SCHEDULED}
+
+    def recorded(self, ids: Sequence[str]) -> list[Recorded]:
+        """Return what was recorded of the messages, in any order."""
+        store = self._store
+        if isinstance(store, ScannableStore) and len(ids) > _FEW:
+            return list(_records(store, ids))
+        return [
+            Recorded(each.message_id, each.kind, each.due, each.destination, archived=each.detail == ARCHIVED)
+            for each in self._portal.call(_histories, _inspectable(store), ids)
+        ]
+
+
+@contextmanager
+def opened_target(spec: StoreSpec) -> Generator[TargetStore]:
+    """Open the store for the length of the block; it must exist.
+
+    Raises:
+        StoreError: it is missing, unreachable, or something else.
+    """
+    with start_blocking_portal() as portal:
+        store = spec.open(create=False)
+        try:
+            portal.call(store.initialize, spec.endpoint, TransactionMode.RECEIVE_ONLY)
+            yield TargetStore(store, portal)
+        finally:
+            portal.call(store.close)
+
+
+def _inspectable(store: object) -> InspectableStore:
+    assert isinstance(store, InspectableStore)  # as every built-in store is
+    return store
+
+
+async def _pending(store: InspectableStore, ids: Sequence[str]) -> list[DelayedMessage]:
+    found = [await store.get(each) for each in ids]
+    return [message for message in found if message is not None]
+
+
+async def _histories(store: InspectableStore, ids: Sequence[str]) -> list[Record]:
+    return [record for each in ids for record in await store.history(each)]
+
+
+def _scanned(store: ScannableStore, part: ScanPart, where: ScanFilter) -> Iterable[pa.RecordBatch]:
+    scan = Scan("pending", tuple(MESSAGE_COLUMNS.names), where)
+    if isinstance(store, ColumnarStore):
+        for batch in store.scan_columns(scan, part):
+            columns = [batch.column(field.name).cast(field.type) for field in MESSAGE_COLUMNS]
+            yield pa.record_batch(columns, schema=MESSAGE_COLUMNS)
+    else:
+        for page in store.scan(scan, part, PAGE_ROWS):
+            yield _batch(page)
+
+
+def _batch(rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
+    arrays = [
+        pa.array(values, pa.int64()).cast(INSTANT) if field.type == INSTANT else pa.array(values, field.type)
+        for field, values in zip(MESSAGE_COLUMNS, zip(*rows, strict=True), strict=True)
+    ]
+    return pa.record_batch(arrays, schema=MESSAGE_COLUMNS)
+
+
+def _records(store: ScannableStore, ids: Sequence[str]) -> Iterable[Recorded]:
+    scan = Scan("records", _RECORD, ScanFilter(message_ids=tuple(ids)))
+    for part in store.scan_parts("records", 1):
+        for page in store.scan(scan, part, PAGE_ROWS):
+            for message_id, kind, due, destination, detail in page:
+                at = None if due is None else from_microseconds(due)
+                yield Recorded(message_id, RecordKind(kind), at, destination, archived=detail == ARCHIVED)

@@ -1,0 +1,204 @@
+"""Batches as work for Spark: each task opens the source and the target once, and takes its share of the batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar, cast
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
+
+from postdate.pipeline.failures import told_in_one_line
+from postdate.pipeline.migrate.moving import BatchTask, MovedBatch, move_batch
+from postdate.pipeline.migrate.origin import Origin, OriginSpec
+from postdate.pipeline.migrate.target import TargetStore, opened_target
+from postdate.pipeline.migrate.verifying import Verified, checksums, expected, look_closer, only
+from postdate.pipeline.stores import StoreSpec
+from postdate.ports import ScanFilter, ScanPart
+from postdate.ports.migrating import MigrationRun
+
+T = TypeVar("T")
+_Batches = Iterator[pa.RecordBatch]
+_Task = Callable[[_Batches], _Batches]
+
+_FOUND = pa.schema([("found", pa.string())])
+_SOURCE = pa.schema(
+    [("checksum", pa.int64()), ("message_id", pa.string()), ("run_id", pa.string()), ("number", pa.int32())]
+)
+_TARGET = pa.schema([("checksum", pa.int64())])
+
+
+@dataclass(frozen=True, slots=True)
+class SparkTasks:
+    """What is done with batches on Spark. A task that Spark repeats, or runs twice at once, changes nothing.
+
+    Args:
+        spark: a session in UTC.
+        origin: where the messages wait.
+        target: where they go.
+        runs: that the batches belong to, by id.
+    """
+
+    spark: SparkSession
+    origin: OriginSpec
+    target: StoreSpec
+    runs: Mapping[str, MigrationRun]
+
+    def get_ready(self) -> None:
+        """Start what will do the work, and see that it reaches both sides: before anything is hidden.
+
+        Raises:
+            PipelineError: one of them is not reached from there.
+        """
+        slots = self.spark.sparkContext.defaultParallelism
+        _collected(self._slots(slots).mapInArrow(_reaching(self.origin, self.target), "found string"), MovedBatch)
+
+    def move(self, tasks: Sequence[BatchTask]) -> list[MovedBatch]:
+        """Move batches, those that stand first first; what was given back by an abort is left out.
+
+        Raises:
+            PipelineError: a task failed; all that it has not finished can be done again.
+        """
+        if not tasks:
+            return []
+        shares = self._dealt(tasks)
+        moved = self._slots(len(shares)).mapInArrow(
+            _moving(self.origin, self.target, dict(self.runs), shares), "found string"
+        )
+        return _collected(moved, MovedBatch)
+
+    def verify(self, tasks: Sequence[BatchTask], since: datetime) -> list[Verified]:
+        """Compare batches with what the target has of them.
+
+        Args:
+            tasks: batches that have moved.
+            since: due time of the earliest message in them.
+
+        Raises:
+            PipelineError: a task failed.
+        """
+        if not tasks:
+            return []
+        joined = self._given(tasks).join(self._waiting(since), "checksum", "left")
+        is_doubtful = F.col("waits").isNull()
+        by_batch = joined.groupBy("run_id", "number").agg(
+            F.count("waits").alias("verified"),
+            F.collect_list(F.when(is_doubtful, F.col("message_id"))).alias("doubtful"),
+        )
+        looking = _looking_closer(self.origin, self.target, dict(self.runs))
+        return _collected(by_batch.mapInArrow(looking, "found string"), Verified)
+
+    def _given(self, tasks: Sequence[BatchTask]) -> DataFrame:
+        """Return a checksum of each message as the target was given it."""
+        shares = self._dealt(tasks)
+        summing = _summing(self.origin, dict(self.runs), shares)
+        return self._slots(len(shares)).mapInArrow(
+            summing, "checksum long, message_id string, run_id string, number int"
+        )
+
+    def _waiting(self, since: datetime) -> DataFrame:
+        """Return a checksum of each message that waits in the target."""
+        with opened_target(self.target) as store:
+            parts = store.parts(self.spark.sparkContext.defaultParallelism * 2)
+        summing = _summing_waiting(self.target, parts, ScanFilter(due_from=since))
+        return self._slots(len(parts)).mapInArrow(summing, "checksum long").withColumn("waits", F.lit(1))
+
+    def _dealt(self, tasks: Sequence[BatchTask]) -> list[Sequence[BatchTask]]:
+        """Deal batches out like cards, so that what is due first moves first, on whatever core."""
+        slots = min(len(tasks), self.spark.sparkContext.defaultParallelism)
+        return [tasks[slot::slots] for slot in range(slots)]
+
+    def _slots(self, count: int) -> DataFrame:
+        return self.spark.range(0, count, 1, max(count, 1))
+
+
+def _collected(frame: DataFrame, kind: type[T]) -> list[T]:
+    with told_in_one_line("the migration"):
+        return [msgspec.json.decode(row[0], type=kind) for row in frame.collect()]
+
+
+# --- on the executors: they take addresses along, never a connection --------------------------------------------------
+
+
+def _numbers(slots: _Batches) -> Iterator[int]:
+    for slot in slots:
+        yield from cast("list[int]", slot.column("id").to_pylist())
+
+
+def _found(values: Sequence[object]) -> pa.RecordBatch:
+    texts = [msgspec.json.encode(value).decode() for value in values]
+    return pa.RecordBatch.from_pydict({"found": texts}, _FOUND)
+
+
+def _reaching(origin: OriginSpec, target: StoreSpec) -> _Task:
+    def reach(slots: _Batches) -> _Batches:
+        with origin.opened() as found, opened_target(target) as store:
+            for _ in _numbers(slots):
+                found.source.history()
+                store.parts(1)
+                yield _found([])
+
+    return reach
+
+
+def _moving(
+    origin: OriginSpec, target: StoreSpec, runs: Mapping[str, MigrationRun], shares: Sequence[Sequence[BatchTask]]
+) -> _Task:
+    def move(slots: _Batches) -> _Batches:
+        with origin.opened() as source, opened_target(target) as store:
+            for number in _numbers(slots):
+                done = [move_batch(source, store, runs[task.run_id], task) for task in shares[number]]
+                yield _found([each for each in done if each is not None])
+
+    return move
+
+
+def _summing(origin: OriginSpec, runs: Mapping[str, MigrationRun], shares: Sequence[Sequence[BatchTask]]) -> _Task:
+    def sum_up(slots: _Batches) -> _Batches:
+        with origin.opened() as source:
+            for slot in _numbers(slots):
+                for task in shares[slot]:
+                    batch = expected(source, runs[task.run_id], task.number)
+                    columns: list[Any] = [
+                        pa.array(checksums(batch), pa.int64()),
+                        batch.column("message_id"),
+                        pa.repeat(pa.scalar(task.run_id), batch.num_rows),
+                        pa.repeat(pa.scalar(task.number, pa.int32()), batch.num_rows),
+                    ]
+                    yield pa.record_batch(columns, schema=_SOURCE)
+
+    return sum_up
+
+
+def _summing_waiting(target: StoreSpec, parts: Sequence[ScanPart], where: ScanFilter) -> _Task:
+    def sum_up(slots: _Batches) -> _Batches:
+        with opened_target(target) as store:
+            for number in _numbers(slots):
+                for batch in store.part(parts[number], where):
+                    yield pa.record_batch([pa.array(checksums(batch), pa.int64())], schema=_TARGET)
+
+    return sum_up
+
+
+def _looking_closer(origin: OriginSpec, target: StoreSpec, runs: Mapping[str, MigrationRun]) -> _Task:
+    """Return what looks at the doubtful messages of each batch; nearly always there are none, and nothing is opened."""
+
+    def look(batches: _Batches) -> _Batches:
+        with ExitStack() as stack:
+            opened: tuple[Origin, TargetStore] | None = None
+            for row in (row for batch in batches for row in batch.to_pylist()):
+                run, doubtful = runs[row["run_id"]], row["doubtful"]
+                if not doubtful:
+                    yield _found([Verified(run.run_id, row["verified"], 0, ())])
+                    continue
+                opened = opened or (stack.enter_context(origin.opened()), stack.enter_context(opened_target(target)))
+                source, store = opened
+                messages = only(expected(source, run, row["number"]), doubtful)
+                yield _found([look_closer(store, run, messages, row["verified"])])
+
+    return look

@@ -1,0 +1,200 @@
+"""Whether the target has what the source had: every field of every message.
+
+A checksum over all that is in a message is looked for among those of all messages that wait in the target. What is not
+found there is looked at closer: it may be delivered already, or written differently, or not there.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# Arrow's stubs make arrays generic in a type that only the running program knows.
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import blake2b
+from typing import Any, Final, cast
+
+import pyarrow as pa
+import pyarrow.compute
+
+from postdate.errors import PipelineError
+from postdate.messages import DelayedMessage, decode_headers
+from postdate.pipeline.migrate.origin import Origin
+from postdate.pipeline.migrate.results import Difference
+from postdate.pipeline.migrate.target import Recorded, TargetStore
+from postdate.pipeline.rows import MESSAGE_COLUMNS, checked, restored
+from postdate.ports import RecordKind, ScanFilter
+from postdate.ports.migrating import MigrationRun
+
+pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
+
+_LOOKS: Final = 3
+"""A message may be put back between the look at what waits and the look at its records, as one that is retried is."""
+
+_MISSING: Final = "missing"
+_MOVED_ON: Final = ""
+_ENDED: Final = frozenset(RecordKind) - {RecordKind.SCHEDULED, RecordKind.RETRIED, RecordKind.RESCHEDULED}
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was found of one batch.
+
+    Args:
+        run_id: of its run.
+        verified: how many wait in the target as they were.
+        moved_on: how many the target has delivered, ended otherwise, or rescheduled.
+        differences: all others, by id.
+    """
+
+    run_id: str
+    verified: int
+    moved_on: int
+    differences: tuple[Difference, ...]
+
+
+def expected(origin: Origin, run: MigrationRun, number: int) -> pa.RecordBatch:
+    """Return a batch as the target was given it."""
+    # Whatever the target takes at most: it was asked for that when the batch was moved.
+    messages, bad = checked(origin.read(run, number), sys.maxsize)
+    if bad:
+        raise PipelineError(f"batch {number} of run {run.run_id} has changed since it was moved: {bad[0].detail}")
+    return messages
+
+
+def checksums(batch: pa.RecordBatch) -> list[int]:
+    """Return of each message a checksum over its id and all else that is in it: 64 bits, the same everywhere.
+
+    Args:
+        batch: with :data:`postdate.pipeline.rows.MESSAGE_COLUMNS`.
+    """
+    times = [batch.column(name).cast(pa.int64()).to_pylist() for name in ("due", "expires_at")]
+    others = [batch.column(name).to_pylist() for name in ("message_id", "destination", "headers", "body")]
+    return [_checksum(*row) for row in zip(*times, *others, strict=True)]
+
+
+def _checksum(due: int, expires_at: int | None, message_id: str, destination: str, headers: str, body: bytes) -> int:
+    # No NUL is in any of the texts, so nothing else is written like this.
+    text = f"{due}\0{expires_at}\0{message_id}\0{destination}\0{headers}\0"
+    return int.from_bytes(blake2b(text.encode() + body, digest_size=8).digest(), "big", signed=True)
+
+
+def verify_all(
+    origin: Origin, target: TargetStore, run: MigrationRun, numbers: Sequence[int], since: datetime
+) -> Iterable[Verified]:
+    """Compare batches with what the target has of them, one after the other, without Spark.
+
+    Args:
+        origin: that has the batches still.
+        target: that was given them.
+        run: of the batches.
+        numbers: of the batches.
+        since: due time of the earliest message in them.
+    """
+    waiting = {
+        checksum
+        for part in target.parts(1)
+        for batch in target.part(part, ScanFilter(due_from=since))
+        for checksum in checksums(batch)
+    }
+    for number in numbers:
+        batch = expected(origin, run, number)
+        doubtful = [checksum not in waiting for checksum in checksums(batch)]
+        yield look_closer(target, run, batch.filter(pa.array(doubtful, pa.bool_())), batch.num_rows - sum(doubtful))
+
+
+def look_closer(target: TargetStore, run: MigrationRun, doubtful: pa.RecordBatch, verified: int) -> Verified:
+    """Say what became of messages that do not wait in the target as they were, or did not when it was looked at.
+
+    A message that waits is compared in every field. Of one that does not wait any more its records tell: what it was
+    when it was stored (due time and destination), and how it ended.
+
+    Args:
+        target: that was given them.
+        run: of their batch.
+        doubtful: as they should be.
+        verified: how many others of their batch wait as they were.
+    """
+    left, moved_on, wrong = doubtful, 0, dict[str, str]()
+    for _ in range(_LOOKS):
+        if not left.num_rows:
+            break
+        doubts = compare(left, target.waiting(_ids(left)))
+        judged = judge(doubts, restored(only(left, doubts)), target.recorded(list(doubts)))
+        moved_on += sum(what == _MOVED_ON for what in judged.values())
+        wrong |= {message_id: what for message_id, what in judged.items() if what not in {_MOVED_ON, _MISSING}}
+        left = only(left, [message_id for message_id, what in judged.items() if what == _MISSING])
+    wrong |= dict.fromkeys(_ids(left), _MISSING)
+    same = doubtful.num_rows - moved_on - len(wrong)
+    return Verified(run.run_id, verified + same, moved_on, tuple(Difference(*each) for each in sorted(wrong.items())))
+
+
+def compare(wanted: pa.RecordBatch, found: pa.Table) -> dict[str, str]:
+    """Return the ids of those that are not found as they are wanted, and what differs.
+
+    Args:
+        wanted: with :data:`postdate.pipeline.rows.MESSAGE_COLUMNS`.
+        found: the same, in any order.
+    """
+    places = pc.index_in(wanted.column("message_id"), value_set=found.column("message_id").combine_chunks())
+    doubts = dict.fromkeys(_ids(wanted.filter(pc.is_null(places))), _MISSING)
+    there, given = wanted.filter(pc.is_valid(places)), found.take(pc.drop_null(places))
+    named = defaultdict[int, list[str]](list)
+    for name in MESSAGE_COLUMNS.names:
+        for row in _differing(name, there.column(name), given.column(name).combine_chunks()):
+            named[row].append(name)
+    ids = there.column("message_id")
+    return doubts | {cast("str", ids[row].as_py()): ", ".join(names) for row, names in named.items()}
+
+
+def _differing(name: str, wanted: pa.Array[Any], given: pa.Array[Any]) -> list[int]:
+    same = pc.or_(
+        pc.fill_null(pc.equal(wanted, given), fill_value=False), pc.and_(pc.is_null(wanted), pc.is_null(given))
+    )
+    rows = cast("list[int]", pc.indices_nonzero(pc.invert(same)).to_pylist())
+    if name != "headers":
+        return rows
+    # The same headers may be written in more than one way.
+    return [row for row in rows if decode_headers(str(wanted[row])) != decode_headers(str(given[row]))]
+
+
+def judge(doubts: Mapping[str, str], messages: Sequence[DelayedMessage], records: Iterable[Recorded]) -> dict[str, str]:
+    """Return of each message in doubt what is wrong with it; nothing, when the target has gone on with it.
+
+    Args:
+        doubts: ids, and what differs; see :func:`compare`.
+        messages: in doubt, as they should be.
+        records: of the target, of all of them.
+    """
+    of_each = defaultdict[str, list[Recorded]](list)
+    for record in records:
+        of_each[record.message_id].append(record)
+    return {
+        message.message_id: _judged(message, doubts[message.message_id], of_each[message.message_id])
+        for message in messages
+    }
+
+
+def _judged(message: DelayedMessage, doubt: str, records: Sequence[Recorded]) -> str:
+    scheduled = next((record for record in records if record.kind is RecordKind.SCHEDULED), None)
+    if scheduled is None:
+        return _MISSING
+    was = {"due": scheduled.due == message.due, "destination": scheduled.destination == message.destination}
+    if not all(was.values()):
+        return ", ".join(name for name, same in was.items() if not same)
+    kinds = {record.kind for record in records}
+    if kinds & _ENDED or scheduled.archived or (doubt == "due" and RecordKind.RESCHEDULED in kinds):
+        return _MOVED_ON
+    return doubt
+
+
+def only(batch: pa.RecordBatch, ids: Iterable[str]) -> pa.RecordBatch:
+    """Return those messages of a batch that have one of the ids."""
+    return batch.filter(pc.is_in(batch.column("message_id"), value_set=pa.array(list(ids), pa.string())))
+
+
+def _ids(batch: pa.RecordBatch) -> list[str]:
+    return cast("list[str]", batch.column("message_id").to_pylist())

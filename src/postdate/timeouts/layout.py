@@ -1,0 +1,263 @@
+"""The tables in which timeouts are kept, as upstream's SQL persistence lays them out: names, ids, headers, times.
+
+Pure values, the same for every database; the storage here and the migration of such tables both use them.
+Source: specification 4.6; ADR 0014.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+
+from postdate.errors import InvalidHeaders, InvalidMessage, InvalidTimestamp
+from postdate.messages import DESTINATION_LIMIT, aware_utc, check_headers, check_text, decode_headers
+from postdate.ports.timeouts import DueTimeout, Timeout
+
+SUFFIX: Final = "TimeoutData"
+"""How the name of every table of timeouts ends."""
+
+ID: Final = "Id"
+DESTINATION: Final = "Destination"
+SAGA_ID: Final = "SagaId"
+STATE: Final = "State"
+TIME: Final = "Time"
+HEADERS: Final = "Headers"
+PERSISTENCE_VERSION: Final = "PersistenceVersion"
+COLUMNS: Final = (ID, DESTINATION, SAGA_ID, STATE, TIME, HEADERS, PERSISTENCE_VERSION)
+"""In the order of the table. Names of tables and columns are quoted: their case counts where a database has any."""
+
+NO_SAGA: Final = "00000000-0000-0000-0000-000000000000"
+"""What stands in ``SagaId`` of a timeout that belongs to no saga."""
+
+WRITTEN_VERSION: Final = "1.0.0.0"
+"""What Postdate writes into ``PersistenceVersion``, which nobody reads: four numbers, as a .NET version has them."""
+
+_TEXT_TIME = re.compile(r"(\d{4})-(\d\d)-(\d\d)[ T](\d\d):(\d\d):(\d\d)(?:\.(\d+))?")
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+# --- names ------------------------------------------------------------------------------------------------------
+
+
+def table_prefix(endpoint: str) -> str:
+    """Return the prefix that an endpoint's table has when none is configured: points become underscores."""
+    return endpoint.replace(".", "_") + "_"
+
+
+def table_name(endpoint: str = "", *, prefix: str | None = None) -> str:
+    """Return the name of the table of timeouts, not quoted.
+
+    Args:
+        endpoint: whose timeouts they are; looked at only without a ``prefix``.
+        prefix: as configured; ``None``: see :func:`table_prefix`.
+    """
+    return (table_prefix(endpoint) if prefix is None else prefix) + SUFFIX
+
+
+# --- ids --------------------------------------------------------------------------------------------------------
+
+
+def normal_id(text: object) -> str | None:
+    """Return an id as Postdate writes it: 36 characters, lower case, with hyphens; ``None``: it is no UUID.
+
+    Args:
+        text: a UUID, or a text that names one, in any case, with braces or without.
+    """
+    try:
+        return str(uuid.UUID(str(text).strip()))
+    except ValueError:
+        return None
+
+
+def normal_saga(text: object) -> str | None:
+    """Return the id of a saga as :func:`normal_id` does; ``None``: the empty one, or none at all."""
+    found = None if text is None else normal_id(text)
+    return None if found == NO_SAGA else found
+
+
+def spellings(timeout_id: str) -> tuple[str, str, str, str]:
+    """Return how a normal id may be written in a column of texts: in either case, with braces or without."""
+    upper = timeout_id.upper()
+    return timeout_id, upper, f"{{{timeout_id}}}", f"{{{upper}}}"
+
+
+# --- times ------------------------------------------------------------------------------------------------------
+
+
+def rounded_up(due: datetime, digits: int) -> datetime:
+    """Return ``due`` with so many digits of a second, never earlier: a timeout must not fire early.
+
+    Raises:
+        InvalidMessage: it would lie after the year 9999.
+    """
+    step = 10 ** (6 - digits)
+    beyond = due.microsecond % step
+    if not beyond:
+        return due
+    try:
+        return due + (step - beyond) * _MICROSECOND
+    except OverflowError as error:
+        raise InvalidMessage(
+            f"a timeout cannot be due at {due.isoformat()}: rounded up it is past the year 9999"
+        ) from error
+
+
+def text_time(instant: datetime) -> str:
+    """Return ``yyyy-MM-dd HH:mm:ss.ffffff`` of an instant in UTC: texts that compare as the times do."""
+    utc = instant.astimezone(UTC)
+    return (
+        f"{utc.year:04d}-{utc.month:02d}-{utc.day:02d} "
+        f"{utc.hour:02d}:{utc.minute:02d}:{utc.second:02d}.{utc.microsecond:06d}"
+    )
+
+
+def read_time(value: object) -> datetime:
+    """Return the instant of a column: a date-time, in UTC if it has no zone, or a text of any number of digits.
+
+    What a text has below a microsecond is rounded up.
+
+    Raises:
+        InvalidTimestamp: neither of these.
+    """
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+    found = _TEXT_TIME.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        raise InvalidTimestamp(f"{value!r} is no time of the form 'yyyy-MM-dd HH:mm:ss.ffffff'")
+    *whole, fraction = found.groups()
+    digits = (fraction or "").ljust(6, "0")
+    try:
+        instant = datetime(*map(int, whole), microsecond=int(digits[:6]), tzinfo=UTC)
+        return instant + _MICROSECOND if digits[6:].strip("0") else instant
+    except (ValueError, OverflowError) as error:
+        raise InvalidTimestamp(f"{value!r} names no existing instant: {error}") from error
+
+
+# --- rows -------------------------------------------------------------------------------------------------------
+
+
+def checked(timeout: Timeout) -> Timeout:
+    """Return a timeout that every storage can keep: ids as Postdate writes them, its due time in UTC.
+
+    Raises:
+        InvalidMessage: an id is no UUID, or the destination is blank or longer than 200 characters.
+        InvalidTimestamp, InvalidHeaders: as for every message.
+    """
+    timeout_id = normal_id(timeout.timeout_id)
+    if timeout_id is None:
+        raise InvalidMessage(f"the id of a timeout must be a UUID, not {timeout.timeout_id!r}")
+    if timeout.saga_id is not None and normal_id(timeout.saga_id) is None:
+        raise InvalidMessage(f"timeout {timeout_id} names saga {timeout.saga_id!r}, which is no UUID")
+    check_text(timeout.destination, f"the destination of timeout {timeout_id}", DESTINATION_LIMIT)
+    check_headers(timeout.headers)
+    due = aware_utc(timeout.due, f"the due time of timeout {timeout_id}")
+    return replace(timeout, timeout_id=timeout_id, saga_id=normal_saga(timeout.saga_id), due=due)
+
+
+def encode(timeout: Timeout) -> dict[str, Any]:
+    """Return the values of a row by the names of its columns.
+
+    Args:
+        timeout: see :func:`checked`.
+
+    Returns:
+        Texts; ``State`` is bytes, and ``Time`` an aware date-time, to be rounded up to what its column can hold.
+    """
+    return {
+        ID: timeout.timeout_id,
+        DESTINATION: timeout.destination,
+        SAGA_ID: timeout.saga_id or NO_SAGA,
+        STATE: timeout.body,
+        TIME: timeout.due,
+        HEADERS: encode_headers(timeout.headers),
+        PERSISTENCE_VERSION: WRITTEN_VERSION,
+    }
+
+
+def encode_headers(headers: Mapping[str, str]) -> str:
+    """Return the headers as a JSON object of ASCII: a .NET endpoint's column may be in any character set."""
+    return json.dumps(dict(headers), separators=(",", ":"))
+
+
+def decode(  # noqa: PLR0913 - the columns
+    timeout_id: object, destination: str, saga_id: object, state: object, time: object, headers: object, owner: str
+) -> Timeout:
+    """Return the timeout of a row, as Postdate or a .NET endpoint has written it.
+
+    Args:
+        timeout_id: a UUID or its text.
+        destination: as it stands there.
+        saga_id: a UUID or its text; the empty one and ``None`` mean no saga.
+        state: bytes or what can be made bytes; ``None`` is an empty body.
+        time: see :func:`read_time`.
+        headers: the JSON of an object of texts; ``None`` or blank is none.
+        owner: the endpoint whose table it is: no column has it.
+
+    Raises:
+        InvalidMessage: the id is no UUID.
+        InvalidHeaders, InvalidTimestamp: name the id.
+    """
+    found = row_id(timeout_id)
+    body = b"" if state is None else bytes(state)  # pyright: ignore[reportArgumentType] - what drivers have for bytes
+    due = row_time(found, time)
+    return Timeout(found, due, destination, normal_saga(saga_id), owner, _row_headers(found, headers), body)
+
+
+def decode_due(timeout_id: object, time: object) -> DueTimeout:
+    """Return what the poller knows of a row; see :func:`decode`."""
+    found = row_id(timeout_id)
+    return DueTimeout(found, row_time(found, time))
+
+
+def row_id(value: object) -> str:
+    """Return the normal id that a row has.
+
+    Raises:
+        InvalidMessage: it is no UUID.
+    """
+    found = normal_id(value)
+    if found is None:
+        raise InvalidMessage(f"a timeout is stored under {value!r}, which is no UUID")
+    return found
+
+
+def row_time(timeout_id: str, value: object) -> datetime:
+    """Return the due time that a row has; see :func:`read_time`."""
+    try:
+        return read_time(value)
+    except InvalidTimestamp as error:
+        raise InvalidTimestamp(f"timeout {timeout_id}: {error}") from error
+
+
+def _row_headers(timeout_id: str, headers: object) -> Mapping[str, str]:
+    text = headers if isinstance(headers, (str, bytes)) else "" if headers is None else str(headers)
+    if not text.strip():
+        return {}
+    try:
+        return decode_headers(text)
+    except InvalidHeaders as error:
+        found = _with_nulls(text)
+        if found is None:
+            raise InvalidHeaders(f"timeout {timeout_id}: {error}") from error
+        return found
+
+
+def _with_nulls(text: str | bytes) -> Mapping[str, str] | None:
+    """Return headers of which some are null, as .NET endpoints write what they have no text for; these become empty."""
+    try:
+        found = msgspec.json.decode(text, type=dict[str, str | None])
+    except (msgspec.MsgspecError, ValueError):
+        return None
+    return {key: value or "" for key, value in found.items()}
+
+
+def in_order(due: Iterable[DueTimeout]) -> list[DueTimeout]:
+    """Return them by due time, among equal ones by id."""
+    return sorted(due, key=lambda each: (each.due, each.timeout_id))

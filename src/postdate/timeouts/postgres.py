@@ -1,0 +1,232 @@
+"""Timeouts in PostgreSQL, in the table that upstream's SQL persistence lays out for it.
+
+With queues in the same database, a timeout is stored, or dispatched and removed, in their transaction.
+Source: specification 4.6; ADR 0007, ADR 0014.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from postdate.errors import ConfigurationError, StoreNotSetUp, TimeoutConcurrentlyProcessed
+from postdate.ports import Work
+from postdate.ports.timeouts import DueChunk, Timeout
+from postdate.postgres.database import Connection, PostgresDatabase
+from postdate.postgres.names import DEFAULT_SCHEMA, Names, check_name, literal, quoted, sql
+from postdate.threads import in_thread
+from postdate.timeouts import chunks
+from postdate.timeouts.layout import (
+    TIME,
+    checked,
+    decode,
+    encode,
+    normal_id,
+    normal_saga,
+    rounded_up,
+    table_name,
+)
+
+_WHAT: Final = "the table of timeouts (table_prefix=...)"
+
+
+class PostgresTimeouts:
+    """Keeps timeouts in a table of PostgreSQL; :class:`postdate.ports.timeouts.EnlistingTimeouts`.
+
+    Args:
+        url: ``postgresql://user:password@host:port/database``, or any connection string of libpq.
+        schema: where the table is; any characters. ``None``: ``postdate``, where the queues are, too.
+        table_prefix: what the name of the table begins with; any characters. ``None``: that of the endpoint, see
+            :func:`postdate.timeouts.layout.table_prefix`.
+        queues_schema: of the queues whose transactions timeouts are stored and removed in; ``None``: the same schema.
+            A table that a .NET endpoint has made is elsewhere, in ``public`` as a rule.
+
+    Raises:
+        ConfigurationError: the address, a schema or the table cannot be.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str | None = None,
+        table_prefix: str | None = None,
+        queues_schema: str | None = None,
+    ) -> None:
+        self._schema = check_name(DEFAULT_SCHEMA if schema is None else schema, "schema")
+        self._connections = PostgresDatabase(url, self._schema if queues_schema is None else queues_schema)
+        self._prefix, self._endpoint = table_prefix, ""
+        self._sql = None if table_prefix is None else self._statements("")
+        self._digits: int | None = None
+
+    @property
+    def database(self) -> object:
+        """See :class:`postdate.ports.timeouts.EnlistingTimeouts`; that of a transport on ``queues_schema``."""
+        return self._connections.identity
+
+    async def initialize(self, endpoint: str) -> None:
+        """Settle the name of the table; the server is not asked."""
+        self._endpoint, self._sql, self._digits = endpoint, self._statements(endpoint), None
+
+    def _statements(self, endpoint: str) -> _Statements:
+        return _Statements(self._schema, check_name(table_name(endpoint, prefix=self._prefix), _WHAT))
+
+    @property
+    def _known(self) -> _Statements:
+        if self._sql is None:
+            raise ConfigurationError(
+                "PostgresTimeouts does not know its table yet: call initialize(endpoint) first, or give table_prefix="
+            )
+        return self._sql
+
+    def setup_statements(self, endpoint: str) -> str:
+        """Return the SQL that :meth:`setup` runs where nothing is there yet, for a database administrator."""
+        return "".join(f"{statement};\n" for statement in self._statements(endpoint).setup)
+
+    async def setup(self) -> None:
+        """Create the schema and the table where they are missing; of a table that is there, nothing is changed."""
+        statements = self._known
+
+        def create(connection: Connection) -> None:
+            connection.execute("SELECT pg_advisory_xact_lock(%s, 0)", (Names(self._schema).lock_class,))
+            schema, table = connection.execute(statements.exist).fetchone() or (None, None)
+            if table is None:  # so that later starts need no right to create
+                for statement in statements.setup if schema is None else statements.setup[1:]:
+                    connection.execute(sql(statement))
+
+        await self._connections.transaction(create)
+
+    async def add(self, timeout: Timeout) -> bool:
+        """See :meth:`postdate.ports.timeouts.TimeoutPersister.add`."""
+        row = encode(checked(timeout))
+        return await self._connections.run(lambda connection: self._insert(connection, row))
+
+    def adding(self, timeout: Timeout) -> Work:
+        """See :meth:`postdate.ports.timeouts.EnlistingTimeouts.adding`; the transaction is a connection of psycopg."""
+        row = encode(checked(timeout))
+
+        def add(connection: Connection) -> None:
+            self._insert(connection, row)
+
+        return add
+
+    def _insert(self, connection: Connection, row: dict[str, Any]) -> bool:
+        time = rounded_up(row[TIME], self._precision(connection))
+        return connection.execute(self._known.insert, {**row, TIME: _naive(time)}).rowcount > 0
+
+    def _precision(self, connection: Connection) -> int:
+        """Return how many digits of a second the table keeps; the server would round to the nearest."""
+        if self._digits is None:
+            found = connection.execute(self._known.precision).fetchone()
+            if found is None or found[0] is None:
+                raise StoreNotSetUp(
+                    f"{self._connections.where} lacks the table {self._known.name}: run `postdate setup`"
+                )
+            self._digits = int(found[0])
+        return self._digits
+
+    async def peek(self, timeout_id: str) -> Timeout | None:
+        """See :meth:`postdate.ports.timeouts.TimeoutPersister.peek`."""
+        statement, values = self._known.peek, {"id": normal_id(timeout_id)}
+        row = await self._connections.run(lambda connection: connection.execute(statement, values).fetchone())
+        return None if row is None else decode(*row, owner=self._endpoint)
+
+    async def try_remove(self, timeout_id: str) -> bool:
+        """See :meth:`postdate.ports.timeouts.TimeoutPersister.try_remove`."""
+        return await self._connections.run(lambda connection: self._remove(connection, timeout_id))
+
+    def removing(self, timeout_id: str) -> Work:
+        """See :meth:`postdate.ports.timeouts.EnlistingTimeouts.removing`; it is given a connection of psycopg."""
+
+        def remove(connection: Connection) -> None:
+            if not self._remove(connection, timeout_id):
+                raise TimeoutConcurrentlyProcessed(f"timeout {timeout_id} was removed meanwhile")
+
+        return remove
+
+    def _remove(self, connection: Connection, timeout_id: str) -> bool:
+        return connection.execute(self._known.delete, {"id": normal_id(timeout_id)}).rowcount > 0
+
+    async def remove_by_saga(self, saga_id: str) -> int:
+        """See :meth:`postdate.ports.timeouts.TimeoutPersister.remove_by_saga`."""
+        return await self._connections.run(lambda connection: self._remove_by_saga(connection, saga_id))
+
+    def removing_by_saga(self, saga_id: str) -> Work:
+        """See :meth:`postdate.ports.timeouts.EnlistingTimeouts.removing_by_saga`."""
+
+        def remove(connection: Connection) -> None:
+            self._remove_by_saga(connection, saga_id)
+
+        return remove
+
+    def _remove_by_saga(self, connection: Connection, saga_id: str) -> int:
+        return connection.execute(self._known.delete_saga, {"saga": normal_saga(saga_id)}).rowcount
+
+    async def next_chunk(self, start: datetime, now: datetime, limit: int) -> DueChunk:
+        """See :meth:`postdate.ports.timeouts.TimeoutPersister.next_chunk`."""
+        statements = self._known
+
+        def find(connection: Connection) -> DueChunk:
+            def due(after: datetime, until: datetime, at_most: int | None) -> Sequence[tuple[Any, ...]]:
+                values = {"after": _naive(after), "until": _naive(until), "limit": at_most}
+                return connection.execute(statements.due, values).fetchall()
+
+            def first(after: datetime) -> object:
+                row = connection.execute(statements.first, {"after": _naive(after)}).fetchone()
+                return None if row is None else row[0]
+
+            return chunks.next_chunk(start, now, limit, due, first)
+
+        return await self._connections.run(find)
+
+    async def close(self) -> None:
+        """Close every connection; a second time without effect."""
+        await in_thread(self._connections.close_blocking)
+
+
+def _naive(instant: datetime) -> datetime:
+    return instant.astimezone(UTC).replace(tzinfo=None)
+
+
+class _Statements:
+    """Every statement of one table, and its name.
+
+    Args:
+        schema: it is in.
+        table: its name.
+    """
+
+    def __init__(self, schema: str, table: str) -> None:
+        self.name = f"{quoted(schema)}.{quoted(table)}"
+        name = self.name.replace("%", "%%")
+        self.setup = (
+            f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}",
+            (
+                f"CREATE TABLE {self.name} (\n"
+                f'    "Id" uuid NOT NULL PRIMARY KEY, "Destination" varchar(200), "SagaId" uuid, "State" bytea,\n'
+                f'    "Time" timestamp, "Headers" text NOT NULL, "PersistenceVersion" varchar(23) NOT NULL\n)'
+            ),
+            f'CREATE INDEX ON {self.name} ("SagaId")',
+            f'CREATE INDEX ON {self.name} ("Time")',
+        )
+        self.exist = sql(f"SELECT to_regnamespace({literal(quoted(schema))}), to_regclass({literal(self.name)})")
+        self.precision = sql(
+            f"SELECT datetime_precision FROM information_schema.columns WHERE table_schema = {literal(schema)} "
+            f"AND table_name = {literal(table)} AND column_name = {literal(TIME)}"
+        )
+        self.insert = sql(
+            f'INSERT INTO {name} ("Id", "Destination", "SagaId", "State", "Time", "Headers", "PersistenceVersion") '
+            f"VALUES (%(Id)s, %(Destination)s, %(SagaId)s, %(State)s, %(Time)s, %(Headers)s, %(PersistenceVersion)s) "
+            f'ON CONFLICT ("Id") DO NOTHING'
+        )
+        self.peek = sql(
+            f'SELECT "Id", "Destination", "SagaId", "State", "Time", "Headers"::text FROM {name} WHERE "Id" = %(id)s'
+        )
+        self.delete = sql(f'DELETE FROM {name} WHERE "Id" = %(id)s')
+        self.delete_saga = sql(f'DELETE FROM {name} WHERE "SagaId" = %(saga)s')
+        self.due = sql(
+            f'SELECT "Id", "Time" FROM {name} WHERE "Time" > %(after)s AND "Time" <= %(until)s ORDER BY "Time" '
+            f"LIMIT %(limit)s"
+        )
+        self.first = sql(f'SELECT "Time" FROM {name} WHERE "Time" > %(after)s ORDER BY "Time" LIMIT 1')

@@ -1,0 +1,108 @@
+"""The settings of Azure Storage and of where failures go: read, checked, handed on."""
+
+from dataclasses import fields
+from inspect import signature
+from pathlib import Path
+
+import pytest
+
+from postdate.azure.pages import Polling
+from postdate.config import load_settings
+from postdate.errors import ConfigurationError, UnknownSetting
+from postdate.stores.azure_table import AzureTableStore
+from postdate.transports.azure_queues import AzureStorageQueueTransport
+from postdate.wiring import open_store, open_transport, own_queues, store_settings, transport_settings
+
+
+def test_where_failures_go_comes_from_the_file_and_its_queues_are_the_endpoints_own(own_folder: Path) -> None:
+    (own_folder / "postdate.toml").write_text(
+        '[endpoint]\nname = "billing"\n'
+        '[delayed_delivery]\npoison_queue = "poison"\nerrors_return_to = "destination"\ndrain_timeout_manager = true\n'
+    )
+    settings = load_settings(None, {})
+    chosen = settings.delayed_delivery
+    assert (chosen.poison_queue, chosen.errors_return_to, chosen.drain_timeout_manager) == (
+        "poison",
+        "destination",
+        True,
+    )
+    assert own_queues(settings) == ["billing.timeouts", "poison", "billing.timeoutsdispatcher"]
+
+
+@pytest.mark.parametrize(("text", "meant"), [("true", True), ("False", False)])
+def test_yes_and_no_come_from_the_environment_too(text: str, meant: bool) -> None:
+    settings = load_settings(None, {"POSTDATE_DELAYED_DELIVERY__DRAIN_TIMEOUT_MANAGER": text})
+    assert settings.delayed_delivery.drain_timeout_manager is meant
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[store]\nleases = 65", "store.leases must be a whole number, 1 to 64, not 65"),
+        ("[store]\npage_size = 0", "store.page_size must be a whole number, 1 to 1,000, not 0"),
+        ('[store]\nlongest_wait_when_idle = "2m"', "longest_wait_when_idle must be a duration of 100ms to 1m, not"),
+        ("[transport]\nhold_for = 1.5", "hold_for must be a duration of 1s to 7d, in steps of 1s, not 1.5"),
+        ("[transport]\nconcurrent_sends = 0", "concurrent_sends must be a whole number, 1 or more, not 0"),
+        ('[transport]\nsanitizer = "dash"', "must be one of dashes, strict, legacy (did you mean 'dashes'?)"),
+        ('[delayed_delivery]\nerrors_return_to = "error"', "must be one of timeouts_queue, destination"),
+        ('[delayed_delivery]\npoison_queue = ""', "delayed_delivery.poison_queue must be the name of a queue"),
+        ('[delayed_delivery]\ndrain_timeout_manager = "yes"', "drain_timeout_manager must be true or false"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_with_its_place(own_folder: Path, text: str, said: str) -> None:
+    (own_folder / "postdate.toml").write_text(text)
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(None, {})
+    assert said in str(caught.value)
+    assert "postdate.toml:2" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ('[delayed_delivery]\npoison_que = "x"', "delayed_delivery.poison_queue"),
+        ("[store]\nlease = 4", "store.leases"),
+        ('[transport]\nsanitiser = "legacy"', "transport.sanitizer"),
+    ],
+)
+def test_a_name_that_is_almost_right_is_answered_with_the_right_one(own_folder: Path, text: str, meant: str) -> None:
+    (own_folder / "postdate.toml").write_text(text)
+    with pytest.raises(UnknownSetting, match=f"did you mean {meant}"):
+        load_settings(None, {})
+
+
+def test_the_defaults_are_those_of_the_adapters() -> None:
+    chosen = load_settings(None, {})
+    of_transport = signature(AzureStorageQueueTransport).parameters
+    for name in ("sanitizer", "concurrent_sends", "hold_for", "peek_interval", "longest_idle_wait"):
+        assert getattr(chosen.transport, name) == of_transport[name].default, name
+    assert chosen.store.leases == signature(AzureTableStore).parameters["leases"].default
+    for each in fields(Polling):
+        assert getattr(chosen.store, each.name) == each.default, each.name
+
+
+def test_what_is_set_reaches_the_adapters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCOUNT", "UseDevelopmentStorage=true")
+    settings = load_settings(
+        None,
+        {
+            "POSTDATE_STORE__ADDRESS": "azure-table://?connection=env:ACCOUNT",
+            "POSTDATE_STORE__LEASES": "4",
+            "POSTDATE_STORE__TABLE": "Billing",
+            "POSTDATE_STORE__PAGE_SIZE": "20",
+            "POSTDATE_TRANSPORT__ADDRESS": "azure-queues://?connection=env:ACCOUNT",
+            "POSTDATE_TRANSPORT__SANITIZER": "legacy",
+        },
+    )
+    store = open_store(settings.store.address, **store_settings(settings))
+    transport = open_transport(settings.transport.address, **transport_settings(settings))
+    assert isinstance(store, AzureTableStore)
+    assert isinstance(transport, AzureStorageQueueTransport)
+    assert (store.table_name, store.leases, store.polling) == ("billing", 4, Polling(page_size=20))
+    assert "'a-b-c'" in transport.service.what("A..b_c")
+
+
+def test_what_only_azure_has_is_refused_elsewhere() -> None:
+    settings = load_settings(None, {"POSTDATE_STORE__LEASES": "4"})
+    with pytest.raises(ConfigurationError, match=r"store\.leases \(environment .*\) is not for SQLite"):
+        store_settings(settings)

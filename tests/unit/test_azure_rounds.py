@@ -1,0 +1,200 @@
+"""What is asked of a table at the same time goes together, and everybody hears of their own part."""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from postdate.azure.groups import Operation, Rounds, Table
+from postdate.azure.holding import Stride
+from postdate.errors import StoreUnavailable
+
+Key = tuple[str, str]
+
+ASKED = st.lists(st.lists(st.tuples(st.sampled_from("pq"), st.sampled_from("abcdefgh")), max_size=4), max_size=12)
+"""For each of those who ask, the keys of the entities."""
+
+
+class Recorder:
+    """Stands in for a table: it takes a while, and notes what it was asked for in each round.
+
+    Args:
+        gone: keys of entities of which the table says that they were not as expected.
+        failing: the numbers of the rounds that fail.
+    """
+
+    def __init__(self, gone: frozenset[Key] = frozenset(), failing: frozenset[int] = frozenset()) -> None:
+        self.rounds: list[list[Key]] = []
+        self.open = asyncio.Event()
+        self.open.set()
+        self.is_busy = False
+        self._gone, self._failing = gone, failing
+
+    async def each(self, operations: Sequence[Operation]) -> list[bool]:
+        assert not self.is_busy, "one round at a time"
+        self.is_busy = True
+        keys = [key_of(operation) for operation in operations]
+        self.rounds.append(keys)
+        number = len(self.rounds) - 1
+        try:
+            await asyncio.sleep(0)
+            await self.open.wait()
+            if number in self._failing:
+                raise StoreUnavailable(f"round {number}")
+            return [key not in self._gone for key in keys]
+        finally:
+            self.is_busy = False
+
+
+def key_of(operation: Operation) -> Key:
+    return operation.entity["PartitionKey"], operation.entity["RowKey"]
+
+
+def deletions(keys: Sequence[Key]) -> list[Operation]:
+    return [Operation("delete", {"PartitionKey": partition, "RowKey": row}) for partition, row in keys]
+
+
+def rounds_of(table: Recorder) -> Rounds:
+    return Rounds(cast("Table", table))
+
+
+def distinct(asked: Sequence[Sequence[Key]]) -> list[list[Key]]:
+    """Return what may be asked for: nobody asks for one entity twice in one call."""
+    return [list(dict.fromkeys(keys)) for keys in asked]
+
+
+@given(asked=ASKED, gone=st.frozensets(st.tuples(st.sampled_from("pq"), st.sampled_from("abcdefgh")), max_size=5))
+def test_everybody_hears_of_their_own_part_and_no_round_has_an_entity_twice(
+    asked: list[list[Key]], gone: frozenset[Key]
+) -> None:
+    wanted = distinct(asked)
+
+    async def ask() -> None:
+        table = Recorder(gone)
+        rounds = rounds_of(table)
+        answers = await asyncio.gather(*(rounds.each(deletions(keys)) for keys in wanted))
+        assert answers == [[key not in gone for key in keys] for keys in wanted]
+        assert all(len(set(keys)) == len(keys) for keys in table.rounds)
+        assert sorted(key for keys in table.rounds for key in keys) == sorted(key for keys in wanted for key in keys)
+        await rounds.stop()
+
+    asyncio.run(ask())
+
+
+@given(asked=ASKED, failing=st.frozensets(st.integers(0, 6)))
+def test_a_round_that_fails_is_told_to_those_in_it_and_the_next_goes_on(
+    asked: list[list[Key]], failing: frozenset[int]
+) -> None:
+    wanted = distinct(asked)
+
+    async def ask() -> None:
+        table = Recorder(failing=failing)
+        rounds = rounds_of(table)
+        answers = await asyncio.gather(*(rounds.each(deletions(keys)) for keys in wanted), return_exceptions=True)
+        for keys, answer in zip(wanted, answers, strict=True):
+            if isinstance(answer, BaseException):
+                assert isinstance(answer, StoreUnavailable)
+                number = int(str(answer).removeprefix("round "))
+                assert set(keys) <= set(table.rounds[number])
+            else:
+                assert answer == [True] * len(keys)
+        failed = sum(isinstance(answer, StoreUnavailable) for answer in answers)
+        assert bool(failed) == any(number < len(table.rounds) for number in failing)
+
+    asyncio.run(ask())
+
+
+async def test_what_comes_while_a_round_is_on_its_way_goes_together_in_the_next() -> None:
+    table = Recorder()
+    table.open.clear()
+    rounds = rounds_of(table)
+    first = asyncio.ensure_future(rounds.each(deletions([("p", "a")])))
+    while not table.rounds:  # noqa: ASYNC110 - the table sets no event
+        await asyncio.sleep(0)
+    others = [asyncio.ensure_future(rounds.each(deletions([("p", row)]))) for row in "bcd"]
+    await asyncio.sleep(0)
+    table.open.set()
+    assert await asyncio.gather(first, *others) == [[True]] * 4
+    assert table.rounds == [[("p", "a")], [("p", "b"), ("p", "c"), ("p", "d")]]
+
+
+async def test_whoever_is_cancelled_holds_up_nobody() -> None:
+    table = Recorder()
+    table.open.clear()
+    rounds = rounds_of(table)
+    one, other = (asyncio.ensure_future(rounds.each(deletions([("p", row)]))) for row in "ab")
+    while not table.rounds:  # noqa: ASYNC110 - the table sets no event
+        await asyncio.sleep(0)
+    one.cancel()
+    table.open.set()
+    assert await other == [True]
+    with pytest.raises(asyncio.CancelledError):
+        await one
+
+
+async def test_stopping_waits_for_what_is_on_its_way() -> None:
+    table = Recorder()
+    rounds = rounds_of(table)
+    await rounds.stop()
+    asked = asyncio.ensure_future(rounds.each(deletions([("p", "a")])))
+    await asyncio.sleep(0)
+    await rounds.stop()
+    assert await asked == [True]
+    assert not table.is_busy
+
+
+# --- how many at once -------------------------------------------------------------------------------------------------
+
+LONGEST = st.integers(1, 1_000)
+PIECES = st.lists(st.tuples(st.floats(0, 3), st.floats(0, 5)), max_size=30)
+"""Of each piece of work, how long after the last it was done, and how long it took."""
+
+
+def worked(longest: int, pieces: list[tuple[float, float]]) -> Iterator[tuple[Stride, float]]:
+    """Yield the stride, and the time, before any work and after each piece of it."""
+    stride, now = Stride(longest), 0.0
+    yield stride, now
+    for pause, seconds in pieces:
+        now += pause
+        stride.done(now, seconds)
+        yield stride, now
+
+
+@given(longest=LONGEST, pieces=PIECES, held=st.integers(0, 5_000))
+def test_there_is_never_more_room_than_the_most_and_never_too_little_for_one_who_holds_nothing(
+    longest: int, pieces: list[tuple[float, float]], held: int
+) -> None:
+    for stride, now in worked(longest, pieces):
+        assert 0 <= stride.room(held, now) <= longest
+        assert stride.room(0, now) >= min(longest, 16)
+
+
+@given(longest=LONGEST, pieces=PIECES, held=st.integers(0, 5_000))
+def test_what_was_slow_is_forgotten_so_that_nobody_waits_for_who_hangs(
+    longest: int, pieces: list[tuple[float, float]], held: int
+) -> None:
+    *_, (stride, now) = worked(longest, pieces)
+    assert stride.room(held, now + 2.0) == longest
+
+
+@given(longest=LONGEST, slow=st.integers(1, 20))
+def test_while_it_is_slow_pieces_become_shorter_and_few_are_in_hand_and_with_speed_they_grow_again(
+    longest: int, slow: int
+) -> None:
+    stride = Stride(longest)
+    lengths = [stride.room(0, 0.0)]
+    for _ in range(slow):
+        stride.done(0.0, 1.0)
+        lengths.append(stride.room(0, 0.0))
+    assert lengths == sorted(lengths, reverse=True)
+    shortest = min(longest, 16)
+    assert lengths[-1] == max(shortest, longest >> slow)
+    if lengths[-1] < longest:
+        assert stride.room(4 * lengths[-1], 0.0) == 0
+        assert stride.room(4 * lengths[-1] - 1, 0.0) == 1
+    for _ in range(40):
+        stride.done(0.0, 0.1)
+    assert stride.room(0, 0.0) == longest
