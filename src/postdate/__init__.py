@@ -9,12 +9,24 @@ if TYPE_CHECKING:
     from postdate.endpoint.audit import Audit
     from postdate.endpoint.blocking import BlockingEndpoint
     from postdate.endpoint.endpoint import Endpoint, HandlerContext
+    from postdate.endpoint.sagas import Saga, handles, handles_timeout, started_by
     from postdate.endpoint.sending import SendOptions
     from postdate.endpoint.settings import DelayedDelivery
     from postdate.endpoint.time_to_be_received import time_to_be_received
     from postdate.errors import PostdateError
     from postdate.messages import DelayedMessage, Envelope, Headers
-    from postdate.ports import DelayedMessageStore, DelayExchange, ExpiryRules, Recording, TransactionMode, Transport
+    from postdate.ports import (
+        DelayedMessageStore,
+        DelayExchange,
+        ExpiryRules,
+        Recording,
+        SagaStore,
+        TransactionMode,
+        Transport,
+    )
+    from postdate.sagas.memory import MemorySagaStore
+    from postdate.sagas.postgres import PostgresSagaStore
+    from postdate.sagas.sqlite import SqliteSagaStore
     from postdate.stores.azure_table import AzureTableStore
     from postdate.stores.mariadb import MariaDbStore
     from postdate.stores.memory import MemoryStore
@@ -47,23 +59,31 @@ __all__ = [
     "Headers",
     "LocalTransport",
     "MariaDbStore",
+    "MemorySagaStore",
     "MemoryStore",
     "MemoryTransport",
     "MsmqTransport",
     "PostdateError",
+    "PostgresSagaStore",
     "PostgresStore",
     "PostgresTransport",
     "RabbitMqTransport",
     "Recording",
     "Recoverability",
+    "Saga",
+    "SagaStore",
     "ScaledClock",
     "SendOptions",
     "SqlServerStore",
+    "SqliteSagaStore",
     "SqliteStore",
     "SystemClock",
     "TransactionMode",
     "Transport",
     "__version__",
+    "handles",
+    "handles_timeout",
+    "started_by",
     "time_to_be_received",
 ]
 
@@ -74,12 +94,24 @@ _ROOMS = {
     "endpoint.audit": ("Audit",),
     "endpoint.blocking": ("BlockingEndpoint",),
     "endpoint.endpoint": ("Endpoint", "HandlerContext"),
+    "endpoint.sagas": ("Saga", "handles", "handles_timeout", "started_by"),
     "endpoint.sending": ("SendOptions",),
     "endpoint.settings": ("DelayedDelivery",),
     "endpoint.time_to_be_received": ("time_to_be_received",),
     "errors": ("PostdateError",),
     "messages": ("DelayedMessage", "Envelope", "Headers"),
-    "ports": ("DelayExchange", "DelayedMessageStore", "ExpiryRules", "Recording", "TransactionMode", "Transport"),
+    "ports": (
+        "DelayExchange",
+        "DelayedMessageStore",
+        "ExpiryRules",
+        "Recording",
+        "SagaStore",
+        "TransactionMode",
+        "Transport",
+    ),
+    "sagas.memory": ("MemorySagaStore",),
+    "sagas.postgres": ("PostgresSagaStore",),
+    "sagas.sqlite": ("SqliteSagaStore",),
     "stores.azure_table": ("AzureTableStore",),
     "stores.memory": ("MemoryStore",),
     "stores.mariadb": ("MariaDbStore",),

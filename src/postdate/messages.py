@@ -58,6 +58,9 @@ class Headers:
     HOST_ID = "$.diagnostics.hostid"
     HOST_DISPLAY_NAME = "$.diagnostics.hostdisplayname"
     ERROR_CODE = "Postdate.ErrorCode"
+    SAGA_ID = "NServiceBus.SagaId"
+    SAGA_TYPE = "NServiceBus.SagaType"
+    IS_SAGA_TIMEOUT_MESSAGE = "NServiceBus.IsSagaTimeoutMessage"
 
     EXCEPTION_TYPE = "NServiceBus.ExceptionInfo.ExceptionType"
     EXCEPTION_INNER_TYPE = "NServiceBus.ExceptionInfo.InnerExceptionType"

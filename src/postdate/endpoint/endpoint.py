@@ -41,6 +41,8 @@ from postdate.endpoint.delayed_delivery import (
     check_transport_mode,
     timeouts_queue,
 )
+from postdate.endpoint.saga_handling import Sagas, SagaSurroundings, check_saga_mode, enlisting_sagas, is_saga_timeout
+from postdate.endpoint.sagas import Saga
 from postdate.endpoint.sending import (
     Sender,
     SendKeywords,
@@ -61,6 +63,7 @@ from postdate.errors import (
     MessageError,
     NotSupported,
     QueueNotFound,
+    SagaConflict,
     UnknownMessageType,
 )
 from postdate.messages import (
@@ -78,6 +81,7 @@ from postdate.ports import (
     NativeTransaction,
     Received,
     RecordKind,
+    SagaStore,
     TransactionalStore,
     TransactionMode,
     Transport,
@@ -88,6 +92,9 @@ log = logging.getLogger("postdate.endpoint")
 
 LONGEST_ENDPOINT_NAME = DESTINATION_LIMIT - len(timeouts_queue(""))
 """So that its timeouts queue is an address, too."""
+
+_CONFLICTS_BORNE = 1_000
+"""Each says that another message got on. So many in a row are no coincidence: their store says so whatever happens."""
 
 M = TypeVar("M")
 
@@ -102,6 +109,10 @@ class HandlerContext:
     def __init__(self, endpoint: Endpoint, received: Received) -> None:
         self._endpoint, self._received = endpoint, received
         self.outgoing: list[Envelope | DelayedMessage] = []
+        self.work: list[Work] = []
+        """Done in the transaction in which what was sent leaves; only with queues in the database of the work."""
+        self.afterwards: list[Callable[[], Awaitable[None]]] = []
+        """Done when the message has ended well; must raise nothing."""
         self._ended = False
 
     def end(self) -> Sequence[Envelope | DelayedMessage]:
@@ -190,6 +201,7 @@ class Endpoint:
         critical_error: what to do when the endpoint cannot do its work any more: a function, async or not, of a text
             and the last error. By default it is logged.
         metrics: what is counted and measured is told to it.
+        sagas: where the instances of sagas are kept; see :meth:`saga`.
 
     Raises:
         ConfigurationError: when built from settings that do not fit together.
@@ -214,6 +226,7 @@ class Endpoint:
         clock: Clock | None = None,
         critical_error: CriticalErrorAction = log_critical_error,
         metrics: Metrics = NO_METRICS,
+        sagas: SagaStore | None = None,
     ) -> None:
         _check_names(name, error_queue)
         if concurrency < 1:
@@ -221,8 +234,10 @@ class Endpoint:
         self.name, self.transport, self.send_only = name, transport, send_only
         self.clock = clock or SystemClock()
         self.delayed_delivery = delayed_delivery
-        self.mode = mode_of(transaction_mode) or strongest_mode(transport, delayed_delivery)
+        self.mode = mode_of(transaction_mode) or strongest_mode(transport, delayed_delivery, sagas)
         check_transport_mode(transport, self.mode)
+        if sagas is not None:
+            check_saga_mode(sagas, transport, self.mode)
         policy = recoverability or Recoverability()
         self._error_queue = policy.error_queue or error_queue or DEFAULT_ERROR_QUEUE
         self._recoverability = replace(policy, error_queue=self._error_queue)
@@ -251,6 +266,9 @@ class Endpoint:
             None if delayed_delivery is None else DelayedDeliveryService(delayed_delivery, around, error_queue)
         )
         self._enlisting = None if delayed_delivery is None else enlisting(delayed_delivery.claims, transport)
+        delays = None if delayed_delivery is None else delayed_delivery.store
+        around_sagas = SagaSurroundings(name, transport, delays, self.clock, self._types, self.outgoing)
+        self._sagas = None if sagas is None else Sagas(sagas, around_sagas)
         self._pump: MessagePump | None = None
         self._timers: BreakerTimers | None = None
         self._running: AsyncExitStack | None = None
@@ -276,6 +294,23 @@ class Endpoint:
             return handle
 
         return register
+
+    def saga(self, saga: type[Saga[Any]]) -> None:
+        """Register a saga: a subclass of :class:`~postdate.Saga`; its message types are registered, too.
+
+        Raises:
+            ConfigurationError: the endpoint is send-only or was created without ``sagas``, or the saga has timeouts and
+                the endpoint no ``delayed_delivery``.
+        """
+        if self.send_only:
+            raise ConfigurationError(f"endpoint {self.name!r} is send-only and handles nothing")
+        if self._sagas is None:
+            raise ConfigurationError(
+                f"endpoint {self.name!r} has no saga store; pass sagas=SqliteSagaStore(…) when you create it"
+            )
+        definition = self._sagas.add(saga)
+        for message_type in (*definition.messages, *definition.timeouts):
+            self._add_type(message_type, None)
 
     def route(self, message_type: type[Any], destination: str, *, name: str | None = None) -> None:
         """Send messages of ``message_type`` to ``destination`` unless a send says otherwise."""
@@ -336,6 +371,8 @@ class Endpoint:
         if self.send_only:
             return
         if self._create_queues:
+            if self._sagas is not None:
+                await self._sagas.store.setup()
             audit = [] if self.audit is None else [self.audit.queue]
             await self.transport.create_queues([self.name, self._error_queue, *audit])
         breaker = RepeatedFailures(
@@ -397,7 +434,7 @@ class Endpoint:
         """Return what :meth:`send` would send; sends nothing."""
         content, body = ({}, message) if isinstance(message, bytes) else self._types.encode(message)
         destination = options.destination or self._routes.get(type(message))
-        if destination is None and type(message) in self._handlers:
+        if destination is None and self._handles(type(message)):
             destination = self.name
         if destination is None:
             raise UnknownMessageType(
@@ -414,6 +451,9 @@ class Endpoint:
             content = {**_conversation(related_to), **content}
         sender = Sender(self.name, None if self.send_only else self.name)
         return outgoing_message(content, body, destination, options, sender, self.clock.now())
+
+    def _handles(self, message_type: type[Any]) -> bool:
+        return message_type in self._handlers or (self._sagas is not None and self._sagas.handles(message_type))
 
     def _expiring(self, message_type: type[Any], options: SendOptions) -> SendOptions:
         """Return the options with the time to be received of the message type, unless this send has its own."""
@@ -444,11 +484,17 @@ class Endpoint:
                 if error is not None:
                     raise error
 
-    def end_of(self, outgoing: Sequence[Envelope | DelayedMessage], record: RecordKind, detail: str = "") -> End:
+    def end_of(
+        self,
+        outgoing: Sequence[Envelope | DelayedMessage],
+        record: RecordKind,
+        detail: str = "",
+        also: Sequence[Work] = (),
+    ) -> End:
         """Return the end of a handled message that sends or stores ``outgoing`` in the same transaction."""
         envelopes = [message for message in outgoing if isinstance(message, Envelope)]
         delayed = [message for message in outgoing if isinstance(message, DelayedMessage)]
-        work: list[Work] = []
+        work: list[Work] = [*also]
         if self._enlisting is not None and delayed:
             work.append(self._enlisting.storing(delayed, self.clock.now()))
         else:
@@ -482,11 +528,15 @@ class Endpoint:
     async def call_handlers(self, received: Received, context: HandlerContext) -> None:
         """Decode the message and call every handler of its type, one after the other."""
         message = self._types.decode(received.envelope.headers, received.envelope.body)
-        handlers = self._handlers.get(type(message), [])
-        if not handlers:
+        if self._sagas is not None and is_saga_timeout(received.envelope.headers):
+            await self._sagas.handle_timeout(message, context)
+            return
+        if not self._handles(type(message)):
             raise UnknownMessageType(f"no handler for {type_name(type(message))}")
-        for handle in handlers:
+        for handle in self._handlers.get(type(message), ()):
             await handle(message, context)
+        if self._sagas is not None:
+            await self._sagas.handle(message, context)
 
     def end_after_failure(self, received: Received, error: Exception) -> End | None:
         """Return how a message ends whose handling failed, or ``None`` when it goes back to its queue."""
@@ -546,11 +596,27 @@ class _Handling:
     roll_back: Callable[[Received], Awaitable[None]]
 
     async def handle(self, received: Received) -> None:
-        endpoint = self.endpoint
-        if endpoint.mode is TransactionMode.NONE and not await self._is_taken(received):
+        if self.endpoint.mode is TransactionMode.NONE and not await self._is_taken(received):
             return
+        conflicts = 0
+        while True:
+            try:
+                await self._handle_once(received)
+            except SagaConflict as error:  # somebody else was first: decided again, on what they left
+                conflicts += 1
+                log.debug("message %s is handled again: %s", _id(received), error)
+                if conflicts < _CONFLICTS_BORNE:
+                    continue
+                await self._recover(received, error)
+            return
+
+    async def _handle_once(self, received: Received) -> None:
+        """Handle a message; raises :class:`SagaConflict` when nothing of that was kept and it is to be done again."""
+        endpoint, context = self.endpoint, HandlerContext(self.endpoint, received)
         try:
-            end = await self._end(received)
+            end = await self._end(received, context)
+        except SagaConflict:
+            raise
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
             await self._recover(received, error)
             return
@@ -560,18 +626,18 @@ class _Handling:
             # The handler awaited something that others cancelled, and let that out: it says nothing about this task.
             await self._recover(received, RuntimeError(f"the handler ended by {type(error).__name__}"))
             return
-        if endpoint.mode is TransactionMode.NONE:
-            if end.outgoing:
-                await self._send_first(end)
-            return
         try:
-            if endpoint.mode is TransactionMode.RECEIVE_ONLY and (end.outgoing or end.work):
+            if endpoint.mode in {TransactionMode.NONE, TransactionMode.RECEIVE_ONLY} and (end.outgoing or end.work):
                 # Not rolled back when taking the message off the queue fails afterwards (specification 6).
                 await self._send_first(end)
                 end = End(end.record, end.detail)
-            await self.commit(received, endpoint.clock.now(), end)
+            if endpoint.mode is not TransactionMode.NONE:
+                await self.commit(received, endpoint.clock.now(), end)
         except (MessageError, QueueNotFound) as error:  # what the handler sent cannot be sent
             await self._recover(received, error)
+            return
+        for each in context.afterwards:
+            await each()
 
     async def _is_taken(self, received: Received) -> bool:
         """Take a message off its queue before it is handled; return whether it is to be."""
@@ -586,19 +652,19 @@ class _Handling:
         await self.commit(received, endpoint.clock.now(), end)
         return reason is None
 
-    async def _end(self, received: Received) -> End:
+    async def _end(self, received: Received, context: HandlerContext) -> End:
         endpoint = self.endpoint
         # Asked before of what is off its queue already: by now its time may be over, and it must be handled.
         reason = None if endpoint.mode is TransactionMode.NONE else endpoint.discard_reason(received)
         if reason is not None:
             return endpoint.discarded(received, reason)
-        context, started = HandlerContext(endpoint, received), endpoint.clock.now()
+        started = endpoint.clock.now()
         await endpoint.call_handlers(received, context)
         outgoing = context.end()
         if endpoint.audit is not None:
             copy = endpoint.audit.copy(received.envelope, started, endpoint.clock.now(), endpoint.host)
             outgoing = [*outgoing, copy]
-        return endpoint.end_of(outgoing, RecordKind.HANDLED)
+        return endpoint.end_of(outgoing, RecordKind.HANDLED, also=context.work)
 
     async def _send_first(self, end: End) -> None:
         """Send and store outside of any receive transaction: with each other, where the queues can have that."""
@@ -627,13 +693,17 @@ class _Handling:
             await self.commit(received, endpoint.clock.now(), end)
 
 
-def strongest_mode(transport: Transport, delayed_delivery: DelayedDelivery | None) -> TransactionMode:
-    """Return the strongest transaction mode that transport and store can keep together."""
+def strongest_mode(
+    transport: Transport, delayed_delivery: DelayedDelivery | None, sagas: SagaStore | None = None
+) -> TransactionMode:
+    """Return the strongest transaction mode that transport and stores can keep together."""
     modes = transport.capabilities.transaction_modes
     if delayed_delivery is not None:
         modes &= delayed_delivery.claims.capabilities.transaction_modes
         if enlisting(delayed_delivery.claims, transport) is None:
             modes -= {TransactionMode.TRANSACTION_SCOPE}
+    if sagas is not None and enlisting_sagas(sagas, transport) is None:
+        modes -= {TransactionMode.TRANSACTION_SCOPE}
     strength = list(TransactionMode)
     return max(modes, key=strength.index, default=TransactionMode.NONE)
 

@@ -40,6 +40,15 @@ from postdate.ports.observation import (
 )
 from postdate.ports.pruning import ARCHIVED, PrunableStore, StoredRecord
 from postdate.ports.record_streams import RecordStreamStore
+from postdate.ports.sagas import (
+    Correlation,
+    EnlistingSagaStore,
+    SagaChange,
+    SagaFate,
+    SagaRecord,
+    SagaStore,
+    SagaStoreCapabilities,
+)
 from postdate.ports.scanning import ArrowBatch, ColumnarStore, Scan, ScanFilter, ScannableStore, ScanPart
 from postdate.ports.stores import (
     NOTHING_MOVED,
@@ -85,11 +94,13 @@ __all__ = [
     "Claim",
     "ClaimingStore",
     "ColumnarStore",
+    "Correlation",
     "CountsQueues",
     "DelayExchange",
     "DelayedMessageStore",
     "DescribesServer",
     "End",
+    "EnlistingSagaStore",
     "EnlistingStore",
     "ExpiryRules",
     "ForeignIntake",
@@ -119,6 +130,11 @@ __all__ = [
     "RecordStreamStore",
     "Recording",
     "RevocableStore",
+    "SagaChange",
+    "SagaFate",
+    "SagaRecord",
+    "SagaStore",
+    "SagaStoreCapabilities",
     "Scan",
     "ScanFilter",
     "ScanPart",
