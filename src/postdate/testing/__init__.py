@@ -4,6 +4,7 @@ conformance suites that every store and every transport must pass, those of user
 
 from postdate.testing.clock import VirtualClock
 from postdate.testing.conformance import Check, ConformanceFailure
+from postdate.testing.endpoints import EndpointTest, Sent, Waiting
 from postdate.testing.faults import Call, Fault, Faults, FaultyMovingStore, FaultyStore, FaultyTransport, Plan
 from postdate.testing.matrix import capability_matrix, promise_matrix
 from postdate.testing.measurements import RecordedMetrics
@@ -16,6 +17,7 @@ __all__ = [
     "Call",
     "Check",
     "ConformanceFailure",
+    "EndpointTest",
     "Fault",
     "Faults",
     "FaultyMovingStore",
@@ -23,9 +25,11 @@ __all__ = [
     "FaultyTransport",
     "Plan",
     "RecordedMetrics",
+    "Sent",
     "StoreSubject",
     "TransportSubject",
     "VirtualClock",
+    "Waiting",
     "capability_matrix",
     "contract_checks",
     "promise_matrix",
