@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from postdate import ports
-from postdate.testing import store_checks, transport_checks
+from postdate.testing import saga_checks, store_checks, transport_checks
 
 ROOT = Path(__file__).parents[2]
-CHECKS = [*store_checks(), *transport_checks()]
+CHECKS = [*store_checks(), *transport_checks(), *saga_checks()]
 
 
 def guaranteed_by(docstring: str) -> list[str]:

@@ -103,7 +103,7 @@ class SagaStore(Protocol):
             StoreFromNewerVersion: a later Postdate was here; nothing was changed.
 
         Guarantees:
-            conformance/test_saga_stores.py::test_setting_up_again_keeps_what_is_there.
+            sagas.setting_up_again_keeps_what_is_there.
         """
         ...
 
@@ -114,7 +114,7 @@ class SagaStore(Protocol):
             StoreNotSetUp, StoreUnavailable
 
         Guarantees:
-            conformance/test_saga_stores.py::test_an_instance_is_found_by_type_property_and_value.
+            sagas.an_instance_is_found_by_type_property_and_value.
         """
         ...
 
@@ -122,7 +122,7 @@ class SagaStore(Protocol):
         """Return the instance with that id if it is of that type, or ``None``.
 
         Guarantees:
-            conformance/test_saga_stores.py::test_an_instance_is_loaded_by_type_and_id.
+            sagas.an_instance_is_loaded_by_type_and_id.
         """
         ...
 
@@ -134,9 +134,9 @@ class SagaStore(Protocol):
             StoreUnavailable: transient; nothing was applied.
 
         Guarantees:
-            conformance/test_saga_stores.py::test_of_two_creators_one_is_told,
-            conformance/test_saga_stores.py::test_no_update_is_lost,
-            conformance/test_saga_stores.py::test_changes_are_applied_together_or_not_at_all.
+            sagas.every_update_makes_the_next_version, a_completed_instance_is_gone_and_its_correlation_free,
+            what_was_changed_meanwhile_is_not_changed_again, a_correlation_has_one_instance_of_a_type,
+            changes_are_applied_together_or_not_at_all, of_several_creators_all_but_one_are_told, no_update_is_lost.
         """
         ...
 
@@ -155,6 +155,6 @@ class EnlistingSagaStore(SagaStore, Protocol):
         The work may be done again when its transaction is.
 
         Guarantees:
-            conformance/test_saga_stores.py::test_applying_is_part_of_a_transaction_of_the_queues.
+            sagas.applying_is_part_of_a_transaction_of_the_queues.
         """
         ...

@@ -8,6 +8,7 @@ from postdate.testing.endpoints import EndpointTest, Sent, Waiting
 from postdate.testing.faults import Call, Fault, Faults, FaultyMovingStore, FaultyStore, FaultyTransport, Plan
 from postdate.testing.matrix import capability_matrix, promise_matrix
 from postdate.testing.measurements import RecordedMetrics
+from postdate.testing.saga_suite import SagaStoreSubject, saga_checks
 from postdate.testing.store_suite import contract_checks, store_checks
 from postdate.testing.store_suite.subject import StoreSubject
 from postdate.testing.transport_suite import transport_checks
@@ -25,6 +26,7 @@ __all__ = [
     "FaultyTransport",
     "Plan",
     "RecordedMetrics",
+    "SagaStoreSubject",
     "Sent",
     "StoreSubject",
     "TransportSubject",
@@ -33,6 +35,7 @@ __all__ = [
     "capability_matrix",
     "contract_checks",
     "promise_matrix",
+    "saga_checks",
     "store_checks",
     "transport_checks",
 ]

@@ -184,7 +184,9 @@ class EndpointTest:
     async def waiting(self) -> Sequence[Waiting]:
         """Return the delayed messages that are not due yet, by due time; saga timeouts are among them."""
         pending = await self._store.list_pending(MessageFilter(), _EVERYTHING)
-        return [Waiting(self._endpoint.made.get(each.message_id, each.body), each.destination, each.due) for each in pending]
+        return [
+            Waiting(self._endpoint.made.get(each.message_id, each.body), each.destination, each.due) for each in pending
+        ]
 
     async def state_of(self, saga: type[Saga[S]], value: object) -> S | None:
         """Return the state of the saga instance with a correlation value; ``None``: there is none (any more)."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.saga_world import SECOND, Due, OrderSaga, Place, State, World
+from tests.saga_world import SECOND, Change, Due, OrderSaga, Place, State, World
 
 from postdate import (
     Endpoint,
