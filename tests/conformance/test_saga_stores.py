@@ -73,7 +73,7 @@ async def test_saga_store(check: Check[SagaStoreSubject], subject: SagaStoreSubj
     await check(subject)
 
 
-# --- what is broken is caught -------------------------------------------------------------------------------------------
+# --- what is broken is caught ----------------------------------------------------------------------------------------
 
 
 class LastOneWins(MemorySagaStore):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import anyio
 
@@ -235,7 +236,7 @@ async def no_update_is_lost(subject: SagaStoreSubject) -> None:
         expect_equal((await _kept(handles[0])).state, f'{{"n":{_AT_ONCE * len(handles)}}}', "the state")
 
 
-async def _at_once(handles: list[SagaStore], do: Callable[[SagaStore], Awaitable[None]]) -> None:
+async def _at_once(handles: list[SagaStore], do: Callable[[SagaStore], Coroutine[Any, Any, None]]) -> None:
     async with anyio.create_task_group() as tasks:
         for store in handles * _AT_ONCE:
             tasks.start_soon(do, store)

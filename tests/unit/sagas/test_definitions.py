@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.saga_world import SECOND, Change, Due, OrderSaga, Place, State, World
@@ -82,7 +82,7 @@ async def _start_by_due(self: Any, message: Due, context: HandlerContext) -> Non
         (lambda: _define(State, "order_id", start=_start, handle=_handle), "two methods take Place"),
         (lambda: _define(State, "order_id", start=_start_by_due), "Due has no 'order_id'"),
         (lambda: _define(None, "order_id", start=_start), "its state has no type"),
-        (lambda: started_by(Place)(print), "async methods"),
+        (lambda: started_by(Place)(cast("Any", print)), "async methods"),
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )
