@@ -51,7 +51,7 @@ def _expect_the_stories(told: dict[str, list[str]]) -> None:
     for customer, mails in told.items():
         assert mails[0] == STORIES[customer][0]
         assert mails[-1] == STORIES[customer][-1], mails
-        # On a machine that stands still for a second, timeouts of one order are due together, and the last may be first.
+        # Where a machine stands still for a second, timeouts of one order are due together, and the last may be first.
         assert set(STORIES[customer]) - set(mails) <= {"reminder 2", "reminder 3"}, mails
         assert len(mails) == len(set(mails)), mails
 
@@ -59,7 +59,7 @@ def _expect_the_stories(told: dict[str, list[str]]) -> None:
 def _mails(folder: Path, settings: dict[str, str]) -> dict[str, list[str]]:
     """Return the mails to each customer in order, cut to the words that are told above."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("POSTDATE_")}
-    command = [sys.executable, "-m", "postdate.demo.orders", "--speed", "600"]
+    command = [sys.executable, "-m", "postdate.demo.orders", "--speed", "900"]
     done = subprocess.run(
         command, cwd=folder, env={**clean, **settings}, capture_output=True, text=True, timeout=120, check=False
     )
