@@ -16,7 +16,7 @@ from postdate import (
     SqliteSagaStore,
     Transport,
 )
-from postdate.errors import SagaConflict
+from postdate.errors import SagaConflict, StoreFromNewerVersion, StoreNotSetUp
 from postdate.ports import Correlation, SagaChange, SagaFate, SagaRecord, SagaStore
 from postdate.testing import Check, ConformanceFailure, SagaStoreSubject, saga_checks
 
@@ -71,6 +71,34 @@ def subject(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SagaStor
 @pytest.mark.parametrize("check", saga_checks(), ids=str)
 async def test_saga_store(check: Check[SagaStoreSubject], subject: SagaStoreSubject) -> None:
     await check(subject)
+
+
+async def test_without_its_table_a_store_says_what_to_do(subject: SagaStoreSubject) -> None:
+    store = subject.open()
+    if store.capabilities.durable:
+        with pytest.raises(StoreNotSetUp, match=r"no table of sagas; await the setup\(\) of its saga store"):
+            await store.find("Order", Correlation("order_id", "o-1"))
+    else:
+        assert await store.find("Order", Correlation("order_id", "o-1")) is None
+    await store.close()
+
+
+async def test_tables_of_a_later_version_are_left_alone(tmp_path: Path, postgres_url: str) -> None:
+    file, schema = SqliteSagaStore(tmp_path / "sagas.db"), fresh_schema()
+    database = PostgresSagaStore(postgres_url, schema=schema)
+    try:
+        for store in (file, database):
+            await store.setup()
+        file.file.write_blocking(lambda tx: tx.execute("INSERT INTO saga_migration VALUES (99, 'later')"))
+        marks = f"INSERT INTO {database.database.names.of('migration')} VALUES ('saga', 99, 'later')"
+        database.database.run_blocking(lambda c: c.execute(marks.replace("%%", "%").encode()))
+        for store in (file, database):
+            with pytest.raises(StoreFromNewerVersion, match="newer Postdate"):
+                await store.setup()
+    finally:
+        await file.close()
+        await database.close()
+        drop_schema(postgres_url, schema)
 
 
 # --- what is broken is caught ----------------------------------------------------------------------------------------

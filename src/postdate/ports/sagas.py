@@ -13,6 +13,10 @@ CORRELATION_LIMIT: Final = 200
 """Characters of a correlation value: what every index holds."""
 
 
+SET_UP: Final = "await the setup() of its saga store once, or start an endpoint with it that creates queues"
+"""What is to be done about missing tables."""
+
+
 @dataclass(frozen=True, slots=True)
 class SagaStoreCapabilities:
     """What a saga store can do.

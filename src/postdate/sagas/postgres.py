@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from postdate.errors import SagaConflict, StoreFromNewerVersion
+from postdate.errors import SagaConflict, StoreFromNewerVersion, StoreNotSetUp
 from postdate.migrations import Migration, migrations
 from postdate.ports import Correlation, Recording, SagaChange, SagaFate, SagaRecord, SagaStoreCapabilities, Work
+from postdate.ports.sagas import SET_UP
 from postdate.postgres import Connection, PostgresDatabase
 from postdate.postgres.names import DEFAULT_SCHEMA, Step, quoted, sql
 from postdate.threads import in_thread
@@ -76,7 +77,10 @@ class PostgresSagaStore:
         return await self._read(self._load, (saga_type, saga_id))
 
     async def _read(self, statement: str, values: Sequence[str]) -> SagaRecord | None:
-        row = await self.database.run(lambda c: c.execute(sql(statement), values, prepare=True).fetchone())
+        try:
+            row = await self.database.run(lambda c: c.execute(sql(statement), values, prepare=True).fetchone())
+        except StoreNotSetUp as error:
+            raise StoreNotSetUp(f"{self.database.where} has no table of sagas; {SET_UP}") from error
         return None if row is None else _record(row)
 
     async def apply(self, changes: Sequence[SagaChange]) -> None:

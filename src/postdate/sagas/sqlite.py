@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from postdate.embedded.file import SqliteFile, Transaction
-from postdate.errors import SagaConflict, StoreFromNewerVersion
+from postdate.errors import SagaConflict, StoreFromNewerVersion, StoreNotSetUp
 from postdate.migrations import migrations
 from postdate.ports import (
     Correlation,
@@ -18,6 +18,7 @@ from postdate.ports import (
     SagaStoreCapabilities,
     Work,
 )
+from postdate.ports.sagas import SET_UP
 
 _COLUMNS: Final = "saga_id, saga_type, property, value, state, details, version"
 _FIND: Final = f"SELECT {_COLUMNS} FROM saga WHERE saga_type = ? AND property = ? AND value = ?"
@@ -83,7 +84,10 @@ class SqliteSagaStore:
         return await self._read(_LOAD, (saga_type, saga_id))
 
     async def _read(self, sql: str, values: Sequence[str]) -> SagaRecord | None:
-        row: tuple[Any, ...] | None = await self.file.read(lambda c: c.execute(sql, values).fetchone())
+        try:
+            row: tuple[Any, ...] | None = await self.file.read(lambda c: c.execute(sql, values).fetchone())
+        except StoreNotSetUp as error:
+            raise StoreNotSetUp(f"{self.file.path} has no table of sagas; {SET_UP}") from error
         return None if row is None else _record(row)
 
     async def apply(self, changes: Sequence[SagaChange]) -> None:

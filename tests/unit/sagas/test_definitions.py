@@ -4,10 +4,12 @@ import types
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec import Raw
 from tests.saga_world import SECOND, Change, Due, OrderSaga, Place, State, World
 
 from postdate import (
@@ -16,14 +18,18 @@ from postdate import (
     Headers,
     LocalTransport,
     MemorySagaStore,
+    PostgresStore,
     Saga,
     SqliteStore,
     TransactionMode,
     handles,
     started_by,
 )
-from postdate.errors import ConfigurationError, MessageError, UnsupportedTransactionMode
+from postdate.config import load_settings
+from postdate.endpoint.saga_timeouts import PendingTimeout, SagaDetails, decoded, encoded
+from postdate.errors import ConfigurationError, InvalidMessage, MessageError, UnsupportedTransactionMode
 from postdate.testing import VirtualClock
+from postdate.wiring import open_saga_store
 
 
 def test_transaction_scope_needs_sagas_in_the_database_of_the_queues(clock: VirtualClock, tmp_path: Path) -> None:
@@ -89,6 +95,41 @@ async def _start_by_due(self: Any, message: Due, context: HandlerContext) -> Non
 def test_a_saga_that_cannot_work_is_refused_where_it_is_defined(define: Callable[[], None], why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         define()
+
+
+def test_saga_stores_are_where_the_delayed_messages_are(tmp_path: Path) -> None:
+    file = {"POSTDATE_STORE__ADDRESS": f"sqlite:///{tmp_path / 'all.db'}", "POSTDATE_STORE__SYNCHRONOUS": "normal"}
+    in_file = open_saga_store(load_settings(None, file))
+    store = SqliteStore(tmp_path / "all.db", synchronous="normal")
+    assert in_file.capabilities.database == store.capabilities.database
+    for each in (in_file, store):
+        each.file.close()  # pyright: ignore[reportAttributeAccessIssue]
+    url = "postgresql://someone@nowhere/shop"
+    servers = {"POSTDATE_STORE__ADDRESS": url, "POSTDATE_STORE__SCHEMA": "orders", "POSTDATE_TRANSPORT__ADDRESS": url}
+    store = PostgresStore(url, schema="orders")
+    assert open_saga_store(load_settings(None, servers)).capabilities.database == store.capabilities.database
+    servers |= {"POSTDATE_STORE__ADDRESS": "mariadb://someone@nowhere/shop"}
+    with pytest.raises(ConfigurationError, match="sagas are kept in SQLite or PostgreSQL"):
+        open_saga_store(load_settings(None, servers))
+
+
+def test_the_last_timeouts_that_came_are_remembered_and_no_more() -> None:
+    details = SagaDetails()
+    for number in range(100):
+        details.timeouts[f"t-{number}"] = PendingTimeout(
+            f"m-{number}", datetime(2030, 1, 1, tzinfo=UTC), "T", Raw(b"{}")
+        )
+        assert details.expects(f"m-{number}")
+        details.came(f"m-{number}", remember=True)
+    assert [number for number in range(100) if details.expects(f"m-{number}")] == list(range(68, 100))
+    details.came("m-99", remember=True)  # a second time
+    assert len(details.fired) == 32
+    assert decoded(encoded(details), "a saga") == details
+
+
+def test_details_that_cannot_be_read_are_told() -> None:
+    with pytest.raises(InvalidMessage, match="what is kept of Order order_id='o-1' cannot be read"):
+        decoded('{"timeouts": 7}', "Order order_id='o-1'")
 
 
 async def test_what_is_requested_after_its_handler_has_ended_is_refused(memory: World) -> None:

@@ -24,7 +24,7 @@ from tests.saga_world import (
     cannot_cancel,
 )
 
-from postdate import HandlerContext, Headers, Saga, handles_timeout, started_by
+from postdate import HandlerContext, Headers, Recoverability, Saga, TransactionMode, handles_timeout, started_by
 from postdate.errors import ConfigurationError, DelayConflict, InvalidMessage, InvalidTimestamp
 
 
@@ -199,6 +199,31 @@ async def test_a_moved_timeout_comes_once_at_its_new_time_with_its_content(
         assert await world.seen() == [*before, "Due 10"]
         await world.send(endpoint, Change("o-1", ["move 1"]))
         assert await world.seen() == [*before, "Due 10", "Change", "False"]
+
+
+async def test_a_timeout_whose_handler_fails_is_retried_later_and_handled_then(world: World) -> None:
+    policy = Recoverability(immediate_retries=1, delayed_retries=1, time_increase=10 * SECOND)
+    failures = 2
+
+    class Failing(OrderSaga, correlated_by="order_id", name="OrderSaga"):
+        @handles_timeout(Due)
+        async def came(self, timeout: Reminder | Due, context: HandlerContext) -> None:
+            nonlocal failures
+            if failures:
+                failures -= 1
+                raise LookupError(timeout.text)
+            await super().came(timeout, context)
+
+    async with world.endpoint(Failing, recoverability=policy) as endpoint:
+        await world.send(endpoint, Place("o-1", ["due 10"]))
+        await world.clock.advance(15 * SECOND)
+        if endpoint.mode is TransactionMode.NONE:  # without retries (specification 6)
+            failures = 0
+            assert await world.length("error") == 1
+            return
+        assert (failures, await world.seen()) == (0, ["Place"])
+        await world.clock.advance(10 * SECOND)
+        assert await world.seen() == ["Place", "Due 10"]
 
 
 async def test_a_timeout_requests_the_next_and_completes_in_the_end(world: World) -> None:

@@ -9,4 +9,4 @@ CREATE TABLE saga (
     details    TEXT    NOT NULL,
     PRIMARY KEY (saga_type, saga_id),
     UNIQUE (saga_type, property, value)
-) WITHOUT ROWID;
+);
