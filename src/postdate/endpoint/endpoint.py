@@ -41,7 +41,8 @@ from postdate.endpoint.delayed_delivery import (
     check_transport_mode,
     timeouts_queue,
 )
-from postdate.endpoint.saga_handling import Sagas, SagaSurroundings, check_saga_mode, enlisting_sagas, is_saga_timeout
+from postdate.endpoint.saga_handling import Sagas, check_saga_mode, enlisting_sagas, is_saga_timeout
+from postdate.endpoint.saga_instance import SagaSurroundings
 from postdate.endpoint.sagas import Saga
 from postdate.endpoint.sending import (
     Sender,

@@ -21,13 +21,15 @@ class PendingTimeout:
         message_id: under which it travels; another after it was moved.
         due: UTC.
         type: its name on the wire.
-        body: JSON, for moving it.
+        body: JSON, for moving it and for sending it again.
+        requested_by: id of the message whose handler requested it.
     """
 
     message_id: str
     due: datetime
     type: str
     body: msgspec.Raw
+    requested_by: str = ""
 
 
 @dataclass(slots=True)

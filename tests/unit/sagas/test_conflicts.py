@@ -4,9 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.saga_world import LOG, SECOND, Change, Place, World
+from tests.saga_world import LOG, SECOND, Change, OrderSaga, Place, World
 
-from postdate import LocalTransport, SqliteSagaStore, SqliteStore, TransactionMode
+from postdate import (
+    HandlerContext,
+    Headers,
+    LocalTransport,
+    SqliteSagaStore,
+    SqliteStore,
+    TransactionMode,
+    started_by,
+)
 from postdate.errors import SagaConflict
 from postdate.messages import to_envelope
 from postdate.ports import Correlation, SagaChange, SagaFate, SagaRecord
@@ -92,6 +100,38 @@ async def _killed_before_it_sends(memory: World, monkeypatch: pytest.MonkeyPatch
         patch.setattr(memory.sagas, "apply", apply_and_die)
         with pytest.raises(BaseExceptionGroup):
             await run()
+
+
+@pytest.mark.parametrize("sent", [False, True], ids=["before it was sent", "after it was sent"])
+async def test_a_handler_that_sees_that_it_ran_before_need_not_request_its_timeout_again(
+    memory: World, monkeypatch: pytest.MonkeyPatch, sent: bool
+) -> None:
+    class Once(OrderSaga, correlated_by="order_id", name="OrderSaga"):
+        @started_by(Place)
+        async def take(self, message: Place | Change, context: HandlerContext) -> None:
+            if not self.state.timeout:
+                await super().take(message, context)
+
+    memory_endpoint = memory.endpoint
+    monkeypatch.setattr(memory, "endpoint", lambda: memory_endpoint(Once))
+    await memory.transport.create_queues(["orders"])
+    if sent:
+        async with memory.endpoint() as endpoint:
+            await memory.send(endpoint, Place("o-1", ["due 10"]))
+            await endpoint.send(Place("o-1"), headers={Headers.MESSAGE_ID: await _first_message_id(memory)})
+            await memory.clock.settle()
+    else:
+        await _killed_before_it_sends(memory, monkeypatch, Place("o-1", ["due 10"]))
+    assert await memory.waiting() == int(sent)
+    async with memory.endpoint():
+        await memory.clock.advance(15 * SECOND)
+        assert await memory.seen() == ["Place", "Due 10"]
+    assert await memory.length("error") == 0
+
+
+async def _first_message_id(world: World) -> str:
+    (timeout,) = await world.pending()
+    return timeout.headers[Headers.RELATED_TO]
 
 
 async def test_a_completed_instance_that_was_not_removed_counts_as_completed_and_gives_way(

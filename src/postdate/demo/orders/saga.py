@@ -90,8 +90,6 @@ class OrderSaga(Saga[OrderState], correlated_by="order_id"):
     @started_by(PlaceOrder)
     async def place(self, message: PlaceOrder, context: HandlerContext) -> None:
         """Take the order; remind of the payment, and wait for it so long and no longer."""
-        if self.state.payment_due:  # the message came twice
-            return
         self.state.customer, self.state.amount = message.customer, message.amount
         self.state.payment_due = await self.request_timeout(PaymentDue, within=TIME_TO_PAY)
         await self.request_timeout(ReminderDue(1), within=BETWEEN_REMINDERS)
