@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from postdate.endpoint.endpoint import Endpoint
     from postdate.endpoint.handling import HandlerContext
     from postdate.endpoint.outbox import Outbox
+    from postdate.endpoint.sagas import Saga, handles, handles_timeout, started_by
     from postdate.endpoint.sending import SendOptions
     from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, TimeoutManager
     from postdate.endpoint.time_to_be_received import time_to_be_received
@@ -18,7 +19,18 @@ if TYPE_CHECKING:
     from postdate.messages import DelayedMessage, Envelope, Headers
     from postdate.outbox.postgres import PostgresOutbox
     from postdate.outbox.sqlite import SqliteOutbox
-    from postdate.ports import DelayedMessageStore, DelayExchange, ExpiryRules, Recording, TransactionMode, Transport
+    from postdate.ports import (
+        DelayedMessageStore,
+        DelayExchange,
+        ExpiryRules,
+        Recording,
+        SagaStore,
+        TransactionMode,
+        Transport,
+    )
+    from postdate.sagas.memory import MemorySagaStore
+    from postdate.sagas.postgres import PostgresSagaStore
+    from postdate.sagas.sqlite import SqliteSagaStore
     from postdate.stores.azure_table import AzureTableStore
     from postdate.stores.mariadb import MariaDbStore
     from postdate.stores.memory import MemoryStore
@@ -61,6 +73,7 @@ __all__ = [
     "LocalTransport",
     "MariaDbStore",
     "MariaDbTimeouts",
+    "MemorySagaStore",
     "MemoryStore",
     "MemoryTimeouts",
     "MemoryTransport",
@@ -69,17 +82,21 @@ __all__ = [
     "Outbox",
     "PostdateError",
     "PostgresOutbox",
+    "PostgresSagaStore",
     "PostgresStore",
     "PostgresTimeouts",
     "PostgresTransport",
     "RabbitMqTransport",
     "Recording",
     "Recoverability",
+    "Saga",
+    "SagaStore",
     "ScaledClock",
     "SendOptions",
     "SqlServerStore",
     "SqlServerTimeouts",
     "SqliteOutbox",
+    "SqliteSagaStore",
     "SqliteStore",
     "SqliteTimeouts",
     "SystemClock",
@@ -87,6 +104,9 @@ __all__ = [
     "TransactionMode",
     "Transport",
     "__version__",
+    "handles",
+    "handles_timeout",
+    "started_by",
     "time_to_be_received",
 ]
 
@@ -99,6 +119,7 @@ _ROOMS = {
     "endpoint.endpoint": ("Endpoint",),
     "endpoint.handling": ("HandlerContext",),
     "endpoint.outbox": ("Outbox",),
+    "endpoint.sagas": ("Saga", "handles", "handles_timeout", "started_by"),
     "endpoint.sending": ("SendOptions",),
     "endpoint.settings": ("DelayedDelivery", "ExternalTimeoutManager", "TimeoutManager"),
     "endpoint.time_to_be_received": ("time_to_be_received",),
@@ -106,7 +127,18 @@ _ROOMS = {
     "messages": ("DelayedMessage", "Envelope", "Headers"),
     "outbox.postgres": ("PostgresOutbox",),
     "outbox.sqlite": ("SqliteOutbox",),
-    "ports": ("DelayExchange", "DelayedMessageStore", "ExpiryRules", "Recording", "TransactionMode", "Transport"),
+    "ports": (
+        "DelayExchange",
+        "DelayedMessageStore",
+        "ExpiryRules",
+        "Recording",
+        "SagaStore",
+        "TransactionMode",
+        "Transport",
+    ),
+    "sagas.memory": ("MemorySagaStore",),
+    "sagas.postgres": ("PostgresSagaStore",),
+    "sagas.sqlite": ("SqliteSagaStore",),
     "stores.azure_table": ("AzureTableStore",),
     "stores.memory": ("MemoryStore",),
     "stores.mariadb": ("MariaDbStore",),

@@ -18,6 +18,7 @@
     │   └── UnsupportedTransactionMode
     ├── StoreError
     │   ├── DuplicateMessage            the id is stored already; the first one is unchanged
+    │   ├── SagaConflict                somebody else changed the saga meanwhile; nothing was kept
     │   ├── StoreUnavailable            transient: locked, disk full, refuses for now
     │   │   ├── StoreFull
     │   │   └── StoreUnreachable        no connection to its server: never counted against a message
@@ -149,6 +150,16 @@ class DuplicateMessage(StoreError):
     """The message id was stored before; the first message is unchanged (specification row 17)."""
 
     code = "duplicate_message"
+
+
+class SagaConflict(StoreError):
+    """A saga instance was created, changed or completed by somebody else meanwhile; nothing was kept.
+
+    Its message is handled again at once, which is no failure of it.
+    """
+
+    code = "saga_conflict"
+    transient = True
 
 
 class StoreUnavailable(StoreError):

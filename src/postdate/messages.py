@@ -58,6 +58,9 @@ class Headers:
     HOST_ID = "$.diagnostics.hostid"
     HOST_DISPLAY_NAME = "$.diagnostics.hostdisplayname"
     ERROR_CODE = "Postdate.ErrorCode"
+    SAGA_ID = "NServiceBus.SagaId"
+    SAGA_TYPE = "NServiceBus.SagaType"
+    IS_SAGA_TIMEOUT_MESSAGE = "NServiceBus.IsSagaTimeoutMessage"
 
     EXCEPTION_TYPE = "NServiceBus.ExceptionInfo.ExceptionType"
     EXCEPTION_INNER_TYPE = "NServiceBus.ExceptionInfo.InnerExceptionType"
@@ -80,7 +83,6 @@ class Headers:
     TIMEOUT_ID = "Timeout.Id"
     CLEAR_TIMEOUTS = "NServiceBus.ClearTimeouts"
     CONTROL_MESSAGE = "NServiceBus.ControlMessage"
-    SAGA_ID = "NServiceBus.SagaId"
 
 
 def new_message_id() -> str:

@@ -11,12 +11,13 @@ from functools import partial
 from postdate.core.dispatcher import enlisting
 from postdate.core.timeout_manager.reading import clear_timeouts, to_timeout_manager
 from postdate.endpoint.delayed_delivery import timeouts_queue
+from postdate.endpoint.saga_handling import enlisting_sagas
 from postdate.endpoint.sending import through_queue
 from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, TimeoutManager
 from postdate.endpoint.timeout_manager import enlisting_timeouts, timeout_manager_queue
 from postdate.errors import DelayedDeliveryNotConfigured
 from postdate.messages import DelayedMessage, Envelope, new_message_id
-from postdate.ports import EnlistingStore, TransactionMode, Transport, Work
+from postdate.ports import EnlistingStore, SagaStore, TransactionMode, Transport, Work
 
 Outgoing = Envelope | DelayedMessage
 
@@ -106,7 +107,10 @@ def delays_of(
 
 
 def strongest_mode(
-    transport: Transport, delayed_delivery: DelayedDelivery | None, timeout_manager: TimeoutManager | None = None
+    transport: Transport,
+    delayed_delivery: DelayedDelivery | None,
+    timeout_manager: TimeoutManager | None = None,
+    sagas: SagaStore | None = None,
 ) -> TransactionMode:
     """Return the strongest transaction mode that transport and stores can keep together."""
     modes = transport.capabilities.transaction_modes
@@ -115,6 +119,8 @@ def strongest_mode(
         if enlisting(delayed_delivery.claims, transport) is None:
             modes -= {TransactionMode.TRANSACTION_SCOPE}
     if timeout_manager is not None and enlisting_timeouts(timeout_manager.persister, transport) is None:
+        modes -= {TransactionMode.TRANSACTION_SCOPE}
+    if sagas is not None and enlisting_sagas(sagas, transport.capabilities.database) is None:
         modes -= {TransactionMode.TRANSACTION_SCOPE}
     strength = list(TransactionMode)
     return max(modes, key=strength.index, default=TransactionMode.NONE)

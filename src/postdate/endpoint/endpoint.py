@@ -45,6 +45,9 @@ from postdate.endpoint.handling import HandlerContext, Handling
 from postdate.endpoint.outbox import Outbox, OutboxCleanUp, OutboxHandling, Steps, check_outbox, prepare_outbox
 from postdate.endpoint.publishing import publish_options, publishing
 from postdate.endpoint.retries import Retries
+from postdate.endpoint.saga_handling import Sagas, check_saga_mode, is_saga_timeout
+from postdate.endpoint.saga_instance import SagaSurroundings
+from postdate.endpoint.sagas import Saga
 from postdate.endpoint.sending import Sender, SendKeywords, SendOptions, kept, outgoing_message, transactional
 from postdate.endpoint.serialization import MessageTypes, type_name
 from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, ModeName, TimeoutManager, mode_of
@@ -72,9 +75,11 @@ from postdate.ports import (
     NativeTransaction,
     Received,
     RecordKind,
+    SagaStore,
     TransactionalStore,
     TransactionMode,
     Transport,
+    Work,
 )
 
 log = logging.getLogger("postdate.endpoint")
@@ -118,6 +123,7 @@ class Endpoint:
         metrics: what is counted and measured is told to it.
         outbox: handle each message once, with ``transaction_mode="receive_only"``; without it, a message that is
             delivered again is handled again.
+        sagas: where the instances of sagas are kept; see :meth:`saga`.
 
     Raises:
         ConfigurationError: when built from settings that do not fit together.
@@ -144,6 +150,7 @@ class Endpoint:
         critical_error: CriticalErrorAction = log_critical_error,
         metrics: Metrics = NO_METRICS,
         outbox: Outbox | None = None,
+        sagas: SagaStore | None = None,
     ) -> None:
         _check_names(name, error_queue)
         if concurrency < 1:
@@ -152,8 +159,10 @@ class Endpoint:
         self.clock = clock or SystemClock()
         self.delayed_delivery = delayed_delivery
         managing = checked_timeout_manager(timeout_manager, name, delayed_delivery, send_only=send_only)
-        self.mode = mode_of(transaction_mode) or strongest_mode(transport, delayed_delivery, managing)
+        self.mode = mode_of(transaction_mode) or strongest_mode(transport, delayed_delivery, managing, sagas)
         check_transport_mode(transport, self.mode)
+        if sagas is not None:
+            check_saga_mode(sagas, transport, self.mode)
         if outbox is not None:
             check_outbox(transaction_mode, self.mode, send_only=send_only)
         self._outbox, self._clean_up = outbox, list[OutboxCleanUp]()
@@ -161,16 +170,8 @@ class Endpoint:
         self._error_queue = policy.error_queue or error_queue or DEFAULT_ERROR_QUEUE
         self._recoverability = replace(policy, error_queue=self._error_queue)
         self._concurrency, self._create_queues = concurrency, create_queues
-        if (
-            not isinstance(time_to_be_received_allowance, timedelta)  # pyright: ignore[reportUnnecessaryIsInstance]
-            or time_to_be_received_allowance < timedelta(0)
-        ):
-            raise ConfigurationError(
-                f"time_to_be_received_allowance must not be negative, and a timedelta: not "
-                f"{time_to_be_received_allowance!r}"
-            )
         self._ignore_time_to_be_received = ignore_incoming_time_to_be_received_headers
-        self._allowance = time_to_be_received_allowance
+        self._allowance = _checked_allowance(time_to_be_received_allowance)
         self._times_to_be_received = TimesToBeReceived(time_to_be_received)
         if audit is not None:
             audit.check(self.mode, transport.capabilities, [name, self._error_queue])
@@ -186,6 +187,8 @@ class Endpoint:
         self._retries = Retries.of(self.mode, delays=self.delays.are_possible)
         if not send_only:
             self._retries.check(policy)
+        database = transport.capabilities.database if outbox is None else outbox.store.database
+        self._sagas = None if sagas is None else self._sagas_in(sagas, database)
         self._services: list[DelayedDeliveryService | TimeoutManagerService] = []
         manager = None
         if managing is not None:
@@ -198,6 +201,12 @@ class Endpoint:
         self._timers: BreakerTimers | None = None
         self._running: AsyncExitStack | None = None
         self._tasks: TaskGroup | None = None
+
+    def _sagas_in(self, store: SagaStore, database: object | None) -> Sagas:
+        """Return the sagas; what is kept of them is part of the transactions of ``database``, where it is there."""
+        delays = None if self.delayed_delivery is None else self.delayed_delivery.store
+        around = SagaSurroundings(self.name, delays, self.delays, self.clock, self._types, self.outgoing)
+        return Sagas(store, database, around)
 
     # --- configuration ------------------------------------------------------------------------------------------
 
@@ -219,6 +228,23 @@ class Endpoint:
             return handle
 
         return register
+
+    def saga(self, saga: type[Saga[Any]]) -> None:
+        """Register a saga: a subclass of :class:`~postdate.Saga`; its message types are registered, too.
+
+        Raises:
+            ConfigurationError: the endpoint is send-only or was created without ``sagas``, or the saga has timeouts and
+                the endpoint can delay nothing.
+        """
+        if self.send_only:
+            raise ConfigurationError(f"endpoint {self.name!r} is send-only and handles nothing")
+        if self._sagas is None:
+            raise ConfigurationError(
+                f"endpoint {self.name!r} has no saga store; pass sagas=SqliteSagaStore(…) when you create it"
+            )
+        definition = self._sagas.add(saga)
+        for message_type in (*definition.messages, *definition.timeouts):
+            self._add_type(message_type, None)
 
     def route(self, message_type: type[Any], destination: str, *, name: str | None = None) -> None:
         """Send messages of ``message_type`` to ``destination`` unless a send says otherwise."""
@@ -299,6 +325,8 @@ class Endpoint:
         if self.send_only:
             return
         if self._create_queues:
+            if self._sagas is not None:
+                await self._sagas.store.setup()
             audit = [] if self.audit is None else [self.audit.queue]
             await self.transport.create_queues([self.name, self._error_queue, *audit])
             if self._events:
@@ -315,7 +343,7 @@ class Endpoint:
     async def _with_outbox(self, outbox: Outbox, handling: Handling) -> Handle:
         await prepare_outbox(outbox, self.name, set_up=self._create_queues)
         self._clean_up = [OutboxCleanUp(outbox, self.name, self.clock)]
-        steps = Steps(handling.outgoing, handling.send_first, handling.commit, handling.recover)
+        steps = Steps(handling.call, handling.send_first, handling.commit, handling.recover)
         return OutboxHandling(self, outbox, steps).handle
 
     def _check_expiring_types(self) -> None:
@@ -390,7 +418,7 @@ class Endpoint:
         """Return what :meth:`send` would send; sends nothing."""
         content, body = ({}, message) if isinstance(message, bytes) else self._types.encode(message)
         destination = options.destination or self._routes.get(type(message))
-        if destination is None and type(message) in self._handlers:
+        if destination is None and self._handles(type(message)):
             destination = self.name
         if destination is None:
             raise UnknownMessageType(
@@ -404,6 +432,9 @@ class Endpoint:
             content = {**_conversation(related_to), **content}
         sender = Sender(self.name, None if self.send_only else self.name)
         return outgoing_message(content, body, destination, options, sender, self.clock.now())
+
+    def _handles(self, message_type: type[Any]) -> bool:
+        return message_type in self._handlers or (self._sagas is not None and self._sagas.handles(message_type))
 
     def _expiring(self, message_type: type[Any], options: SendOptions) -> SendOptions:
         """Return the options with the time to be received of the message type, unless this send has its own."""
@@ -429,10 +460,16 @@ class Endpoint:
                 if error is not None:
                     raise error
 
-    def end_of(self, outgoing: Sequence[Envelope | DelayedMessage], record: RecordKind, detail: str = "") -> End:
+    def end_of(
+        self,
+        outgoing: Sequence[Envelope | DelayedMessage],
+        record: RecordKind,
+        detail: str = "",
+        also: Sequence[Work] = (),
+    ) -> End:
         """Return the end of a handled message that sends or stores ``outgoing`` in the same transaction."""
         envelopes, delayed = self.delays.split(outgoing)
-        return End(record, detail, envelopes, self.delays.storing(delayed, self.clock.now()))
+        return End(record, detail, envelopes, [*also, *self.delays.storing(delayed, self.clock.now())])
 
     # --- handling -----------------------------------------------------------------------------------------------
 
@@ -461,11 +498,15 @@ class Endpoint:
     async def call_handlers(self, received: Received, context: HandlerContext) -> None:
         """Decode the message and call every handler of its type, one after the other."""
         message = self._types.decode(received.envelope.headers, received.envelope.body)
-        handlers = self._handlers.get(type(message), [])
-        if not handlers:
+        if self._sagas is not None and is_saga_timeout(received.envelope.headers):
+            await self._sagas.handle_timeout(message, context)
+            return
+        if not self._handles(type(message)):
             raise UnknownMessageType(f"no handler for {type_name(type(message))}")
-        for handle in handlers:
+        for handle in self._handlers.get(type(message), ()):
             await handle(message, context)
+        if self._sagas is not None:
+            await self._sagas.handle(message, context)
 
     def end_after_failure(self, received: Received, error: Exception) -> End | None:
         """Return how a message ends whose handling failed, or ``None`` when it goes back to its queue."""
@@ -527,6 +568,14 @@ def _own_headers(envelope: Envelope) -> Mapping[str, str]:
     if Headers.TIME_TO_BE_RECEIVED in envelope.headers:
         return envelope.headers
     return headers_with_expiry(envelope.headers, envelope.expires_at)
+
+
+def _checked_allowance(allowance: timedelta) -> timedelta:
+    if not isinstance(allowance, timedelta) or allowance < timedelta(0):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigurationError(
+            f"time_to_be_received_allowance must not be negative, and a timedelta: not {allowance!r}"
+        )
+    return allowance
 
 
 def _check_names(endpoint: str, error_queue: str | None) -> None:

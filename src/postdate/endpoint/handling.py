@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,15 +11,25 @@ from typing import TYPE_CHECKING, Unpack
 import anyio
 
 from postdate.endpoint.cancelling import is_being_cancelled
-from postdate.endpoint.outbox import BusinessTransaction
+from postdate.endpoint.outbox import BusinessTransaction, Handled
 from postdate.endpoint.retries import POLICY_FAILURES, PolicyFailed
+from postdate.endpoint.saga_handling import CONFLICTS_BORNE
 from postdate.endpoint.sending import SendKeywords, SendOptions
-from postdate.errors import ConfigurationError, InvalidMessage, InvalidTimestamp, MessageError, QueueNotFound
+from postdate.errors import (
+    ConfigurationError,
+    InvalidMessage,
+    InvalidTimestamp,
+    MessageError,
+    QueueNotFound,
+    SagaConflict,
+)
 from postdate.messages import DelayedMessage, Envelope, Headers
 from postdate.ports import End, NativeTransaction, Received, RecordKind, TransactionMode, Work
 
 if TYPE_CHECKING:
     from postdate.endpoint.endpoint import Endpoint
+
+log = logging.getLogger("postdate.endpoint")
 
 
 class HandlerContext:
@@ -31,6 +42,11 @@ class HandlerContext:
     def __init__(self, endpoint: Endpoint, received: Received, business: BusinessTransaction | None = None) -> None:
         self._endpoint, self._received, self._business = endpoint, received, business
         self.outgoing: list[Envelope | DelayedMessage] = []
+        self.work: list[Work] = []
+        """Done in the transaction in which what was sent leaves; only with queues, or an outbox, in the database of the
+        work."""
+        self.afterwards: list[Callable[[], Awaitable[None]]] = []
+        """Done when the message has ended well; must raise nothing."""
         self._ended = False
 
     def end(self) -> Sequence[Envelope | DelayedMessage]:
@@ -132,11 +148,27 @@ class Handling:
 
     async def handle(self, received: Received) -> None:
         """See :data:`postdate.core.pump.Handle`."""
-        endpoint = self.endpoint
-        if endpoint.mode is TransactionMode.NONE and not await self._is_taken(received):
+        if self.endpoint.mode is TransactionMode.NONE and not await self._is_taken(received):
             return
+        conflicts = 0
+        while True:
+            try:
+                await self._handle_once(received)
+            except SagaConflict as error:  # somebody else was first: decided again, on what they left
+                conflicts += 1
+                log.debug("message %s is handled again: %s", received.envelope.message_id, error)
+                if conflicts < CONFLICTS_BORNE:
+                    continue
+                await self.recover(received, error)
+            return
+
+    async def _handle_once(self, received: Received) -> None:
+        """Handle a message; raises :class:`SagaConflict` when nothing of that was kept and it is to be done again."""
+        endpoint, context = self.endpoint, HandlerContext(self.endpoint, received)
         try:
-            end = await self._end(received)
+            end = await self._end(received, context)
+        except SagaConflict:
+            raise
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
             await self.recover(received, error)
             return
@@ -146,18 +178,18 @@ class Handling:
             # The handler awaited something that others cancelled, and let that out: it says nothing about this task.
             await self.recover(received, RuntimeError(f"the handler ended by {type(error).__name__}"))
             return
-        if endpoint.mode is TransactionMode.NONE:
-            if end.outgoing:
-                await self.send_first(end)
-            return
         try:
-            if endpoint.mode is TransactionMode.RECEIVE_ONLY and (end.outgoing or end.work):
+            if endpoint.mode in {TransactionMode.NONE, TransactionMode.RECEIVE_ONLY} and (end.outgoing or end.work):
                 # Not rolled back when taking the message off the queue fails afterwards (specification 6).
                 await self.send_first(end)
                 end = End(end.record, end.detail)
-            await self.commit(received, endpoint.clock.now(), end)
+            if endpoint.mode is not TransactionMode.NONE:
+                await self.commit(received, endpoint.clock.now(), end)
         except (MessageError, QueueNotFound) as error:  # what the handler sent cannot be sent
             await self.recover(received, error)
+            return
+        for each in context.afterwards:
+            await each()
 
     async def _is_taken(self, received: Received) -> bool:
         """Take a message off its queue before it is handled; return whether it is to be."""
@@ -172,20 +204,23 @@ class Handling:
         await self.commit(received, endpoint.clock.now(), end)
         return reason is None
 
-    async def _end(self, received: Received) -> End:
+    async def _end(self, received: Received, context: HandlerContext) -> End:
         endpoint = self.endpoint
         # Asked before of what is off its queue already: by now its time may be over, and it must be handled.
         reason = None if endpoint.mode is TransactionMode.NONE else endpoint.discard_reason(received)
         if reason is not None:
             return endpoint.discarded(received, reason)
-        return endpoint.end_of(await self.outgoing(received), RecordKind.HANDLED)
+        return endpoint.end_of(await self._outgoing(received, context), RecordKind.HANDLED, also=context.work)
 
-    async def outgoing(
-        self, received: Received, business: BusinessTransaction | None = None
-    ) -> Sequence[Envelope | DelayedMessage]:
+    async def call(self, received: Received, business: BusinessTransaction) -> Handled:
+        """Call the handlers, in a transaction of the outbox."""
+        context = HandlerContext(self.endpoint, received, business)
+        outgoing = await self._outgoing(received, context)
+        return Handled(outgoing, context.work, context.afterwards)
+
+    async def _outgoing(self, received: Received, context: HandlerContext) -> Sequence[Envelope | DelayedMessage]:
         """Call the handlers; return what they sent, with the copy for the audit."""
-        endpoint = self.endpoint
-        context, started = HandlerContext(endpoint, received, business), endpoint.clock.now()
+        endpoint, started = self.endpoint, self.endpoint.clock.now()
         await endpoint.call_handlers(received, context)
         outgoing = context.end()
         if endpoint.audit is not None:

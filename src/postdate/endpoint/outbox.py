@@ -19,6 +19,7 @@ from postdate.clock import Clock
 from postdate.core.foreign import calling_store
 from postdate.core.recoverability import is_outage
 from postdate.endpoint.cancelling import is_being_cancelled
+from postdate.endpoint.saga_handling import CONFLICTS_BORNE
 from postdate.endpoint.settings import check_above_zero
 from postdate.errors import (
     ConfigurationError,
@@ -27,6 +28,7 @@ from postdate.errors import (
     NotSupported,
     PostdateError,
     QueueNotFound,
+    SagaConflict,
     StoreUnavailable,
     UnsupportedTransactionMode,
 )
@@ -42,6 +44,7 @@ from postdate.ports import (
     Received,
     RecordKind,
     TransactionMode,
+    Work,
 )
 
 if TYPE_CHECKING:
@@ -142,18 +145,37 @@ class BusinessTransaction:
             )
 
 
+Afterwards = Callable[[], Awaitable[None]]
+"""What is to be done when a message has ended well; raises nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """What came of calling the handlers of a message.
+
+    Args:
+        outgoing: what they sent, in order.
+        work: to be done in the transaction of the outbox.
+        afterwards: to be done when the message has ended well; raises nothing.
+    """
+
+    outgoing: Sequence[Operation]
+    work: Sequence[Work]
+    afterwards: Sequence[Afterwards]
+
+
 @dataclass(frozen=True, slots=True)
 class Steps:
     """What handling with an outbox has in common with handling without.
 
     Args:
-        call: calls the handlers; returns what they sent, in order.
+        call: calls the handlers.
         send: sends and stores what an end says, outside of the receive transaction.
         commit: takes the message off its queue.
         recover: does what recoverability decides after a failure.
     """
 
-    call: Callable[[Received, BusinessTransaction], Awaitable[Sequence[Operation]]]
+    call: Callable[[Received, BusinessTransaction], Awaitable[Handled]]
     send: Callable[[End], Awaitable[None]]
     commit: Callable[[Received, datetime, End], Awaitable[None]]
     recover: Callable[[Received, Exception], Awaitable[None]]
@@ -172,9 +194,10 @@ class OutboxHandling:
     async def handle(self, received: Received) -> None:
         """Handle a message, or what is left to be done of it."""
         endpoint, id_ = self._endpoint, message_id(received)
+        afterwards: list[Afterwards] = []
         record, detail = await self._find(id_), _KNOWN
         if record is None:
-            record, detail = await self._first_time(received), ""
+            record, detail = await self._first_time(received, afterwards), ""
         else:
             log.info("message %s was handled before; %s", id_, "nothing is left" if record.dispatched else "it goes on")
         if record is None:
@@ -187,13 +210,19 @@ class OutboxHandling:
             await self._steps.commit(received, endpoint.clock.now(), End(RecordKind.HANDLED, detail))
         except (MessageError, QueueNotFound) as error:  # what was sent cannot be: it stays in the outbox
             await self._steps.recover(received, error)
+            return
+        for each in afterwards:
+            await each()
 
     async def _find(self, id_: str) -> OutboxRecord | None:
         with calling_store(self._store):
             return await self._store.find(self._endpoint.name, id_)
 
-    async def _first_time(self, received: Received) -> OutboxRecord | None:
-        """Return the record of a message that was handled now, or ``None``: it has ended in another way."""
+    async def _first_time(self, received: Received, afterwards: list[Afterwards]) -> OutboxRecord | None:
+        """Return the record of a message that was handled now, or ``None``: it has ended in another way.
+
+        What its handlers want to be done afterwards is added to ``afterwards``.
+        """
         endpoint = self._endpoint
         try:
             reason = endpoint.discard_reason(received)
@@ -203,9 +232,29 @@ class OutboxHandling:
         if reason is not None:
             await self._steps.commit(received, endpoint.clock.now(), endpoint.discarded(received, reason))
             return None
-        transaction = self._store.transaction(endpoint.name, message_id(received))
+        conflicts = 0
+        while True:
+            transaction = self._store.transaction(endpoint.name, message_id(received))
+            try:
+                return await self._in_transaction(received, transaction, afterwards)
+            except SagaConflict as error:  # somebody else was first: decided again, on what they left
+                await self._roll_back(transaction, error)
+                conflicts += 1
+                if conflicts == CONFLICTS_BORNE:
+                    await self._steps.recover(received, error)
+                    return None
+
+    async def _in_transaction(
+        self,
+        received: Received,
+        transaction: OutboxTransaction,
+        afterwards: list[Afterwards],
+    ) -> OutboxRecord | None:
+        """Handle a message in a transaction; see :meth:`_first_time`; raises :class:`SagaConflict` before its end."""
         try:
-            return await self._handled(received, transaction)
+            return await self._handled(received, transaction, afterwards)
+        except SagaConflict:
+            raise
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
             failure = error
         except anyio.get_cancelled_exc_class() as error:
@@ -219,12 +268,18 @@ class OutboxHandling:
         await self._steps.recover(received, failure)
         return None
 
-    async def _handled(self, received: Received, transaction: OutboxTransaction) -> OutboxRecord:
+    async def _handled(
+        self,
+        received: Received,
+        transaction: OutboxTransaction,
+        afterwards: list[Afterwards],
+    ) -> OutboxRecord:
         endpoint = self._endpoint
         business = BusinessTransaction(transaction, self._store, endpoint.transport.capabilities.database)
-        operations = await self._steps.call(received, business)
-        if await transaction.commit(operations, endpoint.clock.now()):
-            return OutboxRecord(operations, dispatched=not operations)
+        handled = await self._steps.call(received, business)
+        if await transaction.commit(handled.outgoing, endpoint.clock.now(), handled.work):
+            afterwards.extend(handled.afterwards)
+            return OutboxRecord(handled.outgoing, dispatched=not handled.outgoing)
         log.info("message %s was handled by somebody else meanwhile", message_id(received))
         record = await self._find(message_id(received))
         if record is None:  # forgotten in this moment: the retention is far too short, or clocks differ

@@ -42,6 +42,15 @@ from postdate.ports.outbox import Operation, OutboxRecord, OutboxStore, OutboxTr
 from postdate.ports.pruning import ARCHIVED, PrunableStore, StoredRecord
 from postdate.ports.publishing import PublishingTransport
 from postdate.ports.record_streams import RecordStreamStore
+from postdate.ports.sagas import (
+    Correlation,
+    EnlistingSagaStore,
+    SagaChange,
+    SagaFate,
+    SagaRecord,
+    SagaStore,
+    SagaStoreCapabilities,
+)
 from postdate.ports.scanning import ArrowBatch, ColumnarStore, Scan, ScanFilter, ScannableStore, ScanPart
 from postdate.ports.stores import (
     NOTHING_MOVED,
@@ -87,11 +96,13 @@ __all__ = [
     "Claim",
     "ClaimingStore",
     "ColumnarStore",
+    "Correlation",
     "CountsQueues",
     "DelayExchange",
     "DelayedMessageStore",
     "DescribesServer",
     "End",
+    "EnlistingSagaStore",
     "EnlistingStore",
     "ExpiryRules",
     "ForeignIntake",
@@ -126,6 +137,11 @@ __all__ = [
     "RecordStreamStore",
     "Recording",
     "RevocableStore",
+    "SagaChange",
+    "SagaFate",
+    "SagaRecord",
+    "SagaStore",
+    "SagaStoreCapabilities",
     "Scan",
     "ScanFilter",
     "ScanPart",

@@ -4,9 +4,11 @@ conformance suites that every store and every transport must pass, those of user
 
 from postdate.testing.clock import VirtualClock
 from postdate.testing.conformance import Check, ConformanceFailure
+from postdate.testing.endpoints import EndpointTest, Sent, Waiting
 from postdate.testing.faults import Call, Fault, Faults, FaultyMovingStore, FaultyStore, FaultyTransport, Plan
 from postdate.testing.matrix import capability_matrix, promise_matrix
 from postdate.testing.measurements import RecordedMetrics
+from postdate.testing.saga_suite import SagaStoreSubject, saga_checks
 from postdate.testing.store_suite import contract_checks, store_checks
 from postdate.testing.store_suite.subject import StoreSubject
 from postdate.testing.timeout_suite import timeout_checks
@@ -18,6 +20,7 @@ __all__ = [
     "Call",
     "Check",
     "ConformanceFailure",
+    "EndpointTest",
     "Fault",
     "Faults",
     "FaultyMovingStore",
@@ -25,13 +28,17 @@ __all__ = [
     "FaultyTransport",
     "Plan",
     "RecordedMetrics",
+    "SagaStoreSubject",
+    "Sent",
     "StoreSubject",
     "TimeoutSubject",
     "TransportSubject",
     "VirtualClock",
+    "Waiting",
     "capability_matrix",
     "contract_checks",
     "promise_matrix",
+    "saga_checks",
     "store_checks",
     "timeout_checks",
     "transport_checks",

@@ -23,6 +23,7 @@ from postdate.wiring.plant import (
     store_settings,
     transport_settings,
 )
+from postdate.wiring.sagas import open_saga_store
 from postdate.wiring.scripts import setup_sql
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "delay_exchange",
     "delayed_delivery",
     "file_of",
+    "open_saga_store",
     "open_store",
     "open_transport",
     "opened",

@@ -1,0 +1,120 @@
+"""``python -m postdate.demo.orders``: four orders on the store and the queues of the settings, an hour in seconds.
+
+Without settings all is in the file ``postdate.db``; ``POSTDATE_STORE__ADDRESS``, ``POSTDATE_TRANSPORT__ADDRESS`` and
+the rest of ``postdate config show`` say otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from dataclasses import dataclass, field
+from typing import Annotated, Final
+
+import anyio
+import typer
+from rich.console import Console
+
+from postdate import Endpoint, HandlerContext, ScaledClock, SystemClock
+from postdate.config import Settings, load_settings
+from postdate.demo.orders.saga import CancelOrder, GrantMoreTime, PaymentReceived, PlaceOrder, SendMail, configure
+from postdate.wiring import Plant, delayed_delivery, open_saga_store, opened
+
+_HABITS: Final = {
+    "Ada": {"reminder 1": PaymentReceived},
+    "Ben": {"reminder 2": CancelOrder},
+    "Cleo": {},
+    "Dan": {"reminder 1": GrantMoreTime, "reminder 3": PaymentReceived},
+}
+"""What each customer does upon which mail. Cleo does nothing."""
+
+_MORE_MINUTES: Final = 75
+app = typer.Typer(add_completion=False)
+
+
+@dataclass
+class Customers:
+    """Read their mails, and act as they are used to.
+
+    Args:
+        orders: name of the endpoint of the orders.
+        clock: tells when a mail came.
+    """
+
+    orders: str
+    clock: ScaledClock
+    console: Console
+    run: str = field(default_factory=lambda: uuid.uuid4().hex[:6])
+    ends: dict[str, str] = field(default_factory=dict[str, str])
+    all_ended: anyio.Event = field(default_factory=anyio.Event)
+
+    def order_of(self, customer: str) -> str:
+        """Return the id of a customer's order, which no other run has."""
+        return f"{customer}-{self.run}"
+
+    async def read(self, mail: SendMail, context: HandlerContext) -> None:
+        """Handle a mail."""
+        if mail.order_id != self.order_of(mail.to):  # of an earlier run, which was interrupted
+            return
+        if mail.order_id in self.ends:  # delivered twice, as it may be where not all is one transaction
+            return
+        minutes = (self.clock.now() - self.clock.starts_at).total_seconds() / 60
+        self.console.print(f"{minutes:3.0f} min  {mail.to:<4}  {mail.text}", markup=False, highlight=False)
+        for words, answer in _HABITS[mail.to].items():
+            if mail.text.startswith(words):
+                extra = {"minutes": _MORE_MINUTES} if answer is GrantMoreTime else {}
+                await context.send(answer(mail.order_id, **extra), destination=self.orders)
+        if mail.final:
+            self.ends[mail.order_id] = mail.text
+            if len(self.ends) == len(_HABITS):
+                self.all_ended.set()
+
+
+@app.command()
+def main(
+    speed: Annotated[float, typer.Option("--speed", min=1, help="Minutes of the story in a real minute.")] = 900.0,
+) -> None:
+    """Place four orders and follow them to their ends."""
+    anyio.run(_play, load_settings(None, os.environ), speed)
+
+
+async def _play(settings: Settings, speed: float) -> None:
+    async with opened(settings, create=True, initialize=False) as plant:
+        sagas = open_saga_store(settings)
+        try:
+            named = settings.origins.get("endpoint.name", "default") != "default"
+            name = settings.endpoint.name if named else "orders"
+            clock = ScaledClock(SystemClock().now(), speed=speed)
+            console = Console(soft_wrap=True)
+            customers = Customers(name, clock, console)
+            orders = Endpoint(
+                name,
+                transport=plant.transport,
+                delayed_delivery=delayed_delivery(settings, plant.store),
+                sagas=sagas,
+                transaction_mode=settings.endpoint.transaction_mode,
+                error_queue=settings.endpoint.error_queue,
+                clock=clock,
+            )
+            configure(orders, mails=f"{name}.customers")
+            async with orders, _reading(customers, plant, settings):
+                for number, customer in enumerate(_HABITS, 1):
+                    await orders.send(PlaceOrder(customers.order_of(customer), customer, amount=10 * number))
+                await customers.all_ended.wait()
+        finally:
+            await sagas.close()
+
+
+def _reading(customers: Customers, plant: Plant, settings: Settings) -> Endpoint:
+    endpoint = Endpoint(
+        f"{customers.orders}.customers",
+        transport=plant.transport,
+        error_queue=settings.endpoint.error_queue,
+        clock=customers.clock,
+    )
+    endpoint.handler(SendMail)(customers.read)
+    return endpoint
+
+
+if __name__ == "__main__":
+    app()

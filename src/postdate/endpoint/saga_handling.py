@@ -1,0 +1,243 @@
+"""How messages find saga instances, and how what became of these is kept. Source: specification 5, 4.10; ADR 0016."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from postdate.endpoint.saga_instance import Handling, SagaInstance, SagaSurroundings, name_of
+from postdate.endpoint.saga_timeouts import SagaDetails, decoded
+from postdate.endpoint.sagas import Saga, SagaDefinition, SagaMethod, SagaRole
+from postdate.endpoint.serialization import type_name
+from postdate.errors import (
+    ConfigurationError,
+    InvalidMessage,
+    PostdateError,
+    SagaConflict,
+    UnknownMessageType,
+    UnsupportedTransactionMode,
+)
+from postdate.messages import Headers
+from postdate.ports import (
+    AdministrableStore,
+    Correlation,
+    EnlistingSagaStore,
+    SagaChange,
+    SagaFate,
+    SagaRecord,
+    SagaStore,
+    TransactionMode,
+    Transport,
+)
+
+log = logging.getLogger("postdate.sagas")
+
+CONFLICTS_BORNE: Final = 1_000
+"""Each says that another message got on. So many in a row are no coincidence: their store says so whatever happens."""
+
+
+def enlisting_sagas(store: SagaStore, database: object | None) -> EnlistingSagaStore | None:
+    """Return the store if it can take part in transactions of this database."""
+    own = store.capabilities.database
+    if own is None or own != database or not isinstance(store, EnlistingSagaStore):
+        return None
+    return store
+
+
+def check_saga_mode(store: SagaStore, transport: Transport, mode: TransactionMode) -> None:
+    """Refuse a transaction mode whose promise sagas cannot keep there.
+
+    Raises:
+        UnsupportedTransactionMode: says what can be asked for instead.
+    """
+    if mode is TransactionMode.TRANSACTION_SCOPE and enlisting_sagas(store, transport.capabilities.database) is None:
+        raise UnsupportedTransactionMode(
+            f"transaction mode 'transaction_scope' promises exactly once, for which {type(store).__name__} and "
+            f"{type(transport).__name__} must be on the same database; use the same one, or another mode"
+        )
+
+
+class Sagas:
+    """The sagas of one endpoint.
+
+    Args:
+        store: where instances are kept.
+        database: of the transaction in which the messages of handlers leave: that of the queues, or of the outbox.
+        around: see :class:`SagaSurroundings`.
+    """
+
+    def __init__(self, store: SagaStore, database: object | None, around: SagaSurroundings) -> None:
+        self.store, self._around = store, around
+        self._enlisting = enlisting_sagas(store, database)
+        self._by_name: dict[str, SagaDefinition] = {}
+
+    def add(self, saga: type[Saga[Any]]) -> SagaDefinition:
+        """Register a saga.
+
+        Raises:
+            ConfigurationError: it is no saga, is there already, or has timeouts that nothing can delay.
+        """
+        definition = getattr(saga, "definition", None)
+        if not isinstance(definition, SagaDefinition) or definition.saga is not saga:
+            raise ConfigurationError(f"{saga!r} is no saga; write class …(Saga[StateOfMine], correlated_by='…')")
+        if definition.name in self._by_name:
+            raise ConfigurationError(f"endpoint {self._around.endpoint!r} has a saga {definition.name!r} already")
+        if definition.timeouts and not self._around.delays.are_possible:
+            raise ConfigurationError(
+                f"saga {definition.name} has timeouts, and endpoint {self._around.endpoint!r} no delayed message "
+                f"store; pass delayed_delivery=DelayedDelivery(store) when you create it"
+            )
+        self._by_name[definition.name] = definition
+        return definition
+
+    def handles(self, message_type: type[Any]) -> bool:
+        """Return whether a saga takes messages of a type."""
+        return any(message_type in each.messages for each in self._by_name.values())
+
+    # --- messages -------------------------------------------------------------------------------------------------
+
+    async def handle(self, message: object, context: Handling) -> None:
+        """Let every saga that takes the message handle it.
+
+        Raises:
+            SagaConflict: an instance was changed meanwhile; nothing was kept, and the message is to be handled again.
+        """
+        found: list[SagaInstance] = []
+        for definition in self._by_name.values():
+            method = definition.messages.get(type(message))
+            if method is None:
+                continue
+            instance = await self._instance_for(definition, method, message, context)
+            if instance is None:
+                await definition.saga.not_found(message, context)
+            else:
+                await instance.run(method, message)
+                found.append(instance)
+        await self._keep(found, context)
+
+    async def _instance_for(
+        self, definition: SagaDefinition, method: SagaMethod, message: object, context: Handling
+    ) -> SagaInstance | None:
+        value, text = definition.correlation_of(message, method)
+        correlation = Correlation(definition.correlated_by, text)
+        record = await self.store.find(definition.name, correlation)
+        leftover: SagaRecord | None = None
+        if record is not None:
+            details = decoded(record.details, name_of(record))
+            if not details.is_over_for(context.message_id):
+                return self._loaded(definition, record, details, context)
+            leftover = record
+        if method.role is not SagaRole.STARTS:
+            return None
+        record = SagaRecord(str(uuid.uuid4()), definition.name, correlation, "")
+        state = definition.new_state(value)
+        return SagaInstance(definition, record, state, SagaDetails(), context, self._around, leftover)
+
+    # --- timeouts -------------------------------------------------------------------------------------------------
+
+    async def handle_timeout(self, timeout: object, context: Handling) -> None:
+        """Let the saga instance that the headers name handle its timeout.
+
+        Raises:
+            UnknownMessageType: no such saga here, or it handles no timeouts of this type.
+            InvalidMessage: the id in the headers is none.
+            SagaConflict: see :meth:`handle`.
+        """
+        definition, method = self._timeout_method(timeout, context.headers)
+        saga_id = _saga_id(context.headers)
+        record = await self.store.load(definition.name, saga_id)
+        details = None if record is None else decoded(record.details, name_of(record))
+        if record is None or details is None or details.is_over_for(context.message_id):
+            log.info("timeout %s of %s %s, which is completed: ignored", context.message_id, definition.name, saga_id)
+            return
+        if not details.expects(context.message_id):
+            log.info(
+                "timeout %s of %s %s was cancelled, moved or handled before: ignored",
+                context.message_id,
+                definition.name,
+                saga_id,
+            )
+            return
+        instance = self._loaded(definition, record, details, context)
+        details.came(context.message_id, remember=self._enlisting is None)
+        await instance.run(method, timeout)
+        await self._keep([instance], context)
+
+    def _timeout_method(self, timeout: object, headers: Mapping[str, str]) -> tuple[SagaDefinition, SagaMethod]:
+        name = headers.get(Headers.SAGA_TYPE, "").split(",")[0].strip()
+        definition = self._by_name.get(name)
+        if definition is None:
+            known = ", ".join(sorted(self._by_name)) or "none"
+            raise UnknownMessageType(f"a timeout for saga {name!r}, which is not here; sagas here: {known}")
+        method = definition.timeouts.get(type(timeout))
+        if method is None:
+            raise UnknownMessageType(f"saga {name} handles no timeouts of type {type_name(type(timeout))}")
+        return definition, method
+
+    def _loaded(
+        self, definition: SagaDefinition, record: SagaRecord, details: SagaDetails, context: Handling
+    ) -> SagaInstance:
+        try:
+            state = msgspec.json.decode(record.state, type=definition.state_type)
+        except msgspec.MsgspecError as error:
+            kind = definition.state_type.__name__
+            raise InvalidMessage(f"the state of {name_of(record)} is no {kind} any more: {error}") from error
+        return SagaInstance(definition, record, state, details, context, self._around)
+
+    # --- keeping --------------------------------------------------------------------------------------------------
+
+    async def _keep(self, instances: Sequence[SagaInstance], context: Handling) -> None:
+        """Keep what became of instances: with the end of their message, or before its messages leave."""
+        completed_by = None if self._enlisting is not None else context.message_id
+        changes = [change for each in instances for change in each.changes(completed_by)]
+        if changes and self._enlisting is not None:
+            context.work.append(self._enlisting.applying(changes))
+        elif changes:
+            await self.store.apply(changes)
+        for each in instances:
+            if each.is_completed and (order := self._around.delays.clear_timeouts(uuid.UUID(each.record.saga_id))):
+                context.outgoing.append(order)
+        revoked = [message_id for each in instances for message_id in each.revoked()]
+        if revoked:
+            context.afterwards.append(lambda: self._cancel(revoked))
+        if completed_by is not None:
+            over = [each.kept_record() for each in instances if each.is_completed and each.record.version]
+            if over:
+                context.afterwards.append(lambda: self._remove(over))
+
+    async def _cancel(self, message_ids: Sequence[str]) -> None:
+        """Take revoked timeouts out of the store where they wait: to save room; what comes anyway is ignored."""
+        store = self._around.store
+        if not isinstance(store, AdministrableStore):
+            return
+        try:
+            for message_id in message_ids:
+                await store.cancel(message_id, self._around.clock.now())
+        except PostdateError as error:
+            log.info("revoked timeouts stay in the store until they are due and ignored: %s", error)
+
+    async def _remove(self, records: Sequence[SagaRecord]) -> None:
+        """Remove what was marked as completed; what stays is taken for completed all the same."""
+        try:
+            await self.store.apply([SagaChange(SagaFate.COMPLETED, record) for record in records])
+        except SagaConflict:  # removed already, or another instance took its place
+            return
+        except PostdateError as error:
+            log.info("completed sagas stay in their store until others take their places: %s", error)
+
+
+def is_saga_timeout(headers: Mapping[str, str]) -> bool:
+    """Return whether a message is for the timeout handlers of sagas only."""
+    return headers.get(Headers.IS_SAGA_TIMEOUT_MESSAGE, "").lower() == "true"
+
+
+def _saga_id(headers: Mapping[str, str]) -> str:
+    text = headers.get(Headers.SAGA_ID, "")
+    try:
+        return str(uuid.UUID(text))
+    except ValueError as error:
+        raise InvalidMessage(f"header {Headers.SAGA_ID} of a saga timeout is no UUID: {text!r}") from error

@@ -1,0 +1,257 @@
+"""A saga instance while it handles one message: what its saga requests, and what is to be kept of it afterwards."""
+
+from __future__ import annotations
+
+import inspect
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+import msgspec
+
+from postdate.clock import Clock
+from postdate.endpoint.saga_timeouts import PendingTimeout, SagaDetails, encoded
+from postdate.endpoint.sagas import SagaDefinition, SagaMethod, as_text
+from postdate.endpoint.sending import SendOptions
+from postdate.endpoint.serialization import MessageTypes
+from postdate.errors import ConfigurationError, InvalidMessage, MessageError
+from postdate.messages import DelayedMessage, Envelope, Headers
+from postdate.ports import SagaChange, SagaFate, SagaRecord, Work
+
+Outgoing = Envelope | DelayedMessage
+
+
+class Handling(Protocol):
+    """What is needed of a :class:`~postdate.HandlerContext`."""
+
+    outgoing: list[Outgoing]
+    work: list[Work]
+    afterwards: list[Callable[[], Awaitable[None]]]
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Of the message."""
+        ...
+
+    @property
+    def message_id(self) -> str:
+        """Of the message, however often it is delivered."""
+        ...
+
+
+class Delaying(Protocol):
+    """What is needed of :class:`~postdate.endpoint.delaying.Delays`."""
+
+    @property
+    def are_possible(self) -> bool:
+        """Whether messages can be delayed."""
+        ...
+
+    def clear_timeouts(self, saga_id: uuid.UUID) -> Envelope | None:
+        """Return the order to forget all timeouts of a saga; ``None``: nobody would obey it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SagaSurroundings:
+    """What sagas need of their endpoint.
+
+    Args:
+        endpoint: its name, which is where timeouts go.
+        store: where delayed messages wait; ``None``: with a timeout manager, or nowhere.
+        delays: where they go, and what tells a timeout manager to forget them.
+        clock: tells the time.
+        types: of messages.
+        outgoing: makes what is sent of a message; sends nothing.
+    """
+
+    endpoint: str
+    store: object | None
+    delays: Delaying
+    clock: Clock
+    types: MessageTypes
+    outgoing: Callable[[object, SendOptions, Mapping[str, str]], Outgoing]
+
+
+@dataclass(slots=True)
+class SagaInstance:
+    """A saga instance while it handles one message; what its :class:`Saga` requests is gathered here.
+
+    Args:
+        definition: of its saga.
+        record: as it was loaded; version 0: new.
+        state: of the application.
+        details: of Postdate's own.
+        context: of the message.
+        around: the endpoint.
+        leftover: a completed instance of the same correlation that was not removed yet.
+    """
+
+    definition: SagaDefinition
+    record: SagaRecord
+    state: Any
+    details: SagaDetails
+    context: Handling
+    around: SagaSurroundings
+    leftover: SagaRecord | None = None
+    is_completed: bool = False
+    _has_ended: bool = False
+    _revoked: list[str] = field(default_factory=list[str])
+    _again: list[str] = field(default_factory=list[str])
+
+    async def run(self, method: SagaMethod, message: object) -> None:
+        """Call a method of the saga."""
+        self._send_again()
+        saga = self.definition.saga(self.record.saga_id, self.state, self)
+        await getattr(saga, method.method)(message, self.context)
+        self.state = saga.state
+        self._has_ended = True
+
+    def _send_again(self) -> None:
+        """Where this message was handled before, and its end is in doubt, its timeouts may not have left.
+
+        Under their ids: what is stored already is not stored twice.
+        """
+        for timeout_id, pending in self.details.timeouts.items():
+            if pending.requested_by == self.context.message_id:
+                self._leaves(self._made(self._content(pending), None, pending.due, pending.message_id))
+                self._again.append(timeout_id)
+
+    # --- for the saga: see there ------------------------------------------------------------------------------------
+
+    async def request(self, timeout: object, within: timedelta | None, at: datetime | None) -> str:
+        """See :meth:`Saga.request_timeout`."""
+        if inspect.isclass(timeout):
+            timeout = timeout()
+        if type(timeout) not in self.definition.timeouts:
+            name = type(timeout).__name__
+            raise ConfigurationError(
+                f"saga {self.definition.name} requests a timeout {name} that it would not handle; mark a method with "
+                f"@handles_timeout({name})"
+            )
+        outgoing = self._made(timeout, within, at)
+        again = self._requested_before(outgoing)
+        if again is not None:
+            return again
+        self.details.timeouts[outgoing.message_id] = self._leaves(outgoing)
+        return outgoing.message_id
+
+    def _made(
+        self, timeout: object, within: timedelta | None, at: datetime | None, message_id: str | None = None
+    ) -> Outgoing:
+        if within is None and at is None:
+            raise InvalidMessage("a timeout needs its time: within=timedelta(…), or at=datetime(…, tzinfo=…)")
+        if self._has_ended:
+            raise MessageError(
+                f"the handler of message {self.context.message_id!r} has ended: it can request nothing any more"
+            )
+        headers = {
+            Headers.IS_SAGA_TIMEOUT_MESSAGE: "True",
+            Headers.SAGA_ID: self.record.saga_id,
+            Headers.SAGA_TYPE: self.definition.name,
+        }
+        options = SendOptions(self.around.endpoint, within, at, headers=headers, message_id=message_id)
+        return self.around.outgoing(timeout, options, self.context.headers)
+
+    def _leaves(self, outgoing: Outgoing) -> PendingTimeout:
+        """Have a timeout sent with the end of the message."""
+        self.context.outgoing.append(outgoing)
+        due = outgoing.due if isinstance(outgoing, DelayedMessage) else self.around.clock.now()
+        kind, body = outgoing.headers[Headers.ENCLOSED_MESSAGE_TYPES], msgspec.Raw(outgoing.body)
+        return PendingTimeout(outgoing.message_id, due or self.around.clock.now(), kind, body, self.context.message_id)
+
+    def _requested_before(self, outgoing: Outgoing) -> str | None:
+        """Return the id of the same timeout, if it was requested when this message was handled before."""
+        for timeout_id in self._again:
+            pending = self.details.timeouts.get(timeout_id)
+            kind = outgoing.headers[Headers.ENCLOSED_MESSAGE_TYPES]
+            if pending is not None and (pending.type, bytes(pending.body)) == (kind, outgoing.body):
+                self._again.remove(timeout_id)
+                return timeout_id
+        return None
+
+    def _content(self, pending: PendingTimeout) -> object:
+        return self.around.types.decode({Headers.ENCLOSED_MESSAGE_TYPES: pending.type}, bytes(pending.body))
+
+    def cancel(self, timeout_id: str) -> bool:
+        """See :meth:`Saga.cancel_timeout`."""
+        pending = self.details.timeouts.pop(timeout_id, None)
+        if pending is not None:
+            self._revoke(pending.message_id)
+        return pending is not None
+
+    async def move(self, timeout_id: str, within: timedelta | None, at: datetime | None) -> bool:
+        """See :meth:`Saga.move_timeout`: another message takes the place of the first, which counts no more."""
+        pending = self.details.timeouts.get(timeout_id)
+        if pending is None:
+            return False
+        self.details.timeouts[timeout_id] = self._leaves(self._made(self._content(pending), within, at))
+        self._revoke(pending.message_id)
+        return True
+
+    def pending(self) -> Mapping[str, datetime]:
+        """See :attr:`Saga.pending_timeouts`."""
+        return {timeout_id: each.due for timeout_id, each in self.details.timeouts.items()}
+
+    def complete(self) -> None:
+        """See :meth:`Saga.complete`."""
+        self.is_completed = True
+
+    def _revoke(self, message_id: str) -> None:
+        """Have a timeout not sent, if it has not left, or taken out of the store afterwards."""
+        left = [each for each in self.context.outgoing if each.message_id != message_id]
+        if len(left) < len(self.context.outgoing):
+            self.context.outgoing[:] = left
+        else:
+            self._revoked.append(message_id)
+
+    # --- for the endpoint ---------------------------------------------------------------------------------------------
+
+    def changes(self, completed_by: str | None) -> Sequence[SagaChange]:
+        """Return what is to be kept.
+
+        Args:
+            completed_by: the message; ``None``: an instance that is completed is removed at once.
+        """
+        self._check_correlation()
+        replaced = [] if self.leftover is None else [SagaChange(SagaFate.COMPLETED, self.leftover)]
+        if self.is_completed:
+            for timeout_id in list(self.details.timeouts):
+                self.cancel(timeout_id)
+            if not self.record.version:  # it was never kept
+                return replaced
+            if completed_by is None:
+                return [SagaChange(SagaFate.COMPLETED, self.record)]
+            self.details.completed_by = completed_by
+        fate = SagaFate.UPDATED if self.record.version else SagaFate.CREATED
+        kept = replace(self.record, state=self._encoded_state(), details=encoded(self.details))
+        return [*replaced, SagaChange(fate, kept)]
+
+    def _check_correlation(self) -> None:
+        name = self.definition.correlated_by
+        value = as_text(getattr(self.state, name), name, type(self.state).__name__)
+        if value != self.record.correlation.value:
+            raise InvalidMessage(
+                f"{name_of(self.record)} changed its {name} to {value!r}: messages find it by that, so it must stay"
+            )
+
+    def _encoded_state(self) -> str:
+        try:
+            return msgspec.json.encode(self.state).decode()
+        except (TypeError, ValueError, msgspec.MsgspecError) as error:
+            raise InvalidMessage(f"the state of {name_of(self.record)} cannot be written as JSON: {error}") from error
+
+    def revoked(self) -> Sequence[str]:
+        """Return the message ids of timeouts that are to come no more and have left already."""
+        return self._revoked
+
+    def kept_record(self) -> SagaRecord:
+        """Return the record in the version that it was kept in."""
+        return replace(self.record, version=self.record.version + 1)
+
+
+def name_of(record: SagaRecord) -> str:
+    """Return how an instance is called in logs and errors."""
+    return f"{record.saga_type} {record.correlation.property}={record.correlation.value!r}"

@@ -1,0 +1,88 @@
+"""Which timeouts of a saga instance are pending: the part of its record that is Postdate's own. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from postdate.errors import InvalidMessage
+
+_FIRED_REMEMBERED: Final = 32
+
+
+@dataclass(slots=True)
+class PendingTimeout:
+    """A timeout that was requested and has not come.
+
+    Args:
+        message_id: under which it travels; another after it was moved.
+        due: UTC.
+        type: its name on the wire.
+        body: JSON, for moving it and for sending it again.
+        requested_by: id of the message whose handler requested it.
+    """
+
+    message_id: str
+    due: datetime
+    type: str
+    body: msgspec.Raw
+    requested_by: str = ""
+
+
+@dataclass(slots=True)
+class SagaDetails:
+    """What Postdate remembers of an instance.
+
+    Args:
+        timeouts: those pending, by the id that :meth:`Saga.request_timeout` returned.
+        fired: message ids of the last timeouts that came, so that one whose handling was kept and whose messages were
+            not sent (a killed process) is handled again; only where these two are not one transaction.
+        completed_by: id of the message that completed it, until the record is removed; likewise.
+    """
+
+    timeouts: dict[str, PendingTimeout] = field(default_factory=dict[str, PendingTimeout])
+    fired: list[str] = field(default_factory=list[str])
+    completed_by: str | None = None
+
+    def timeout_of(self, message_id: str) -> str | None:
+        """Return the id of the pending timeout that travels under ``message_id``, or ``None``."""
+        return next((key for key, each in self.timeouts.items() if each.message_id == message_id), None)
+
+    def expects(self, message_id: str) -> bool:
+        """Return whether a timeout that comes is to be handled: it is pending, or came just now and may be unfinished.
+
+        What was cancelled, moved, or handled before is not.
+        """
+        return message_id in self.fired or self.timeout_of(message_id) is not None
+
+    def came(self, message_id: str, *, remember: bool) -> None:
+        """Note that a timeout came and was handled."""
+        timeout_id = self.timeout_of(message_id)
+        if timeout_id is not None:
+            del self.timeouts[timeout_id]
+            if remember:
+                self.fired = [*self.fired, message_id][-_FIRED_REMEMBERED:]
+
+    def is_over_for(self, message_id: str) -> bool:
+        """Return whether the instance was completed by another message than ``message_id``."""
+        return self.completed_by is not None and self.completed_by != message_id
+
+
+def encoded(details: SagaDetails) -> str:
+    """Return details as JSON."""
+    return msgspec.json.encode(details).decode()
+
+
+def decoded(text: str, saga: str) -> SagaDetails:
+    """Return details from JSON.
+
+    Raises:
+        InvalidMessage: it is none; names the ``saga``.
+    """
+    try:
+        return msgspec.json.decode(text, type=SagaDetails)
+    except msgspec.MsgspecError as error:
+        raise InvalidMessage(f"what is kept of {saga} cannot be read: {error}") from error

@@ -1,0 +1,340 @@
+"""Sagas as users write them: a class with typed state, messages that start it, messages and timeouts that it handles.
+
+::
+
+    class OrderSaga(Saga[OrderState], correlated_by="order_id"):
+        @started_by(PlaceOrder)
+        async def place(self, message: PlaceOrder, context: HandlerContext) -> None:
+            await self.request_timeout(PaymentDue(), within=timedelta(days=1))
+
+        @handles_timeout(PaymentDue)
+        async def payment_due(self, timeout: PaymentDue, context: HandlerContext) -> None:
+            self.complete()
+
+Source: specification 5 ("Sagas"), 4.10; ADR 0016.
+"""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin
+from uuid import UUID
+
+import msgspec
+
+from postdate.endpoint.serialization import type_name
+from postdate.errors import ConfigurationError, InvalidMessage
+from postdate.messages import check_text
+from postdate.ports.sagas import CORRELATION_LIMIT
+
+log = logging.getLogger("postdate.sagas")
+
+S = TypeVar("S")
+M = TypeVar("M")
+H = TypeVar("H", bound=Callable[..., Awaitable[None]])
+
+_MARK = "__postdate_saga__"
+
+
+class SagaRole(enum.Enum):
+    """What a method of a saga does with a type of message."""
+
+    STARTS = "started_by"
+    HANDLES = "handles"
+    TIMES_OUT = "handles_timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class SagaMethod:
+    """A method of a saga, for one type of message.
+
+    Args:
+        role: see :class:`SagaRole`.
+        message_type: whose messages it takes.
+        correlate: from a message to the value of the correlation property; ``None``: its attribute of that name.
+        method: its name.
+    """
+
+    role: SagaRole
+    message_type: type[Any]
+    correlate: Callable[[Any], object] | None
+    method: str = ""
+
+
+def started_by(message_type: type[M], *, correlate: Callable[[M], object] | None = None) -> Callable[[H], H]:
+    """Let messages of a type start an instance; one that is there already handles them, too.
+
+    Args:
+        message_type: a dataclass or ``msgspec.Struct``.
+        correlate: from a message to the value that tells instances apart: text, a whole number or a UUID. Default: its
+            attribute with the name of the saga's correlation property.
+    """
+    return _marking(SagaMethod(SagaRole.STARTS, message_type, correlate))
+
+
+def handles(message_type: type[M], *, correlate: Callable[[M], object] | None = None) -> Callable[[H], H]:
+    """Handle messages of a type with the instance they belong to; see :func:`started_by`."""
+    return _marking(SagaMethod(SagaRole.HANDLES, message_type, correlate))
+
+
+def handles_timeout(timeout_type: type[Any]) -> Callable[[H], H]:
+    """Handle timeouts of a type that this saga has requested; messages of the same type do not come here."""
+    return _marking(SagaMethod(SagaRole.TIMES_OUT, timeout_type, None))
+
+
+def _marking(mark: SagaMethod) -> Callable[[H], H]:
+    def mark_it(method: H) -> H:
+        if not inspect.iscoroutinefunction(method):
+            raise ConfigurationError(f"{mark.role.value} is for async methods (self, message, context), not {method!r}")
+        setattr(method, _MARK, (*getattr(method, _MARK, ()), mark))
+        return method
+
+    return mark_it
+
+
+class Requests(Protocol):
+    """Where an instance puts its timeouts while it handles a message."""
+
+    async def request(self, timeout: object, within: timedelta | None, at: datetime | None) -> str:
+        """See :meth:`Saga.request_timeout`."""
+        ...
+
+    def cancel(self, timeout_id: str) -> bool:
+        """See :meth:`Saga.cancel_timeout`."""
+        ...
+
+    async def move(self, timeout_id: str, within: timedelta | None, at: datetime | None) -> bool:
+        """See :meth:`Saga.move_timeout`."""
+        ...
+
+    def pending(self) -> Mapping[str, datetime]:
+        """See :attr:`Saga.pending_timeouts`."""
+        ...
+
+    def complete(self) -> None:
+        """See :meth:`Saga.complete`."""
+        ...
+
+
+class Saga(Generic[S]):
+    """A process over several messages, which remembers what it needs from one to the next.
+
+    Subclass it with the type of its state, a dataclass or ``msgspec.Struct`` in which everything but the correlation
+    property has a default, and mark methods ``async def handle(self, message, context)`` with :func:`started_by`,
+    :func:`handles` and :func:`handles_timeout`. An object lives for one message; only ``state`` is kept.
+
+    Messages of one instance may be handled by several processes at once: what was decided on a state that had changed
+    meanwhile is undone, and decided again.
+
+    Args of the class statement:
+        correlated_by: name of the property of the state that tells instances apart; the first message sets it, and it
+            stays.
+        name: of the saga on the wire and in its store; default ``module.Class``.
+    """
+
+    definition: ClassVar[SagaDefinition]
+
+    def __init__(self, saga_id: str, state: S, requests: Requests) -> None:
+        self.saga_id, self.state = saga_id, state
+        self.__requests = requests
+
+    def __init_subclass__(cls, *, correlated_by: str = "", name: str | None = None) -> None:
+        super().__init_subclass__()
+        if correlated_by:
+            cls.definition = _definition(cls, correlated_by, name or type_name(cls))
+
+    async def request_timeout(
+        self, timeout: object, *, within: timedelta | None = None, at: datetime | None = None
+    ) -> str:
+        """Have ``timeout`` handled by this instance later; return its id, by which it can be cancelled or moved.
+
+        It is kept with the state, in one transaction where store, queues and sagas share a database. Any number may be
+        pending, also of one type. A timeout that comes after its instance was completed is ignored.
+
+        Args:
+            timeout: a message, or the type of one without fields that must be given.
+            within: from now; zero: at once.
+            at: aware; a past one comes at once.
+
+        Raises:
+            ConfigurationError: this saga has no :func:`handles_timeout` for it.
+            DelayConflict: both ``within`` and ``at``.
+            InvalidMessage: neither of them, or a negative span.
+            InvalidTimestamp: ``at`` has no time zone.
+        """
+        return await self.__requests.request(timeout, within, at)
+
+    def cancel_timeout(self, timeout_id: str) -> bool:
+        """Take a pending timeout back: it never comes; ``False`` when it is not pending (any more)."""
+        return self.__requests.cancel(timeout_id)
+
+    async def move_timeout(
+        self, timeout_id: str, *, within: timedelta | None = None, at: datetime | None = None
+    ) -> bool:
+        """Give a pending timeout another time; it keeps its id. ``False`` when it is not pending (any more).
+
+        Raises:
+            DelayConflict, InvalidMessage, InvalidTimestamp: as :meth:`request_timeout`.
+        """
+        return await self.__requests.move(timeout_id, within, at)
+
+    @property
+    def pending_timeouts(self) -> Mapping[str, datetime]:
+        """When each pending timeout is due, UTC, by its id."""
+        return self.__requests.pending()
+
+    def complete(self) -> None:
+        """End this instance with the message that is being handled: it is removed, and its timeouts are cancelled."""
+        self.__requests.complete()
+
+    @classmethod
+    async def not_found(cls, message: object, context: Any) -> None:
+        """Take a message that belongs to no instance and starts none; by default it is logged and that is all.
+
+        Not called for timeouts.
+
+        Args:
+            message: of a type that this saga handles.
+            context: a :class:`~postdate.HandlerContext`.
+        """
+        log.info("message %s belongs to no %s: ignored", context.message_id, cls.definition.name)
+
+
+@dataclass(frozen=True, slots=True)
+class SagaDefinition:
+    """What is known of a saga from its class.
+
+    Args:
+        saga: the class.
+        name: on the wire.
+        correlated_by: the correlation property of its state.
+        state_type: of its state.
+        field: name of the correlation property in JSON.
+        messages: its methods for messages, by type.
+        timeouts: its methods for timeouts, by type.
+    """
+
+    saga: type[Saga[Any]]
+    name: str
+    correlated_by: str
+    state_type: type[Any]
+    field: str
+    messages: Mapping[type[Any], SagaMethod]
+    timeouts: Mapping[type[Any], SagaMethod]
+
+    def correlation_of(self, message: object, method: SagaMethod) -> tuple[object, str]:
+        """Return the value by which a message finds its instance, and the same as text.
+
+        Raises:
+            InvalidMessage: the message has none, or one that is no name.
+        """
+        value = getattr(message, self.correlated_by) if method.correlate is None else method.correlate(message)
+        return value, as_text(value, self.correlated_by, type(message).__name__)
+
+    def new_state(self, value: object) -> Any:
+        """Return the state of a new instance.
+
+        Raises:
+            InvalidMessage: the correlation value does not fit the state.
+        """
+        try:
+            return msgspec.convert({self.field: value}, self.state_type)
+        except msgspec.ValidationError as error:
+            raise InvalidMessage(
+                f"{value!r} cannot be {self.correlated_by} of {self.state_type.__name__}: {error}"
+            ) from error
+
+
+def as_text(value: object, name: str, of: str) -> str:
+    """Return a correlation value as text.
+
+    Raises:
+        InvalidMessage: it is neither text nor a whole number nor a UUID, or it is blank or too long.
+    """
+    if not isinstance(value, (str, int, UUID)) or isinstance(value, bool):
+        raise InvalidMessage(
+            f"{name} of {of} must be text, a whole number or a UUID to find a saga by, not {type(value).__name__}"
+        )
+    text = str(value)
+    check_text(text, f"{name} of {of}", CORRELATION_LIMIT)
+    return text
+
+
+# --- from a class to its definition ------------------------------------------------------------------------------
+
+
+def _definition(saga: type[Saga[Any]], correlated_by: str, name: str) -> SagaDefinition:
+    check = _Wrong(saga.__name__)
+    state_type = _state_type(saga, check)
+    field = _correlation_field(state_type, correlated_by, check)
+    methods = [
+        SagaMethod(mark.role, mark.message_type, mark.correlate, attribute)
+        for attribute, method in inspect.getmembers(saga, inspect.isfunction)
+        for mark in getattr(method, _MARK, ())
+    ]
+    messages = _by_type([each for each in methods if each.role is not SagaRole.TIMES_OUT], check)
+    timeouts = _by_type([each for each in methods if each.role is SagaRole.TIMES_OUT], check)
+    if not any(each.role is SagaRole.STARTS for each in messages.values()):
+        raise check.error("nothing starts it; mark a method with @started_by(…)")
+    for each in messages.values():
+        if each.correlate is None and not _has(each.message_type, correlated_by):
+            raise check.error(
+                f"{each.message_type.__name__} has no {correlated_by!r}; say how it is found: "
+                f"@{each.role.value}({each.message_type.__name__}, correlate=lambda message: …)"
+            )
+    return SagaDefinition(saga, name, correlated_by, state_type, field, messages, timeouts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wrong:
+    """What cannot be about a class."""
+
+    saga: str
+
+    def error(self, why: str) -> ConfigurationError:
+        return ConfigurationError(f"saga {self.saga} cannot work: {why}")
+
+
+def _state_type(saga: type[Saga[Any]], check: _Wrong) -> type[Any]:
+    for each in saga.__mro__:
+        for base in vars(each).get("__orig_bases__", ()):
+            origin = get_origin(base)
+            if isinstance(origin, type) and issubclass(origin, Saga) and isinstance(get_args(base)[0], type):
+                return get_args(base)[0]
+    raise check.error("its state has no type; write class …(Saga[StateOfMine], correlated_by='…')")
+
+
+def _correlation_field(state_type: type[Any], correlated_by: str, check: _Wrong) -> str:
+    """Return the name in JSON of the correlation property, which alone must be given to make a state."""
+    kind = msgspec.inspect.type_info(state_type)
+    if not isinstance(kind, (msgspec.inspect.DataclassType, msgspec.inspect.StructType)):
+        raise check.error(f"its state {state_type.__name__} is neither a dataclass nor a msgspec.Struct")
+    found = [each.encode_name for each in kind.fields if each.name == correlated_by]
+    if not found:
+        raise check.error(f"its state {state_type.__name__} has no {correlated_by!r}")
+    missing = [each.name for each in kind.fields if each.required and each.name != correlated_by]
+    if missing:
+        raise check.error(f"its state {state_type.__name__} needs defaults for {', '.join(missing)}")
+    return found[0]
+
+
+def _by_type(methods: list[SagaMethod], check: _Wrong) -> Mapping[type[Any], SagaMethod]:
+    found: dict[type[Any], SagaMethod] = {}
+    for each in methods:
+        if each.message_type in found:
+            raise check.error(
+                f"two methods take {each.message_type.__name__}: {found[each.message_type].method} and {each.method}"
+            )
+        found[each.message_type] = each
+    return found
+
+
+def _has(message_type: type[Any], attribute: str) -> bool:
+    return hasattr(message_type, attribute) or any(
+        attribute in getattr(each, "__annotations__", {}) for each in message_type.__mro__
+    )

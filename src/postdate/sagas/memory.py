@@ -1,0 +1,64 @@
+"""Saga instances in this process' memory: for tests and for trying things out. All is lost when the process ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from postdate.errors import SagaConflict
+from postdate.ports import Correlation, SagaChange, SagaFate, SagaRecord, SagaStoreCapabilities
+
+
+class MemorySagaStore:
+    """Keeps saga instances in memory."""
+
+    def __init__(self) -> None:
+        self._records: dict[tuple[str, str], SagaRecord] = {}
+
+    @property
+    def capabilities(self) -> SagaStoreCapabilities:
+        """See :class:`postdate.ports.SagaStore`."""
+        return SagaStoreCapabilities(durable=False, shared=False)
+
+    async def setup(self) -> None:
+        """Nothing to create."""
+
+    async def find(self, saga_type: str, correlation: Correlation) -> SagaRecord | None:
+        """See :meth:`postdate.ports.SagaStore.find`."""
+        return _found(self._records, saga_type, correlation)
+
+    async def load(self, saga_type: str, saga_id: str) -> SagaRecord | None:
+        """See :meth:`postdate.ports.SagaStore.load`."""
+        return self._records.get((saga_type, saga_id))
+
+    async def apply(self, changes: Sequence[SagaChange]) -> None:
+        """See :meth:`postdate.ports.SagaStore.apply`."""
+        records = dict(self._records)
+        for change in changes:
+            _apply(records, change)
+        self._records = records
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+
+def _found(records: dict[tuple[str, str], SagaRecord], saga_type: str, correlation: Correlation) -> SagaRecord | None:
+    for record in records.values():
+        if (record.saga_type, record.correlation) == (saga_type, correlation):
+            return record
+    return None
+
+
+def _apply(records: dict[tuple[str, str], SagaRecord], change: SagaChange) -> None:
+    given = change.record
+    key = (given.saga_type, given.saga_id)
+    if change.fate is SagaFate.CREATED:
+        is_right = key not in records and _found(records, given.saga_type, given.correlation) is None
+    else:
+        is_right = key in records and records[key].version == given.version
+    if not is_right:
+        raise SagaConflict(f"{given.saga_type} {given.saga_id} was created, changed or completed meanwhile")
+    if change.fate is SagaFate.COMPLETED:
+        del records[key]
+    else:
+        records[key] = replace(given, version=given.version + 1)

@@ -1,0 +1,279 @@
+"""An endpoint under test: in memory, on a clock that is moved by hand, without a broker and without waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import msgspec
+
+from postdate.core.recoverability import Recoverability
+from postdate.endpoint.delayed_delivery import timeouts_queue
+from postdate.endpoint.endpoint import Endpoint
+from postdate.endpoint.sagas import Saga, as_text
+from postdate.endpoint.sending import SendKeywords, SendOptions
+from postdate.endpoint.settings import DelayedDelivery
+from postdate.errors import PostdateError
+from postdate.messages import DelayedMessage, Envelope
+from postdate.ports import HANDLED, Correlation, End, MessageFilter, Received, TransportCapabilities, Work
+from postdate.sagas.memory import MemorySagaStore
+from postdate.stores.memory import MemoryStore
+from postdate.testing.clock import START, VirtualClock
+from postdate.transports.memory import MemoryReceiver, MemoryTransport
+
+S = TypeVar("S")
+
+_NO_RETRIES = Recoverability(immediate_retries=0, delayed_retries=0)
+_ERRORS = "error"
+_EVERYTHING = 1_000_000
+_JUST_AFTER = (timedelta(microseconds=1), timedelta(milliseconds=1), timedelta(milliseconds=1))
+"""A message goes strictly after its due time, and the poller pauses a millisecond after each look that found some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A message that left the endpoint under test.
+
+    Args:
+        message: as the handler sent it.
+        destination: queue.
+        at: when it arrived there; UTC.
+        headers: of it.
+    """
+
+    message: object
+    destination: str
+    at: datetime
+    headers: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A delayed message that is not due yet, saga timeouts included.
+
+    Args:
+        message: as it was sent.
+        destination: queue.
+        due: UTC.
+    """
+
+    message: object
+    destination: str
+    due: datetime
+
+
+class EndpointTest:
+    """Runs an endpoint as its application configures it. Use it as an asynchronous context manager, on asyncio.
+
+    Whatever a call sets off has happened when it returns: handlers have run, what was due has been delivered. The same
+    test does the same things in the same order every time. What would go to the error queue is raised instead.
+
+    Queues need not exist; what the endpoint sends to others is in :attr:`sent`.
+
+    Args:
+        configure: registers handlers, sagas and routes, as for the real endpoint.
+        name: of the endpoint.
+        start: what the clock shows at first; aware.
+        recoverability: how often handling is tried; default: once.
+    """
+
+    def __init__(
+        self,
+        configure: Callable[[Endpoint], None],
+        *,
+        name: str = "tested",
+        start: datetime = START,
+        recoverability: Recoverability = _NO_RETRIES,
+    ) -> None:
+        self.clock = VirtualClock(start)
+        self.deliveries: list[Sent] = []
+        """What left the endpoint for other queues, in order."""
+        self._store, self._sagas = MemoryStore(), MemorySagaStore()
+        self._endpoint = _Watched(
+            name,
+            transport=_Exits(MemoryTransport(clock=self.clock), self._note),
+            delayed_delivery=DelayedDelivery(self._store),
+            recoverability=recoverability,
+            error_queue=_ERRORS,
+            clock=self.clock,
+            sagas=self._sagas,
+        )
+        self._own = {name, timeouts_queue(name), _ERRORS}
+        self._stack = AsyncExitStack()
+        configure(self._endpoint)
+
+    async def __aenter__(self) -> Self:
+        await self._stack.enter_async_context(self._endpoint)
+        await self.clock.settle()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        return await self._stack.__aexit__(kind, error, trace)
+
+    # --- what happens ---------------------------------------------------------------------------------------------
+
+    async def send(self, message: object, **options: Unpack[SendKeywords]) -> str:
+        """Send a message to the endpoint under test, and let everything happen that follows from it at once.
+
+        Args:
+            message: of a type that it handles.
+            options: see :class:`~postdate.SendOptions`.
+
+        Raises:
+            Exception: what its handler raised.
+        """
+        chosen: SendKeywords = {"destination": self._endpoint.name, **options}
+        message_id = await self._endpoint.send(message, **chosen)
+        await self._let_it_happen()
+        return message_id
+
+    async def advance(
+        self,
+        duration: timedelta = timedelta(0),
+        *,
+        days: float = 0,
+        hours: float = 0,
+        minutes: float = 0,
+        seconds: float = 0,
+    ) -> None:
+        """Let time pass, and everything happen that is due meanwhile, up to the last instant of it.
+
+        Where something is due exactly at the end, the clock goes on until it has come: a microsecond as a rule.
+
+        Raises:
+            Exception: what a handler raised.
+        """
+        await self.clock.advance(
+            duration + timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds),
+        )
+        await self._let_it_happen()
+
+    async def _let_it_happen(self) -> None:
+        await self.clock.settle()
+        end = self.clock.now() + timedelta(microseconds=1)
+        for step in _JUST_AFTER:
+            if not await self._store.list_pending(MessageFilter(due_to=end), 1):
+                break
+            await self.clock.advance(step)
+        failures, self._endpoint.failures = self._endpoint.failures, []
+        if failures:
+            raise failures[0]
+
+    # --- what came of it ------------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> datetime:
+        """What the clock shows; UTC."""
+        return self.clock.now()
+
+    @property
+    def sent(self) -> Sequence[object]:
+        """What the endpoint sent to other queues, in the order in which it arrived: delayed messages when due."""
+        return [each.message for each in self.deliveries]
+
+    def sent_to(self, destination: str) -> Sequence[object]:
+        """Return what was sent to one queue, in order."""
+        return [each.message for each in self.deliveries if each.destination == destination]
+
+    async def waiting(self) -> Sequence[Waiting]:
+        """Return the delayed messages that are not due yet, by due time; saga timeouts are among them."""
+        pending = await self._store.list_pending(MessageFilter(), _EVERYTHING)
+        return [
+            Waiting(self._endpoint.made.get(each.message_id, each.body), each.destination, each.due) for each in pending
+        ]
+
+    async def state_of(self, saga: type[Saga[S]], value: object) -> S | None:
+        """Return the state of the saga instance with a correlation value; ``None``: there is none (any more)."""
+        definition = saga.definition
+        text = as_text(value, definition.correlated_by, saga.__name__)
+        record = await self._sagas.find(definition.name, Correlation(definition.correlated_by, text))
+        return None if record is None else msgspec.json.decode(record.state, type=definition.state_type)
+
+    def _note(self, envelope: Envelope) -> None:
+        if envelope.destination not in self._own:
+            message = self._endpoint.made.get(envelope.message_id, envelope.body)
+            self.deliveries.append(Sent(message, envelope.destination, self.clock.now(), envelope.headers))
+
+
+class _Watched(Endpoint):
+    """Remembers the messages that it made, and why some went to the error queue."""
+
+    def __init__(self, name: str, **settings: Any) -> None:
+        self.made: dict[str, object] = {}
+        self.failures: list[Exception] = []
+        super().__init__(name, **settings)
+
+    def outgoing(
+        self, message: object, options: SendOptions, related_to: Mapping[str, str] | None = None
+    ) -> Envelope | DelayedMessage:
+        outgoing = super().outgoing(message, options, related_to)
+        self.made[outgoing.message_id] = message
+        return outgoing
+
+    def to_error(self, received: Received, error: Exception, queue: str | None = None) -> End:
+        self.failures.append(error)
+        return super().to_error(received, error, queue)
+
+
+class _Exits:
+    """Queues in memory that come into being when something is sent to them; tells of everything that is."""
+
+    def __init__(self, transport: MemoryTransport, note: Callable[[Envelope], None]) -> None:
+        self._transport, self._note = transport, note
+
+    @property
+    def capabilities(self) -> TransportCapabilities:
+        return self._transport.capabilities
+
+    async def create_queues(self, names: Sequence[str]) -> None:
+        await self._transport.create_queues(names)
+
+    async def send(
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+    ) -> Sequence[PostdateError | None]:
+        await self.make_room(envelopes)
+        errors = await self._transport.send(envelopes, now, work=work)
+        self.note([envelope for envelope, error in zip(envelopes, errors, strict=True) if error is None])
+        return errors
+
+    def receiver(self, queue: str) -> _WatchedReceiver:
+        return _WatchedReceiver(self._transport.receiver(queue), self)
+
+    async def make_room(self, envelopes: Sequence[Envelope]) -> None:
+        """Create the queues that messages go to."""
+        await self._transport.create_queues([envelope.destination for envelope in envelopes])
+
+    def note(self, envelopes: Sequence[Envelope]) -> None:
+        """Tell of messages that have left."""
+        for envelope in envelopes:
+            self._note(envelope)
+
+    async def close(self) -> None:
+        await self._transport.close()
+
+
+class _WatchedReceiver:
+    """Tells of what leaves with a commit."""
+
+    def __init__(self, receiver: MemoryReceiver, exits: _Exits) -> None:
+        self._receiver, self._exits = receiver, exits
+
+    async def receive(self, limit: int) -> Sequence[Received]:
+        return await self._receiver.receive(limit)
+
+    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+        await self._exits.make_room(end.outgoing)
+        await self._receiver.commit(received, now, end)
+        self._exits.note(end.outgoing)
+
+    async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+        await self._receiver.roll_back(received, failed=failed)
+
+    async def close(self) -> None:
+        await self._receiver.close()

@@ -1,0 +1,269 @@
+"""What every saga store must do, in one call; see :func:`saga_checks`."""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+
+from postdate.errors import SagaConflict
+from postdate.messages import Envelope
+from postdate.ports import Correlation, EnlistingSagaStore, SagaChange, SagaFate, SagaRecord, SagaStore, Transport
+from postdate.testing.conformance import Check, Topic, expect, expect_equal, expect_error
+
+_NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
+_QUEUE = "conformance.in"
+_AT_ONCE = 8
+
+
+class SagaStoreSubject(ABC):
+    """How the suite opens the saga store under test. Make a new subject, on empty storage, for every check."""
+
+    @abstractmethod
+    def open(self) -> SagaStore:
+        """Return a handle on the store; called again after the first handle was closed, it is the same store."""
+
+    def open_elsewhere(self) -> SagaStore:
+        """Return a handle as another process would have it. Only called for stores that are shared."""
+        raise NotImplementedError(f"{type(self).__name__} must define open_elsewhere(): its store is shared")
+
+    def transport(self) -> Transport:
+        """Return queues in the same database. Only called for stores that name a database."""
+        raise NotImplementedError(f"{type(self).__name__} must define transport(): its store names a database")
+
+
+sagas: Topic[SagaStoreSubject] = Topic("sagas")
+
+
+def saga_checks() -> tuple[Check[SagaStoreSubject], ...]:
+    """Return every check of a saga store; see :func:`postdate.testing.store_checks`."""
+    return tuple(sagas.checks)
+
+
+@asynccontextmanager
+async def _open(subject: SagaStoreSubject) -> AsyncGenerator[SagaStore]:
+    store = subject.open()
+    try:
+        await store.setup()
+        yield store
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def _handles(subject: SagaStoreSubject) -> AsyncGenerator[list[SagaStore]]:
+    """Lend one handle, or two of different processes where the store can have that."""
+    async with _open(subject) as store:
+        if not store.capabilities.shared:
+            yield [store]
+            return
+        other = subject.open_elsewhere()
+        try:
+            yield [store, other]
+        finally:
+            await other.close()
+
+
+def _record(value: str = "o-1", saga_type: str = "Order", state: str = '{"n":0}') -> SagaRecord:
+    return SagaRecord(str(uuid.uuid4()), saga_type, Correlation("order_id", value), state, '{"timeouts":{}}')
+
+
+def _created(record: SagaRecord) -> SagaChange:
+    return SagaChange(SagaFate.CREATED, record)
+
+
+async def _kept(store: SagaStore, value: str = "o-1") -> SagaRecord:
+    record = await store.find("Order", Correlation("order_id", value))
+    expect(record is not None, f"the instance {value} is there")
+    assert record is not None
+    return record
+
+
+# --- one after the other -------------------------------------------------------------------------------------------
+
+
+@sagas
+async def an_instance_is_found_by_type_property_and_value(subject: SagaStoreSubject) -> None:
+    """What was created is found unchanged, in version 1, and by nothing but its own type, property and value."""
+    async with _open(subject) as store:
+        record = _record("ünïcode 🎈 o'1", state='{"text":"\\u0000 \\" ünïcode 🎈"}')
+        await store.apply([_created(record), _created(_record("o-2"))])
+        found = await store.find("Order", record.correlation)
+        expect_equal(found, replace(record, version=1), "the instance")
+        for saga_type, place in (
+            ("Invoice", record.correlation),
+            ("Order", replace(record.correlation, property="other")),
+            ("Order", replace(record.correlation, value="ÜNÏCODE 🎈 O'1")),
+            ("Order", replace(record.correlation, value="ünïcode 🎈 o'1 ")),
+        ):
+            expect_equal(await store.find(saga_type, place), None, f"an instance of {saga_type} with {place}")
+
+
+@sagas
+async def an_instance_is_loaded_by_type_and_id(subject: SagaStoreSubject) -> None:
+    """An id leads to its instance if that is of the type asked for."""
+    async with _open(subject) as store:
+        record = _record()
+        await store.apply([_created(record)])
+        expect_equal(await store.load("Order", record.saga_id), replace(record, version=1), "the instance")
+        expect_equal(await store.load("Invoice", record.saga_id), None, "an instance of another type")
+        expect_equal(await store.load("Order", str(uuid.uuid4())), None, "an instance with another id")
+
+
+@sagas
+async def every_update_makes_the_next_version(subject: SagaStoreSubject) -> None:
+    """State and details are replaced, and the version grows by one."""
+    async with _open(subject) as store:
+        await store.apply([_created(_record())])
+        for number in range(1, 4):
+            record = replace(await _kept(store), state=f'{{"n":{number}}}', details=f'{{"d":{number}}}')
+            await store.apply([SagaChange(SagaFate.UPDATED, record)])
+            expect_equal(await _kept(store), replace(record, version=number + 1), "the updated instance")
+
+
+@sagas
+async def a_completed_instance_is_gone_and_its_correlation_free(subject: SagaStoreSubject) -> None:
+    """After its completion an instance is not found, and another may have its correlation: in one call, too."""
+    async with _open(subject) as store:
+        await store.apply([_created(_record())])
+        first, second = await _kept(store), _record()
+        await store.apply([SagaChange(SagaFate.COMPLETED, first), _created(second)])
+        expect_equal((await _kept(store)).saga_id, second.saga_id, "the instance with that correlation")
+        expect_equal(await store.load("Order", first.saga_id), None, "the completed instance")
+
+
+@sagas
+async def what_was_changed_meanwhile_is_not_changed_again(subject: SagaStoreSubject) -> None:
+    """An update or completion of an older version, and of an instance that is gone, is a conflict."""
+    async with _open(subject) as store:
+        await store.apply([_created(_record())])
+        old = await _kept(store)
+        await store.apply([SagaChange(SagaFate.UPDATED, old)])
+        for fate in (SagaFate.UPDATED, SagaFate.COMPLETED):
+            with expect_error(SagaConflict, f"a change of an older version ({fate.value})"):
+                await store.apply([SagaChange(fate, old)])
+        await store.apply([SagaChange(SagaFate.COMPLETED, await _kept(store))])
+        for fate in (SagaFate.UPDATED, SagaFate.COMPLETED):
+            with expect_error(SagaConflict, f"a change of an instance that is gone ({fate.value})"):
+                await store.apply([SagaChange(fate, replace(old, version=2))])
+
+
+@sagas
+async def a_correlation_has_one_instance_of_a_type(subject: SagaStoreSubject) -> None:
+    """Creating a second instance with the same correlation is a conflict; other types and properties are others."""
+    async with _open(subject) as store:
+        first = _record()
+        await store.apply([_created(first)])
+        with expect_error(SagaConflict, "creating a second instance with the same correlation"):
+            await store.apply([_created(_record())])
+        elsewhere = replace(_record(), correlation=replace(first.correlation, property="other"))
+        await store.apply([_created(_record(saga_type="Invoice")), _created(elsewhere)])
+        expect_equal((await _kept(store)).saga_id, first.saga_id, "the first instance")
+
+
+@sagas
+async def changes_are_applied_together_or_not_at_all(subject: SagaStoreSubject) -> None:
+    """One conflict among several changes undoes all of them."""
+    async with _open(subject) as store:
+        await store.apply([_created(_record("o-1"))])
+        kept = await _kept(store)
+        with expect_error(SagaConflict, "changes one of which is a conflict"):
+            wrong = SagaChange(SagaFate.UPDATED, replace(kept, version=7))
+            await store.apply([_created(_record("o-2")), SagaChange(SagaFate.COMPLETED, kept), wrong])
+        expect_equal(await _kept(store), kept, "the instance that was there")
+        expect_equal(await store.find("Order", Correlation("order_id", "o-2")), None, "the other instance")
+
+
+@sagas
+async def setting_up_again_keeps_what_is_there(subject: SagaStoreSubject) -> None:
+    """Setting up is idempotent, and what was kept survives it, and the handle where the store is durable."""
+    async with _open(subject) as store:
+        await store.setup()
+        await store.apply([_created(_record())])
+        await store.setup()
+        kept = await _kept(store)
+        durable = store.capabilities.durable
+    if durable:
+        async with _open(subject) as store:
+            expect_equal(await _kept(store), kept, "the instance after closing and opening")
+
+
+# --- at the same time -----------------------------------------------------------------------------------------------
+
+
+@sagas
+async def of_several_creators_all_but_one_are_told(subject: SagaStoreSubject) -> None:
+    """Of instances with one correlation that are created at once, by two processes, one is kept."""
+    async with _handles(subject) as handles:
+        won: list[str] = []
+
+        async def create(store: SagaStore) -> None:
+            record = _record()
+            try:
+                await store.apply([_created(record)])
+            except SagaConflict:
+                return
+            won.append(record.saga_id)
+
+        await _at_once(handles, create)
+        expect_equal(len(won), 1, "creators that were not told of a conflict")
+        expect_equal([(await _kept(handles[0])).saga_id], won, "the instance that is there")
+
+
+@sagas
+async def no_update_is_lost(subject: SagaStoreSubject) -> None:
+    """When tasks of two processes count in one instance, each trying again after a conflict, every count is there."""
+    async with _handles(subject) as handles:
+        await handles[0].apply([_created(_record())])
+
+        async def count(store: SagaStore) -> None:
+            while True:
+                record = await _kept(store)
+                number = int(record.state.strip('{"n:}')) + 1
+                try:
+                    await store.apply([SagaChange(SagaFate.UPDATED, replace(record, state=f'{{"n":{number}}}'))])
+                except SagaConflict:
+                    continue
+                return
+
+        await _at_once(handles, count)
+        expect_equal((await _kept(handles[0])).state, f'{{"n":{_AT_ONCE * len(handles)}}}', "the state")
+
+
+async def _at_once(handles: list[SagaStore], do: Callable[[SagaStore], Coroutine[Any, Any, None]]) -> None:
+    async with anyio.create_task_group() as tasks:
+        for store in handles * _AT_ONCE:
+            tasks.start_soon(do, store)
+
+
+# --- in a transaction of the queues -----------------------------------------------------------------------------------
+
+
+@sagas
+async def applying_is_part_of_a_transaction_of_the_queues(subject: SagaStoreSubject) -> None:
+    """With queues in the same database, changes and sends happen both or not at all."""
+    async with _open(subject) as store:
+        if store.capabilities.database is None:
+            return
+        expect(isinstance(store, EnlistingSagaStore), "a store that names a database has applying()")
+        assert isinstance(store, EnlistingSagaStore)
+        transport = subject.transport()
+        try:
+            expect_equal(transport.capabilities.database, store.capabilities.database, "the database of the queues")
+            await transport.create_queues([_QUEUE])
+            record = _record()
+            work = [store.applying([_created(record)])]
+            await transport.send([Envelope(_QUEUE, "m-1")], _NOW, work=work)
+            with expect_error(SagaConflict, "a send together with a conflict"):
+                await transport.send([Envelope(_QUEUE, "m-2")], _NOW, work=work)
+            received = await transport.receiver(_QUEUE).receive(2)
+            expect_equal([each.envelope.message_id for each in received], ["m-1"], "messages sent")
+            expect_equal((await _kept(store)).saga_id, record.saga_id, "the instance")
+        finally:
+            await transport.close()

@@ -1,0 +1,72 @@
+"""The worked example of a saga runs in one file and, by its settings alone, on PostgreSQL and RabbitMQ."""
+
+import os
+import re
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+from tests.postgres_subjects import drop_schema, fresh_schema
+from tests.rabbitmq_subjects import channel_of
+
+PLACED, PAID = "we have your order", "thank you for"
+CANCELLED, NOT_PAID = "your order is cancelled, as you wished", "your order is cancelled: it was not paid"
+STORIES = {
+    "Ada": [PLACED, "reminder 1", PAID],
+    "Ben": [PLACED, "reminder 1", "reminder 2", CANCELLED],
+    "Cleo": [PLACED, "reminder 1", "reminder 2", "reminder 3", NOT_PAID],
+    "Dan": [PLACED, "reminder 1", "you have 75 minutes more", "reminder 2", "reminder 3", PAID],
+}
+
+
+def test_in_one_file(tmp_path: Path) -> None:
+    _expect_the_stories(_mails(tmp_path, {}))
+    assert (tmp_path / "postdate.db").exists()
+
+
+def test_on_postgresql_and_rabbitmq_by_settings_alone(postgres_url: str, rabbitmq_url: str, tmp_path: Path) -> None:
+    schema, name = fresh_schema(), f"orders-{uuid.uuid4().hex[:12]}"
+    settings = {
+        "POSTDATE_ENDPOINT__NAME": name,
+        "POSTDATE_ENDPOINT__ERROR_QUEUE": f"{name}.error",
+        "POSTDATE_STORE__ADDRESS": postgres_url,
+        "POSTDATE_STORE__SCHEMA": schema,
+        "POSTDATE_TRANSPORT__ADDRESS": rabbitmq_url,
+    }
+    try:
+        _expect_the_stories(_mails(tmp_path, settings))
+    finally:
+        drop_schema(postgres_url, schema)
+        with channel_of(rabbitmq_url) as channel:
+            left = [
+                channel.queue_delete(f"{name}{end}").method.message_count
+                for end in ("", ".timeouts", ".customers", ".error")
+            ]
+    assert left == [0, 0, 0, 0]
+    assert not list(tmp_path.iterdir())
+
+
+def _expect_the_stories(told: dict[str, list[str]]) -> None:
+    for customer, mails in told.items():
+        assert mails[0] == STORIES[customer][0]
+        assert mails[-1] == STORIES[customer][-1], mails
+        # Where a machine stands still for a second, timeouts of one order are due together, and the last may be first.
+        assert set(STORIES[customer]) - set(mails) <= {"reminder 2", "reminder 3"}, mails
+        assert len(mails) == len(set(mails)), mails
+
+
+def _mails(folder: Path, settings: dict[str, str]) -> dict[str, list[str]]:
+    """Return the mails to each customer in order, cut to the words that are told above."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("POSTDATE_")}
+    command = [sys.executable, "-m", "postdate.demo.orders", "--speed", "900"]
+    done = subprocess.run(
+        command, cwd=folder, env={**clean, **settings}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told: dict[str, list[str]] = {customer: [] for customer in STORIES}
+    for customer, text in re.findall(r"^ *\d+ min  (\w+) +(.*)$", done.stdout, re.MULTILINE):
+        words = [each for each in STORIES[customer] if text.startswith(each)]
+        assert words, text
+        told[customer] += words
+    return told

@@ -1,0 +1,178 @@
+"""Sagas that others change meanwhile, and what a killed process leaves (ADR 0016)."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.saga_world import LOG, SECOND, Change, OrderSaga, Place, World
+
+from postdate import (
+    HandlerContext,
+    Headers,
+    LocalTransport,
+    SqliteSagaStore,
+    SqliteStore,
+    TransactionMode,
+    started_by,
+)
+from postdate.errors import SagaConflict
+from postdate.messages import to_envelope
+from postdate.ports import Correlation, SagaChange, SagaFate, SagaRecord
+from postdate.testing import VirtualClock
+
+
+async def test_a_message_that_met_a_conflict_is_handled_again_at_once_and_sends_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find, conflicts = world.sagas.find, 3
+
+    async def find_too_early(saga_type: str, correlation: Correlation) -> SagaRecord | None:
+        nonlocal conflicts
+        record = await find(saga_type, correlation)
+        if record is not None and conflicts:
+            conflicts -= 1
+            await world.sagas.apply([SagaChange(SagaFate.UPDATED, record)])  # somebody else is quicker
+        return record
+
+    async with world.endpoint() as endpoint:
+        await world.send(endpoint, Place("o-1"))
+        monkeypatch.setattr(world.sagas, "find", find_too_early)
+        await world.send(endpoint, Change("o-1", ["mail once"]))
+        if endpoint.mode is not TransactionMode.NONE:  # where messages leave before anything is certain
+            assert await world.length("mails") == 1
+        assert await world.length("error") == 0
+    assert await world.seen() == ["Place", "Change"]
+    assert [what for _, what, _ in LOG] == ["Place", "Change", "Change", "Change", "Change"]
+
+
+async def test_a_store_that_says_conflict_for_ever_does_not_hold_up_its_endpoint(
+    memory: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def apply(changes: object) -> None:
+        raise SagaConflict("for ever")
+
+    monkeypatch.setattr(memory.sagas, "apply", apply)
+    async with memory.endpoint() as endpoint:
+        await memory.send(endpoint, Place("o-1"))
+        assert await memory.length("error") == 1
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("order", ["mail sent", "complete"])
+async def test_a_message_whose_saga_was_kept_and_whose_messages_were_not_sent_is_handled_again(
+    memory: World, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
+    """In the modes that promise at least once: also when it is a timeout, and also when it completed its saga."""
+    await memory.transport.create_queues(["mails"])
+    async with memory.endpoint() as endpoint:
+        await memory.send(endpoint, Place("o-1"))
+    for message in (Change("o-1", ["due 1", "mail sent"]), None):
+        await _killed_before_it_sends(memory, monkeypatch, message)
+        async with memory.endpoint():
+            await memory.clock.settle()
+    assert await memory.length("mails") == 1
+    assert await memory.seen() == ["Place", "Change", "Change", "Due 1", "Due 1"]
+    await _killed_before_it_sends(memory, monkeypatch, Change("o-1", ["mail sent", order]))
+    async with memory.endpoint():
+        await memory.clock.settle()
+    assert await memory.length("mails") == (3 if order == "mail sent" else 2)
+    assert (await memory.record() is None) == (order == "complete")
+
+
+async def _killed_before_it_sends(memory: World, monkeypatch: pytest.MonkeyPatch, message: object) -> None:
+    """Let an endpoint take a message, or what is due next, and die between keeping its saga and sending."""
+    endpoint, apply = memory.endpoint(), memory.sagas.apply
+    if message is not None:
+        await endpoint.send(message)
+
+    async def apply_and_die(changes: Any) -> None:
+        await apply(changes)
+        raise Killed
+
+    async def run() -> None:
+        async with endpoint:
+            await memory.clock.advance(2 * SECOND)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(memory.sagas, "apply", apply_and_die)
+        with pytest.raises(BaseExceptionGroup):
+            await run()
+
+
+@pytest.mark.parametrize("sent", [False, True], ids=["before it was sent", "after it was sent"])
+async def test_a_handler_that_sees_that_it_ran_before_need_not_request_its_timeout_again(
+    memory: World, monkeypatch: pytest.MonkeyPatch, sent: bool
+) -> None:
+    class Once(OrderSaga, correlated_by="order_id", name="OrderSaga"):
+        @started_by(Place)
+        async def take(self, message: Place | Change, context: HandlerContext) -> None:
+            if not self.state.timeout:
+                await super().take(message, context)
+
+    memory_endpoint = memory.endpoint
+    monkeypatch.setattr(memory, "endpoint", lambda: memory_endpoint(Once))
+    await memory.transport.create_queues(["orders"])
+    if sent:
+        async with memory.endpoint() as endpoint:
+            await memory.send(endpoint, Place("o-1", ["due 10"]))
+            await endpoint.send(Place("o-1"), headers={Headers.MESSAGE_ID: await _first_message_id(memory)})
+            await memory.clock.settle()
+    else:
+        await _killed_before_it_sends(memory, monkeypatch, Place("o-1", ["due 10"]))
+    assert await memory.waiting() == int(sent)
+    async with memory.endpoint():
+        await memory.clock.advance(15 * SECOND)
+        assert await memory.seen() == ["Place", "Due 10"]
+    assert await memory.length("error") == 0
+
+
+async def _first_message_id(world: World) -> str:
+    (timeout,) = await world.pending()
+    return timeout.headers[Headers.RELATED_TO]
+
+
+async def test_a_completed_instance_that_was_not_removed_counts_as_completed_and_gives_way(
+    memory: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apply = memory.sagas.apply
+
+    async def apply_without_removing(changes: Any) -> None:
+        if any(change.fate is SagaFate.COMPLETED for change in changes):
+            raise SagaConflict("not now")
+        await apply(changes)
+
+    async with memory.endpoint() as endpoint:
+        await memory.send(endpoint, Place("o-1", ["due 10"]))
+        with monkeypatch.context() as patch:
+            patch.setattr(memory.sagas, "apply", apply_without_removing)
+            await memory.send(endpoint, Change("o-1", ["complete"]))
+        assert (left := await memory.record()) is not None
+        LOG.clear()
+        await memory.send(endpoint, Change("o-1"))
+        assert LOG == [("not found", "Change", "")]
+        await memory.send(endpoint, Place("o-1"))
+        assert (new := await memory.record()) is not None
+        assert new.saga_id != left.saga_id
+        assert await memory.seen() == ["Place"]
+
+
+async def test_a_timeout_that_is_delivered_twice_is_handled_once_where_all_is_one_transaction(
+    clock: VirtualClock, tmp_path: Path
+) -> None:
+    file = tmp_path / "all.db"
+    transport, store, sagas = LocalTransport(file), SqliteStore(file), SqliteSagaStore(file)
+    world = World(clock, transport, store, sagas)
+    async with world.endpoint() as endpoint:
+        assert endpoint.mode is TransactionMode.TRANSACTION_SCOPE
+        await world.send(endpoint, Place("o-1", ["due 10"]))
+        (message,) = await world.pending()
+        await world.clock.advance(11 * SECOND)
+        await transport.send([to_envelope(message)], clock.now())
+        await clock.settle()
+        await clock.settle()
+        assert await world.seen() == ["Place", "Due 10"]
+    for each in (transport, store, sagas):
+        await each.close()

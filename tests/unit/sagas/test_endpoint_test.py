@@ -1,0 +1,120 @@
+"""What users test their handlers and sagas with."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from postdate import Endpoint, HandlerContext, Headers, Recoverability
+from postdate.demo.orders.saga import (
+    CancelOrder,
+    GrantMoreTime,
+    OrderSaga,
+    OrderState,
+    PaymentDue,
+    PaymentReceived,
+    PlaceOrder,
+    ReminderDue,
+    SendMail,
+    configure,
+)
+from postdate.testing import EndpointTest
+from postdate.testing.endpoints import Waiting
+
+START = datetime(2026, 3, 1, 12, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+
+
+def orders(**settings) -> EndpointTest:
+    return EndpointTest(lambda endpoint: configure(endpoint, "mails"), start=START, **settings)
+
+
+def texts(test: EndpointTest) -> list[str]:
+    return [mail.text.partition(":")[0] for mail in test.sent_to("mails") if isinstance(mail, SendMail)]
+
+
+async def test_an_order_that_is_not_paid_is_reminded_of_three_times_and_ends_after_an_hour() -> None:
+    async with orders() as test:
+        await test.send(PlaceOrder("o-1", "Cleo", 30))
+        first, due = await test.waiting()
+        assert (first.message, due.message) == (ReminderDue(1), PaymentDue())
+        assert due == Waiting(PaymentDue(), "tested", START + timedelta(hours=1))
+        assert await test.state_of(OrderSaga, "o-1") is not None
+        await test.advance(minutes=59, seconds=59)
+        assert texts(test)[1:] == ["reminder 1", "reminder 2", "reminder 3"]
+        await test.advance(seconds=1)
+        assert texts(test)[4:] == ["your order is cancelled"]
+        assert test.now == START + timedelta(hours=1) + MICROSECOND
+        assert await test.state_of(OrderSaga, "o-1") is None
+        await test.advance(days=30)
+        assert len(test.sent) == 5
+        assert await test.waiting() == []
+
+
+@pytest.mark.parametrize("end", [PaymentReceived, CancelOrder])
+async def test_an_order_that_ends_early_is_reminded_of_no_more(end: type[PaymentReceived] | type[CancelOrder]) -> None:
+    async with orders() as test:
+        await test.send(PlaceOrder("o-1", "Ada", 10))
+        await test.advance(minutes=20)
+        await test.send(end("o-1"))
+        await test.advance(timedelta(days=1))
+        assert len(texts(test)) == 3
+        assert await test.waiting() == []
+
+
+async def test_more_time_moves_the_end() -> None:
+    async with orders() as test:
+        await test.send(PlaceOrder("o-1", "Dan", 40))
+        await test.advance(minutes=50)
+        await test.send(GrantMoreTime("o-1", 30))
+        await test.advance(minutes=29, seconds=59)
+        state = await test.state_of(OrderSaga, "o-1")
+        assert isinstance(state, OrderState)
+        await test.advance(seconds=2)
+        assert texts(test)[-1] == "your order is cancelled"
+        assert test.deliveries[-1].at == START + timedelta(minutes=80) + MICROSECOND
+
+
+@dataclass
+class Ask:
+    text: str
+
+
+@dataclass
+class Answer:
+    text: str
+
+
+async def test_handlers_without_a_saga_reply_delay_and_fail() -> None:
+    tries: list[datetime] = []
+
+    def answering(endpoint: Endpoint) -> None:
+        @endpoint.handler(Ask)
+        async def answer(message: Ask, context: HandlerContext) -> None:
+            tries.append(endpoint.clock.now())
+            if message.text == "fail":
+                raise LookupError(message.text)
+            await context.send(Answer("later"), destination="audience", delay=timedelta(hours=2))
+            await context.reply(Answer("now"))
+
+    async with EndpointTest(answering, name="answers", start=START) as test:
+        await test.send(Ask("a"), headers={Headers.REPLY_TO_ADDRESS: "whoever"})
+        assert test.sent == [Answer("now")]
+        assert [(each.destination, each.message) for each in await test.waiting()] == [("audience", Answer("later"))]
+        await test.advance(hours=2)
+        assert test.sent == [Answer("now"), Answer("later")]
+        assert test.sent_to("audience") == [Answer("later")]
+        assert test.deliveries[1].headers[Headers.ORIGINATING_ENDPOINT] == "answers"
+        with pytest.raises(LookupError, match="fail"):
+            await test.send(Ask("fail"))
+        await test.advance(hours=1)  # told once
+
+    tries.clear()
+    retries = Recoverability(immediate_retries=0, delayed_retries=2, time_increase=timedelta(minutes=1))
+    async with EndpointTest(answering, start=START, recoverability=retries) as test:
+        await test.send(Ask("fail"))
+        await test.advance(minutes=2)
+        assert len(await test.waiting()) == 1
+        with pytest.raises(LookupError):
+            await test.advance(minutes=2)
+    assert [round((at - START).total_seconds() / 60) for at in tries] == [0, 1, 3]
