@@ -40,7 +40,7 @@ _SEND = ("send", "orders", "x")
         (("errors", "return", "m1", "--all"), "name the messages to return, or all of them with --all"),
         (("run", "--log-level", "loud"), "'loud' is none of debug, info, warning, error, critical"),
         (("run", "--clock-start", "2026-01-31T12:00Z", "--clock-speed", "0"), "--clock-speed must be above 0"),
-        (("pipeline",), "which one? postdate pipeline archive|restore|audit|delay|forecast|schedule|sweep"),
+        (("pipeline",), "which one? postdate pipeline archive|restore|audit|delay|forecast|schedule|sweep|migrate"),
         (("pipeline", "schedule", "missing.csv"), "there is no file or folder 'missing.csv' to read"),
         (("pipeline", "audit", "--html", "no/such/folder.html"), "there is no folder"),
         (

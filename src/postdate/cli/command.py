@@ -177,6 +177,7 @@ def group(name: str, meaning: str) -> typer.Typer:
     def which(context: typer.Context) -> None:
         if context.invoked_subcommand is None:
             names = [each.name or "" for each in app.registered_commands]
+            names += [each.typer_instance.info.name or "" for each in app.registered_groups if each.typer_instance]
             raise wrong_usage(f"which one? {context.command_path} {'|'.join(names)}")
 
     which.__doc__ = meaning
