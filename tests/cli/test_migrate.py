@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from postdate import SystemClock
+from postdate.errors import PipelineError
+from postdate.pipeline.migrate.looking import meant_by
 
 FROM = ("--from", "sqlite:///old.db")
 
@@ -83,3 +85,21 @@ def test_row_115_what_is_in_the_way_ends_a_preview_with_1(cli, old):
     ran = cli("pipeline", "migrate", "preview", *FROM, "--all-endpoints")
     assert ran.status == 1
     assert "billing: cannot be migrated: 1 with headers that are no JSON object" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("named", "meant"),
+    [
+        ("Billing", "Billing"),
+        ("billing", "billing"),
+        ("sales.orders", "Sales_Orders"),
+        ("Sales_Orders", "Sales_Orders"),
+    ],
+)
+def test_row_115_an_endpoint_is_found_in_any_case_and_with_points(named: str, meant: str) -> None:
+    assert meant_by(named, ["Billing", "Sales_Orders", "billing"]) == meant
+
+
+def test_row_115_an_endpoint_that_may_be_either_is_refused() -> None:
+    with pytest.raises(PipelineError, match="may be any of Billing, billing"):
+        meant_by("BILLING", ["Billing", "billing"])

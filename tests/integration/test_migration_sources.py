@@ -325,3 +325,24 @@ def test_what_is_given_back_is_as_it_was(place: Place) -> None:
     assert source.read(run, 1) == []
     source.set_status(run, MigrationStatus.ABORTED, NEXT_YEAR)
     assert place.source().hide(new_begun(source), 10, 1, MARGIN)[0].count == 6
+
+
+def test_what_is_there_again_does_not_keep_the_rest_from_being_given_back(place: Place) -> None:
+    """A message that the manager received twice is stored under its id again after it was hidden."""
+    first, *_ = place.insert(hours(3))
+    before = place.rows()
+    source = place.source()
+    run = new_begun(source)
+    source.hide(run, 3, 1, MARGIN)
+    place.insert([first])
+    assert source.give_back(run, 1) == 3
+    assert place.rows() == before
+
+
+def test_headers_of_which_some_are_null_are_no_problem(place: Place) -> None:
+    place.insert([Row(NEXT_YEAR, headers='{"a": null, "b": "c"}')])
+    source = place.source()
+    assert list(source.preview("Sales.Orders", LONG_AGO).problems) == []
+    run = new_begun(source)
+    source.hide(run, 1, 1, MARGIN)
+    assert [message.headers for message in source.read(run, 1)] == [{"a": "", "b": "c"}]

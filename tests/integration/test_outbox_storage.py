@@ -33,6 +33,8 @@ class Subject:
     store: OutboxStore
     elsewhere: OutboxStore
     table = "paid"
+    at_once = 1
+    """As many transactions can be open; others wait."""
 
     def query(self, statement: str) -> list[Any]:
         raise NotImplementedError
@@ -64,7 +66,7 @@ class SqliteSubject(Subject):
 
 class PostgresSubject(Subject):
     def __init__(self, url: str) -> None:
-        self._url, self._schema = url, fresh_schema()
+        self._url, self._schema, self.at_once = url, fresh_schema(), 16
         self.table = f"paid_{os.getpid()}"
         self.query(f"CREATE TABLE {self.table} (amount integer)")
         self.store, self.elsewhere = (PostgresOutbox(url, schema=self._schema) for _ in range(2))
@@ -326,3 +328,75 @@ def test_damaged_operations_are_told() -> None:
         decode_operations(b"\xc1")
     with pytest.raises(StoreError, match="newer"):
         decode_operations(b"\x82\xa7version\x02\xaaoperations\x90")
+
+
+async def test_a_transaction_that_is_over_cannot_begin_and_holds_up_nobody(subject: Subject) -> None:
+    await subject.store.setup()
+    first, rolled_back = (subject.store.transaction("sales", each) for each in ("m-0", "m-1"))
+    await first.begin()
+    begun = asyncio.ensure_future(rolled_back.begin())
+    await asyncio.sleep(0)  # in SQLite it waits for its turn; in PostgreSQL it is beginning
+    await rolled_back.roll_back()
+    assert await first.commit([], NOW)
+    with pytest.raises(StoreError, match="is over"):
+        await asyncio.gather(begun, rolled_back.begin())
+    for transaction in (first, rolled_back):
+        with pytest.raises(StoreError, match="is over"):
+            await transaction.begin()
+    with anyio.move_on_after(30) as scope:
+        for number in range(40):  # more than there are connections
+            late = subject.store.transaction("sales", "late")
+            await late.roll_back()
+            with pytest.raises(StoreError, match="is over"):
+                await late.begin()
+            assert await subject.store.transaction("sales", f"then {number}").commit([], NOW)
+    assert not scope.cancelled_caught
+
+
+async def test_who_waits_for_a_connection_when_its_transaction_ends_gives_it_back(subject: Subject) -> None:
+    await subject.store.setup()
+    holding = [subject.store.transaction("sales", f"m-{number}") for number in range(subject.at_once)]
+    for each in holding:
+        await each.begin()
+    waiting = [subject.store.transaction("sales", f"w-{number}") for number in range(20)]
+    begun = [asyncio.ensure_future(each.begin()) for each in waiting]
+    await asyncio.sleep(0)
+    for each in waiting:
+        await each.roll_back()
+    for each in holding:
+        await each.roll_back()
+    assert all(isinstance(each, StoreError) for each in await asyncio.gather(*begun, return_exceptions=True))
+    with anyio.move_on_after(30) as scope:
+        assert await subject.store.transaction("sales", "then").commit([], NOW)
+    assert not scope.cancelled_caught
+
+
+async def test_what_a_handler_sets_on_the_connection_ends_with_its_transaction(subject: Subject) -> None:
+    await subject.store.setup()
+    seen: list[Any] = []
+
+    def work(native: Any) -> None:
+        seen.append(native.execute("SELECT 'a'").fetchone())
+
+    for number in range(2):
+        transaction = subject.store.transaction("sales", f"m-{number}")
+        connection = await transaction.begin()
+        row = connection.execute("SELECT 'b'")
+        row = (await row) if isinstance(row, Awaitable) else row
+        seen.append(await _value(row.fetchone()))
+        connection.row_factory = _no_rows
+        if isinstance(connection, sqlite3.Connection):
+            connection.text_factory = bytes
+        assert await transaction.commit(OPERATIONS, NOW, [work])
+        found = await subject.store.find("sales", f"m-{number}")
+        assert found is not None
+        assert tuple(found.operations) == OPERATIONS
+    assert seen == [("b",), ("a",)] * 2
+
+
+def _no_rows(*_: object) -> Any:
+    raise LookupError("rows of a handler")
+
+
+async def _value(done: Any) -> Any:
+    return await done if isinstance(done, Awaitable) else done

@@ -420,5 +420,5 @@ async def test_a_remover_that_is_killed_leaves_nothing_half_done(
         assert interrupted, "the kills came after the work"
         last = start("service", place.address)
         eventually(lambda: left_over(place) == (0, 0), "the rest is removed")
-        last.stop()
+        last.kill()  # it may not have begun to listen to signals: the others may have left nothing to it
         assert discarded(place) == {f"m-{n}": 1 for n in range(count)}

@@ -342,6 +342,37 @@ async def test_rows_that_cannot_be_read_hold_up_nobody_and_are_told_once(
     await persister.close()
 
 
+async def test_a_time_that_cannot_be_read_holds_up_nothing_that_is_due(tmp_path: Path) -> None:
+    persister = SqliteTimeouts(tmp_path / "t.db", synchronous="normal")
+    await persister.initialize(ENDPOINT)
+    await persister.setup()
+    with closing(connect(tmp_path / "t.db")) as connection:
+        for timeout_id, time in ((MINE.timeout_id, "2026-01-31 12:00:05"), (str(uuid.UUID(int=1)), "never")):
+            row = (timeout_id, "q", NO_SAGA, None, time, "{}", "1")
+            connection.execute(f'INSERT INTO "{TABLE}" VALUES (?, ?, ?, ?, ?, ?, ?)', row)
+    chunk = await persister.next_chunk(NOW - SECOND, NOW + SECOND, 10)
+    assert [each.timeout_id for each in chunk.due] == [MINE.timeout_id]
+    await persister.close()
+
+
+async def test_the_end_of_all_times_holds_up_nothing_that_is_due_in_postgresql(postgres_url: str) -> None:
+    """``infinity`` is what .NET writes for its latest date-time."""
+    prefix = f"end_{uuid.uuid4().hex}_"
+    persister = PostgresTimeouts(postgres_url, schema="public", table_prefix=prefix)
+    await persister.initialize(ENDPOINT)
+    await persister.setup()
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        table = Identifier("public", f"{prefix}TimeoutData")
+        for timeout_id, time in ((MINE.timeout_id, "2026-01-31 12:00:05"), (str(uuid.UUID(int=1)), "infinity")):
+            insert = SQL("INSERT INTO {} VALUES (%s, 'q', %s, NULL, {}::timestamp, '{{}}', '1')")
+            connection.execute(insert.format(table, Literal(time)), (timeout_id, NO_SAGA))
+        chunk = await persister.next_chunk(NOW - SECOND, NOW + SECOND, 10)
+        assert [each.timeout_id for each in chunk.due] == [MINE.timeout_id]
+        assert chunk.next_query is None
+        await persister.close()
+        connection.execute(SQL("DROP TABLE {}").format(table))
+
+
 async def test_timeouts_store_and_queues_share_one_file(tmp_path: Path) -> None:
     persister = SqliteTimeouts(tmp_path / "t.db")
     transport = LocalTransport(tmp_path / "t.db")

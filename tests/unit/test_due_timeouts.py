@@ -192,6 +192,24 @@ async def test_what_is_due_later_than_the_next_look_wakes_nobody(look: Look) -> 
     assert look.woken == 1
 
 
+async def test_what_is_stored_while_a_look_goes_on_wakes_the_poller(
+    look: Look, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The query may have run before: nobody else would say that the next look is to be earlier."""
+    await look.look()
+    found = look.memory.next_chunk
+
+    async def slow(start: datetime, now: datetime, limit: int):
+        chunk = await found(start, now, limit)
+        look.due.registered(look.start + SECOND)
+        return chunk
+
+    monkeypatch.setattr(look.memory, "next_chunk", slow)
+    woken = look.woken
+    await look.look()
+    assert look.woken > woken
+
+
 async def test_row_98_a_clock_set_back_does_not_stop_looking_back(look: Look) -> None:
     look.clock.step(timedelta(days=1))
     await look.keep(1)

@@ -1,5 +1,6 @@
 """An endpoint with an outbox: handled once, sent for certain, whatever fails between (specification 7, row 114)."""
 
+import asyncio
 import logging
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
@@ -30,6 +31,7 @@ from postdate.endpoint.outbox import CLEAN_UP_BATCH
 from postdate.errors import (
     ConfigurationError,
     NotSupported,
+    StoreError,
     StoreNotSetUp,
     StoreUnavailable,
     StoreUnreachable,
@@ -388,6 +390,66 @@ async def test_what_cannot_be_sent_stays_in_the_outbox_until_its_message_comes_b
     assert world.paid() == ["m-1"]
 
 
+async def test_a_record_that_cannot_be_read_is_a_failure_of_its_message(world: World) -> None:
+    await world.outbox.setup()
+    world.query(
+        "INSERT INTO postdate_outbox (endpoint, message_id, handled_at, operations) VALUES ('sales', 'm-1', 1, x'ff00')"
+    )
+    await world.deliver()
+    await world.deliver("m-2")
+    async with world.endpoint(recoverability=ONE_TRY, concurrency=1):
+        await world.clock.advance(SECOND)
+        assert world.paid() == ["m-2"]
+        (copy,) = world.arrived("error")
+    assert (copy.message_id, copy.headers[Headers.ERROR_CODE]) == ("m-1", "store_error")
+
+
+@pytest.mark.parametrize("step", ["send", "mark", "commit"])
+async def test_what_waiting_does_not_mend_is_a_failure_of_the_message(world: World, step: str) -> None:
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        await world.pay(context)
+        await context.send(Paid(), destination="billing")
+
+    faults = world.outbox.faults if step == "mark" else world.transport.faults
+    await world.deliver()
+    faults.add(Fault(step, NotSupported("not here"), [1]))
+    async with world.endpoint(handle, recoverability=ONE_TRY):
+        await world.clock.advance(SECOND)
+    (copy,) = world.arrived("error")
+    assert copy.headers[Headers.ERROR_CODE] == "not_supported"
+    assert world.paid() == ["m-1"]
+
+
+async def test_who_asks_for_the_transaction_after_its_end_is_refused_and_keeps_nobody_waiting(world: World) -> None:
+    ended, refused = anyio.Event(), list[Exception]()
+
+    async def too_late(context: HandlerContext) -> None:
+        await ended.wait()
+        try:
+            await context.transaction()
+        except StoreError as error:
+            refused.append(error)
+
+    async def fail() -> None:
+        raise ValueError("the first of two")
+
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        if context.message_id == "m-1":
+            await asyncio.gather(fail(), too_late(context))
+        await world.pay(context)
+
+    await world.deliver()
+    async with world.endpoint(handle, recoverability=ONE_TRY):
+        await world.clock.advance(SECOND)
+        assert world.ids("error") == ["m-1"]
+        ended.set()
+        await world.clock.advance(SECOND)
+        await world.deliver("m-2")
+        await world.clock.advance(SECOND)
+    assert [("is over" in str(error)) for error in refused] == [True]
+    assert world.paid() == ["m-2"]
+
+
 async def test_an_outage_of_the_outbox_is_not_the_fault_of_the_message(world: World) -> None:
     async with world.endpoint(recoverability=ONE_TRY):
         calls = world.outbox.faults.calls["find"]
@@ -482,8 +544,17 @@ async def test_what_is_older_than_the_retention_is_forgotten_in_batches(world: W
         assert world.paid() == ["m-1", "m-1"]
 
 
-@pytest.mark.parametrize("wrong", [{"retention": timedelta(0)}, {"retention": 7}, {"clean_up_every": -SECOND}])
-def test_a_retention_that_is_not_positive_is_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"retention": timedelta(0)},
+        {"retention": 7},
+        {"retention": timedelta(days=36_501)},
+        {"clean_up_every": -SECOND},
+        {"clean_up_every": timedelta(days=1) + MICROSECOND},
+    ],
+)
+def test_a_retention_that_cannot_be_is_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
         Outbox(SqliteOutbox(tmp_path / "shop.db"), **wrong)
 

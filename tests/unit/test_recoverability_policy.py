@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from postdate import (
+    Audit,
     DelayedDelivery,
     DelayedRetry,
     Discard,
@@ -25,12 +26,20 @@ from postdate import (
     SqliteStore,
     SystemClock,
 )
-from postdate.core.recoverability import Host, after_handling_failed, customized, error_headers
+from postdate.core.recoverability import (
+    TOLD_ENTRIES,
+    TOLD_KEY_LIMIT,
+    TOLD_LIMIT,
+    Host,
+    after_handling_failed,
+    customized,
+    error_headers,
+)
 from postdate.endpoint.retries import POLICY_FAILURES
-from postdate.errors import ConfigurationError
+from postdate.errors import ConfigurationError, TransportUnavailable
 from postdate.messages import format_timestamp, parse_timestamp
 from postdate.ports import RecordKind
-from postdate.testing import VirtualClock
+from postdate.testing import Fault, FaultyTransport, VirtualClock
 
 SECOND = timedelta(seconds=1)
 MICROSECOND = timedelta(microseconds=1)
@@ -338,3 +347,71 @@ def test_data_that_cannot_be_read_does_not_keep_a_copy_from_leaving_row_112() ->
             raise OSError("gone")
 
     assert told(Unreadable()) == {"NServiceBus.ExceptionInfo.Data.unreadable": "OSError"}
+
+
+def test_data_of_an_exception_is_bounded_in_number_and_size_row_112() -> None:
+    assert len(told(Refused(dict.fromkeys(range(100), "x"), ""))) == TOLD_ENTRIES
+    (key,) = told(Refused({"k" * 1_000_000: "x"}, ""))
+    assert len(key) == len(Headers.EXCEPTION_DATA_PREFIX) + TOLD_KEY_LIMIT
+    much = told(Refused(dict.fromkeys(range(10), "x" * 10000), ""))
+    assert TOLD_LIMIT - 200 <= sum(len(key) + len(value) for key, value in much.items()) <= TOLD_LIMIT
+
+
+# --- what was decided and cannot be carried out (row 111) -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "decision",
+    [
+        MoveToError("nowhere"),
+        MoveToError(" "),
+        MoveToError(7),  # type: ignore[arg-type]
+        DelayedRetry(timedelta.max),
+        DelayedRetry(5),  # type: ignore[arg-type]
+    ],
+    ids=str,
+)
+async def test_what_cannot_be_carried_out_leads_to_the_error_queue_with_a_warning_row_111(
+    world: World, caplog: pytest.LogCaptureFixture, decision: Any
+) -> None:
+    await world.run(world.endpoint(Recoverability(policy=lambda *_: decision)))
+    assert len(world.attempts) == len(world.in_queue("error")) == 1
+    (line,) = [each for each in caplog.records if "goes to the error queue" in each.getMessage()]
+    assert line.levelname == "WARNING"
+
+
+async def test_an_error_copy_that_is_too_large_leaves_in_brief_row_111(world: World) -> None:
+    world.queues = MemoryTransport(largest_message_bytes=1_000)
+    world.error = Refused({"some": "data"}, "https://help/1")
+    settings = Recoverability(
+        immediate_retries=0,
+        delayed_retries=0,
+        customize_headers=lambda headers: {**headers, "much": "y" * 1_000_000},
+    )
+    await world.run(world.endpoint(settings), own="1")
+    assert len(world.attempts) == 1
+    (copy,) = world.in_queue("error")
+    assert (copy.body, copy.headers["own"], copy.headers[Headers.FAILED_QUEUE]) == (b"\0raw", "1", "sales")
+    assert copy.headers[Headers.EXCEPTION_MESSAGE] == "refused"
+    left_out = {Headers.EXCEPTION_STACK_TRACE, Headers.EXCEPTION_HELP_LINK, Headers.EXCEPTION_DATA_PREFIX + "some"}
+    assert not left_out & copy.headers.keys()
+
+
+@pytest.mark.parametrize("refused", [[1], [1, 2]], ids=["the audit copy", "the first error copy, too"])
+async def test_in_mode_none_what_cannot_be_sent_leads_to_the_error_queue_at_once(
+    clock: VirtualClock, refused: list[int]
+) -> None:
+    """The message is off its queue already, so nobody could give it back."""
+    queues = MemoryTransport()
+    faulty = FaultyTransport(queues)
+    endpoint = Endpoint("sales", transport=faulty, transaction_mode="none", audit=Audit("audit"), clock=clock)
+
+    @endpoint.handler(bytes)
+    async def handle(message: bytes, context: HandlerContext) -> None:
+        first = faulty.faults.calls["send"]
+        faulty.faults.add(Fault("send", TransportUnavailable("blip"), [first + each for each in refused]))
+
+    async with endpoint:
+        await endpoint.send(b"raw", destination="sales")
+        await clock.settle()
+        assert await queues.queue_lengths() == {"sales": 0, "error": 1, "audit": 0}

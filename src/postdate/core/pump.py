@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 
@@ -12,7 +13,7 @@ from postdate.clock import Clock
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.foreign import calling_transport
 from postdate.core.recoverability import is_outage
-from postdate.errors import ClaimLost, PostdateError
+from postdate.errors import ClaimLost, PostdateError, TransportUnavailable
 from postdate.outage_log import OutageLog
 from postdate.ports import Received, Receiver
 
@@ -86,15 +87,32 @@ class MessagePump:
             if self._idle:
                 self._idle.popleft().set()
             elif self._workers < self._concurrency:
-                self._workers += 1
-                messages.start_soon(self._work)
+                self._start_worker(messages)
 
     @property
     def _in_hand(self) -> int:
         return self._busy + len(self._ready)
 
-    async def _work(self) -> None:
-        """Handle what is ready, message after message: a task for each message would cost as much as handling it."""
+    def _start_worker(self, messages: anyio.abc.TaskGroup) -> None:
+        self._workers += 1
+        messages.start_soon(self._work, messages)
+
+    async def _work(self, messages: anyio.abc.TaskGroup) -> None:
+        """Handle what is ready, message after message: a task for each message would cost as much as handling it.
+
+        A handler can cancel the task it runs in, by asyncio's own means: then another worker takes its place.
+        """
+        try:
+            await self._handle_ready()
+        except anyio.get_cancelled_exc_class():
+            if _is_ending():
+                raise
+            if self._ready:  # let out, the cancellation would end the whole pump
+                self._start_worker(messages)
+        finally:
+            self._workers -= 1
+
+    async def _handle_ready(self) -> None:
         while True:
             while self._ready:
                 self._busy += 1
@@ -103,12 +121,20 @@ class MessagePump:
                 return
             woken = anyio.Event()
             self._idle.append(woken)
-            await woken.wait()
+            try:
+                await woken.wait()
+            finally:
+                if not woken.is_set():
+                    self._idle.remove(woken)
 
     async def _handle_one(self, received: Received) -> None:
         try:
             with calling_transport(self._receiver):
                 await self._handle(received)
+        except anyio.get_cancelled_exc_class():
+            if not _is_ending():
+                await self._after_stray_cancellation(received)
+            raise
         except PostdateError as error:
             self._not_done(received, "was not finished", error)
             await self._pause_after(error)
@@ -116,6 +142,20 @@ class MessagePump:
         finally:
             self._busy -= 1
             self._one_done.set()
+
+    async def _after_stray_cancellation(self, received: Received) -> None:
+        """Give back, once, what was in hand of a worker that ends while its pump goes on.
+
+        After a pause, as it may come to the same end again.
+        """
+        error = TransportUnavailable("the task that handled it was cancelled by somebody else than its endpoint")
+        self._not_done(received, "was not finished", error)
+        await self._pause_after(error)
+        try:
+            with calling_transport(self._receiver):
+                await self._receiver.roll_back(received, failed=True)
+        except PostdateError as failure:
+            self._not_done(received, "cannot be given back", failure)
 
     def _not_done(self, received: Received, what: str, error: PostdateError) -> None:
         if is_outage(error):  # which every message in hand meets
@@ -154,3 +194,8 @@ class MessagePump:
         self._stop.set()
         while self._idle:
             self._idle.popleft().set()
+
+
+def _is_ending() -> bool:
+    """Return whether it is the pump, or what it runs in, that is being cancelled."""
+    return anyio.current_effective_deadline() == -math.inf

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import islice
 from typing import Final, TypeAlias, cast
 
 from postdate.errors import (
@@ -31,6 +32,12 @@ LONGEST_OUTAGE_DELAY = timedelta(seconds=10)
 """A server that is back should not find its messages asleep: whatever was due goes within this."""
 EXCEPTION_MESSAGE_LIMIT = 16_384
 STACK_TRACE_LIMIT = 16_384
+TOLD_ENTRIES = 64
+"""Of the mapping ``data`` of an exception: so many at most, in order."""
+TOLD_KEY_LIMIT = 200
+TOLD_LIMIT = 32_768
+"""Bytes of keys and values together, in UTF-8."""
+_BRIEF_MESSAGE_LIMIT = 200
 DEFAULT_ERROR_QUEUE = "error"
 _RETRIES_END_AFTER = timedelta(hours=24)
 
@@ -277,17 +284,44 @@ def error_headers(
     return {**kept, **added, **_told_by(error)}
 
 
+def error_headers_in_brief(
+    headers: Mapping[str, str], error: BaseException, failed_queue: str, now: datetime, host: Host
+) -> dict[str, str]:
+    """Return the headers of an error copy that was refused with all of them; arguments as of :func:`error_headers`.
+
+    Neither stack trace nor what the exception has besides its text, of which 200 characters are left.
+    """
+    full = error_headers(headers, error, failed_queue, now, host)
+    left_out = {Headers.EXCEPTION_STACK_TRACE, Headers.EXCEPTION_HELP_LINK} - headers.keys()
+    brief = {
+        key: value
+        for key, value in full.items()
+        if key in headers or not (key in left_out or key.startswith(Headers.EXCEPTION_DATA_PREFIX))
+    }
+    brief[Headers.EXCEPTION_MESSAGE] = full[Headers.EXCEPTION_MESSAGE][:_BRIEF_MESSAGE_LIMIT]
+    return brief
+
+
 def _told_by(error: BaseException) -> dict[str, str]:
-    """Return headers of what an exception has besides its text; whatever that is, it keeps no copy from leaving."""
+    """Return headers of what an exception has besides its text; whatever that is, it keeps no copy from leaving.
+
+    Only as much as leaves every queue room for the message: see the limits above.
+    """
     told: dict[str, str] = {}
+    room = TOLD_LIMIT
     try:
         link, content = getattr(error, "help_link", None), getattr(error, "data", None)
         if isinstance(link, str) and link:
             told[Headers.EXCEPTION_HELP_LINK] = _storable(link)[:EXCEPTION_MESSAGE_LIMIT]
         if isinstance(content, Mapping):
-            for key, value in cast("Mapping[object, object]", content).items():
-                name = Headers.EXCEPTION_DATA_PREFIX + _storable(str(key))
-                told[name] = _storable(str(value))[:EXCEPTION_MESSAGE_LIMIT]
+            for key, value in islice(cast("Mapping[object, object]", content).items(), TOLD_ENTRIES):
+                name = Headers.EXCEPTION_DATA_PREFIX + _storable(str(key))[:TOLD_KEY_LIMIT]
+                room -= len(name.encode())
+                if room < 0:
+                    break
+                text = _storable(str(value))[:EXCEPTION_MESSAGE_LIMIT].encode()[:room]
+                room -= len(text)
+                told[name] = text.decode(errors="ignore")
     except Exception as failure:  # noqa: BLE001 - properties and texts of an application
         told[Headers.EXCEPTION_DATA_PREFIX + "unreadable"] = type(failure).__name__
     return told

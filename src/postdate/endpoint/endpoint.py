@@ -29,6 +29,7 @@ from postdate.core.recoverability import (
     customized,
     delayed_retry_headers,
     error_headers,
+    error_headers_in_brief,
     text_of,
 )
 from postdate.endpoint.audit import Audit
@@ -187,8 +188,7 @@ class Endpoint:
         self._retries = Retries.of(self.mode, delays=self.delays.are_possible)
         if not send_only:
             self._retries.check(policy)
-        database = transport.capabilities.database if outbox is None else outbox.store.database
-        self._sagas = None if sagas is None else self._sagas_in(sagas, database)
+        self._sagas = None if sagas is None else self._sagas_in(sagas)
         self._services: list[DelayedDeliveryService | TimeoutManagerService] = []
         manager = None
         if managing is not None:
@@ -202,8 +202,15 @@ class Endpoint:
         self._running: AsyncExitStack | None = None
         self._tasks: TaskGroup | None = None
 
-    def _sagas_in(self, store: SagaStore, database: object | None) -> Sagas:
-        """Return the sagas; what is kept of them is part of the transactions of ``database``, where it is there."""
+    def _sagas_in(self, store: SagaStore) -> Sagas:
+        """Return the sagas; what is kept of them is part of the transactions of outbox or queues, where it is there."""
+        can = self.transport.capabilities
+        if self._outbox is not None:
+            database = self._outbox.store.database
+        elif self.mode is TransactionMode.RECEIVE_ONLY and not can.time_to_be_received_in_transactions:
+            database = None  # there some messages cannot leave in the transaction in which state would be kept
+        else:
+            database = can.database
         delays = None if self.delayed_delivery is None else self.delayed_delivery.store
         around = SagaSurroundings(self.name, delays, self.delays, self.clock, self._types, self.outgoing)
         return Sagas(store, database, around)
@@ -560,6 +567,14 @@ class Endpoint:
         headers = error_headers(own, error, self.name, self.clock.now(), self.host)
         headers = customized(headers, self._recoverability.customize_headers)
         copy = Envelope(queue, envelope.message_id, headers, envelope.body, due=envelope.due)
+        return End(RecordKind.FAILED, reason, outgoing=[copy])
+
+    def to_error_in_brief(self, received: Received, error: Exception) -> End:
+        """Return the end of a message whose error copy was refused: with another that says only what is needed."""
+        reason = f"{type(error).__name__}: {text_of(error)}"
+        envelope, own = received.envelope, _own_headers(received.envelope)
+        headers = error_headers_in_brief(own, error, self.name, self.clock.now(), self.host)
+        copy = Envelope(self._error_queue, envelope.message_id, headers, envelope.body, due=envelope.due)
         return End(RecordKind.FAILED, reason, outgoing=[copy])
 
 

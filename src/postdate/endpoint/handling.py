@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Unpack
 
 import anyio
 
+from postdate.core.recoverability import text_of
 from postdate.endpoint.cancelling import is_being_cancelled
 from postdate.endpoint.outbox import BusinessTransaction, Handled
-from postdate.endpoint.retries import POLICY_FAILURES, PolicyFailed
-from postdate.endpoint.saga_handling import CONFLICTS_BORNE
+from postdate.endpoint.retries import POLICY_FAILURES, PolicyFailed, cancels_itself, is_lasting
+from postdate.endpoint.saga_handling import CONFLICTS_BORNE, SagaStoreUnreachable
 from postdate.endpoint.sending import SendKeywords, SendOptions
 from postdate.errors import (
     ConfigurationError,
     InvalidMessage,
     InvalidTimestamp,
     MessageError,
+    PostdateError,
     QueueNotFound,
     SagaConflict,
 )
@@ -163,17 +165,20 @@ class Handling:
             return
 
     async def _handle_once(self, received: Received) -> None:
-        """Handle a message; raises :class:`SagaConflict` when nothing of that was kept and it is to be done again."""
+        """Handle a message; raises :class:`SagaConflict` when nothing of that was kept and it is to be done again.
+
+        An outage of the store of sagas is raised, too: the message is not to blame.
+        """
         endpoint, context = self.endpoint, HandlerContext(self.endpoint, received)
         try:
             end = await self._end(received, context)
-        except SagaConflict:
+        except (SagaConflict, SagaStoreUnreachable):
             raise
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
             await self.recover(received, error)
             return
         except anyio.get_cancelled_exc_class() as error:
-            if is_being_cancelled():
+            if is_being_cancelled() and not cancels_itself(received):
                 raise
             # The handler awaited something that others cancelled, and let that out: it says nothing about this task.
             await self.recover(received, RuntimeError(f"the handler ended by {type(error).__name__}"))
@@ -185,8 +190,11 @@ class Handling:
                 end = End(end.record, end.detail)
             if endpoint.mode is not TransactionMode.NONE:
                 await self.commit(received, endpoint.clock.now(), end)
-        except (MessageError, QueueNotFound) as error:  # what the handler sent cannot be sent
-            await self.recover(received, error)
+        except PostdateError as error:  # what the handler sent cannot be sent
+            of_message = isinstance(error, (MessageError, QueueNotFound))
+            if not of_message and endpoint.mode is not TransactionMode.NONE:
+                raise
+            await self.recover(received, error)  # in mode none always: the message is off its queue
             return
         for each in context.afterwards:
             await each()
@@ -244,16 +252,52 @@ class Handling:
                 raise error
 
     async def recover(self, received: Received, error: Exception) -> None:
-        """Carry out what the policy decides; in transaction mode ``none`` there is no second try (specification 6)."""
+        """Carry out what the policy decides; in transaction mode ``none`` there is no second try (specification 6).
+
+        What cannot be carried out ends in the error queue of the endpoint (row 111): as an error copy like any other,
+        and where that is too large, as one that says only what has failed.
+        """
+        endpoint = self.endpoint
+        end = self._decided(received, error)
+        if end is None:
+            await self.roll_back(received)
+            return
+        for instead in (endpoint.to_error, endpoint.to_error_in_brief):
+            try:
+                await self._carry_out(received, end)
+            except PostdateError as failure:
+                if endpoint.mode is not TransactionMode.NONE and not is_lasting(failure):
+                    raise
+                log.warning(
+                    "message %s goes to the error queue: what was decided after its failure cannot be carried out: %s",
+                    received.envelope.message_id,
+                    text_of(failure),
+                )
+                end = instead(received, error)
+            else:
+                return
+        try:
+            await self._carry_out(received, end)
+        except PostdateError:
+            if endpoint.mode is TransactionMode.NONE:
+                id_ = received.envelope.message_id
+                log.error("message %s is lost: it is off its queue, and no copy can be sent", id_)
+            raise
+
+    def _decided(self, received: Received, error: Exception) -> End | None:
+        """Return how a message ends whose handling failed, or ``None`` when it goes back to its queue."""
         endpoint = self.endpoint
         try:
             end = endpoint.end_after_failure(received, error)
         except PolicyFailed as failed:
             endpoint.critical_error(str(failed), failed.reason)
             end = endpoint.to_error(received, error) if received.failures >= POLICY_FAILURES else None
-        if endpoint.mode is TransactionMode.NONE:
-            await self.send_first(end or endpoint.to_error(received, error))
-        elif end is None:
-            await self.roll_back(received)
+        if end is None and endpoint.mode is TransactionMode.NONE:
+            return endpoint.to_error(received, error)
+        return end
+
+    async def _carry_out(self, received: Received, end: End) -> None:
+        if self.endpoint.mode is TransactionMode.NONE:
+            await self.send_first(end)
         else:
-            await self.commit(received, endpoint.clock.now(), end)
+            await self.commit(received, self.endpoint.clock.now(), end)

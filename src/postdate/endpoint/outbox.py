@@ -19,15 +19,14 @@ from postdate.clock import Clock
 from postdate.core.foreign import calling_store
 from postdate.core.recoverability import is_outage
 from postdate.endpoint.cancelling import is_being_cancelled
-from postdate.endpoint.saga_handling import CONFLICTS_BORNE
+from postdate.endpoint.retries import cancels_itself, is_lasting
+from postdate.endpoint.saga_handling import CONFLICTS_BORNE, SagaStoreUnreachable
 from postdate.endpoint.settings import check_above_zero
 from postdate.errors import (
     ConfigurationError,
     InvalidTimestamp,
-    MessageError,
     NotSupported,
     PostdateError,
-    QueueNotFound,
     SagaConflict,
     StoreUnavailable,
     UnsupportedTransactionMode,
@@ -55,6 +54,11 @@ log = logging.getLogger("postdate.outbox")
 CLEAN_UP_BATCH: Final = 1_000
 """Records forgotten in one transaction: milliseconds, so that nobody waits for it."""
 
+LONGEST_RETENTION: Final = timedelta(days=36_500)
+"""Longer than anything is kept, and short enough to be taken from the time of day."""
+
+LONGEST_PAUSE: Final = timedelta(days=1)
+
 _KNOWN: Final = "handled before, as the outbox knows: its handlers were not called"
 
 
@@ -64,12 +68,13 @@ class Outbox:
 
     Args:
         store: where it is kept: in the database of the application, so that one commit covers its data, too.
-        retention: how long it is remembered that a message was handled, from when what it sent had left; above zero.
-            Longer than the time in which a duplicate can come: retries, delays, and outages of the queues included.
-        clean_up_every: how often what is older is forgotten; above zero.
+        retention: how long it is remembered that a message was handled, from when what it sent had left; above zero,
+            at most 36,500 days. Longer than the time in which a duplicate can come: retries, delays, and outages of
+            the queues included.
+        clean_up_every: how often what is older is forgotten; above zero, at most a day.
 
     Raises:
-        ConfigurationError: a span is not above zero, or the store is none.
+        ConfigurationError: a span is out of these bounds, or the store is none.
     """
 
     store: OutboxStore
@@ -77,12 +82,18 @@ class Outbox:
     clean_up_every: timedelta = timedelta(minutes=1)
 
     def __post_init__(self) -> None:
-        check_above_zero("retention", self.retention)
-        check_above_zero("clean_up_every", self.clean_up_every)
+        _check_span("retention", self.retention, LONGEST_RETENTION)
+        _check_span("clean_up_every", self.clean_up_every, LONGEST_PAUSE)
         if not isinstance(self.store, OutboxStore):  # pyright: ignore[reportUnnecessaryIsInstance] - callers without types
             raise ConfigurationError(
                 f"an outbox needs a store of outboxes, SqliteOutbox or PostgresOutbox, not {type(self.store).__name__}"
             )
+
+
+def _check_span(setting: str, span: timedelta, longest: timedelta) -> None:
+    check_above_zero(setting, span)
+    if span > longest:
+        raise ConfigurationError(f"{setting} must be at most {longest.days:,} day(s), not {span}")
 
 
 def check_outbox(given_mode: object, mode: TransactionMode, *, send_only: bool) -> None:
@@ -184,8 +195,8 @@ class Steps:
 class OutboxHandling:
     """Handles one received message completely; the handler of the message pump of an endpoint with an outbox.
 
-    Failures of the outbox's own database, when it is out of reach, are raised to the pump, which pauses: no message is
-    to blame for them. All others are failures of the message.
+    Failures of the outbox's own database and of that of sagas, when they are out of reach, are raised to the pump,
+    which pauses: no message is to blame for them. All others are failures of the message.
     """
 
     def __init__(self, endpoint: Endpoint, outbox: Outbox, steps: Steps) -> None:
@@ -195,7 +206,12 @@ class OutboxHandling:
         """Handle a message, or what is left to be done of it."""
         endpoint, id_ = self._endpoint, message_id(received)
         afterwards: list[Afterwards] = []
-        record, detail = await self._find(id_), _KNOWN
+        detail = _KNOWN
+        try:
+            record = await self._find(id_)
+        except PostdateError as error:
+            await self._recover(received, error)
+            return
         if record is None:
             record, detail = await self._first_time(received, afterwards), ""
         else:
@@ -208,11 +224,17 @@ class OutboxHandling:
                 with calling_store(self._store):
                     await self._store.mark_dispatched(endpoint.name, id_, endpoint.clock.now())
             await self._steps.commit(received, endpoint.clock.now(), End(RecordKind.HANDLED, detail))
-        except (MessageError, QueueNotFound) as error:  # what was sent cannot be: it stays in the outbox
-            await self._steps.recover(received, error)
+        except PostdateError as error:  # what was sent and cannot be stays in the outbox
+            await self._recover(received, error)
             return
         for each in afterwards:
             await each()
+
+    async def _recover(self, received: Received, error: PostdateError) -> None:
+        """Count an error that waiting does not mend against its message; raise any other to the pump."""
+        if not is_lasting(error):
+            raise error
+        await self._steps.recover(received, error)
 
     async def _find(self, id_: str) -> OutboxRecord | None:
         with calling_store(self._store):
@@ -255,10 +277,13 @@ class OutboxHandling:
             return await self._handled(received, transaction, afterwards)
         except SagaConflict:
             raise
+        except SagaStoreUnreachable as error:
+            await self._roll_back(transaction, error)
+            raise
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
             failure = error
         except anyio.get_cancelled_exc_class() as error:
-            if is_being_cancelled():
+            if is_being_cancelled() and not cancels_itself(received):
                 with anyio.CancelScope(shield=True):
                     await self._roll_back(transaction, error)
                 raise

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Self
+
+import anyio
 
 from postdate.core.recoverability import (
     Decision,
@@ -19,7 +22,8 @@ from postdate.core.recoverability import (
     text_of,
     why_unavailable,
 )
-from postdate.errors import ConfigurationError
+from postdate.errors import ClaimLost, ConfigurationError, InvalidMessage, PostdateError
+from postdate.messages import DESTINATION_LIMIT, check_text
 from postdate.ports import Received, TransactionMode
 
 log = logging.getLogger("postdate.endpoint")
@@ -39,6 +43,36 @@ class PolicyFailed(Exception):
     def __init__(self, text: str, reason: Exception) -> None:
         super().__init__(text)
         self.reason = reason
+
+
+def is_lasting(error: PostdateError) -> bool:
+    """Return whether the same call would fail again, however long one waits, and the message is still ours."""
+    return not error.transient and not isinstance(error, ClaimLost)
+
+
+def cancels_itself(received: Received) -> bool:
+    """Return whether a handler cancels the task it runs in however often its message comes, which is a failure.
+
+    Only from the eleventh time on: before, it may be the program that cancels all its tasks, by asyncio's own means.
+    """
+    return received.failures >= POLICY_FAILURES and anyio.current_effective_deadline() > -math.inf
+
+
+def _why_impossible(decision: Decision, now: datetime) -> str | None:
+    """Return why there is no such time to retry at, or no such queue; ``None``: there may be."""
+    try:
+        match decision:
+            case DelayedRetry(delay):
+                _ = now + delay
+            case MoveToError(str() as queue):
+                check_text(queue, "its error queue", DESTINATION_LIMIT)
+            case MoveToError(queue) if queue is not None:
+                return f"{queue!r} is no name of a queue"
+            case _:
+                pass
+    except (OverflowError, TypeError, InvalidMessage) as error:
+        return f"{decision!r} cannot be: {error}"
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +116,7 @@ class Retries:
                 failure,
             ) from failure
         reason = why_unavailable(decision, immediate=self.immediate, delayed=self.delayed)
+        reason = reason or _why_impossible(decision, now)
         if reason is None:
             return decision
         log.warning("message %s goes to the error queue: %s", received.envelope.message_id, reason)

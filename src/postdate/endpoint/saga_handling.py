@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
 
+from postdate.core.foreign import calling_store
+from postdate.core.recoverability import is_outage
 from postdate.endpoint.saga_instance import Handling, SagaInstance, SagaSurroundings, name_of
 from postdate.endpoint.saga_timeouts import SagaDetails, decoded
 from postdate.endpoint.sagas import Saga, SagaDefinition, SagaMethod, SagaRole
@@ -18,6 +21,7 @@ from postdate.errors import (
     InvalidMessage,
     PostdateError,
     SagaConflict,
+    StoreUnreachable,
     UnknownMessageType,
     UnsupportedTransactionMode,
 )
@@ -40,6 +44,21 @@ CONFLICTS_BORNE: Final = 1_000
 """Each says that another message got on. So many in a row are no coincidence: their store says so whatever happens."""
 
 
+class SagaStoreUnreachable(StoreUnreachable):
+    """The store of sagas is out of reach: no message is to blame, so none is given up for it."""
+
+
+@contextmanager
+def _calling_sagas() -> Generator[None]:
+    """Tell an outage of the store of sagas from one of anything that a handler calls."""
+    try:
+        yield
+    except PostdateError as error:
+        if is_outage(error):
+            raise SagaStoreUnreachable(str(error)) from error
+        raise
+
+
 def enlisting_sagas(store: SagaStore, database: object | None) -> EnlistingSagaStore | None:
     """Return the store if it can take part in transactions of this database."""
     own = store.capabilities.database
@@ -54,6 +73,11 @@ def check_saga_mode(store: SagaStore, transport: Transport, mode: TransactionMod
     Raises:
         UnsupportedTransactionMode: says what can be asked for instead.
     """
+    if mode is TransactionMode.NONE:
+        raise UnsupportedTransactionMode(
+            "sagas cannot be in transaction mode 'none', in which messages leave at once: when two messages change one "
+            "instance, one of them is decided again, and what it had sent cannot be taken back; use 'receive_only'"
+        )
     if mode is TransactionMode.TRANSACTION_SCOPE and enlisting_sagas(store, transport.capabilities.database) is None:
         raise UnsupportedTransactionMode(
             f"transaction mode 'transaction_scope' promises exactly once, for which {type(store).__name__} and "
@@ -105,6 +129,7 @@ class Sagas:
 
         Raises:
             SagaConflict: an instance was changed meanwhile; nothing was kept, and the message is to be handled again.
+            SagaStoreUnreachable: the message is not to blame.
         """
         found: list[SagaInstance] = []
         for definition in self._by_name.values():
@@ -124,7 +149,8 @@ class Sagas:
     ) -> SagaInstance | None:
         value, text = definition.correlation_of(message, method)
         correlation = Correlation(definition.correlated_by, text)
-        record = await self.store.find(definition.name, correlation)
+        with _calling_sagas():
+            record = await self.store.find(definition.name, correlation)
         leftover: SagaRecord | None = None
         if record is not None:
             details = decoded(record.details, name_of(record))
@@ -145,11 +171,12 @@ class Sagas:
         Raises:
             UnknownMessageType: no such saga here, or it handles no timeouts of this type.
             InvalidMessage: the id in the headers is none.
-            SagaConflict: see :meth:`handle`.
+            SagaConflict, SagaStoreUnreachable: see :meth:`handle`.
         """
         definition, method = self._timeout_method(timeout, context.headers)
         saga_id = _saga_id(context.headers)
-        record = await self.store.load(definition.name, saga_id)
+        with _calling_sagas():
+            record = await self.store.load(definition.name, saga_id)
         details = None if record is None else decoded(record.details, name_of(record))
         if record is None or details is None or details.is_over_for(context.message_id):
             log.info("timeout %s of %s %s, which is completed: ignored", context.message_id, definition.name, saga_id)
@@ -197,7 +224,8 @@ class Sagas:
         if changes and self._enlisting is not None:
             context.work.append(self._enlisting.applying(changes))
         elif changes:
-            await self.store.apply(changes)
+            with _calling_sagas():
+                await self.store.apply(changes)
         for each in instances:
             if each.is_completed and (order := self._around.delays.clear_timeouts(uuid.UUID(each.record.saga_id))):
                 context.outgoing.append(order)
@@ -215,15 +243,17 @@ class Sagas:
         if not isinstance(store, AdministrableStore):
             return
         try:
-            for message_id in message_ids:
-                await store.cancel(message_id, self._around.clock.now())
+            with calling_store(store):
+                for message_id in message_ids:
+                    await store.cancel(message_id, self._around.clock.now())
         except PostdateError as error:
             log.info("revoked timeouts stay in the store until they are due and ignored: %s", error)
 
     async def _remove(self, records: Sequence[SagaRecord]) -> None:
         """Remove what was marked as completed; what stays is taken for completed all the same."""
         try:
-            await self.store.apply([SagaChange(SagaFate.COMPLETED, record) for record in records])
+            with calling_store(self.store):
+                await self.store.apply([SagaChange(SagaFate.COMPLETED, record) for record in records])
         except SagaConflict:  # removed already, or another instance took its place
             return
         except PostdateError as error:

@@ -234,6 +234,7 @@ class SagaDefinition:
             InvalidMessage: the message has none, or one that is no name.
         """
         value = getattr(message, self.correlated_by) if method.correlate is None else method.correlate(message)
+        value = _plain(value)
         return value, as_text(value, self.correlated_by, type(message).__name__)
 
     def new_state(self, value: object) -> Any:
@@ -251,11 +252,12 @@ class SagaDefinition:
 
 
 def as_text(value: object, name: str, of: str) -> str:
-    """Return a correlation value as text.
+    """Return a correlation value as text; of a member of an ``Enum``, its value, as it is on the wire.
 
     Raises:
         InvalidMessage: it is neither text nor a whole number nor a UUID, or it is blank or too long.
     """
+    value = _plain(value)
     if not isinstance(value, (str, int, UUID)) or isinstance(value, bool):
         raise InvalidMessage(
             f"{name} of {of} must be text, a whole number or a UUID to find a saga by, not {type(value).__name__}"
@@ -263,6 +265,10 @@ def as_text(value: object, name: str, of: str) -> str:
     text = str(value)
     check_text(text, f"{name} of {of}", CORRELATION_LIMIT)
     return text
+
+
+def _plain(value: object) -> object:
+    return value.value if isinstance(value, enum.Enum) else value
 
 
 # --- from a class to its definition ------------------------------------------------------------------------------

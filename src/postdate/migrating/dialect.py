@@ -277,10 +277,14 @@ class Dialect(ABC):
         )
 
     def returning(self, staging: str, live: str, columns: Sequence[str]) -> tuple[str, str]:
-        """Return the statements that put a batch back, and that take it out of where it was hidden."""
+        """Return the statements that put a batch back, and that take it out of where it was hidden.
+
+        What has its id in the table again stays there as it is: the manager received that message twice.
+        """
         wanted, batch = self.list_of(columns), f"{self.quoted(NUMBER)} = %(number)s"
-        hidden = self.table(staging)
+        hidden, table, timeout_id = self.table(staging), self.table(live), self.quoted(ID)
+        absent = f"NOT EXISTS (SELECT 1 FROM {table} WHERE {table}.{timeout_id} = {hidden}.{timeout_id})"
         return (
-            f"INSERT INTO {self.table(live)} ({wanted}) SELECT {wanted} FROM {hidden} WHERE {batch}",
+            f"INSERT INTO {table} ({wanted}) SELECT {wanted} FROM {hidden} WHERE {batch} AND {absent}",
             f"DELETE FROM {hidden} WHERE {batch}",
         )

@@ -12,9 +12,9 @@ from datetime import datetime
 from typing import Any, Final
 
 from postdate.errors import InvalidHeaders, InvalidMessage, InvalidTimestamp
-from postdate.messages import DESTINATION_LIMIT, DelayedMessage, Headers, check_text, decode_headers
+from postdate.messages import DESTINATION_LIMIT, DelayedMessage, Headers, check_text
 from postdate.ports.migrating import MigrationPreview
-from postdate.timeouts.layout import decode, normal_id, read_time
+from postdate.timeouts.layout import decode, normal_id, read_time, row_headers
 
 _SHOWN: Final = 10
 """So many ids are shown of each kind of problem."""
@@ -75,10 +75,8 @@ class Looking:
             self.latest = due
 
     def _headers(self, timeout_id: object, headers: Any) -> Mapping[str, str]:
-        if headers is None or not headers.strip():
-            return {}
         try:
-            found = decode_headers(headers)
+            found = row_headers(str(timeout_id), headers)
         except InvalidHeaders:
             found = None
         if found is None or "" in found:  # beyond that, whatever JSON can say is a header

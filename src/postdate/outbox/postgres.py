@@ -18,6 +18,7 @@ import anyio
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
 
 from postdate.errors import ConfigurationError, StoreError, StoreFromNewerVersion, StoreUnreachable
 from postdate.migrations import migrations
@@ -164,11 +165,12 @@ class PostgresOutbox:
                 return connection
             await connection.close()
         connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True)
-        connection.prepare_threshold = 2
+        _as_opened(connection)
         return connection
 
     async def put(self, connection: AsyncConnection) -> None:
-        """Take a connection back; one that is not as it was lent is closed."""
+        """Take a connection back as it was lent; one that cannot be is closed."""
+        _as_opened(connection)
         self._free.release()
         idle = not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE
         if idle and not self._closed:
@@ -187,6 +189,7 @@ class PostgresOutboxTransaction:
         self._block: AbstractAsyncContextManager[object] | None = None
         self._beginning = anyio.Lock()
         self._lost: StoreUnreachable | None = None
+        self._over = False
 
     @property
     def begun(self) -> bool:
@@ -200,25 +203,42 @@ class PostgresOutboxTransaction:
 
     async def _begun(self) -> AsyncConnection:
         async with self._translating():
+            self._check_not_over()
             if self._connection is None:
-                self._connection = await self._outbox.take()
+                connection = await self._outbox.take()
+                if self._over:  # rolled back while this waited: nobody else would give the connection back
+                    await self._outbox.put(connection)
+                    self._check_not_over()
+                self._connection = connection
             if self._block is None:
                 # The connection commits by itself except in this block, which refuses to let a handler do it.
                 block = self._connection.transaction()
-                await block.__aenter__()
+                try:
+                    await block.__aenter__()
+                except Exception:
+                    await self._give_back()
+                    raise
                 self._block = block
+                self._check_not_over()  # else the roll-back, which waits for this, ends what it has begun
             return self._connection
+
+    def _check_not_over(self) -> None:
+        """Refuse what comes too late, as from a task that the handler has not waited for."""
+        if self._over:
+            raise StoreError(f"{self._outbox.where}: the transaction is over, as the handling of its message is")
 
     async def commit(self, operations: Sequence[Operation], now: datetime, work: Sequence[Work] = ()) -> bool:
         """See :meth:`postdate.ports.OutboxTransaction.commit`."""
         connection = await self.begin()
         encoded = encode_operations(operations) if operations else None
         row = (*self._key, now, None if operations else now, encoded)
+        self._over = True
         async with self._translating():
             if connection.info.transaction_status is TransactionStatus.IDLE:
                 raise StoreError(
                     f"{self._outbox.where}: a handler has ended the transaction that is not its own to end"
                 )
+            _as_opened(connection)
             new = (await connection.execute(self._outbox.statements.insert, row)).rowcount == 1
             if new and work:
                 await in_thread(_do, connection, work)
@@ -230,6 +250,14 @@ class PostgresOutboxTransaction:
 
     async def roll_back(self) -> None:
         """See :meth:`postdate.ports.OutboxTransaction.roll_back`."""
+        self._over = True
+        if self._connection is None:  # who waits for one gives it back
+            await self._rolled_back()
+            return
+        async with self._beginning:  # who begins just now knows whether it has begun
+            await self._rolled_back()
+
+    async def _rolled_back(self) -> None:
         try:
             if self._block is not None:
                 async with self._translating():
@@ -278,6 +306,12 @@ class _Statements:
             f"DELETE FROM {table} WHERE (endpoint, message_id) IN (SELECT endpoint, message_id FROM {table} "
             f"WHERE endpoint = %s AND dispatched_at < %s ORDER BY dispatched_at LIMIT %s FOR UPDATE SKIP LOCKED)"
         )
+
+
+def _as_opened(connection: AsyncConnection) -> None:
+    """Undo what a handler has set about rows and statements: our own statements read tuples."""
+    connection.row_factory, connection.cursor_factory = tuple_row, psycopg.AsyncCursor
+    connection.prepare_threshold = 2
 
 
 class _Borrowed(Connection):

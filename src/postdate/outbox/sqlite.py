@@ -187,6 +187,7 @@ class SqliteOutbox:
         connection = self._connection
         if connection.in_transaction:  # of one that was cancelled while it began
             self.end(connection.rollback)
+        as_opened(connection)
         patiently(connection, "BEGIN IMMEDIATE")
         return connection
 
@@ -215,6 +216,11 @@ class SqliteOutbox:
             raise StoreError(f"the outbox in {self.path} was closed in this process")
 
 
+def as_opened(connection: sqlite3.Connection) -> None:
+    """Undo what a handler has set about rows: our own statements, and those of other adapters, read tuples of text."""
+    connection.row_factory, connection.text_factory = None, str
+
+
 class SqliteOutboxTransaction:
     """See :class:`postdate.ports.OutboxTransaction`; the native transaction is an ``sqlite3.Connection``."""
 
@@ -232,23 +238,45 @@ class SqliteOutboxTransaction:
     async def begin(self) -> NativeTransaction:
         """See :meth:`postdate.ports.OutboxTransaction.begin`."""
         async with self._beginning:
+            self._check_not_over()
             if not self._has_turn:
-                await self._outbox.turn.acquire()
-                self._has_turn = True
+                await self._take_turn()
             if self._connection is None:
-                self._connection = await in_thread(self._outbox.do, self._begin)
+                self._connection = await self._connected()
             return self._connection
 
+    async def _take_turn(self) -> None:
+        await self._outbox.turn.acquire()
+        if self._over:  # rolled back while this waited: nobody else would give the turn up again
+            self._outbox.turn.release()
+            self._check_not_over()
+        self._has_turn = True
+
+    async def _connected(self) -> sqlite3.Connection:
+        try:
+            connection = await in_thread(self._outbox.do, self._begin)
+        except Exception:
+            if not self._over:  # else it is the roll-back that gives the turn up
+                self._give_up_turn()
+            raise
+        self._check_not_over()
+        return connection
+
     def _begin(self) -> sqlite3.Connection:
-        if self._over:  # rolled back while this waited for its thread, as a task can be cancelled by asyncio's means
-            raise StoreError(f"{self._outbox.path}: the transaction was over before it could begin")
+        self._check_not_over()  # rolled back while this waited for its thread
         return self._outbox.begin()
+
+    def _check_not_over(self) -> None:
+        """Refuse what comes too late, as from a task that the handler has not waited for."""
+        if self._over:
+            raise StoreError(f"{self._outbox.path}: the transaction is over, as the handling of its message is")
 
     async def commit(self, operations: Sequence[Operation], now: datetime, work: Sequence[Work] = ()) -> bool:
         """See :meth:`postdate.ports.OutboxTransaction.commit`."""
         connection, at = await self.begin(), to_microseconds(now)
         encoded = encode_operations(operations) if operations else None
         row = (*self._key, at, None if operations else at, encoded)
+        self._over = True
         done = await in_thread(self._outbox.do, partial(self._commit, connection, row, work))
         self._give_up_turn()
         return done
@@ -256,6 +284,7 @@ class SqliteOutboxTransaction:
     def _commit(self, connection: sqlite3.Connection, row: Sequence[Any], work: Sequence[Work]) -> bool:
         if not connection.in_transaction:  # as a full disk does it
             raise StoreError(f"{self._outbox.path}: the transaction has ended before its commit")
+        as_opened(connection)
         new = connection.execute(_INSERT, row).rowcount == 1
         if new:
             for each in work:
@@ -274,5 +303,5 @@ class SqliteOutboxTransaction:
             self._give_up_turn()
 
     def _give_up_turn(self) -> None:
-        self._connection, self._has_turn, self._over = None, False, True
+        self._connection, self._has_turn = None, False
         self._outbox.turn.release()

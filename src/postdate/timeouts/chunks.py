@@ -62,5 +62,12 @@ def _tell_once(error: str) -> None:
 
 
 def _next_query(now: datetime, later: object) -> datetime | None:
-    """Return when to ask again, given the time of the first timeout after a chunk: at once if that is due."""
-    return None if later is None else max(read_time(later), now)
+    """Return when to ask again, given the time of the first timeout after a chunk: at once if that is due.
+
+    Where that cannot be read, those behind it are found by whoever asks without being told to.
+    """
+    try:
+        return None if later is None else max(read_time(later), now)
+    except MessageError as error:  # what is due must not wait for whoever mends it
+        _tell_once(str(error))
+        return None

@@ -207,7 +207,7 @@ def decode(  # noqa: PLR0913 - the columns
     found = row_id(timeout_id)
     body = b"" if state is None else bytes(state)  # pyright: ignore[reportArgumentType] - what drivers have for bytes
     due = row_time(found, time)
-    return Timeout(found, due, destination, normal_saga(saga_id), owner, _row_headers(found, headers), body)
+    return Timeout(found, due, destination, normal_saga(saga_id), owner, row_headers(found, headers), body)
 
 
 def decode_due(timeout_id: object, time: object) -> DueTimeout:
@@ -236,7 +236,12 @@ def row_time(timeout_id: str, value: object) -> datetime:
         raise InvalidTimestamp(f"timeout {timeout_id}: {error}") from error
 
 
-def _row_headers(timeout_id: str, headers: object) -> Mapping[str, str]:
+def row_headers(timeout_id: str, headers: object) -> Mapping[str, str]:
+    """Return the headers of a row; see :func:`decode`.
+
+    Raises:
+        InvalidHeaders: names the id.
+    """
     text = headers if isinstance(headers, (str, bytes)) else "" if headers is None else str(headers)
     if not text.strip():
         return {}

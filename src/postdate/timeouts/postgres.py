@@ -229,4 +229,6 @@ class _Statements:
             f'SELECT "Id", "Time" FROM {name} WHERE "Time" > %(after)s AND "Time" <= %(until)s ORDER BY "Time" '
             f"LIMIT %(limit)s"
         )
-        self.first = sql(f'SELECT "Time" FROM {name} WHERE "Time" > %(after)s ORDER BY "Time" LIMIT 1')
+        # What .NET writes for the end of all times is 'infinity', which no date-time of Python's can be.
+        later = """"Time" > %(after)s AND "Time" < 'infinity'"""
+        self.first = sql(f'SELECT "Time" FROM {name} WHERE {later} ORDER BY "Time" LIMIT 1')

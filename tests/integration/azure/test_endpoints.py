@@ -301,7 +301,7 @@ async def handle_one_and_fail_one(place: Place, login: AzureLogin, delayed_deliv
             transport=transport,
             delayed_delivery=delayed_delivery,
             error_queue=place.error,
-            recoverability=Recoverability(immediate_retries=1, delayed_retries=3),
+            recoverability=Recoverability(immediate_retries=1),
         )
         handled: list[int] = []
         refused: list[DelayedDeliveryNotConfigured] = []

@@ -24,7 +24,7 @@ def empty_log() -> None:
     LOG.clear()
 
 
-@pytest.fixture(params=["memory", "file", "file-receive_only", "file-none", "file-outbox"])
+@pytest.fixture(params=["memory", "file", "file-receive_only", "file-outbox"])
 async def world(request: pytest.FixtureRequest, clock: VirtualClock, tmp_path: Path) -> AsyncIterator[World]:
     outbox: SqliteOutbox | None = None
     if request.param == "memory":

@@ -160,3 +160,8 @@ async def test_a_timeout_for_nobody_here_goes_to_the_error_queue(memory: World, 
         await endpoint.send(Due(), destination="orders", headers=headers)
         await memory.clock.settle()
         assert await memory.length("error") == 1
+
+
+def test_in_transaction_mode_none_sagas_are_refused(memory: World) -> None:
+    with pytest.raises(UnsupportedTransactionMode, match=r"decided again.*use 'receive_only'"):
+        memory.endpoint(transaction_mode="none")

@@ -1,10 +1,12 @@
 """How messages find their saga instances (specification 5)."""
 
+import enum
 import logging
+from dataclasses import dataclass
 
 import msgspec
 import pytest
-from tests.saga_world import LOG, SECOND, Change, Place, State, World
+from tests.saga_world import LOG, SECOND, Change, OrderSaga, Place, State, World
 
 from postdate import HandlerContext, Saga, started_by
 from postdate.ports import Correlation
@@ -88,3 +90,24 @@ async def test_instances_may_be_told_apart_by_numbers_and_the_value_must_fit_the
         record = await memory.sagas.find(ByNumber.definition.name, Correlation("order_number", "7"))
         assert msgspec.json.decode(record.state, type=Numbered) == Numbered(7, 12)
         assert await memory.length("error") == 1  # the text "8" is no number
+
+
+class Kind(enum.Enum):
+    LAMP = "lamp"
+
+
+@dataclass
+class OfKind:
+    order_id: Kind
+
+
+async def test_a_member_of_an_enum_finds_its_saga_by_its_value(memory: World) -> None:
+    class ByKind(OrderSaga, correlated_by="order_id"):
+        @started_by(OfKind)
+        async def of_kind(self, message: OfKind, context: HandlerContext) -> None:
+            await self.do([], "OfKind", context)
+
+    async with memory.endpoint(ByKind) as endpoint:
+        await memory.send(endpoint, OfKind(Kind.LAMP), OfKind(Kind.LAMP), Place("lamp"))
+        assert await memory.length("error") == 0
+    assert [before for _, _, before in LOG] == ["", "OfKind", "OfKind,OfKind"]

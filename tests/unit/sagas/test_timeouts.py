@@ -10,7 +10,6 @@ import pytest
 from tests.saga_world import (
     HOUR,
     LOG,
-    ONCE,
     SECOND,
     Change,
     Due,
@@ -25,7 +24,7 @@ from tests.saga_world import (
     cannot_cancel,
 )
 
-from postdate import HandlerContext, Headers, Recoverability, Saga, TransactionMode, handles_timeout, started_by
+from postdate import HandlerContext, Headers, Recoverability, Saga, handles_timeout, started_by
 from postdate.errors import ConfigurationError, DelayConflict, InvalidMessage, InvalidTimestamp
 
 
@@ -202,12 +201,8 @@ async def test_a_moved_timeout_comes_once_at_its_new_time_with_its_content(
         assert await world.seen() == [*before, "Due 10", "Change", "False"]
 
 
-async def test_a_timeout_whose_handler_fails_is_retried_later_and_handled_then(
-    world: World, request: pytest.FixtureRequest
-) -> None:
+async def test_a_timeout_whose_handler_fails_is_retried_later_and_handled_then(world: World) -> None:
     policy = Recoverability(immediate_retries=1, delayed_retries=1, time_increase=10 * SECOND)
-    if request.node.callspec.params["world"] == "file-none":  # without retries (specification 6)
-        policy = ONCE
     failures = 2
 
     class Failing(OrderSaga, correlated_by="order_id", name="OrderSaga"):
@@ -222,10 +217,6 @@ async def test_a_timeout_whose_handler_fails_is_retried_later_and_handled_then(
     async with world.endpoint(Failing, recoverability=policy) as endpoint:
         await world.send(endpoint, Place("o-1", ["due 10"]))
         await world.clock.advance(15 * SECOND)
-        if endpoint.mode is TransactionMode.NONE:  # without retries (specification 6)
-            failures = 0
-            assert await world.length("error") == 1
-            return
         assert (failures, await world.seen()) == (0, ["Place"])
         await world.clock.advance(10 * SECOND)
         assert await world.seen() == ["Place", "Due 10"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from typing import Final, Protocol
 
 import anyio
 
@@ -18,6 +18,9 @@ from postdate.ports import End, Received, Transport
 from postdate.ports.timeouts import EnlistingTimeouts, Timeout, TimeoutPersister
 
 log = logging.getLogger("postdate.timeout_manager")
+
+SENT_REMEMBERED: Final = 10_000
+"""Timeouts that were sent and could not be removed, below transaction scope: the next attempts only remove them."""
 
 
 class Announcer(Protocol):
@@ -58,6 +61,7 @@ class DispatchStep:
     ) -> None:
         self._persister, self._enlisting, self._transport, self._clock = persister, enlisting, transport, clock
         self._announcer, self._metrics = announcer, metrics
+        self._sent: dict[str, None] = {}  # in order: the oldest are forgotten first
 
     async def do(self, received: Received, stopping: anyio.Event) -> Done:
         """See :class:`postdate.core.timeout_manager.satellite.Step`; a timeout that is gone is success.
@@ -81,18 +85,27 @@ class DispatchStep:
             with calling_store(self._persister):
                 work = [self._enlisting.removing(timeout.timeout_id)]
             return End(record=None, outgoing=[envelope], work=work)
-        with calling_transport(self._transport):
-            (error,) = await self._transport.send([envelope], self._clock.now())
-        if error is not None:
-            raise error
+        if timeout.timeout_id not in self._sent:
+            await self._send(timeout.timeout_id, envelope)
         with calling_store(self._persister):
             removed = await self._persister.try_remove(timeout.timeout_id)
+        self._sent.pop(timeout.timeout_id, None)
         if not removed:
             raise TimeoutConcurrentlyProcessed(
                 f"timeout {timeout.timeout_id} was concurrently processed: somebody else removed it while it was sent "
                 f"to {timeout.destination}"
             )
         return End(record=None)
+
+    async def _send(self, timeout_id: str, envelope: Envelope) -> None:
+        """Send, and remember that: a storage that is read and cannot be written would have it sent at every attempt."""
+        with calling_transport(self._transport):
+            (error,) = await self._transport.send([envelope], self._clock.now())
+        if error is not None:
+            raise error
+        self._sent[timeout_id] = None
+        if len(self._sent) > SENT_REMEMBERED:
+            del self._sent[next(iter(self._sent))]
 
     def _dispatched(self, timeout_id: str, timeout: Timeout) -> None:
         self._announcer.gone(timeout_id)

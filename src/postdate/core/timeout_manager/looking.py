@@ -107,6 +107,7 @@ class DueTimeouts:
             StoreError: the storage failed.
             TransportError: not all could be announced; the rest is next.
         """
+        self._next_look = _NEVER  # what is stored while this look goes on may be missed by it, so it wakes the poller
         if self._set_up:
             with calling_store(self._persister):
                 await self._persister.setup()

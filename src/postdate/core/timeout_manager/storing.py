@@ -64,10 +64,10 @@ class StoreStep:
         if is_clearing(envelope):
             return await self._clear(envelope)
         timeout = timeout_of(envelope, self._owner)
-        if timeout.due - NOT_STORED_BEFORE_DUE > self._clock.now():
-            return await self._store(timeout, envelope)
-        while self._clock.now() < timeout.due:
-            await self._clock.wait(stopping, timeout.due)
+        while (now := self._clock.now()) < timeout.due:
+            if timeout.due - NOT_STORED_BEFORE_DUE > now:  # also when the clock was set back meanwhile
+                return await self._store(timeout, envelope)
+            await self._clock.wait(stopping, min(timeout.due, now + NOT_STORED_BEFORE_DUE))
             if stopping.is_set():
                 return None
         log.debug("message %s is due and goes to %s at once", envelope.message_id, timeout.destination)

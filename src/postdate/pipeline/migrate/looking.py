@@ -81,17 +81,33 @@ def selected(source: MigrationSource, endpoints: Sequence[str] | None, runs: Seq
         runs: of the source; their endpoints are known even when they own nothing any more.
 
     Raises:
-        PipelineError: there is no such endpoint.
+        PipelineError: there is no such endpoint, or there are several.
     """
     names = sorted({*source.endpoints(), *(run.endpoint for run in runs if run.status in ON_ITS_WAY)})
     if endpoints is None:
         return names
-    by_case = {name.casefold(): name for name in names}
-    unknown = [each for each in endpoints if each.casefold() not in by_case]
-    if unknown:
-        known = ", ".join(names) or "none at all"
-        raise PipelineError(f"no endpoint {unknown[0]!r} owns messages there; it has {known}")
-    return list(dict.fromkeys(by_case[each.casefold()] for each in endpoints))
+    return list(dict.fromkeys(meant_by(each, names) for each in endpoints))
+
+
+def meant_by(endpoint: str, names: Sequence[str]) -> str:
+    """Return the one of ``names`` that is meant: as it is written, or in another case, or with underscores for points.
+
+    Tables are named after endpoints, and have underscores where those have points.
+
+    Raises:
+        PipelineError: none is, or several may be.
+    """
+    for wanted in (endpoint, endpoint.replace(".", "_")):
+        if wanted in names:
+            return wanted
+        found = [name for name in names if name.casefold() == wanted.casefold()]
+        if len(found) > 1:
+            several = ", ".join(found)
+            raise PipelineError(f"endpoint {endpoint!r} may be any of {several}; write it as one of these")
+        if found:
+            return found[0]
+    known = ", ".join(names) or "none at all"
+    raise PipelineError(f"no endpoint {endpoint!r} owns messages there; it has {known}")
 
 
 def on_their_way(source: MigrationSource) -> dict[str, MigrationRun]:

@@ -1,0 +1,117 @@
+"""Stores of sagas that are out of reach, foreign, or beside queues that cannot do all in one transaction."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from tests.saga_world import LOG, ONCE, SECOND, Change, Mail, Place, State, World
+
+from postdate import (
+    Endpoint,
+    HandlerContext,
+    LocalTransport,
+    MemorySagaStore,
+    MemoryStore,
+    MemoryTransport,
+    Outbox,
+    Saga,
+    SqliteOutbox,
+    SqliteSagaStore,
+    started_by,
+)
+from postdate.errors import StoreUnreachable
+from postdate.ports import Correlation, SagaChange, SagaFate, SagaRecord
+from postdate.ports.expiry import ExpiryRules
+from postdate.testing import VirtualClock
+
+
+class Away(MemorySagaStore):
+    """Is out of reach for one call of a method, after what that does has been done or not."""
+
+    def __init__(self, method: str) -> None:
+        super().__init__()
+        self.method, self.met = method, 0
+
+    def _meet(self, method: str) -> None:
+        if self.method == method and not self.met:
+            self.met += 1
+            raise StoreUnreachable("the server is away")
+
+    async def find(self, saga_type: str, correlation: Correlation) -> SagaRecord | None:
+        self._meet("find")
+        return await super().find(saga_type, correlation)
+
+    async def load(self, saga_type: str, saga_id: str) -> SagaRecord | None:
+        self._meet("load")
+        return await super().load(saga_type, saga_id)
+
+    async def apply(self, changes: list[SagaChange]) -> None:  # type: ignore[override]
+        self._meet("apply")
+        await super().apply(changes)
+
+
+@pytest.mark.parametrize("outbox", [False, True], ids=["plain", "outbox"])
+@pytest.mark.parametrize("method", ["find", "load", "apply"])
+async def test_an_outage_of_the_store_of_sagas_is_not_the_fault_of_the_message(
+    clock: VirtualClock, tmp_path: Path, method: str, outbox: bool
+) -> None:
+    sagas, kept = Away(method), SqliteOutbox(tmp_path / "outbox.db", synchronous="normal")
+    world = World(clock, MemoryTransport(), MemoryStore(), sagas)
+    settings = {"outbox": Outbox(kept), "transaction_mode": "receive_only"} if outbox else {}
+    async with world.endpoint(**settings) as endpoint:
+        await world.send(endpoint, Place("o-1", ["due 10"]))
+        await clock.advance(30 * SECOND)
+        assert sagas.met == 1
+        assert await world.length("error") == 0
+        assert await world.seen() == ["Place", "Due 10"]
+    await kept.close()
+
+
+async def test_what_a_foreign_store_raises_after_the_end_of_a_message_changes_nothing(
+    memory: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def cancel(*_: object) -> bool:
+        raise OSError("of a store of one's own")
+
+    monkeypatch.setattr(memory.store, "cancel", cancel)
+    await memory.transport.create_queues(["mails"])
+    async with memory.endpoint() as endpoint:
+        await memory.send(endpoint, Place("o-1", ["due 10"]), Change("o-1", ["mail bye", "complete"]))
+        assert await memory.record() is None  # what comes after the cancellation was done, too
+        await memory.clock.advance(5 * SECOND)
+        assert (await memory.length("mails"), await memory.length("error")) == (1, 0)
+    assert [what for _, what, _ in LOG] == ["Place", "Change"]
+
+
+async def test_what_must_leave_outside_of_transactions_leaves_once_although_its_saga_met_a_conflict(
+    clock: VirtualClock, tmp_path: Path
+) -> None:
+    """State in the transaction of such queues would be kept after its messages had left."""
+    file, others = tmp_path / "all.db", 2
+    queues = LocalTransport(file, synchronous="normal", expiry=ExpiryRules(one_per_transaction=True))
+    sagas = SqliteSagaStore(file, synchronous="normal")
+    endpoint = Endpoint(
+        "orders", transport=queues, sagas=sagas, transaction_mode="receive_only", recoverability=ONCE, clock=clock
+    )
+
+    class Expiring(Saga[State], correlated_by="order_id", name="Expiring"):
+        @started_by(Place)
+        async def take(self, message: Place, context: HandlerContext) -> None:
+            nonlocal others
+            self.state.seen.append(message.order_id)
+            await context.send(Mail("hello"), destination="mails", time_to_be_received=timedelta(hours=1))
+            record = await sagas.find("Expiring", Correlation("order_id", "o-1"))
+            if record is not None and others:
+                others -= 1
+                await sagas.apply([SagaChange(SagaFate.UPDATED, record)])  # somebody else is quicker
+
+    endpoint.saga(Expiring)
+    await queues.create_queues(["mails"])
+    async with endpoint:
+        for _ in range(2):
+            await endpoint.send(Place("o-1"))
+            await clock.settle()
+        lengths = await queues.queue_lengths()
+    assert (others, lengths["mails"], lengths["error"]) == (0, 2, 0)
+    await queues.close()
+    await sagas.close()
