@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from postdate.errors import StoreUnavailable
 from postdate.migrating.names import (
@@ -30,8 +30,12 @@ from postdate.migrating.names import (
     STATE_TABLE,
     STATUS,
     TIMEOUTS,
+    staging_table,
 )
 from postdate.timeouts.layout import ID, TIME
+
+if TYPE_CHECKING:
+    from postdate.migrating.exchange import PostgresExchange
 
 TURN_SECONDS: Final = 30
 """How long a run waits for another that is just beginning."""
@@ -67,6 +71,19 @@ class Session(Protocol):
     def close(self) -> None:
         """Close the connection. Never raises."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Where a batch is hidden, as SQL.
+
+    Args:
+        table: that it is in.
+        condition: which of its rows are the batch's.
+    """
+
+    table: str
+    condition: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +123,8 @@ class Dialect(ABC):
     """What a SELECT ends with that locks its row."""
     locking_hint = ""
     """The same, behind the name of the table."""
+    exchange: PostgresExchange | None = None
+    """How a large table is hidden; ``None``: as any other, timeout by timeout."""
 
     def __init__(self, schema: str, where: str) -> None:
         self.schema, self.where = schema, where
@@ -276,15 +295,18 @@ class Dialect(ABC):
             f"WHERE s.{self.quoted(NUMBER)} >= {hiding.first}"
         )
 
-    def returning(self, staging: str, live: str, columns: Sequence[str]) -> tuple[str, str]:
+    def hidden(self, session: Session, run_id: str, number: int) -> Hidden:
+        """Return where a batch is hidden."""
+        return Hidden(self.table(staging_table(run_id)), f"{self.quoted(NUMBER)} = {number}")
+
+    def returning(self, hidden: Hidden, live: str, columns: Sequence[str]) -> tuple[str, str]:
         """Return the statements that put a batch back, and that take it out of where it was hidden.
 
         What has its id in the table again stays there as it is: the manager received that message twice.
         """
-        wanted, batch = self.list_of(columns), f"{self.quoted(NUMBER)} = %(number)s"
-        hidden, table, timeout_id = self.table(staging), self.table(live), self.quoted(ID)
-        absent = f"NOT EXISTS (SELECT 1 FROM {table} WHERE {table}.{timeout_id} = {hidden}.{timeout_id})"
+        wanted, table, timeout_id = self.list_of(columns), self.table(live), self.quoted(ID)
+        absent = f"NOT EXISTS (SELECT 1 FROM {table} WHERE {table}.{timeout_id} = {hidden.table}.{timeout_id})"
         return (
-            f"INSERT INTO {table} ({wanted}) SELECT {wanted} FROM {hidden} WHERE {batch} AND {absent}",
-            f"DELETE FROM {hidden} WHERE {batch}",
+            f"INSERT INTO {table} ({wanted}) SELECT {wanted} FROM {hidden.table} WHERE {hidden.condition} AND {absent}",
+            f"DELETE FROM {hidden.table} WHERE {hidden.condition}",
         )

@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from postdate.errors import PostdateError, StoreError, StoreUnreachable
-from postdate.migrating.dialect import TURN_SECONDS, Dialect, Hiding, Session
+from postdate.migrating.dialect import TURN_SECONDS, Dialect, Hidden, Hiding, Session
+from postdate.migrating.exchange import PostgresExchange
 from postdate.migrating.names import NUMBER
 from postdate.postgres.database import PostgresDatabase
 from postdate.postgres.names import quoted
@@ -91,6 +92,7 @@ class PostgresDialect(Dialect):
     def __init__(self, url: str, schema: str | None) -> None:
         self._database = PostgresDatabase(url, DEFAULT_SCHEMA if schema is None else schema)
         super().__init__(DEFAULT_SCHEMA if schema is None else schema, self._database.where)
+        self.exchange = PostgresExchange(self)
 
     @property
     def database(self) -> PostgresDatabase:
@@ -166,6 +168,11 @@ class PostgresDialect(Dialect):
                 f"(LIKE {self.table(live)}, {self.quoted(NUMBER)} integer NOT NULL, {key})"
             ),
         )
+
+    def hidden(self, session: Session, run_id: str, number: int) -> Hidden:
+        """See :class:`Dialect`; a batch is a part of the former table, or was moved row by row."""
+        assert self.exchange is not None
+        return self.exchange.hidden(session, run_id, number) or super().hidden(session, run_id, number)
 
     def hide(self, session: Session, hiding: Hiding, floor: datetime) -> int:
         """See :class:`Dialect`; in one statement, which reads and writes each row once."""

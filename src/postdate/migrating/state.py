@@ -148,13 +148,27 @@ class State:
 
     # --- batches -------------------------------------------------------------------------------------------------
 
-    def add_batches(self, session: Session, run: MigrationRun, staging: str, first: int, count: int) -> None:
-        """Write down the batches that stand in the staging table from ``first`` on; they have ``count`` timeouts."""
+    def staged(self, staging: str, first: int) -> str:
+        """Return the query for :meth:`add_batches` of what stands in a staging table from batch ``first`` on."""
+        number = self._sql.quoted(NUMBER)
+        return (
+            f"SELECT {number} AS batch, COUNT(*) AS messages, MIN({self._sql.quoted(TIME)}) AS earliest "
+            f"FROM {self._sql.table(staging)} WHERE {number} >= {first} GROUP BY {number}"
+        )
+
+    def add_batches(self, session: Session, run: MigrationRun, batches: str, count: int) -> None:
+        """Write down new batches, which have ``count`` timeouts.
+
+        Args:
+            session: in a transaction.
+            run: that they belong to.
+            batches: query for number, count and earliest due time of each, as ``batch``, ``messages`` and ``earliest``.
+            count: of the timeouts in all of them.
+        """
         name, number = self._sql.quoted, self._sql.quoted(NUMBER)
         session.change(
             f"INSERT INTO {self._batches} ({self._sql.list_of(BATCH_COLUMNS)}) "
-            f"SELECT '{run.run_id}', {number}, {int(BatchStatus.PENDING)}, COUNT(*), MIN({name(TIME)}) "
-            f"FROM {self._sql.table(staging)} WHERE {number} >= {first} GROUP BY {number}",
+            f"SELECT '{run.run_id}', batch, {int(BatchStatus.PENDING)}, messages, earliest FROM ({batches}) AS found",
             {},
         )
         last = f"SELECT MAX({number}) FROM {self._batches} WHERE {name(RUN_ID)} = %(run)s"

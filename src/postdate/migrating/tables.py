@@ -7,15 +7,22 @@ import logging
 from collections.abc import Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from typing import Final
 
 from postdate.errors import ConfigurationError, MigrationConflict, StoreError, StoreUnavailable, StoreUnreachable
 from postdate.messages import DelayedMessage
-from postdate.migrating.dialect import Dialect, Hiding, Session
-from postdate.migrating.names import NUMBER, READ, staging_table
+from postdate.migrating.dialect import Dialect, Hidden, Hiding, Session
+from postdate.migrating.names import READ, staging_table
 from postdate.migrating.preview import PAGE_ROWS, Looking, to_message
 from postdate.migrating.state import OVER, State
 from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationPreview, MigrationRun, MigrationStatus
 from postdate.timeouts.layout import DESTINATION, HEADERS, ID, SUFFIX, TIME, table_name
+
+_EXCHANGE_AHEAD: Final = timedelta(hours=1)
+"""What is due sooner is not hidden with its whole table: there is so much time to go on with a run that has died."""
+
+_CUT: Final = 5_000
+"""Timeouts in a batch when a run is aborted before anybody has cut its table."""
 
 log = logging.getLogger("postdate.migrating")
 
@@ -93,13 +100,15 @@ class TimeoutTables:
 
     def set_status(self, run: MigrationRun, status: MigrationStatus, at: datetime) -> None:
         """See the port."""
-        with self._session() as session, self._transaction(session):
+        with self._session() as session:
             if status in OVER and self._state.status(session, run) is status:
                 return
-            self._state.locked(session, run)
-            if status in OVER:
-                self._check_over(session, run, status)
-            self._state.set_status(session, run, status, at)
+            self._cut(session, run, _CUT)
+            with self._transaction(session):
+                self._state.locked(session, run)
+                if status in OVER:
+                    self._check_over(session, run, status)
+                self._state.set_status(session, run, status, at)
 
     def _check_over(self, session: Session, run: MigrationRun, status: MigrationStatus) -> None:
         for batch in self._state.batches(session, run):
@@ -121,33 +130,85 @@ class TimeoutTables:
         if batch_size < 1 or batches < 1 or margin <= timedelta(0):
             raise ConfigurationError("the size of batches, their number and the margin must be above 0")
         with self._session() as session:
-            try:
-                self._sql.limit(session, margin)
-                with self._transaction(session):
-                    return self._hide(session, run, batch_size, batches, margin)
-            finally:
-                self._unlimit(session)
+            if self._is_exchanged(session, run, batch_size * batches, margin):
+                found = self._cut(session, run, batch_size)
+                if found:
+                    return found
+            return self._hide(session, run, batch_size, batches, margin)
 
     def _hide(
         self, session: Session, run: MigrationRun, batch_size: int, most: int, margin: timedelta
-    ) -> list[MigrationBatch]:
-        kept = self._state.locked(session, run)
-        started, first = self._sql.now(session), kept.run.batches + 1
-        columns = self._columns(session, kept.table)
-        hiding = Hiding(kept.table, staging_table(run.run_id), columns, first, batch_size, batch_size * most)
-        count = self._sql.hide(session, hiding, max(run.cutoff, started + margin))
-        if not count:
+    ) -> Sequence[MigrationBatch]:
+        with self._in_time(session, margin) as started:
+            kept = self._state.locked(session, run)
+            if kept.run.status is not MigrationStatus.PREPARING:
+                return []
+            first, staging = kept.run.batches + 1, staging_table(run.run_id)
+            columns = self._columns(session, kept.table)
+            hiding = Hiding(kept.table, staging, columns, first, batch_size, batch_size * most)
+            count = self._sql.hide(session, hiding, max(run.cutoff, started + margin))
+            if count:
+                self._state.add_batches(session, run, self._state.staged(staging, first), count)
+            return self._state.batches(session, run, first)
+
+    def _is_exchanged(self, session: Session, run: MigrationRun, limit: int, margin: timedelta) -> bool:
+        """Return whether the table was exchanged, now or before; if not, its timeouts are to be moved."""
+        exchange = self._sql.exchange
+        if exchange is None or exchange.was_made(session, run.run_id):
+            return exchange is not None
+        live = self._table_of(session, run.endpoint)
+        hiding = Hiding(live, staging_table(run.run_id), self._columns(session, live), 0, 0, limit)
+        ahead = max(margin, _EXCHANGE_AHEAD)
+        if not exchange.is_worth_it(session, run.run_id, hiding, max(run.cutoff, self._sql.now(session) + ahead)):
+            return False
+        try:
+            with self._in_time(session, margin) as started:
+                floor = max(run.cutoff, started + ahead)
+                if self._state.locked(session, run).run.status is not MigrationStatus.PREPARING:
+                    return False
+                if not exchange.was_made(session, run.run_id):  # by somebody who had the run locked
+                    exchange.make(session, run.run_id, hiding, floor)
+        except StoreUnreachable:
+            raise
+        except StoreError as error:
+            exchange.failed(run.run_id, live, error)
+            return False
+        log.info("%s: all that is due from %s on is hidden, with its table", live, floor.isoformat())
+        return True
+
+    def _cut(self, session: Session, run: MigrationRun, batch_size: int) -> Sequence[MigrationBatch]:
+        """Return the batches of an exchanged table; none when it was cut into batches before."""
+        if self._sql.exchange is None or not self._sql.exchange.was_made(session, run.run_id):
             return []
-        self._state.add_batches(session, run, hiding.staging, first, count)
-        found = self._state.batches(session, run, first)
-        elapsed = self._sql.now(session) - started
-        if not timedelta(0) <= elapsed < margin / 2:
-            raise StoreUnavailable(
-                f"{self._sql.where}: hiding {count} timeouts took {elapsed.total_seconds():.1f} s by the database's "
-                f"clock, which is too near to the margin of {margin.total_seconds():g} s; nothing was hidden. Hide "
-                f"fewer at a time, or with a larger margin"
-            )
-        return found
+        with self._transaction(session):
+            first = self._state.locked(session, run).run.batches + 1
+            cut = self._sql.exchange.cut(session, run.run_id, first, batch_size)
+            if cut is None:
+                return []
+            self._state.add_batches(session, run, *cut)
+            return self._state.batches(session, run, first)
+
+    @contextmanager
+    def _in_time(self, session: Session, margin: timedelta) -> Generator[datetime]:
+        """Give the database's time; the block is a transaction that is over before half of the margin has passed.
+
+        Raises:
+            StoreUnavailable: it was not, and has done nothing.
+        """
+        try:
+            self._sql.limit(session, margin)
+            with self._transaction(session):
+                started = self._sql.now(session)
+                yield started
+                elapsed = self._sql.now(session) - started
+                if not timedelta(0) <= elapsed < margin / 2:
+                    raise StoreUnavailable(
+                        f"{self._sql.where}: hiding timeouts took {elapsed.total_seconds():.1f} s by the database's "
+                        f"clock, which is too near to the margin of {margin.total_seconds():g} s; nothing was hidden. "
+                        f"Hide fewer at a time, or with a larger margin"
+                    )
+        finally:
+            self._unlimit(session)
 
     def _unlimit(self, session: Session) -> None:
         try:
@@ -164,10 +225,15 @@ class TimeoutTables:
         """See the port; by due time. A batch that was given back has none."""
         columns = ", ".join(map(self._sql.readable, READ))
         order = self._sql.list_of((TIME, ID))
-        hidden = self._sql.table(staging_table(run.run_id))
-        sql = f"SELECT {columns} FROM {hidden} WHERE {self._sql.quoted(NUMBER)} = %(number)s ORDER BY {order}"
         with self._session() as session:
-            return [to_message(row, run.endpoint) for row in session.rows(sql, {"number": number})]
+            hidden = self._sql.hidden(session, run.run_id, number)
+            sql = f"SELECT {columns} FROM {hidden.table} WHERE {hidden.condition} ORDER BY {order}"
+            return [to_message(row, run.endpoint) for row in session.rows(sql, {})]
+
+    def hidden(self, run_id: str, number: int) -> Hidden:
+        """Return where a batch is hidden, for whoever reads it by another driver; percent signs are doubled."""
+        with self._session() as session:
+            return self._sql.hidden(session, run_id, number)
 
     def advance(self, run: MigrationRun, number: int, before: BatchStatus, after: BatchStatus) -> bool:
         """See the port."""
@@ -176,14 +242,14 @@ class TimeoutTables:
 
     def give_back(self, run: MigrationRun, number: int) -> int:
         """See the port."""
-        staging = staging_table(run.run_id)
         with self._session() as session, self._transaction(session):
             kept = self._state.locked(session, run)
             if not self._state.advance(session, run, number, BatchStatus.PENDING, BatchStatus.RETURNED):
                 return 0
             columns = self._columns(session, kept.table)
-            put, take = self._sql.returning(staging, kept.table, columns)
-            given, taken = session.change(put, {"number": number}), session.change(take, {"number": number})
+            hidden = self._sql.hidden(session, run.run_id, number)
+            put, take = self._sql.returning(hidden, kept.table, columns)
+            given, taken = session.change(put, {}), session.change(take, {})
             if given > taken:
                 raise StoreError(
                     f"{self._sql.where}: of batch {number}, {given} timeouts were put back and {taken} taken"

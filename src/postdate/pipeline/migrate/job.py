@@ -248,7 +248,7 @@ class _Driver:
                 log.warning("%s: hiding again, %d batches at a time: %s", run.endpoint, a_round, error)
                 continue
             found = sum(batch.count for batch in hidden)
-            count, full = count + found, found == self.job.batch_size * a_round
+            count, full = count + found, found >= self.job.batch_size * a_round
             if not full:
                 self.source.set_status(run, MigrationStatus.PREPARED, SystemClock().now())
             log.info("%s: %s messages hidden from the old manager", run.endpoint, f"{count:,}")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from postdate.config import Address, resolved
-from postdate.migrating import migration_source
+from postdate.migrating import TimeoutTables, migration_source
 from postdate.pipeline.migrate.postgres import PostgresColumns
 from postdate.pipeline.rows import to_columns
 from postdate.pipeline.stores import absolute
@@ -55,8 +55,8 @@ class OriginSpec:
             source = migration_source(place, schema=self.schema, prefixes=self.prefixes)
             stack.callback(source.close)
             columns = None
-            if place.scheme in {"postgresql", "postgres"}:
-                columns = PostgresColumns(place, self.schema)
+            if isinstance(source, TimeoutTables) and place.scheme in {"postgresql", "postgres"}:
+                columns = PostgresColumns(place, source)
                 stack.callback(columns.close)
             yield Origin(source, columns)
 

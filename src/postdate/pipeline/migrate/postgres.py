@@ -20,8 +20,8 @@ import pyarrow.compute
 
 from postdate.config import without_secrets
 from postdate.errors import StoreUnavailable
-from postdate.migrating.names import NUMBER, staging_table
-from postdate.migrating.postgres import DEFAULT_SCHEMA
+from postdate.migrating import TimeoutTables
+from postdate.migrating.dialect import Hidden
 from postdate.pipeline.columns import INSTANT
 from postdate.pipeline.rows import MESSAGE_COLUMNS
 from postdate.postgres.names import quoted
@@ -43,15 +43,15 @@ _TYPES: Final = {
 
 
 class PostgresColumns:
-    """Reads batches from the table that a run hides timeouts in; it connects at first use. One thread at a time.
+    """Reads batches from the tables that a run hides timeouts in; it connects at first use. One thread at a time.
 
     Args:
         url: of the database.
-        schema: of the tables; ``None``: upstream's default.
+        source: the tables in it; it says where a batch is.
     """
 
-    def __init__(self, url: str, schema: str | None) -> None:
-        self._url, self._schema = str(url), DEFAULT_SCHEMA if schema is None else schema
+    def __init__(self, url: str, source: TimeoutTables) -> None:
+        self._url, self._source = str(url), source
         self._connection: Any = None
 
     def read(self, run_id: str, number: int) -> pa.RecordBatch | None:
@@ -64,8 +64,9 @@ class PostgresColumns:
         Raises:
             StoreUnavailable: the database failed.
         """
+        query = self._query(self._source.hidden(run_id, number))
         try:
-            table = self._fetch(self._query(run_id, number))
+            table = self._fetch(query)
         except (adbc.Error, pa.ArrowException, OSError) as error:
             self.close()
             said = without_secrets(str(error)).partition("\n")[0]
@@ -79,7 +80,7 @@ class PostgresColumns:
             with suppress(adbc.Error):  # it is broken, and closed all the same
                 connection.close()
 
-    def _query(self, run_id: str, number: int) -> str:
+    def _query(self, hidden: Hidden) -> str:
         columns = {
             f"{quoted(ID)}::text": "message_id",
             quoted(DESTINATION): "destination",
@@ -88,8 +89,7 @@ class PostgresColumns:
             quoted(STATE): "body",
         }
         wanted = ", ".join(f"{column} AS {name}" for column, name in columns.items())
-        table = f"{quoted(self._schema)}.{quoted(staging_table(run_id))}"
-        return f"SELECT {wanted} FROM {table} WHERE {quoted(NUMBER)} = {number}"
+        return f"SELECT {wanted} FROM {hidden.table} WHERE {hidden.condition}".replace("%%", "%")
 
     def _fetch(self, query: str) -> pa.Table:
         if self._connection is None:
