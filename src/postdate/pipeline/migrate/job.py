@@ -40,6 +40,9 @@ _ROUNDS_AHEAD: Final = 2
 _SOON: Final = 12
 """The part of the margin in which a job of Spark moves what it is given, or it is given less."""
 
+_REMEMBERED: Final = 5_000_000
+"""Messages whose checksums the driver keeps from moving to comparing; those of others are read and summed up again."""
+
 _OPEN: Final = (BatchStatus.PENDING, BatchStatus.STAGED)
 
 log = logging.getLogger("postdate.pipeline")
@@ -151,6 +154,8 @@ class _Driver:
     job: MigrateJob
     _tallies: dict[str, Tally] = field(default_factory=dict[str, Tally])
     _runs: dict[str, MigrationRun] = field(default_factory=dict[str, MigrationRun])
+    _checksums: dict[tuple[str, int], bytes] = field(default_factory=dict[tuple[str, int], bytes])
+    _room: int = _REMEMBERED
 
     def get_ready(self) -> None:
         """Get Spark ready: what is hidden waits for nothing then."""
@@ -168,7 +173,7 @@ class _Driver:
         """Move what an attempt before has hidden: the old manager does not deliver it."""
         self._know(runs)
         batches = [task for run in runs for task in tasks_of(run, self.source.batches(run), *_OPEN)]
-        self._note(self._tasks().move(batches))
+        self._move(batches)
 
     def finish(self, runs: Sequence[MigrationRun]) -> dict[str, EndpointResult]:
         """Hide and move what is left, compare, and write down that it is done; return what became of each endpoint."""
@@ -183,7 +188,11 @@ class _Driver:
         ]
         if not moved:
             return
-        tasks = [BatchTask(run.run_id, batch.number, batch.count) for run, batch in moved]
+        sums = self._checksums
+        tasks = [
+            BatchTask(run.run_id, batch.number, batch.count, sums.get((run.run_id, batch.number), b""))
+            for run, batch in moved
+        ]
         log.info("comparing %s messages with what the target has", f"{sum(task.count for task in tasks):,}")
         for found in self._tasks().verify(tasks, min(batch.earliest for _, batch in moved)):
             self._tallies[found.run_id].compared(found)
@@ -199,6 +208,8 @@ class _Driver:
     def _note(self, moved: Sequence[MovedBatch]) -> None:
         for batch in moved:
             self._tallies[batch.run_id].moved(batch)
+            if batch.checksums:
+                self._checksums[batch.run_id, batch.number] = batch.checksums
 
     # --- hiding and moving ------------------------------------------------------------------------------------------
 
@@ -229,8 +240,9 @@ class _Driver:
 
     def _move(self, tasks: Sequence[BatchTask]) -> timedelta:
         """Move batches; return how long it took."""
-        started = time.perf_counter()
-        self._note(self._tasks().move(tasks))
+        started, count = time.perf_counter(), sum(task.count for task in tasks)
+        self._room -= count
+        self._note(self._tasks().move(tasks, summed=self._room >= 0))
         return timedelta(seconds=time.perf_counter() - started)
 
     def _rounds(self, run: MigrationRun, a_round: int) -> Iterable[list[BatchTask]]:

@@ -17,7 +17,7 @@ to the error queue meanwhile would come back if it were stored again.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pyarrow as pa
@@ -28,6 +28,7 @@ from postdate.errors import MessageError, PipelineError
 from postdate.pipeline.columns import INSTANT
 from postdate.pipeline.migrate.origin import Origin
 from postdate.pipeline.migrate.target import TargetStore
+from postdate.pipeline.migrate.verifying import checksums
 from postdate.pipeline.rows import checked
 from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationRun, MigrationSource
 
@@ -44,6 +45,8 @@ class MovedBatch:
         already_there: how many ids the target knew that this migration had not stored.
         stored_late: how many were due when the target got them.
         problem: why the target does not take it; empty when it has moved.
+        checksums: of its messages, as :func:`postdate.pipeline.migrate.verifying.checksums` writes them; empty: whoever
+            compares them reads them again.
     """
 
     run_id: str
@@ -51,6 +54,7 @@ class MovedBatch:
     already_there: int = 0
     stored_late: int = 0
     problem: str = ""
+    checksums: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +65,13 @@ class BatchTask:
         run_id: of its run.
         number: of the batch.
         count: how many messages it has.
+        checksums: of them, if they are known already.
     """
 
     run_id: str
     number: int
     count: int
+    checksums: bytes = field(default=b"", repr=False)
 
 
 def tasks_of(run: MigrationRun, batches: Iterable[MigrationBatch], *of: BatchStatus) -> list[BatchTask]:
@@ -73,7 +79,9 @@ def tasks_of(run: MigrationRun, batches: Iterable[MigrationBatch], *of: BatchSta
     return [BatchTask(run.run_id, batch.number, batch.count) for batch in batches if batch.status in of]
 
 
-def move_batch(origin: Origin, target: TargetStore, run: MigrationRun, task: BatchTask) -> MovedBatch | None:
+def move_batch(
+    origin: Origin, target: TargetStore, run: MigrationRun, task: BatchTask, *, summed: bool = False
+) -> MovedBatch | None:
     """Move a batch from where it waits to the target, whatever was done of it before.
 
     Args:
@@ -81,6 +89,7 @@ def move_batch(origin: Origin, target: TargetStore, run: MigrationRun, task: Bat
         target: where it goes.
         run: that it belongs to.
         task: which batch.
+        summed: the checksums of its messages are wanted.
 
     Returns:
         What became of it; ``None``: it was given back by an abort.
@@ -105,9 +114,11 @@ def move_batch(origin: Origin, target: TargetStore, run: MigrationRun, task: Bat
         first = read.column("message_id")[bad[0].position].as_py()
         more = f", and {len(bad) - 1} more like it" if len(bad) > 1 else ""
         return MovedBatch(run.run_id, number, problem=f"the target does not take {first!r}: {bad[0].detail}{more}")
-    if not source.advance(run, number, BatchStatus.PENDING, BatchStatus.STAGED):
-        return _again(source, target, run, number, messages)
-    return _store(source, target, run, number, messages)
+    if source.advance(run, number, BatchStatus.PENDING, BatchStatus.STAGED):
+        done = _store(source, target, run, number, messages)
+    else:
+        done = _again(source, target, run, number, messages)
+    return replace(done, checksums=checksums(messages).tobytes()) if done is not None and summed else done
 
 
 def _again(

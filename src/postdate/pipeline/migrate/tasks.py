@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any, TypeVar, cast
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
@@ -17,7 +18,7 @@ from postdate.pipeline.failures import told_in_one_line
 from postdate.pipeline.migrate.moving import BatchTask, MovedBatch, move_batch
 from postdate.pipeline.migrate.origin import Origin, OriginSpec
 from postdate.pipeline.migrate.target import TargetStore, opened_target
-from postdate.pipeline.migrate.verifying import Verified, checksums, expected, look_closer, only
+from postdate.pipeline.migrate.verifying import Verified, checksums, expected, look_closer
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports import ScanFilter, ScanPart
 from postdate.ports.migrating import MigrationRun
@@ -27,9 +28,7 @@ _Batches = Iterator[pa.RecordBatch]
 _Task = Callable[[_Batches], _Batches]
 
 _FOUND = pa.schema([("found", pa.string())])
-_SOURCE = pa.schema(
-    [("checksum", pa.int64()), ("message_id", pa.string()), ("run_id", pa.string()), ("number", pa.int32())]
-)
+_SOURCE = pa.schema([("checksum", pa.int64()), ("run_id", pa.string()), ("number", pa.int32())])
 _TARGET = pa.schema([("checksum", pa.int64())])
 
 
@@ -58,8 +57,12 @@ class SparkTasks:
         slots = self.spark.sparkContext.defaultParallelism
         _collected(self._slots(slots).mapInArrow(_reaching(self.origin, self.target), "found string"), MovedBatch)
 
-    def move(self, tasks: Sequence[BatchTask]) -> list[MovedBatch]:
+    def move(self, tasks: Sequence[BatchTask], *, summed: bool = False) -> list[MovedBatch]:
         """Move batches, those that stand first first; what was given back by an abort is left out.
+
+        Args:
+            tasks: what to move.
+            summed: the checksums of the messages are wanted, 11 bytes of each in the memory of the driver.
 
         Raises:
             PipelineError: a task failed; all that it has not finished can be done again.
@@ -68,7 +71,7 @@ class SparkTasks:
             return []
         shares = self._dealt(tasks)
         moved = self._slots(len(shares)).mapInArrow(
-            _moving(self.origin, self.target, dict(self.runs), shares), "found string"
+            _moving(self.origin, self.target, dict(self.runs), shares, summed=summed), "found string"
         )
         return _collected(moved, MovedBatch)
 
@@ -88,7 +91,7 @@ class SparkTasks:
         is_doubtful = F.col("waits").isNull()
         by_batch = joined.groupBy("run_id", "number").agg(
             F.count("waits").alias("verified"),
-            F.collect_list(F.when(is_doubtful, F.col("message_id"))).alias("doubtful"),
+            F.collect_list(F.when(is_doubtful, F.col("checksum"))).alias("doubtful"),
         )
         looking = _looking_closer(self.origin, self.target, dict(self.runs))
         return _collected(by_batch.mapInArrow(looking, "found string"), Verified)
@@ -97,9 +100,7 @@ class SparkTasks:
         """Return a checksum of each message as the target was given it."""
         shares = self._dealt(tasks)
         summing = _summing(self.origin, dict(self.runs), shares)
-        return self._slots(len(shares)).mapInArrow(
-            summing, "checksum long, message_id string, run_id string, number int"
-        )
+        return self._slots(len(shares)).mapInArrow(summing, "checksum long, run_id string, number int")
 
     def _waiting(self, since: datetime) -> DataFrame:
         """Return a checksum of each message that waits in the target."""
@@ -147,12 +148,17 @@ def _reaching(origin: OriginSpec, target: StoreSpec) -> _Task:
 
 
 def _moving(
-    origin: OriginSpec, target: StoreSpec, runs: Mapping[str, MigrationRun], shares: Sequence[Sequence[BatchTask]]
+    origin: OriginSpec,
+    target: StoreSpec,
+    runs: Mapping[str, MigrationRun],
+    shares: Sequence[Sequence[BatchTask]],
+    *,
+    summed: bool,
 ) -> _Task:
     def move(slots: _Batches) -> _Batches:
         with origin.opened() as source, opened_target(target) as store:
             for number in _numbers(slots):
-                done = [move_batch(source, store, runs[task.run_id], task) for task in shares[number]]
+                done = [move_batch(source, store, runs[task.run_id], task, summed=summed) for task in shares[number]]
                 yield _found([each for each in done if each is not None])
 
     return move
@@ -163,12 +169,13 @@ def _summing(origin: OriginSpec, runs: Mapping[str, MigrationRun], shares: Seque
         with origin.opened() as source:
             for slot in _numbers(slots):
                 for task in shares[slot]:
-                    batch = expected(source, runs[task.run_id], task.number)
+                    sums = np.frombuffer(task.checksums, np.int64)
+                    if not len(sums):
+                        sums = checksums(expected(source, runs[task.run_id], task.number))
                     columns: list[Any] = [
-                        pa.array(checksums(batch), pa.int64()),
-                        batch.column("message_id"),
-                        pa.repeat(pa.scalar(task.run_id), batch.num_rows),
-                        pa.repeat(pa.scalar(task.number, pa.int32()), batch.num_rows),
+                        pa.array(sums),
+                        pa.repeat(pa.scalar(task.run_id), len(sums)),
+                        pa.repeat(pa.scalar(task.number, pa.int32()), len(sums)),
                     ]
                     yield pa.record_batch(columns, schema=_SOURCE)
 
@@ -180,7 +187,7 @@ def _summing_waiting(target: StoreSpec, parts: Sequence[ScanPart], where: ScanFi
         with opened_target(target) as store:
             for number in _numbers(slots):
                 for batch in store.part(parts[number], where):
-                    yield pa.record_batch([pa.array(checksums(batch), pa.int64())], schema=_TARGET)
+                    yield pa.record_batch([pa.array(checksums(batch))], schema=_TARGET)
 
     return sum_up
 
@@ -198,7 +205,8 @@ def _looking_closer(origin: OriginSpec, target: StoreSpec, runs: Mapping[str, Mi
                     continue
                 opened = opened or (stack.enter_context(origin.opened()), stack.enter_context(opened_target(target)))
                 source, store = opened
-                messages = only(expected(source, run, row["number"]), doubtful)
-                yield _found([look_closer(store, run, messages, row["verified"])])
+                messages = expected(source, run, row["number"])
+                is_doubtful = pa.array(np.isin(checksums(messages), np.array(doubtful, np.int64)))
+                yield _found([look_closer(store, run, messages.filter(is_doubtful), row["verified"])])
 
     return look

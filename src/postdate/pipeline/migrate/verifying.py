@@ -17,6 +17,8 @@ from datetime import datetime
 from hashlib import blake2b
 from typing import Any, Final, cast
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute
 
@@ -37,6 +39,9 @@ _LOOKS: Final = 3
 _MISSING: Final = "missing"
 _MOVED_ON: Final = ""
 _ENDED: Final = frozenset(RecordKind) - {RecordKind.SCHEDULED, RecordKind.RETRIED, RecordKind.RESCHEDULED}
+
+
+Checksums = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,21 +70,18 @@ def expected(origin: Origin, run: MigrationRun, number: int) -> pa.RecordBatch:
     return messages
 
 
-def checksums(batch: pa.RecordBatch) -> list[int]:
+def checksums(batch: pa.RecordBatch) -> Checksums:
     """Return of each message a checksum over its id and all else that is in it: 64 bits, the same everywhere.
 
     Args:
         batch: with :data:`postdate.pipeline.rows.MESSAGE_COLUMNS`.
     """
-    times = [batch.column(name).cast(pa.int64()).to_pylist() for name in ("due", "expires_at")]
-    others = [batch.column(name).to_pylist() for name in ("message_id", "destination", "headers", "body")]
-    return [_checksum(*row) for row in zip(*times, *others, strict=True)]
-
-
-def _checksum(due: int, expires_at: int | None, message_id: str, destination: str, headers: str, body: bytes) -> int:
-    # No NUL is in any of the texts, so nothing else is written like this.
-    text = f"{due}\0{expires_at}\0{message_id}\0{destination}\0{headers}\0"
-    return int.from_bytes(blake2b(text.encode() + body, digest_size=8).digest(), "big", signed=True)
+    times = [batch.column(name).cast(pa.int64()).cast(pa.string()) for name in ("due", "expires_at")]
+    others = [batch.column(name).cast(pa.binary()) for name in ("message_id", "destination", "headers", "body")]
+    columns = [*(pc.fill_null(time, "").cast(pa.binary()) for time in times), *others]
+    # No NUL is in any of the texts, and only the last is none, so nothing else is written like this.
+    written = cast("list[bytes]", pc.binary_join_element_wise(*columns, b"\0").to_pylist())
+    return np.frombuffer(b"".join(blake2b(each, digest_size=8).digest() for each in written), np.int64)
 
 
 def verify_all(
@@ -94,16 +96,12 @@ def verify_all(
         numbers: of the batches.
         since: due time of the earliest message in them.
     """
-    waiting = {
-        checksum
-        for part in target.parts(1)
-        for batch in target.part(part, ScanFilter(due_from=since))
-        for checksum in checksums(batch)
-    }
+    there = [checksums(batch) for part in target.parts(1) for batch in target.part(part, ScanFilter(due_from=since))]
+    waiting = np.concatenate([np.empty(0, np.int64), *there])
     for number in numbers:
         batch = expected(origin, run, number)
-        doubtful = [checksum not in waiting for checksum in checksums(batch)]
-        yield look_closer(target, run, batch.filter(pa.array(doubtful, pa.bool_())), batch.num_rows - sum(doubtful))
+        doubtful = batch.filter(pa.array(~np.isin(checksums(batch), waiting)))
+        yield look_closer(target, run, doubtful, batch.num_rows - doubtful.num_rows)
 
 
 def look_closer(target: TargetStore, run: MigrationRun, doubtful: pa.RecordBatch, verified: int) -> Verified:
