@@ -37,7 +37,7 @@ class _Driver:
 
     def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> Sequence[tuple[Any, ...]]:
         self._note(sql, values)
-        kept = ("r" * 32, "Sales", 1, "{}", 0, NOW, NOW, None, 0, LIVE, LIVE)
+        kept = ("r" * 32, "Sales", 0, "{}", 0, NOW, NOW, None, 0, LIVE, LIVE)
         answers = {
             "sys.tables": [(LIVE,)],
             "sys.columns": [(name,) for name in (STATE_COLUMNS if "State" in str(values) else COLUMNS)],
@@ -58,7 +58,7 @@ class _Driver:
 
     def pages(self, sql: str, values: Mapping[str, Any], page: int) -> Any:
         self._note(sql, values)
-        yield [("0B5B3D86-8F6F-4E5C-9E6B-3F4B1E7E0B11", "Sales", NOW, "{}")][:page]
+        yield [("0B5B3D86-8F6F-4E5C-9E6B-3F4B1E7E0B11", "Sales", NOW, "{}", 5)][:page]
 
     def begin(self) -> None:
         self.said.append("BEGIN TRANSACTION")
@@ -89,7 +89,8 @@ def test_every_statement_parses_whatever_the_names(driver: tuple[TimeoutTables, 
     source, said = driver
     run, margin = new_run("Sales"), timedelta(minutes=10)
     assert source.endpoints() == ["Sales"]
-    assert (source.preview("Sales", NOW).count, source.preview("Sales", NOW).left) == (1, 7)
+    seen = source.preview("Sales", NOW)
+    assert (seen.count, seen.left, seen.largest_bytes) == (1, 7, 7)
     assert [each.run_id for each in source.history()] == ["r" * 32]
     source.begin(run)
     assert [batch.count for batch in source.hide(run, 3, 1, margin)] == [3]

@@ -193,6 +193,10 @@ class Dialect(ABC):
         """Return a column in a list of them, such that the driver can read whatever is in it."""
         return self.quoted(column)
 
+    def size_of(self, column: str) -> str:
+        """Return how many bytes a column has."""
+        return f"OCTET_LENGTH({self.quoted(column)})"
+
     # --- names ---------------------------------------------------------------------------------------------------
 
     @abstractmethod

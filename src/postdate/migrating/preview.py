@@ -12,7 +12,14 @@ from datetime import datetime
 from typing import Any, Final
 
 from postdate.errors import InvalidHeaders, InvalidMessage, InvalidTimestamp
-from postdate.messages import DESTINATION_LIMIT, DelayedMessage, Headers, check_text
+from postdate.messages import (
+    DESTINATION_LIMIT,
+    DelayedMessage,
+    Headers,
+    check_text,
+    encode_headers,
+    size_in_bytes,
+)
 from postdate.ports.migrating import MigrationPreview
 from postdate.timeouts.layout import decode, normal_id, read_time, row_headers
 
@@ -50,15 +57,18 @@ class Looking:
         self.count = 0
         self.earliest: datetime | None = None
         self.latest: datetime | None = None
+        self.largest_bytes, self.largest_id = 0, ""
         self._problems: dict[str, list[str]] = {}
         self._how_many: Counter[str] = Counter()
 
     def add(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Look at rows of id, destination, time and headers."""
-        for timeout_id, destination, time, headers in rows:
+        """Look at rows of id, destination, time, headers, and the size of the body in bytes."""
+        for timeout_id, destination, time, headers, body_bytes in rows:
             self.count += 1
             self._due(timeout_id, time)
-            self._destination(timeout_id, destination, self._headers(timeout_id, headers))
+            found = self._headers(timeout_id, headers)
+            self._destination(timeout_id, destination, found)
+            self._size(timeout_id, headers, found, body_bytes or 0)
             # The pattern is what nearly all ids look like, and ten times as quick.
             if _ID.fullmatch(str(timeout_id)) is None and normal_id(timeout_id) is None:
                 self._problem("an id that is no UUID", timeout_id)
@@ -95,6 +105,14 @@ class Looking:
                 return
         self.destinations[destination] += 1
 
+    def _size(self, timeout_id: object, written: object, headers: Mapping[str, str], body_bytes: int) -> None:
+        # A store writes headers as short as can be, so nearly all need no second look.
+        if size_in_bytes(str(written), b"") + body_bytes <= self.largest_bytes:
+            return
+        size = size_in_bytes(encode_headers(headers), b"") + body_bytes
+        if size > self.largest_bytes:
+            self.largest_bytes, self.largest_id = size, str(timeout_id)
+
     def _problem(self, what: str, timeout_id: object) -> None:
         self._how_many[what] += 1
         ids = self._problems.setdefault(what, [])
@@ -111,5 +129,13 @@ class Looking:
     def preview(self, endpoint: str, left: int) -> MigrationPreview:
         """Return what was seen."""
         return MigrationPreview(
-            endpoint, self.count, left, self.earliest, self.latest, dict(self.destinations), self.problems()
+            endpoint,
+            self.count,
+            left,
+            self.earliest,
+            self.latest,
+            dict(self.destinations),
+            self.problems(),
+            self.largest_bytes,
+            self.largest_id,
         )

@@ -128,6 +128,10 @@ class SqliteDialect(Dialect):
     def _spaced(self) -> str:
         return f"replace({self.quoted(TIME)}, 'T', ' ')"
 
+    def size_of(self, column: str) -> str:
+        """See :class:`Dialect`."""
+        return f"LENGTH(CAST({self.quoted(column)} AS BLOB))"
+
     def quoted(self, name: str) -> str:
         """See :class:`Dialect`."""
         return '"' + name.replace('"', '""').replace("%", "%%") + '"'

@@ -94,6 +94,10 @@ class SqlServerDialect(Dialect):
         if granted < 0:
             raise StoreUnavailable(f"{self.where}: another migration has been at its beginning for too long; try again")
 
+    def size_of(self, column: str) -> str:
+        """See :class:`Dialect`."""
+        return f"DATALENGTH({self.quoted(column)})"
+
     def quoted(self, name: str) -> str:
         """See :class:`Dialect`."""
         return quoted(name).replace("%", "%%")

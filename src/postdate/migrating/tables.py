@@ -16,7 +16,7 @@ from postdate.migrating.names import READ, staging_table
 from postdate.migrating.preview import PAGE_ROWS, Looking, to_message
 from postdate.migrating.state import OVER, State
 from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationPreview, MigrationRun, MigrationStatus
-from postdate.timeouts.layout import DESTINATION, HEADERS, ID, SUFFIX, TIME, table_name
+from postdate.timeouts.layout import DESTINATION, HEADERS, ID, STATE, SUFFIX, TIME, table_name
 
 _EXCHANGE_AHEAD: Final = timedelta(hours=1)
 """What is due sooner is not hidden with its whole table: there is so much time to go on with a run that has died."""
@@ -60,7 +60,8 @@ class TimeoutTables:
             live = self._table_of(session, endpoint)
             self._columns(session, live)
             table, values = self._sql.table(live), {"floor": self._sql.floor(cutoff)}
-            columns, unknown = ", ".join(map(self._sql.readable, wanted)), f"{self._sql.quoted(TIME)} IS NULL"
+            columns = ", ".join([*map(self._sql.readable, wanted), self._sql.size_of(STATE)])
+            unknown = f"{self._sql.quoted(TIME)} IS NULL"
             moving = f"SELECT {columns} FROM {table} WHERE ({self._sql.is_due_from()}) OR {unknown}"
             for page in session.pages(moving, values, PAGE_ROWS):
                 looking.add(page)

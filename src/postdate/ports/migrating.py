@@ -48,6 +48,8 @@ class MigrationPreview:
         latest: the same.
         destinations: how many for each.
         problems: what keeps it from being migrated, with the ids of some; empty when nothing does.
+        largest_bytes: size of the largest that it would move, headers and body together, as a store counts it.
+        largest_id: of that one.
     """
 
     endpoint: str
@@ -57,6 +59,8 @@ class MigrationPreview:
     latest: datetime | None
     destinations: Mapping[str, int] = field(default_factory=dict[str, int])
     problems: Sequence[str] = ()
+    largest_bytes: int = 0
+    largest_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +135,15 @@ class MigrationSource(Protocol):
     def hide(self, run: MigrationRun, batch_size: int, batches: int, margin: timedelta) -> Sequence[MigrationBatch]:
         """Take the earliest messages away from the old manager, into up to ``batches`` new batches, in one transaction.
 
+        There may be more of them where a source can take away all at once; what it has taken without writing it down
+        in batches yet, by a call that did not return, the next call returns. A run that is PREPARED hides nothing more.
+
         Only what is due after both the cut-off and the clock of the database plus ``margin``: what is due sooner may be
         in the hands of the old manager already. The transaction gives up before half of the margin has passed, so
         nothing becomes due to a manager that still sees it. What somebody has locked is left to him.
 
         Returns:
-            The new batches; none when nothing is left to hide.
+            The new batches; none when nothing is left to hide, or the run is PREPARED.
 
         Raises:
             StoreUnavailable: gave up, and hid nothing; try again, or with fewer batches. After ``StoreUnreachable``

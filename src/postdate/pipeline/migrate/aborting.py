@@ -7,7 +7,7 @@ from typing import Final
 
 from postdate.clock import SystemClock
 from postdate.errors import MigrationConflict, PipelineError
-from postdate.pipeline.migrate.looking import MigrateJob, going_on
+from postdate.pipeline.migrate.looking import MigrateJob, going_on, status_of
 from postdate.pipeline.migrate.moving import BatchTask, move_batch, tasks_of
 from postdate.pipeline.migrate.origin import Origin
 from postdate.pipeline.migrate.results import EndpointResult, MigrateResult
@@ -39,6 +39,8 @@ def abort(job: MigrateJob) -> MigrateResult:
         source = origin.source
         runs = going_on(source, job, "to abort")
         for run in runs:
+            # A driver that is still alive hides no more of it, and what goes back stays there.
+            source.set_status(run, MigrationStatus.PREPARED, SystemClock().now())
             _give_back(source, run)
         results = tuple(_aborted(origin, job, run) for run in runs)
     return MigrateResult(job.origin.shown, job.target.shown, results, time.perf_counter() - started)
@@ -60,11 +62,11 @@ def _aborted(origin: Origin, job: MigrateJob, run: MigrationRun) -> EndpointResu
             since = min(batch.earliest for batch in moved)
             for found in verify_all(origin, target, run, [batch.number for batch in moved], since):
                 tally.compared(found)
-    return tally.result(run, MigrationStatus.ABORTED, batches)
+    return tally.result(run, status_of(origin.source, run), batches)
 
 
 def _end(origin: Origin, job: MigrateJob, run: MigrationRun, tally: Tally) -> None:
-    """Give back and finish until nothing is between, and then say so: a driver that runs still may hide meanwhile."""
+    """Give back and finish until nothing is between, and then say so: a driver that still runs may move meanwhile."""
     source = origin.source
     for tries_left in reversed(range(_TRIES)):
         _give_back(source, run)
@@ -76,6 +78,8 @@ def _end(origin: Origin, job: MigrateJob, run: MigrationRun, tally: Tally) -> No
         try:
             source.set_status(run, MigrationStatus.ABORTED, SystemClock().now())
         except MigrationConflict:
+            if status_of(source, run) is MigrationStatus.COMPLETED:
+                return  # by that driver, once nothing was between
             if not tries_left:
                 raise
         else:

@@ -20,8 +20,16 @@ from typing import Final, TypeVar
 from pyspark.sql import SparkSession
 
 from postdate.clock import SystemClock
-from postdate.errors import PipelineError, StoreUnavailable, StoreUnreachable
-from postdate.pipeline.migrate.looking import MigrateJob, going_on, look, on_their_way, same_parameters, selected
+from postdate.errors import MigrationConflict, PipelineError, StoreUnavailable, StoreUnreachable
+from postdate.pipeline.migrate.looking import (
+    MigrateJob,
+    going_on,
+    look,
+    on_their_way,
+    same_parameters,
+    selected,
+    status_of,
+)
 from postdate.pipeline.migrate.moving import BatchTask, MovedBatch, tasks_of
 from postdate.pipeline.migrate.results import EndpointResult, MigrateResult
 from postdate.pipeline.migrate.tally import Tally
@@ -252,6 +260,9 @@ class _Driver:
         while full:
             try:
                 hidden = self.source.hide(run, self.job.batch_size, a_round, self.job.margin)
+            except MigrationConflict:
+                self._ended_by_another(run)
+                return
             except StoreUnavailable as error:
                 # It was too slow for the margin, and hid nothing; a lost connection is another matter.
                 if a_round == 1 or isinstance(error, StoreUnreachable):
@@ -262,19 +273,36 @@ class _Driver:
             found = sum(batch.count for batch in hidden)
             count, full = count + found, found >= self.job.batch_size * a_round
             if not full:
-                self.source.set_status(run, MigrationStatus.PREPARED, SystemClock().now())
+                self._prepared(run)
             log.info("%s: %s messages hidden from the old manager", run.endpoint, f"{count:,}")
             yield tasks_of(run, hidden, *BatchStatus)
 
-    def _status(self, run: MigrationRun) -> MigrationStatus:
-        return next(each.status for each in self.source.history() if each.run_id == run.run_id)
+    def _prepared(self, run: MigrationRun) -> None:
+        try:
+            self.source.set_status(run, MigrationStatus.PREPARED, SystemClock().now())
+        except MigrationConflict:
+            self._ended_by_another(run)
+
+    def _ended_by_another(self, run: MigrationRun) -> None:
+        """Say who has ended the run; what another process has completed is as good as completed here.
+
+        Raises:
+            MigrationConflict: it was aborted.
+        """
+        if status_of(self.source, run) is MigrationStatus.COMPLETED:
+            log.info("%s: another process has completed migration %s meanwhile", run.endpoint, run.run_id)
+            return
+        raise MigrationConflict(
+            f"migration {run.run_id} of {run.endpoint} was aborted meanwhile, by another process: what it had moved is "
+            f"in the target, and all else is with the old manager"
+        )
 
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def _finished(self, run: MigrationRun) -> EndpointResult:
         """Write down that a run is done, if it is."""
-        result = self._tallies[run.run_id].result(run, self._status(run), self.source.batches(run))
-        if self._status(run) is not MigrationStatus.PREPARED or not result.exact:
+        result = self._tallies[run.run_id].result(run, status_of(self.source, run), self.source.batches(run))
+        if status_of(self.source, run) is not MigrationStatus.PREPARED or not result.exact:
             return result
         self.source.set_status(run, MigrationStatus.COMPLETED, SystemClock().now())
         return replace(result, status=MigrationStatus.COMPLETED.name.lower())

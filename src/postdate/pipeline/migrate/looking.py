@@ -106,13 +106,18 @@ def meant_by(endpoint: str, names: Sequence[str]) -> str:
             raise PipelineError(f"endpoint {endpoint!r} may be any of {several}; write it as one of these")
         if found:
             return found[0]
-    known = ", ".join(names) or "none at all"
+    known = ", ".join(names) or "none at all: are the tables in another schema (--schema)?"
     raise PipelineError(f"no endpoint {endpoint!r} owns messages there; it has {known}")
 
 
 def on_their_way(source: MigrationSource) -> dict[str, MigrationRun]:
     """Return the runs that are neither completed nor aborted, by endpoint."""
     return {run.endpoint: run for run in source.history() if run.status in ON_ITS_WAY}
+
+
+def status_of(source: MigrationSource, run: MigrationRun) -> MigrationStatus:
+    """Return how far a run is now."""
+    return next(each.status for each in source.history() if each.run_id == run.run_id)
 
 
 def going_on(source: MigrationSource, job: MigrateJob, what: str) -> list[MigrationRun]:
@@ -176,22 +181,27 @@ def preview(job: MigrateJob, now: datetime) -> PreviewResult:
 
 def look(source: MigrationSource, job: MigrateJob, names: Sequence[str], now: datetime) -> PreviewResult:
     """Do what :func:`preview` does, with a source that is open."""
-    in_the_way = target_problems(job.target, now)
-    found = tuple(_previewed(source.preview(name, job.cutoff), in_the_way, now, job.margin) for name in names)
-    return PreviewResult(job.origin.shown, job.target.shown, found)
-
-
-def target_problems(target: StoreSpec, now: datetime) -> tuple[str, ...]:
-    """Return why nothing at all can be moved to the target.
-
-    Raises:
-        StoreError: it is missing or unreachable.
-    """
-    with opened_target(target) as store:
+    with opened_target(job.target) as store:
         store.overdue(now)  # its tables are there
-    if target.recording == Recording.NONE.value:
-        return ("the target keeps no records (store.recording): it would store again what it has delivered already",)
-    return ()
+        largest = store.largest_message_bytes
+    found = (source.preview(name, job.cutoff) for name in names)
+    previews = tuple(_previewed(each, _in_the_way(each, job.target, largest), now, job.margin) for each in found)
+    return PreviewResult(job.origin.shown, job.target.shown, previews)
+
+
+def _in_the_way(found: MigrationPreview, target: StoreSpec, largest_bytes: int) -> tuple[str, ...]:
+    """Return why the target does not take what there is."""
+    problems = list[str]()
+    if target.recording == Recording.NONE.value and found.count:
+        problems.append(
+            "the target keeps no records (store.recording): it would store again what it has delivered already"
+        )
+    if found.largest_bytes > largest_bytes:
+        problems.append(
+            f"{found.largest_id} has {found.largest_bytes:,} bytes of headers and body, and the target takes "
+            f"{largest_bytes:,}; let it take larger messages, or move this one by hand"
+        )
+    return tuple(problems)
 
 
 def _previewed(
@@ -204,7 +214,7 @@ def _previewed(
         found.earliest,
         found.latest,
         dict(found.destinations),
-        (*in_the_way, *found.problems) if found.count else tuple(found.problems),
+        (*in_the_way, *found.problems),
         _warnings(found, now, margin),
     )
 
