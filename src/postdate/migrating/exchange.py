@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -119,18 +119,15 @@ class PostgresExchange:
             self._made.add(run_id)
         return True
 
-    def is_worth_it(self, session: Session, run_id: str, hiding: Hiding, floor: datetime) -> bool:
-        """Return whether to exchange the table: it can be, it is large, and few timeouts are due before ``floor``."""
-        if self._failures[run_id] >= _TRIES:
+    def is_worth_it(self, session: Session, run_id: str, hiding: Hiding) -> bool:
+        """Return whether the table is large, and nothing is in the way."""
+        most = _WORTH * hiding.limit
+        if self._failures[run_id] >= _TRIES or self._count(session, hiding.live, ["TRUE"], {}, most) < most:
             return False
         obstacle = self._obstacle(session, hiding.live)
         if obstacle is not None:
             self._give_up(run_id, hiding.live, obstacle)
-            return False
-        far = self._count(session, hiding.live, [self._sql.is_due_from()], floor, _WORTH * hiding.limit)
-        if far < _WORTH * hiding.limit:
-            return False
-        return self._count(session, hiding.live, self._near(), floor, hiding.limit + 1) <= hiding.limit
+        return obstacle is None
 
     def failed(self, run_id: str, table: str, error: StoreError) -> None:
         """Remember that an exchange has failed, and hid nothing; it is tried again where that may help."""
@@ -146,7 +143,7 @@ class PostgresExchange:
 
     # --- the exchange ----------------------------------------------------------------------------------------------
 
-    def make(self, session: Session, run_id: str, hiding: Hiding, floor: datetime) -> None:
+    def make(self, session: Session, run_id: str, hiding: Hiding, floor: datetime) -> bool:
         """Put an empty table in the place of the live one, and put back there what is due before ``floor``.
 
         Everything about the table that a manager could notice is carried over; while it waits for the table, and until
@@ -158,10 +155,16 @@ class PostgresExchange:
             hiding: names the live table.
             floor: what is due earlier stays.
 
+        Returns:
+            Whether it was done; ``False``: too much would have to stay, for now.
+
         Raises:
             StoreUnavailable: gave up, for the table is in use, or there was no time.
             StoreError: something is in the way. The transaction is to be rolled back, as it is then.
         """
+        values = {"floor": self._sql.floor(floor)}
+        if self._count(session, hiding.live, self._near(), values, hiding.limit + 1) > hiding.limit:
+            return False
         live, former = self._sql.table(hiding.live), self._sql.table(former_table(run_id))
         session.change(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'", {})
         session.change(f"LOCK TABLE {live} IN ACCESS EXCLUSIVE MODE", {})
@@ -182,8 +185,9 @@ class PostgresExchange:
             add = f"ALTER TABLE {live} ADD CONSTRAINT {self._sql.quoted(index)} "
             session.change(f"{add}{made}" if is_constraint else made, {})
         self._grant(session, hiding.live, rights, are_given=properties[2])
-        self._put_back(session, hiding, former, floor)
+        self._put_back(session, hiding, former, values)
         session.change(self._creating_ranges(run_id), {})
+        return True
 
     def _obstacle(self, session: Session, live: str) -> str | None:
         found = session.rows(_OBSTACLES, {**self._named(live), "time": TIME, "id": ID})
@@ -216,9 +220,8 @@ class PostgresExchange:
         if set(session.rows(_RIGHTS, named)) != rights:
             raise StoreError("its rights cannot be given to another table")
 
-    def _put_back(self, session: Session, hiding: Hiding, former: str, floor: datetime) -> None:
+    def _put_back(self, session: Session, hiding: Hiding, former: str, values: Mapping[str, Any]) -> None:
         live, columns = self._sql.table(hiding.live), self._sql.list_of(hiding.columns)
-        values = {"floor": self._sql.floor(floor)}
         for near in self._near():
             put = session.change(f"INSERT INTO {live} ({columns}) SELECT {columns} FROM {former} WHERE {near}", values)
             taken = session.change(f"DELETE FROM {former} WHERE {near}", values)
@@ -229,10 +232,11 @@ class PostgresExchange:
         """Return the conditions of what is not to be hidden: due too soon, or nobody knows when."""
         return [self._sql.is_due_before(), f"{self._sql.quoted(TIME)} IS NULL"]
 
-    def _count(self, session: Session, live: str, conditions: Sequence[str], floor: datetime, most: int) -> int:
-        table = self._sql.table(live)
-        rows = " UNION ALL ".join(f"SELECT 1 FROM {table} WHERE {condition}" for condition in conditions)
-        values = {"floor": self._sql.floor(floor)}
+    def _count(
+        self, session: Session, live: str, conditions: Sequence[str], values: Mapping[str, Any], most: int
+    ) -> int:
+        """Return how many timeouts fulfil one of the conditions, of which none two can; at most ``most``."""
+        rows = " UNION ALL ".join(f"SELECT 1 FROM {self._sql.table(live)} WHERE {each}" for each in conditions)
         ((count,),) = session.rows(f"SELECT count(*) FROM ({rows} LIMIT {most}) AS found", values)
         return int(count)
 

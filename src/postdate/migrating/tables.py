@@ -159,23 +159,25 @@ class TimeoutTables:
             return exchange is not None
         live = self._table_of(session, run.endpoint)
         hiding = Hiding(live, staging_table(run.run_id), self._columns(session, live), 0, 0, limit)
-        ahead = max(margin, _EXCHANGE_AHEAD)
-        if not exchange.is_worth_it(session, run.run_id, hiding, max(run.cutoff, self._sql.now(session) + ahead)):
-            return False
+        made = False
         try:
+            with self._limited(session, margin):
+                if not exchange.is_worth_it(session, run.run_id, hiding):
+                    return False
             with self._in_time(session, margin) as started:
-                floor = max(run.cutoff, started + ahead)
                 if self._state.locked(session, run).run.status is not MigrationStatus.PREPARING:
                     return False
-                if not exchange.was_made(session, run.run_id):  # by somebody who had the run locked
-                    exchange.make(session, run.run_id, hiding, floor)
+                floor = max(run.cutoff, started + max(margin, _EXCHANGE_AHEAD))
+                # Somebody may have done it who had the run locked.
+                made = exchange.was_made(session, run.run_id) or exchange.make(session, run.run_id, hiding, floor)
         except StoreUnreachable:
             raise
         except StoreError as error:
             exchange.failed(run.run_id, live, error)
             return False
-        log.info("%s: all that is due from %s on is hidden, with its table", live, floor.isoformat())
-        return True
+        if made:
+            log.info("%s: all that is due from %s on is hidden, with its table", live, floor.isoformat())
+        return made
 
     def _cut(self, session: Session, run: MigrationRun, batch_size: int) -> Sequence[MigrationBatch]:
         """Return the batches of an exchanged table; none when it was cut into batches before."""
@@ -196,26 +198,27 @@ class TimeoutTables:
         Raises:
             StoreUnavailable: it was not, and has done nothing.
         """
+        with self._limited(session, margin), self._transaction(session):
+            started = self._sql.now(session)
+            yield started
+            elapsed = self._sql.now(session) - started
+            if not timedelta(0) <= elapsed < margin / 2:
+                raise StoreUnavailable(
+                    f"{self._sql.where}: hiding timeouts took {elapsed.total_seconds():.1f} s by the database's clock, "
+                    f"which is too near to the margin of {margin.total_seconds():g} s; nothing was hidden. Hide fewer "
+                    f"at a time, or with a larger margin"
+                )
+
+    @contextmanager
+    def _limited(self, session: Session, margin: timedelta) -> Generator[None]:
         try:
             self._sql.limit(session, margin)
-            with self._transaction(session):
-                started = self._sql.now(session)
-                yield started
-                elapsed = self._sql.now(session) - started
-                if not timedelta(0) <= elapsed < margin / 2:
-                    raise StoreUnavailable(
-                        f"{self._sql.where}: hiding timeouts took {elapsed.total_seconds():.1f} s by the database's "
-                        f"clock, which is too near to the margin of {margin.total_seconds():g} s; nothing was hidden. "
-                        f"Hide fewer at a time, or with a larger margin"
-                    )
+            yield
         finally:
-            self._unlimit(session)
-
-    def _unlimit(self, session: Session) -> None:
-        try:
-            self._sql.unlimit(session)
-        except StoreUnavailable:  # with the connection go its limits
-            self.close()
+            try:
+                self._sql.unlimit(session)
+            except StoreUnavailable:  # with the connection go its limits
+                self.close()
 
     def batches(self, run: MigrationRun) -> Sequence[MigrationBatch]:
         """See the port."""

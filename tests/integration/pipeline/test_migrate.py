@@ -16,6 +16,7 @@ from postdate.clock import SystemClock
 from postdate.errors import MigrationConflict, PipelineError
 from postdate.messages import DelayedMessage
 from postdate.pipeline.migrate import MigrateJob, abort, migrate, preview, resume, status
+from postdate.pipeline.migrate import job as migrating
 from postdate.pipeline.migrate.moving import BatchTask, move_batch
 from postdate.pipeline.migrate.origin import Origin
 from postdate.pipeline.migrate.target import opened_target
@@ -239,12 +240,18 @@ def test_row_115_what_the_target_has_otherwise_is_named_and_the_run_is_not_done(
 
 
 def test_row_115_what_the_target_does_not_take_stays_hidden_until_it_is_given_back(
-    spark: SparkSession, old: OldFile, job: MigrateJob
+    spark: SparkSession, old: OldFile, job: MigrateJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = replace(job, target=replace(job.target, largest_message_bytes=200))
     found = messages(25)
     large = replace(found[12], body=bytes(201))
     old.add("billing", [*found[:12], large, *found[13:]])
+    before = old.rows("billing")
+    with pytest.raises(PipelineError, match=rf"{large.message_id} has 261 bytes .* the target takes 200"):
+        migrate(spark, small)
+    assert old.rows("billing") == before
+    # As if it had been stored after the look.
+    monkeypatch.setattr(migrating, "_unhindered", lambda *_: {"billing": 25})
     result = migrate(spark, small)
     (billing,) = result.endpoints
     assert (billing.moved, billing.verified, billing.refused, result.complete) == (15, 15, 10, False)
