@@ -24,7 +24,7 @@ from tests.integration.migration_places import (
 
 from postdate import SystemClock
 from postdate.errors import MigrationConflict, StoreUnreachable
-from postdate.migrating import TimeoutTables
+from postdate.migrating import TimeoutTables, exchange
 from postdate.migrating.dialect import Session
 from postdate.migrating.names import former_table
 from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationRun, MigrationSource, MigrationStatus
@@ -354,7 +354,8 @@ def test_what_cannot_be_carried_over_is_said_and_rows_are_moved(
     assert not is_exchanged(place, run)
 
 
-def test_a_table_in_use_is_exchanged_later_and_its_manager_waits_a_second_at_most(place: PostgresPlace) -> None:
+def test_a_table_in_use_is_exchanged_later(place: PostgresPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "_LOCK_SECONDS", 0.1)
     rows = place.insert(hours(FAR + 2))
     source = place.source()
     run = new_begun(source)

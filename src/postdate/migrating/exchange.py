@@ -35,8 +35,8 @@ log = logging.getLogger("postdate.migrating")
 _WORTH: Final = 10
 """Calls that hide row by row: what takes fewer is not worth an exchange."""
 
-_LOCK_SECONDS: Final = 1
-"""While it waits for the table, the manager waits behind it."""
+_LOCK_SECONDS: Final = 2
+"""While it waits for the table, the manager waits behind it. After one second the server ends a vacuum of its own."""
 
 _TRIES: Final = 5
 

@@ -235,13 +235,16 @@ class _Driver:
             for run in runs:
                 for batches in self._rounds(run, a_round):
                     hidden += batches
-                    if moving is None or moving.done() or len(hidden) >= ahead:
+                    a_table = len(batches) > a_round
+                    if moving is None or moving.done() or len(hidden) >= ahead or a_table:
                         took = timedelta(0) if moving is None else moving.result()
                         if took >= soon:
                             ahead = max(ahead // 2, a_round)
                         elif len(hidden) >= ahead:
                             ahead *= 2
                         moving, hidden = mover.submit(self._move, hidden), []
+                        if a_table:  # not due soon, and takes long: what is due sooner must not be hidden behind it
+                            moving.result()
             if moving is not None:
                 moving.result()
             self._move(hidden)
