@@ -52,6 +52,7 @@ UNION ALL SELECT 'it has row security' FROM live WHERE relrowsecurity OR relforc
     OR EXISTS (SELECT FROM pg_policy WHERE polrelid = live.oid)
 UNION ALL SELECT 'the publication ' || pubname || ' has it' FROM live JOIN pg_namespace AS n ON n.oid = relnamespace
     JOIN pg_publication_tables ON schemaname = nspname AND tablename = relname
+UNION ALL SELECT 'a subscription fills it' FROM live JOIN pg_subscription_rel ON srrelid = live.oid
 UNION ALL SELECT 'rights are granted on the column ' || attname FROM live JOIN pg_attribute ON attrelid = live.oid
     WHERE attacl IS NOT NULL
 UNION ALL SELECT pg_describe_object(classid, objid, objsubid) || ' depends on it' FROM own JOIN pg_depend
@@ -75,6 +76,9 @@ UNION ALL SELECT 'it has no index on ' || %(time)s FROM live WHERE NOT EXISTS (S
     ON attrelid = indrelid AND attnum = indkey[0] JOIN pg_class AS i ON i.oid = indexrelid
     WHERE indrelid = live.oid AND attname = %(time)s AND indisvalid AND indpred IS NULL
     AND (SELECT amname FROM pg_am WHERE pg_am.oid = i.relam) = 'btree')
+UNION ALL SELECT 'it has no unique index on ' || %(id)s FROM live WHERE NOT EXISTS (SELECT FROM pg_index
+    JOIN pg_attribute ON attrelid = indrelid AND attnum = indkey[0] WHERE indrelid = live.oid AND attname = %(id)s
+    AND indisvalid AND indisunique AND indnkeyatts = 1 AND indpred IS NULL)
 LIMIT 1
 """
 """What an exchange could not carry over, or could not do without."""

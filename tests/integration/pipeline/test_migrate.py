@@ -15,6 +15,7 @@ from tests.integration.pipeline.old_timeouts import OldFile, by_id, ids, message
 from postdate.clock import SystemClock
 from postdate.errors import MigrationConflict, PipelineError
 from postdate.messages import DelayedMessage
+from postdate.migrating import TimeoutTables
 from postdate.pipeline.migrate import MigrateJob, abort, migrate, preview, resume, status
 from postdate.pipeline.migrate import job as migrating
 from postdate.pipeline.migrate.moving import BatchTask, move_batch
@@ -259,6 +260,46 @@ def test_row_115_what_the_target_does_not_take_stays_hidden_until_it_is_given_ba
     assert old.batches() == [2, 0, 2]
     (aborted,) = abort(small).endpoints
     assert (aborted.returned, old.seen("billing")) == (10, ids([*found[10:12], large, *found[13:20]]))
+
+
+@pytest.mark.parametrize("ended", [MigrationStatus.COMPLETED, MigrationStatus.ABORTED])
+def test_row_115_a_run_that_another_process_ends_meanwhile_says_so(
+    spark: SparkSession, old: OldFile, job: MigrateJob, monkeypatch: pytest.MonkeyPatch, ended: MigrationStatus
+) -> None:
+    old.add("billing", messages(3))
+    hide = TimeoutTables.hide
+
+    def beaten(source: TimeoutTables, run: MigrationRun, *others: Any) -> Any:
+        with job.origin.opened() as other:
+            other.source.set_status(run, ended, SystemClock().now())
+        return hide(source, run, *others)
+
+    monkeypatch.setattr(TimeoutTables, "hide", beaten)
+    if ended is MigrationStatus.COMPLETED:
+        (found,) = migrate(spark, job).endpoints
+        assert (found.status, found.moved, found.exact) == ("completed", 0, True)
+    else:
+        with pytest.raises(MigrationConflict, match="was aborted meanwhile, by another process"):
+            migrate(spark, job)
+
+
+def test_row_115_an_abort_keeps_a_run_that_is_alive_from_hiding(
+    old: OldFile, job: MigrateJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = messages(25)
+    old.add("billing", found)
+    with job.origin.opened() as alive:
+        run = begun(job, alive, batches=2)
+        give_back = TimeoutTables.give_back
+
+        def meanwhile(source: TimeoutTables, *arguments: Any) -> int:
+            assert not alive.source.hide(run, job.batch_size, 2, job.margin)
+            return give_back(source, *arguments)
+
+        monkeypatch.setattr(TimeoutTables, "give_back", meanwhile)
+        (result,) = abort(job).endpoints
+    assert (result.status, result.messages, result.returned) == ("aborted", 20, 20)
+    assert old.seen("billing") == ids(found)
 
 
 # --- row 116 ----------------------------------------------------------------------------------------------------------

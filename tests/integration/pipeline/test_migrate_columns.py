@@ -35,6 +35,7 @@ def schema(postgres_url: str) -> Iterator[str]:
             f'CREATE TABLE {quoted}."{TABLE}" ("Id" uuid PRIMARY KEY, "Destination" varchar(200), "SagaId" uuid, '
             f'"State" bytea, "Time" timestamp, "Headers" text, "PersistenceVersion" varchar(23))'.encode()
         )
+        cursor.execute(f'CREATE INDEX ON {quoted}."{TABLE}" ("Time")'.encode())
         cursor.executemany(
             f"INSERT INTO {table} ({COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, '7.0.0')".encode(),
             [
@@ -68,6 +69,21 @@ def test_row_115_columns_are_what_rows_are(postgres_url: str, schema: str) -> No
         assert bad == []
         assert by_id(restored(columns)) == by_id(origin.source.read(run, 1))
         assert {message.destination for message in restored(origin.read(run, 2))} == {"orders", "back"}
+
+
+def test_row_115_columns_of_an_exchanged_table_are_what_rows_are(postgres_url: str, schema: str) -> None:
+    with OriginSpec(postgres_url, schema).opened() as origin:
+        now = SystemClock().now()
+        run = MigrationRun(uuid.uuid4().hex, "billing", MigrationStatus.PREPARING, {}, EVERYTHING, now)
+        origin.source.begin(run)
+        assert len(origin.source.hide(run, 2, 1, timedelta(seconds=1))) == 10
+        assert origin.columns is not None
+        batches = [origin.columns.read(run.run_id, number) for number in range(1, 11)]
+        assert [batch is None for batch in batches] == [False] * 9 + [True]
+        for number, batch in enumerate(batches[:9], 1):
+            assert batch is not None
+            columns, _ = checked(batch, 1_000_000)
+            assert by_id(restored(columns)) == by_id(origin.source.read(run, number))
 
 
 def test_row_115_from_postgresql_into_a_store_beside_it(spark: SparkSession, postgres_url: str, schema: str) -> None:
