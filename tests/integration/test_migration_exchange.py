@@ -42,12 +42,11 @@ def place(postgres_url: str) -> Iterator[PostgresPlace]:
     place.drop()
 
 
-def said(place: PostgresPlace, *statements: str) -> list[Any]:
-    """Run statements with ``{live}`` in them; return the rows of the last."""
+def said(place: PostgresPlace, *statements: str) -> None:
+    """Run statements with ``{live}`` in them."""
     with closing(place.connect()) as connection:
         for statement in statements:
-            cursor = place.execute(connection, statement.replace("{live}", place.table(LIVE)), [])
-        return cursor.fetchall() if cursor.description else []
+            place.execute(connection, statement.replace("{live}", place.table(LIVE)), [])
 
 
 def hide(source: MigrationSource, run: MigrationRun) -> Sequence[MigrationBatch]:
