@@ -18,7 +18,7 @@ from postdate.pipeline.failures import told_in_one_line
 from postdate.pipeline.migrate.moving import BatchTask, MovedBatch, move_batch
 from postdate.pipeline.migrate.origin import Origin, OriginSpec
 from postdate.pipeline.migrate.target import TargetStore, opened_target
-from postdate.pipeline.migrate.verifying import Verified, checksums, expected, look_closer
+from postdate.pipeline.migrate.verifying import Checksums, Verified, are_among, checksums, expected, look_closer
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports import ScanFilter, ScanPart
 from postdate.ports.migrating import MigrationRun
@@ -30,6 +30,7 @@ _Task = Callable[[_Batches], _Batches]
 _FOUND = pa.schema([("found", pa.string())])
 _SOURCE = pa.schema([("checksum", pa.int64()), ("run_id", pa.string()), ("number", pa.int32())])
 _TARGET = pa.schema([("checksum", pa.int64())])
+_DOUBTFUL = "run_id string, number int, verified long, doubtful array<long>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,30 @@ class SparkTasks:
         Raises:
             PipelineError: a task failed.
         """
+        known = [task for task in tasks if task.checksums]
+        others = [task for task in tasks if not task.checksums]
+        return [*self._verify_known(known, since), *self._verify_read(others, since)]
+
+    def _verify_known(self, tasks: Sequence[BatchTask], since: datetime) -> list[Verified]:
+        """Look for checksums that are known among those of what waits: no row goes through Spark."""
+        if not tasks:
+            return []
+        of_each = [np.frombuffer(task.checksums, np.int64) for task in tasks]
+        parts, where = self._parts(), ScanFilter(due_from=since)
+        searching = _searching(self.target, parts, where, np.unique(np.concatenate(of_each)))
+        blocks = _collected(self._slots(len(parts)).mapInArrow(searching, "found string"), bytes)
+        there = np.unique(np.frombuffer(b"".join(blocks), np.int64))
+        doubts = [(task, sums[~are_among(sums, there)]) for task, sums in zip(tasks, of_each, strict=True)]
+        rows = [
+            (task.run_id, task.number, task.count - len(doubtful), doubtful.tolist())
+            for task, doubtful in doubts
+            if len(doubtful)
+        ]
+        sound = [Verified(task.run_id, task.count, 0, ()) for task, doubtful in doubts if not len(doubtful)]
+        return [*sound, *self._look_closer(self.spark.createDataFrame(rows, _DOUBTFUL))] if rows else sound
+
+    def _verify_read(self, tasks: Sequence[BatchTask], since: datetime) -> list[Verified]:
+        """Read batches again, and look for their checksums among those of what waits: however many there are."""
         if not tasks:
             return []
         joined = self._given(tasks).join(self._waiting(since), "checksum", "left")
@@ -93,6 +118,9 @@ class SparkTasks:
             F.count("waits").alias("verified"),
             F.collect_list(F.when(is_doubtful, F.col("checksum"))).alias("doubtful"),
         )
+        return self._look_closer(by_batch)
+
+    def _look_closer(self, by_batch: DataFrame) -> list[Verified]:
         looking = _looking_closer(self.origin, self.target, dict(self.runs))
         return _collected(by_batch.mapInArrow(looking, "found string"), Verified)
 
@@ -104,10 +132,13 @@ class SparkTasks:
 
     def _waiting(self, since: datetime) -> DataFrame:
         """Return a checksum of each message that waits in the target."""
-        with opened_target(self.target) as store:
-            parts = store.parts(self.spark.sparkContext.defaultParallelism * 2)
+        parts = self._parts()
         summing = _summing_waiting(self.target, parts, ScanFilter(due_from=since))
         return self._slots(len(parts)).mapInArrow(summing, "checksum long").withColumn("waits", F.lit(1))
+
+    def _parts(self) -> Sequence[ScanPart]:
+        with opened_target(self.target) as store:
+            return store.parts(self.spark.sparkContext.defaultParallelism * 2)
 
     def _dealt(self, tasks: Sequence[BatchTask]) -> list[Sequence[BatchTask]]:
         """Deal batches out like cards, so that what is due first moves first, on whatever core."""
@@ -169,9 +200,7 @@ def _summing(origin: OriginSpec, runs: Mapping[str, MigrationRun], shares: Seque
         with origin.opened() as source:
             for slot in _numbers(slots):
                 for task in shares[slot]:
-                    sums = np.frombuffer(task.checksums, np.int64)
-                    if not len(sums):
-                        sums = checksums(expected(source, runs[task.run_id], task.number))
+                    sums = checksums(expected(source, runs[task.run_id], task.number))
                     columns: list[Any] = [
                         pa.array(sums),
                         pa.repeat(pa.scalar(task.run_id), len(sums)),
@@ -190,6 +219,19 @@ def _summing_waiting(target: StoreSpec, parts: Sequence[ScanPart], where: ScanFi
                     yield pa.record_batch([pa.array(checksums(batch))], schema=_TARGET)
 
     return sum_up
+
+
+def _searching(target: StoreSpec, parts: Sequence[ScanPart], where: ScanFilter, wanted: Checksums) -> _Task:
+    """Return what finds those of ``wanted``, which are in order, among the checksums of what waits."""
+
+    def search(slots: _Batches) -> _Batches:
+        with opened_target(target) as store:
+            for number in _numbers(slots):
+                for batch in store.part(parts[number], where):
+                    sums = checksums(batch)
+                    yield _found([sums[are_among(sums, wanted)].tobytes()])
+
+    return search
 
 
 def _looking_closer(origin: OriginSpec, target: StoreSpec, runs: Mapping[str, MigrationRun]) -> _Task:
