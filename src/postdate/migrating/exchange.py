@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from postdate.errors import StoreError, StoreUnavailable
-from postdate.migrating.dialect import Hidden, Hiding, Session
+from postdate.migrating.dialect import Hidden, Session
 from postdate.migrating.names import (
     FIRST_ID,
     FIRST_TIME,
@@ -123,14 +123,14 @@ class PostgresExchange:
             self._made.add(run_id)
         return True
 
-    def is_worth_it(self, session: Session, run_id: str, hiding: Hiding) -> bool:
-        """Return whether the table is large, and nothing is in the way."""
-        most = _WORTH * hiding.limit
-        if self._failures[run_id] >= _TRIES or self._count(session, hiding.live, ["TRUE"], {}, most) < most:
+    def is_worth_it(self, session: Session, run_id: str, table: str, limit: int) -> bool:
+        """Return whether a table is large beside the ``limit`` of what a call hides, and nothing is in the way."""
+        most = _WORTH * limit
+        if self._failures[run_id] >= _TRIES or self._count(session, table, ["TRUE"], {}, most) < most:
             return False
-        obstacle = self._obstacle(session, hiding.live)
+        obstacle = self._obstacle(session, table)
         if obstacle is not None:
-            self._give_up(run_id, hiding.live, obstacle)
+            self._give_up(run_id, table, obstacle)
         return obstacle is None
 
     def failed(self, run_id: str, table: str, error: StoreError) -> None:
@@ -147,7 +147,7 @@ class PostgresExchange:
 
     # --- the exchange ----------------------------------------------------------------------------------------------
 
-    def make(self, session: Session, run_id: str, hiding: Hiding, floor: datetime) -> bool:
+    def make(self, session: Session, run_id: str, table: str, most: int, floor: datetime) -> bool:
         """Put an empty table in the place of the live one, and put back there what is due before ``floor``.
 
         Everything about the table that a manager could notice is carried over; while it waits for the table, and until
@@ -156,7 +156,8 @@ class PostgresExchange:
         Args:
             session: in a transaction with limits, whoever else would hide being kept out.
             run_id: of the run.
-            hiding: names the live table.
+            table: the live one.
+            most: so many may be put back.
             floor: what is due earlier stays.
 
         Returns:
@@ -167,15 +168,15 @@ class PostgresExchange:
             StoreError: something is in the way. The transaction is to be rolled back, as it is then.
         """
         values = {"floor": self._sql.floor(floor)}
-        if self._count(session, hiding.live, self._near(), values, hiding.limit + 1) > hiding.limit:
+        if self._count(session, table, self._near(), values, most + 1) > most:
             return False
-        live, former = self._sql.table(hiding.live), self._sql.table(former_table(run_id))
+        live, former = self._sql.table(table), self._sql.table(former_table(run_id))
         session.change(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'", {})
         session.change(f"LOCK TABLE {live} IN ACCESS EXCLUSIVE MODE", {})
-        obstacle = self._obstacle(session, hiding.live)
+        obstacle = self._obstacle(session, table)
         if obstacle is not None:
             raise StoreError(obstacle)
-        named = self._named(hiding.live)
+        named = self._named(table)
         indexes, properties = session.rows(_INDEXES, named), session.rows(_PROPERTIES, named)[0]
         rights = set(session.rows(_RIGHTS, named))
         for number, (index, _, _) in enumerate(indexes):
@@ -188,8 +189,8 @@ class PostgresExchange:
             made = str(definition).replace("%", "%%")
             add = f"ALTER TABLE {live} ADD CONSTRAINT {self._sql.quoted(index)} "
             session.change(f"{add}{made}" if is_constraint else made, {})
-        self._grant(session, hiding.live, rights, are_given=properties[2])
-        self._put_back(session, hiding, former, values)
+        self._grant(session, table, rights, are_given=properties[2])
+        self._put_back(session, live, former, self._sql.columns(session, table), values)
         session.change(self._creating_ranges(run_id), {})
         return True
 
@@ -224,8 +225,10 @@ class PostgresExchange:
         if set(session.rows(_RIGHTS, named)) != rights:
             raise StoreError("its rights cannot be given to another table")
 
-    def _put_back(self, session: Session, hiding: Hiding, former: str, values: Mapping[str, Any]) -> None:
-        live, columns = self._sql.table(hiding.live), self._sql.list_of(hiding.columns)
+    def _put_back(
+        self, session: Session, live: str, former: str, of_all: Sequence[str], values: Mapping[str, Any]
+    ) -> None:
+        columns = self._sql.list_of(of_all)
         for near in self._near():
             put = session.change(f"INSERT INTO {live} ({columns}) SELECT {columns} FROM {former} WHERE {near}", values)
             taken = session.change(f"DELETE FROM {former} WHERE {near}", values)

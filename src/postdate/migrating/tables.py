@@ -158,18 +158,17 @@ class TimeoutTables:
         if exchange is None or exchange.was_made(session, run.run_id):
             return exchange is not None
         live = self._table_of(session, run.endpoint)
-        hiding = Hiding(live, staging_table(run.run_id), self._columns(session, live), 0, 0, limit)
         made = False
         try:
             with self._limited(session, margin):
-                if not exchange.is_worth_it(session, run.run_id, hiding):
+                if not exchange.is_worth_it(session, run.run_id, live, limit):
                     return False
             with self._in_time(session, margin) as started:
                 if self._state.locked(session, run).run.status is not MigrationStatus.PREPARING:
                     return False
                 floor = max(run.cutoff, started + max(margin, _EXCHANGE_AHEAD))
                 # Somebody may have done it who had the run locked.
-                made = exchange.was_made(session, run.run_id) or exchange.make(session, run.run_id, hiding, floor)
+                made = exchange.was_made(session, run.run_id) or exchange.make(session, run.run_id, live, limit, floor)
         except StoreUnreachable:
             raise
         except StoreError as error:
