@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from postdate.errors import StoreUnavailable
 from postdate.migrating.names import (
@@ -35,6 +35,9 @@ from postdate.timeouts.layout import ID, TIME
 
 TURN_SECONDS: Final = 30
 """How long a run waits for another that is just beginning."""
+
+_STORES: Final = ({"delayed_message", "postdate_migration"}, {"store", "record", "holder"}, {"postdate_store"})
+"""Tables by which a Postdate store is known: in SQLite, in PostgreSQL, in MariaDB and SQL Server."""
 
 
 class Session(Protocol):
@@ -90,6 +93,18 @@ class Hiding:
     limit: int
 
 
+class Given(NamedTuple):
+    """A batch that went back.
+
+    Args:
+        put: how many are in the live table again.
+        taken: how many were hidden.
+    """
+
+    put: int
+    taken: int
+
+
 class Dialect(ABC):
     """The SQL of one server, and its connections. The statements here are common to them.
 
@@ -106,6 +121,8 @@ class Dialect(ABC):
     """What a SELECT ends with that locks its row."""
     locking_hint = ""
     """The same, behind the name of the table."""
+    state_table = STATE_TABLE
+    batch_table = BATCH_TABLE
 
     def __init__(self, schema: str, where: str) -> None:
         self.schema, self.where = schema, where
@@ -192,7 +209,7 @@ class Dialect(ABC):
 
     def creating(self) -> Sequence[str]:
         """Return the statements that create the tables of runs and batches where they are missing."""
-        state, batches = self.table(STATE_TABLE), self.table(BATCH_TABLE)
+        state, batches = self.table(self.state_table), self.table(self.batch_table)
         types = {
             RUN_ID: "char(32) NOT NULL PRIMARY KEY",
             ENDPOINT: f"{self.text} NOT NULL",
@@ -217,9 +234,9 @@ class Dialect(ABC):
         rows = ", ".join(f"{self.quoted(column)} {batch_types[column]}" for column in BATCH_COLUMNS)
         key = f"PRIMARY KEY ({self.quoted(RUN_ID)}, {self.quoted(NUMBER)})"
         return [
-            self._if_missing(STATE_TABLE, f"{state} ({runs}{self._unique()})"),
+            self._if_missing(self.state_table, f"{state} ({runs}{self._unique()})"),
             *self._after_state(),
-            self._if_missing(BATCH_TABLE, f"{batches} ({rows}, {key})"),
+            self._if_missing(self.batch_table, f"{batches} ({rows}, {key})"),
         ]
 
     def _if_missing(self, name: str, table: str) -> str:
@@ -237,6 +254,11 @@ class Dialect(ABC):
 
         Its key is the batch and the id, so that a batch is found and read in one piece.
         """
+
+    def holds_a_store(self, session: Session) -> bool:
+        """Return whether a Postdate store is where a timeout manager's tables were looked for."""
+        found = set(self.tables(session))
+        return any(tables <= found for tables in _STORES)
 
     # --- moving --------------------------------------------------------------------------------------------------
 
@@ -288,3 +310,8 @@ class Dialect(ABC):
             f"INSERT INTO {table} ({wanted}) SELECT {wanted} FROM {hidden} WHERE {batch} AND {absent}",
             f"DELETE FROM {hidden} WHERE {batch}",
         )
+
+    def give_back(self, session: Session, staging: str, live: str, columns: Sequence[str], number: int) -> Given:
+        """Put a batch back into the live table; say how many were put there, and how many were hidden."""
+        put, take = self.returning(staging, live, columns)
+        return Given(session.change(put, {"number": number}), session.change(take, {"number": number}))

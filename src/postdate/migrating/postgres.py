@@ -11,6 +11,7 @@ from postdate.errors import PostdateError, StoreError, StoreUnreachable
 from postdate.migrating.dialect import TURN_SECONDS, Dialect, Hiding, Session
 from postdate.migrating.names import NUMBER
 from postdate.postgres.database import PostgresDatabase
+from postdate.postgres.names import DEFAULT_SCHEMA as STORE_SCHEMA
 from postdate.postgres.names import quoted
 from postdate.postgres.names import sql as bytes_of
 from postdate.timeouts.layout import ID, TIME
@@ -114,6 +115,13 @@ class PostgresDialect(Dialect):
                 "SELECT tablename FROM pg_tables WHERE schemaname = %(schema)s", {"schema": self.schema}
             )
         ]
+
+    def holds_a_store(self, session: Session) -> bool:
+        """See :class:`Dialect`; also where stores are unless they are told otherwise."""
+        if super().holds_a_store(session):
+            return True
+        default = f"{quoted(STORE_SCHEMA)}.{quoted('store')}"
+        return session.rows("SELECT to_regclass(%(default)s) IS NOT NULL", {"default": default})[0][0]
 
     def columns(self, session: Session, table: str) -> Sequence[str]:
         """See :class:`Dialect`."""

@@ -12,7 +12,6 @@ from postdate.errors import MigrationConflict
 from postdate.migrating.dialect import Dialect, Session
 from postdate.migrating.names import (
     BATCH_COLUMNS,
-    BATCH_TABLE,
     BATCHES,
     COMPLETED,
     EARLIEST,
@@ -23,7 +22,6 @@ from postdate.migrating.names import (
     RUN_ID,
     STARTED,
     STATE_COLUMNS,
-    STATE_TABLE,
     STATUS,
     TIMEOUTS,
 )
@@ -55,7 +53,7 @@ class State:
 
     def __init__(self, dialect: Dialect) -> None:
         self._sql = dialect
-        self._runs, self._batches = dialect.table(STATE_TABLE), dialect.table(BATCH_TABLE)
+        self._runs, self._batches = dialect.table(dialect.state_table), dialect.table(dialect.batch_table)
 
     # --- runs ----------------------------------------------------------------------------------------------------
 
@@ -65,12 +63,12 @@ class State:
         Raises:
             MigrationConflict: the table of runs is not Postdate's.
         """
-        found = self._sql.columns(session, STATE_TABLE)
+        found = self._sql.columns(session, self._sql.state_table)
         missing = [column for column in STATE_COLUMNS if column not in found]
         if found and missing:
             raise MigrationConflict(
-                f"{self._sql.where}: table {STATE_TABLE} lacks the column {missing[0]}: another tool has made it. See "
-                f"that no migration of that tool is on its way, then give its table another name"
+                f"{self._sql.where}: table {self._sql.state_table} lacks the column {missing[0]}: another tool has made "
+                f"it. See that no migration of that tool is on its way, then give its table another name"
             )
         return bool(found)
 
@@ -157,6 +155,11 @@ class State:
             f"FROM {self._sql.table(staging)} WHERE {number} >= {first} GROUP BY {number}",
             {},
         )
+        self._count(session, run, count)
+
+    def _count(self, session: Session, run: MigrationRun, count: int) -> None:
+        """Write down that a run has so many timeouts more, in the batches that are written down."""
+        name, number = self._sql.quoted, self._sql.quoted(NUMBER)
         last = f"SELECT MAX({number}) FROM {self._batches} WHERE {name(RUN_ID)} = %(run)s"
         session.change(
             f"UPDATE {self._runs} SET {name(BATCHES)} = ({last}), {name(TIMEOUTS)} = {name(TIMEOUTS)} + {count} "

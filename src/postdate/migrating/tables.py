@@ -40,7 +40,13 @@ class TimeoutTables:
     def endpoints(self) -> Sequence[str]:
         """See the port. Without a given prefix, an endpoint is called as its table is: points are underscores."""
         with self._session() as session:
-            return sorted(self._tables(session))
+            found = self._tables(session)
+            if not found and self._sql.holds_a_store(session):
+                raise ConfigurationError(
+                    f"{self._sql.where} has no table of a timeout manager, and is a Postdate store; name it with "
+                    f"--from-store instead of --from"
+                )
+            return sorted(found)
 
     def preview(self, endpoint: str, cutoff: datetime) -> MigrationPreview:
         """See the port.
@@ -182,8 +188,7 @@ class TimeoutTables:
             if not self._state.advance(session, run, number, BatchStatus.PENDING, BatchStatus.RETURNED):
                 return 0
             columns = self._columns(session, kept.table)
-            put, take = self._sql.returning(staging, kept.table, columns)
-            given, taken = session.change(put, {"number": number}), session.change(take, {"number": number})
+            given, taken = self._sql.give_back(session, staging, kept.table, columns, number)
             if given > taken:
                 raise StoreError(
                     f"{self._sql.where}: of batch {number}, {given} timeouts were put back and {taken} taken"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from postdate.config import Address, resolved
 from postdate.errors import MigrationConflict, PipelineError
 from postdate.messages import aware_utc
+from postdate.pipeline.migrate.between_stores import between_stores
 from postdate.pipeline.migrate.origin import OriginSpec
 from postdate.pipeline.migrate.results import EndpointPreview, PreviewResult, RunStatus, StatusResult
 from postdate.pipeline.migrate.target import opened_target
@@ -177,7 +178,12 @@ def preview(job: MigrateJob, now: datetime) -> PreviewResult:
 def look(source: MigrationSource, job: MigrateJob, names: Sequence[str], now: datetime) -> PreviewResult:
     """Do what :func:`preview` does, with a source that is open."""
     in_the_way = target_problems(job.target, now)
-    found = tuple(_previewed(source.preview(name, job.cutoff), in_the_way, now, job.margin) for name in names)
+    between = between_stores(source, job.target, names, job.cutoff)
+    previews = [
+        replace(each, problems=(*between.get(each.endpoint, ()), *each.problems))
+        for each in (source.preview(name, job.cutoff) for name in names)
+    ]
+    found = tuple(_previewed(each, in_the_way, now, job.margin) for each in previews)
     return PreviewResult(job.origin.shown, job.target.shown, found)
 
 
