@@ -67,7 +67,7 @@ class State:
         missing = [column for column in STATE_COLUMNS if column not in found]
         if found and missing:
             raise MigrationConflict(
-                f"{self._sql.where}: table {self._sql.state_table} lacks the column {missing[0]}: another tool has made "
+                f"{self._sql.where}: table {self._sql.state_table} lacks the column {missing[0]}: another tool made "
                 f"it. See that no migration of that tool is on its way, then give its table another name"
             )
         return bool(found)
