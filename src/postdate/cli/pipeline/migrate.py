@@ -64,7 +64,7 @@ Margin = Annotated[
 def preview(
     use: Use,
     source: From = None,
-    store: FromStore = None,
+    from_store: FromStore = None,
     endpoints: Endpoints = None,
     all_endpoints: AllEndpoints = False,
     cutoff: Cutoff = None,
@@ -77,7 +77,7 @@ def preview(
     Exit code 1 if something is in the way.
     """
     _one_of(endpoints, all_endpoints)
-    job = _job(use, _origin(source, store, schema, prefixes), endpoints, cutoff, None, margin)
+    job = _job(use, _origin(source, from_store, schema, prefixes), endpoints, cutoff, None, margin)
 
     from postdate.clock import SystemClock
     from postdate.pipeline.migrate import preview as look
@@ -92,7 +92,7 @@ def preview(
 def run(
     use: Use,
     source: From = None,
-    store: FromStore = None,
+    from_store: FromStore = None,
     endpoints: Endpoints = None,
     all_endpoints: AllEndpoints = False,
     cutoff: Cutoff = None,
@@ -109,7 +109,7 @@ def run(
     What fires them there may run meanwhile, and so may services on the store. Exit code 1 if anything is not as it was.
     """
     _one_of(endpoints, all_endpoints)
-    job = _job(use, _origin(source, store, schema, prefixes), endpoints, cutoff, batch_size, margin)
+    job = _job(use, _origin(source, from_store, schema, prefixes), endpoints, cutoff, batch_size, margin)
 
     def move(spark: SparkSession) -> MigrateResult:
         from postdate.pipeline.migrate import migrate
@@ -125,7 +125,7 @@ def run(
 def resume(
     use: Use,
     source: From = None,
-    store: FromStore = None,
+    from_store: FromStore = None,
     endpoints: Endpoints = None,
     batch_size: BatchSize = None,
     margin: Margin = None,
@@ -139,7 +139,7 @@ def resume(
 
     Exit code 1 if anything is not as it was.
     """
-    job = _job(use, _origin(source, store, schema, prefixes), endpoints, None, batch_size, margin)
+    job = _job(use, _origin(source, from_store, schema, prefixes), endpoints, None, batch_size, margin)
 
     def go_on(spark: SparkSession) -> MigrateResult:
         from postdate.pipeline.migrate import resume
@@ -155,7 +155,7 @@ def resume(
 def abort(
     use: Use,
     source: From = None,
-    store: FromStore = None,
+    from_store: FromStore = None,
     endpoints: Endpoints = None,
     schema: Schema = None,
     prefixes: Prefixes = None,
@@ -164,7 +164,7 @@ def abort(
 
     Of the runs that have not ended, or of the endpoints named. Exit code 1 if what the store has is not as it was.
     """
-    job = _job(use, _origin(source, store, schema, prefixes), endpoints, None, None, None)
+    job = _job(use, _origin(source, from_store, schema, prefixes), endpoints, None, None, None)
 
     from postdate.pipeline.migrate import abort as end
 
@@ -176,10 +176,10 @@ def abort(
 
 @command(migrations, "status")
 def status(
-    use: Use, source: From = None, store: FromStore = None, schema: Schema = None, prefixes: Prefixes = None
+    use: Use, source: From = None, from_store: FromStore = None, schema: Schema = None, prefixes: Prefixes = None
 ) -> None:
     """Say how far each run is; change nothing."""
-    origin = _origin(source, store, schema, prefixes)
+    origin = _origin(source, from_store, schema, prefixes)
 
     from postdate.pipeline.migrate import status as look
 
