@@ -1,6 +1,6 @@
 """Postdate stores that messages are moved out of and into: each in a file, a schema or a database of its own."""
 
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -79,7 +79,7 @@ class StorePlace:
 
 
 @contextmanager
-def place_in(kind: str, request: pytest.FixtureRequest, endpoint: str = "billing") -> Iterator[StorePlace]:
+def place_in(kind: str, request: pytest.FixtureRequest, endpoint: str = "billing") -> Generator[StorePlace]:
     """Make a store of a kind, named with what has to be quoted, and drop it in the end."""
     if kind == "sqlite":
         folder = request.getfixturevalue("tmp_path")

@@ -2,7 +2,7 @@
 
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -51,7 +51,7 @@ class Service:
 
 
 @contextmanager
-def serving(old: StorePlace, new: StorePlace) -> Iterator[list[Service]]:
+def serving(old: StorePlace, new: StorePlace) -> Generator[list[Service]]:
     """Run a service on each for the length of the block; the new one is so fast that it delivers what has just come."""
     services = [Service(old, timedelta(0)), Service(new, 2 * DAY)]
     threads = [threading.Thread(target=each.run) for each in services]
@@ -106,6 +106,7 @@ def test_row_116_each_message_is_delivered_by_one_of_two_stores_whose_services_g
     assert found.moved + len(theirs.delivered) == len(everything)
     assert (sorted([*theirs.delivered, *ours.delivered]), old.waiting()) == (sorted(passing), [])
     assert (by_id(new.waiting()), found.delivered_meanwhile > 0) == (by_id([*late, expiring]), True)
+    assert [each.expires_at for each in new.waiting() if each.expires_at] == [expiring.expires_at]
     (run,) = status(old.origin).runs
     assert (run.run.status, run.messages[BatchStatus.COMPLETED]) == (MigrationStatus.COMPLETED, found.moved)
 
