@@ -53,7 +53,7 @@ class StoreTables(TimeoutTables):
                 f"{self._sql.where} is no Postdate store, and has the table {of_managers[0]} of a timeout manager; "
                 f"name it with --from instead of --from-store"
             )
-        where = "" if self._sql.schema == "main" else f" in the schema {self._sql.schema!r} (option --schema)"
+        where = "" if self._sql.schema == "main" else f" in schema {self._sql.schema!r}; say with --schema where it is"
         raise ConfigurationError(f"{self._sql.where} has no Postdate store{where}")
 
     def preview(self, endpoint: str, cutoff: datetime) -> MigrationPreview:

@@ -43,8 +43,8 @@ class TimeoutTables:
             found = self._tables(session)
             if not found and self._sql.holds_a_store(session):
                 raise ConfigurationError(
-                    f"{self._sql.where} has no table of a timeout manager, and is a Postdate store; name it with "
-                    f"--from-store instead of --from"
+                    f"{self._sql.where} has no table of a timeout manager, but there is a Postdate store; name it "
+                    f"with --from-store instead of --from"
                 )
             return sorted(found)
 

@@ -1,9 +1,10 @@
 """Messages move from one Postdate store into another while the services of both deliver: whole, once, or back again."""
 
+import sqlite3
 import threading
 import uuid
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -209,5 +210,9 @@ def test_row_115_what_cannot_be_between_two_stores_is_refused(
         migrate(spark, back)
     (seen,) = preview(back, SystemClock().now()).endpoints
     assert seen.problems[0].endswith(f"{', '.join(ids(found))}; move to a table or file of another name")
+    with closing(sqlite3.connect(old.spec.address.removeprefix("sqlite:///"))) as connection:
+        connection.execute(f"DROP TABLE TimeoutData_migration_{status(old.origin).runs[0].run.run_id}")
+    with pytest.raises(PipelineError, match=r"the table that said which, .* is gone; move to a table or file"):
+        migrate(spark, back)
     with back.origin.opened() as origin:
         assert origin.source.history() == []

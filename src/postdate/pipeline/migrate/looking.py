@@ -220,7 +220,7 @@ def _warnings(found: MigrationPreview, now: datetime, margin: timedelta) -> tupl
         return ()
     seconds = int((found.earliest - now) / timedelta(seconds=1))
     when = f"in {seconds // 60} min {seconds % 60} s" if seconds >= 0 else "already"
-    stays = f"what is due within {margin / timedelta(seconds=1):g} s of being hidden stays with the old manager"
+    stays = f"what is due within {margin / timedelta(seconds=1):g} s of being hidden stays where it is"
     return (f"the earliest is due {when}: {stays}",)
 
 
