@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import psycopg
@@ -68,6 +68,20 @@ class Site:
     url: str
     old: str
     new: str
+    option: ClassVar[str] = "--from"
+    batches: ClassVar[str] = "TimeoutsMigration_Batches"
+
+    def fill(self, count: int) -> None:
+        """Write what is to be moved."""
+        fill(self, count)
+
+    def fire(self, stopping: Event, everything: Event) -> None:
+        """Deliver what is due where it waits now; in a process of its own."""
+        old_manager(self, stopping, everything)
+
+    def accounted(self) -> dict[str, int]:
+        """Return who delivered how many, and what is wrong."""
+        return accounted(self)
 
     @property
     def store(self) -> StoreSpec:
@@ -155,7 +169,7 @@ class Firing:
         context = multiprocessing.get_context("spawn")
         self.site = site
         self.stopping, self.everything = context.Event(), context.Event()
-        self.manager = context.Process(target=old_manager, args=(site, self.stopping, self.everything))
+        self.manager = context.Process(target=site.fire, args=(self.stopping, self.everything))
         self.ending = threading.Event()
         self.service = threading.Thread(target=anyio.run, args=(self._serve,))
         self.failure: BaseException | None = None
@@ -279,7 +293,7 @@ def copy_in_seconds(site: Site) -> float:
 def command(site: Site, settings: Path, verb: str, *options: str) -> list[str]:
     return [
         *(sys.executable, "-m", "postdate.cli", "pipeline", "migrate", verb),
-        *("--config", str(settings), "--from", site.url, "--schema", site.old, "--json", *options),
+        *("--config", str(settings), site.option, site.url, "--schema", site.old, "--json", *options),
     ]
 
 
@@ -344,7 +358,7 @@ def progress(site: Site) -> tuple[int, int]:
     with site.connect(site.old) as connection:
         try:
             row = connection.execute(
-                b'SELECT count(*), coalesce(sum("Status"), 0) FROM "TimeoutsMigration_Batches"'
+                f'SELECT count(*), coalesce(sum("Status"), 0) FROM "{site.batches}"'.encode()
             ).fetchone()
         except psycopg.errors.UndefinedTable:
             return 0, 0
@@ -418,10 +432,10 @@ def next_step(site: Site, settings: Path, chance: random.Random, seen: Counter[s
 
 
 @contextmanager
-def made_site(url: str, count: int) -> Generator[tuple[Site, Path]]:
-    site = Site(url, f"migration_old_{os.getpid()}", f"migration_new_{os.getpid()}")
+def made_site(url: str, count: int, kind: type[Site] = Site) -> Generator[tuple[Site, Path]]:
+    site = kind(url, f"migration_old_{os.getpid()}", f"migration_new_{os.getpid()}")
     try:
-        fill(site, count)
+        site.fill(count)
         with opened(site.store, create=True) as store:
             store.setup()
         anyio.run(_make_queue, site)
@@ -453,18 +467,18 @@ def main() -> int:
         return killed_often(options, seed)
     with made_site(options.url, options.timeouts) as (site, settings):
         result = measured(site, settings, options)
-        found = accounted(site)
+        found = site.accounted()
     print(json.dumps({**result, "deliveries": found}, indent=2))
     return 0 if is_right(found) else 1
 
 
-def killed_often(options: argparse.Namespace, seed: int) -> int:
+def killed_often(options: argparse.Namespace, seed: int, kind: type[Site] = Site) -> int:
     """Migrate one table after the other until there were so many kills."""
     chance, total, tables = random.Random(seed), Counter[str](), list[dict[str, int]]()
     while total["kills"] < options.kills:
-        with made_site(options.url, options.timeouts) as (site, settings):
+        with made_site(options.url, options.timeouts, kind) as (site, settings):
             total += killed(site, settings, options, chance, options.kills - total["kills"])
-            tables.append(accounted(site))
+            tables.append(site.accounted())
         print(f"{total['kills']} kills: {tables[-1]}", file=sys.stderr)
         if not is_right(tables[-1]):
             break

@@ -1,4 +1,4 @@
-"""From where delayed messages move: storage of timeout managers as sources of a migration.
+"""From where delayed messages move: timeout managers' storage, and Postdate's own stores, as sources of a migration.
 
 Source: specification 4.12; ADR 0015.
 """
@@ -6,7 +6,8 @@ Source: specification 4.12; ADR 0015.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,10 @@ from postdate.ports.migrating import MigrationSource
 
 if TYPE_CHECKING:
     from postdate.migrating.dialect import Dialect
+    from postdate.migrating.store_dialect import StoreDialect
+    from postdate.migrating.store_tables import StoreTables
 
-__all__ = ["TimeoutTables", "migration_source"]
+__all__ = ["TimeoutTables", "migration_source", "store_source"]
 
 _SCHEMES = {
     "postgresql": "postgresql",
@@ -57,23 +60,56 @@ def migration_source(
     return TimeoutTables(_sqlite(place, schema) if scheme == "sqlite" else _server(scheme, place, schema), prefixes)
 
 
+def store_source(address: str, *, schema: str | None = None) -> StoreTables:
+    """Return the Postdate stores of a database as a source; it connects at first use.
+
+    Args:
+        address: ``sqlite:///file.db``, ``postgresql://user@host:port/database`` or ``mariadb://…``; or ``env:NAME`` or
+            ``file:PATH``, where one of these stands.
+        schema: of the stores, which a migration's own tables are made in, too; ``None``: ``postdate``, or the database
+            of a MariaDB address. SQLite has none.
+
+    Raises:
+        ConfigurationError: messages cannot be moved out of such a store, or its driver is not installed. Texts have no
+            passwords.
+    """
+    from postdate.migrating.store_tables import StoreTables
+
+    place = resolved(address, os.environ)
+    scheme = _SCHEMES.get(place.scheme)
+    if scheme is None or scheme == "mssql":
+        raise ConfigurationError(
+            f"no migration can be made from the store {place!r}; it can from stores in sqlite:, postgresql: and "
+            f"mariadb: addresses"
+        )
+    dialect = _sqlite_store(place, schema) if scheme == "sqlite" else _server_store(scheme, place, schema)
+    return StoreTables(dialect)
+
+
 def _sqlite(place: Address, schema: str | None) -> Dialect:
     from postdate.migrating.sqlite import SqliteDialect
 
+    return SqliteDialect(_file(place, schema))
+
+
+def _sqlite_store(place: Address, schema: str | None) -> StoreDialect:
+    from postdate.migrating.store_sqlite import SqliteStoreDialect
+
+    return SqliteStoreDialect(_file(place, schema))
+
+
+def _file(place: Address, schema: str | None) -> Path:
     _, _, rest = place.partition(":")
     if not rest.startswith("///") or len(rest) < 4:
         raise ConfigurationError(f"{place!r} names no file; write three slashes and the path: sqlite:///file.db")
     if schema is not None:
         raise ConfigurationError("SQLite has no schemas: leave schema out")
-    return SqliteDialect(Path(rest[3:]))
+    return Path(rest[3:])
 
 
 def _server(scheme: str, place: Address, schema: str | None) -> Dialect:
-    if "://" not in place:
-        raise ConfigurationError(f"{place!r} names no server; write it as {scheme}://user@host/database")
-    check_server(place)
-    url = f"{scheme}:{place.partition(':')[2]}"
-    try:
+    url = _url(scheme, place)
+    with _driver_installed(scheme):
         match scheme:
             case "postgresql":
                 from postdate.migrating.postgres import PostgresDialect
@@ -87,6 +123,31 @@ def _server(scheme: str, place: Address, schema: str | None) -> Dialect:
                 from postdate.migrating.sqlserver import SqlServerDialect
 
                 return SqlServerDialect(url, schema)
+
+
+def _server_store(scheme: str, place: Address, schema: str | None) -> StoreDialect:
+    url = _url(scheme, place)
+    with _driver_installed(scheme):
+        if scheme == "postgresql":
+            from postdate.migrating.store_postgres import PostgresStoreDialect
+
+            return PostgresStoreDialect(url, schema)
+        from postdate.migrating.store_mariadb import MariaDbStoreDialect
+
+        return MariaDbStoreDialect(url, schema)
+
+
+def _url(scheme: str, place: Address) -> str:
+    if "://" not in place:
+        raise ConfigurationError(f"{place!r} names no server; write it as {scheme}://user@host/database")
+    check_server(place)
+    return f"{scheme}:{place.partition(':')[2]}"
+
+
+@contextmanager
+def _driver_installed(scheme: str) -> Generator[None]:
+    try:
+        yield
     except ModuleNotFoundError as error:
         raise ConfigurationError(
             f"{scheme}: needs the driver {error.name!r}, which is not installed: "

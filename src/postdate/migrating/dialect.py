@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from postdate.errors import StoreUnavailable
 from postdate.migrating.names import (
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 TURN_SECONDS: Final = 30
 """How long a run waits for another that is just beginning."""
+
+_STORES: Final = ({"delayed_message", "postdate_migration"}, {"store", "record", "holder"}, {"postdate_store"})
+"""Tables by which a Postdate store is known: in SQLite, in PostgreSQL, in MariaDB and SQL Server."""
 
 
 class Session(Protocol):
@@ -107,6 +110,18 @@ class Hiding:
     limit: int
 
 
+class Given(NamedTuple):
+    """A batch that went back.
+
+    Args:
+        put: how many are in the live table again.
+        taken: how many were hidden.
+    """
+
+    put: int
+    taken: int
+
+
 class Dialect(ABC):
     """The SQL of one server, and its connections. The statements here are common to them.
 
@@ -125,6 +140,8 @@ class Dialect(ABC):
     """The same, behind the name of the table."""
     exchange: PostgresExchange | None = None
     """How a large table is hidden; ``None``: as any other, timeout by timeout."""
+    state_table = STATE_TABLE
+    batch_table = BATCH_TABLE
 
     def __init__(self, schema: str, where: str) -> None:
         self.schema, self.where = schema, where
@@ -215,7 +232,7 @@ class Dialect(ABC):
 
     def creating(self) -> Sequence[str]:
         """Return the statements that create the tables of runs and batches where they are missing."""
-        state, batches = self.table(STATE_TABLE), self.table(BATCH_TABLE)
+        state, batches = self.table(self.state_table), self.table(self.batch_table)
         types = {
             RUN_ID: "char(32) NOT NULL PRIMARY KEY",
             ENDPOINT: f"{self.text} NOT NULL",
@@ -240,9 +257,9 @@ class Dialect(ABC):
         rows = ", ".join(f"{self.quoted(column)} {batch_types[column]}" for column in BATCH_COLUMNS)
         key = f"PRIMARY KEY ({self.quoted(RUN_ID)}, {self.quoted(NUMBER)})"
         return [
-            self._if_missing(STATE_TABLE, f"{state} ({runs}{self._unique()})"),
+            self._if_missing(self.state_table, f"{state} ({runs}{self._unique()})"),
             *self._after_state(),
-            self._if_missing(BATCH_TABLE, f"{batches} ({rows}, {key})"),
+            self._if_missing(self.batch_table, f"{batches} ({rows}, {key})"),
         ]
 
     def _if_missing(self, name: str, table: str) -> str:
@@ -260,6 +277,11 @@ class Dialect(ABC):
 
         Its key is the batch and the id, so that a batch is found and read in one piece.
         """
+
+    def holds_a_store(self, session: Session) -> bool:
+        """Return whether a Postdate store is where a timeout manager's tables were looked for."""
+        found = set(self.tables(session))
+        return any(tables <= found for tables in _STORES)
 
     # --- moving --------------------------------------------------------------------------------------------------
 
@@ -314,3 +336,8 @@ class Dialect(ABC):
             f"INSERT INTO {table} ({wanted}) SELECT {wanted} FROM {hidden.table} WHERE {hidden.condition} AND {absent}",
             f"DELETE FROM {hidden.table} WHERE {hidden.condition}",
         )
+
+    def give_back(self, session: Session, run_id: str, number: int, live: str, columns: Sequence[str]) -> Given:
+        """Put a batch back into the live table; say how many were put there, and how many were hidden."""
+        put, take = self.returning(self.hidden(session, run_id, number), live, columns)
+        return Given(session.change(put, {}), session.change(take, {}))

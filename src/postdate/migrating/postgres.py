@@ -12,6 +12,7 @@ from postdate.migrating.dialect import TURN_SECONDS, Dialect, Hidden, Hiding, Se
 from postdate.migrating.exchange import PostgresExchange
 from postdate.migrating.names import NUMBER
 from postdate.postgres.database import PostgresDatabase
+from postdate.postgres.names import DEFAULT_SCHEMA as STORE_SCHEMA
 from postdate.postgres.names import quoted
 from postdate.postgres.names import sql as bytes_of
 from postdate.timeouts.layout import ID, TIME
@@ -117,6 +118,13 @@ class PostgresDialect(Dialect):
             )
         ]
 
+    def holds_a_store(self, session: Session) -> bool:
+        """See :class:`Dialect`; also where stores are unless they are told otherwise."""
+        if super().holds_a_store(session):
+            return True
+        default = f"{quoted(STORE_SCHEMA)}.{quoted('store')}"
+        return session.rows("SELECT to_regclass(%(default)s) IS NOT NULL", {"default": default})[0][0]
+
     def columns(self, session: Session, table: str) -> Sequence[str]:
         """See :class:`Dialect`."""
         found = session.rows(
@@ -171,8 +179,8 @@ class PostgresDialect(Dialect):
 
     def hidden(self, session: Session, run_id: str, number: int) -> Hidden:
         """See :class:`Dialect`; a batch is a part of the former table, or was moved row by row."""
-        assert self.exchange is not None
-        return self.exchange.hidden(session, run_id, number) or super().hidden(session, run_id, number)
+        exchanged = None if self.exchange is None else self.exchange.hidden(session, run_id, number)
+        return exchanged or super().hidden(session, run_id, number)
 
     def hide(self, session: Session, hiding: Hiding, floor: datetime) -> int:
         """See :class:`Dialect`; in one statement, which reads and writes each row once."""

@@ -47,7 +47,13 @@ class TimeoutTables:
     def endpoints(self) -> Sequence[str]:
         """See the port. Without a given prefix, an endpoint is called as its table is: points are underscores."""
         with self._session() as session:
-            return sorted(self._tables(session))
+            found = self._tables(session)
+            if not found and self._sql.holds_a_store(session):
+                raise ConfigurationError(
+                    f"{self._sql.where} has no table of a timeout manager, but there is a Postdate store; name it "
+                    f"with --from-store instead of --from"
+                )
+            return sorted(found)
 
     def preview(self, endpoint: str, cutoff: datetime) -> MigrationPreview:
         """See the port.
@@ -149,7 +155,7 @@ class TimeoutTables:
             hiding = Hiding(kept.table, staging, columns, first, batch_size, batch_size * most)
             count = self._sql.hide(session, hiding, max(run.cutoff, started + margin))
             if count:
-                self._state.add_batches(session, run, self._state.staged(staging, first), count)
+                self._state.add_staged(session, run, staging, first, count)
             return self._state.batches(session, run, first)
 
     def _is_exchanged(self, session: Session, run: MigrationRun, limit: int, margin: timedelta) -> bool:
@@ -250,9 +256,7 @@ class TimeoutTables:
             if not self._state.advance(session, run, number, BatchStatus.PENDING, BatchStatus.RETURNED):
                 return 0
             columns = self._columns(session, kept.table)
-            hidden = self._sql.hidden(session, run.run_id, number)
-            put, take = self._sql.returning(hidden, kept.table, columns)
-            given, taken = session.change(put, {}), session.change(take, {})
+            given, taken = self._sql.give_back(session, run.run_id, number, kept.table, columns)
             if given > taken:
                 raise StoreError(
                     f"{self._sql.where}: of batch {number}, {given} timeouts were put back and {taken} taken"

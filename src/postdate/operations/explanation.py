@@ -32,6 +32,7 @@ from postdate.operations.plain import (
     shown_time,
 )
 from postdate.ports import ARCHIVED, Process, Queued, Record, Recording, RecordKind, Standing
+from postdate.ports.migrating import MOVED_AWAY
 from postdate.wiring import Plant
 
 _ENDED_IN_QUEUE = "expired in its queue"
@@ -61,6 +62,7 @@ class State(enum.Enum):
     FAILED = "failed"
     EXPIRED = "expired"
     CANCELLED = "cancelled"
+    MOVED_AWAY = "moved_away"
     DISCARDED = "discarded"
     ARCHIVED = "archived"
     UNKNOWN = "unknown"
@@ -295,13 +297,22 @@ class _Question:
         state, headline = {
             RecordKind.HANDLED: (State.HANDLED, f"it arrived: handled from queue {queue} at {at}"),
             RecordKind.EXPIRED: (State.EXPIRED, f"it expired before it could be delivered, noticed at {at}{was_due}"),
-            RecordKind.CANCELLED: (State.CANCELLED, f"it was cancelled at {at}{was_due}"),
+            RecordKind.CANCELLED: _cancelled(last, f"{at}{was_due}"),
             RecordKind.DISCARDED: (State.DISCARDED, f"{who_of}{queue} discarded it at {at}: {last.detail}"),
         }[last.kind]
-        facts, advice = (
-            self._about_discarding(last) if last.kind is RecordKind.DISCARDED else (self._delivery_facts(), [])
-        )
+        facts, advice = self._after_its_end(last)
         return self._say(state, headline, facts, advice)
+
+    def _after_its_end(self, last: Record) -> tuple[list[str], list[str]]:
+        """Return facts and advice about a message that has ended."""
+        if last.kind is RecordKind.DISCARDED:
+            return self._about_discarding(last)
+        if last.kind is RecordKind.CANCELLED and last.detail.startswith(MOVED_AWAY):
+            return [], [
+                "see to which store, and how far that is: postdate pipeline migrate status --from-store ADDRESS",
+                f"then ask there: postdate messages explain {self.message_id} --store ADDRESS",
+            ]
+        return self._delivery_facts(), []
 
     @property
     def _sees_queues(self) -> bool:
@@ -425,3 +436,10 @@ def _held(standing: Standing, processes: Sequence[Process]) -> tuple[str, list[s
 def _names(does: str, processes: Sequence[Process]) -> str:
     names = ", ".join(f"process {each.pid} (since {shown_time(each.started_at)})" for each in processes)
     return f"{does}: {names}"
+
+
+def _cancelled(last: Record, at: str) -> tuple[State, str]:
+    """Return state and headline; who moves messages to another store cancels them in this one."""
+    if last.detail.startswith(MOVED_AWAY):
+        return State.MOVED_AWAY, f"it was {last.detail} at {at}"
+    return State.CANCELLED, f"it was cancelled at {at}"

@@ -9,9 +9,15 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from postdate.messages import DelayedMessage
+
+MOVED_AWAY: Final = "moved to another store by migration "
+"""How the detail of the *cancelled* record begins of a message that was hidden from its store; the run's id follows."""
+
+GIVEN_BACK: Final = "given back by migration "
+"""How the detail of the *rescheduled* record begins of a message that came back; the run's id follows."""
 
 
 class MigrationStatus(enum.IntEnum):

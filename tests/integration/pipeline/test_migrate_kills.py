@@ -4,27 +4,35 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.integration.migration_stores import place_in
 from tests.integration.pipeline.old_timeouts import OldFile, by_id, ids, messages
 from tests.integration.pipeline.test_migrate import waiting
 from tests.machine import Daemon
 
-from postdate.pipeline.migrate import MigrateJob, abort, migrate
+from postdate.migrating import store_source
+from postdate.pipeline.migrate import MigrateJob, OriginSpec, abort, migrate
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports.migrating import BatchStatus
 
 COUNT, BATCH = 2_000, 10
 
 
-def run_until(old: OldFile, target: StoreSpec, is_time: Callable[[], bool], eventually, *, spark_too: bool) -> None:
+def run_until(
+    origin: OriginSpec, target: StoreSpec, is_time: Callable[[], bool], eventually, *, spark_too: bool
+) -> None:
     """Run the command, and kill it as soon as it is time; with its Spark, or let that find out by itself."""
     arguments = ("--all-endpoints", "--cores", "2", "--batch-size", str(BATCH), "--log-level", "error")
     command = [sys.executable, "-m", "postdate.cli", "pipeline", "migrate", "run", *arguments]
-    addresses = ["--from", f"sqlite:///{old.path}", "--store", target.address]
-    with subprocess.Popen([*command, *addresses], cwd=old.path.parent, stdout=subprocess.DEVNULL) as run:
+    addresses = ["--from-store" if origin.is_store else "--from", origin.address, "--store", target.address]
+    schema = [] if origin.schema is None else ["--schema", origin.schema]
+    folder = Path(target.address.removeprefix("sqlite:///")).parent
+    with subprocess.Popen([*command, *addresses, *schema], cwd=folder, stdout=subprocess.DEVNULL) as run:
         try:
             eventually(lambda: run.poll() is not None or is_time(), "it is time to kill", seconds=200)
             assert run.poll() is None, "it had ended before"
@@ -50,8 +58,8 @@ def test_row_116_after_kills_each_timeout_is_delivered_by_one_of_the_two(
     def completed(count: int) -> Callable[[], bool]:
         return lambda: old.batches().count(BatchStatus.COMPLETED) >= count
 
-    run_until(old, store, lambda: bool(old.batches()), eventually, spark_too=False)
-    run_until(old, store, completed(30), eventually, spark_too=True)
+    run_until(old.origin, store, lambda: bool(old.batches()), eventually, spark_too=False)
+    run_until(old.origin, store, completed(30), eventually, spark_too=True)
     job = MigrateJob(old.origin, store, batch_size=BATCH)
     (aborted,) = abort(job).endpoints
     there = ids(waiting(store))
@@ -63,3 +71,26 @@ def test_row_116_after_kills_each_timeout_is_delivered_by_one_of_the_two(
     assert (rest.status, rest.moved) == ("completed", COUNT - aborted.moved)
     assert old.seen("billing") == []
     assert by_id(waiting(store)) == by_id(found)
+
+
+@pytest.mark.timeout(300)
+def test_row_116_after_a_kill_each_message_is_in_one_of_two_stores(
+    spark: SparkSession, request: pytest.FixtureRequest, eventually
+) -> None:
+    found = messages(COUNT)
+    with place_in("postgres", request) as old, place_in("sqlite", request, "postdate") as new:
+        old.add(found)
+        with closing(store_source(old.spec.address, schema=old.spec.schema)) as source:
+
+            def some_have_moved() -> bool:
+                batches = [batch.status for run in source.history() for batch in source.batches(run)]
+                return batches.count(BatchStatus.COMPLETED) >= 20
+
+            run_until(old.origin, new.spec, some_have_moved, eventually, spark_too=True)
+        job = MigrateJob(old.origin, new.spec, batch_size=BATCH)
+        (aborted,) = abort(job).endpoints
+        here, there = ids(old.waiting()), ids(new.waiting())
+        assert (aborted.exact, len(there), sorted([*here, *there])) == (True, aborted.moved, ids(found))
+        (rest,) = migrate(spark, replace(job, batch_size=COUNT)).endpoints
+        assert (rest.status, rest.moved, old.waiting()) == ("completed", len(here), [])
+        assert by_id(new.waiting()) == by_id(found)

@@ -1,4 +1,4 @@
-"""``postdate pipeline migrate``: delayed messages from a timeout manager's tables into the store."""
+"""``postdate pipeline migrate``: delayed messages from a timeout manager's tables, or another store, into the store."""
 
 from __future__ import annotations
 
@@ -17,14 +17,20 @@ if TYPE_CHECKING:
     from postdate.pipeline.migrate import MigrateJob, MigrateResult, OriginSpec, PreviewResult, StatusResult
     from postdate.pipeline.session import SparkSession
 
-migrations = group("migrate", "Move delayed messages from a timeout manager's tables into the store.")
+migrations = group(
+    "migrate", "Move delayed messages from a timeout manager's tables, or another store, into the store."
+)
 app.add_typer(migrations)
 
 From = Annotated[
-    str,
-    typer.Option("--from", metavar="ADDRESS", help="The timeout manager's database; env:NAME and file:PATH name it."),
+    str | None,
+    typer.Option("--from", metavar="ADDRESS", help="A timeout manager's database; env:NAME and file:PATH name it."),
 ]
-Schema = Annotated[str | None, typer.Option("--schema", help="Of its tables; default: that of the database.")]
+FromStore = Annotated[
+    str | None,
+    typer.Option("--from-store", metavar="ADDRESS", help="Another Postdate store; env:NAME and file:PATH name it."),
+]
+Schema = Annotated[str | None, typer.Option("--schema", help="Of its tables; default: that of what is there.")]
 Prefixes = Annotated[
     list[str] | None,
     typer.Option("--prefix", metavar="ENDPOINT=PREFIX", help="How an endpoint's tables begin; repeatable."),
@@ -57,7 +63,8 @@ Margin = Annotated[
 @command(migrations, "preview")
 def preview(
     use: Use,
-    source: From,
+    source: From = None,
+    from_store: FromStore = None,
     endpoints: Endpoints = None,
     all_endpoints: AllEndpoints = False,
     cutoff: Cutoff = None,
@@ -70,7 +77,7 @@ def preview(
     Exit code 1 if something is in the way.
     """
     _one_of(endpoints, all_endpoints)
-    job = _job(use, _origin(source, schema, prefixes), endpoints, cutoff, None, margin)
+    job = _job(use, _origin(source, from_store, schema, prefixes), endpoints, cutoff, None, margin)
 
     from postdate.clock import SystemClock
     from postdate.pipeline.migrate import preview as look
@@ -84,7 +91,8 @@ def preview(
 @command(migrations, "run")
 def run(
     use: Use,
-    source: From,
+    source: From = None,
+    from_store: FromStore = None,
     endpoints: Endpoints = None,
     all_endpoints: AllEndpoints = False,
     cutoff: Cutoff = None,
@@ -98,10 +106,10 @@ def run(
 ) -> None:
     """Move messages, and compare what the store has with what there was; go on if it was begun with the same options.
 
-    The timeout manager may run meanwhile, and so may services on the store. Exit code 1 if anything is not as it was.
+    What fires them there may run meanwhile, and so may services on the store. Exit code 1 if anything is not as it was.
     """
     _one_of(endpoints, all_endpoints)
-    job = _job(use, _origin(source, schema, prefixes), endpoints, cutoff, batch_size, margin)
+    job = _job(use, _origin(source, from_store, schema, prefixes), endpoints, cutoff, batch_size, margin)
 
     def move(spark: SparkSession) -> MigrateResult:
         from postdate.pipeline.migrate import migrate
@@ -116,7 +124,8 @@ def run(
 @command(migrations, "resume")
 def resume(
     use: Use,
-    source: From,
+    source: From = None,
+    from_store: FromStore = None,
     endpoints: Endpoints = None,
     batch_size: BatchSize = None,
     margin: Margin = None,
@@ -130,7 +139,7 @@ def resume(
 
     Exit code 1 if anything is not as it was.
     """
-    job = _job(use, _origin(source, schema, prefixes), endpoints, None, batch_size, margin)
+    job = _job(use, _origin(source, from_store, schema, prefixes), endpoints, None, batch_size, margin)
 
     def go_on(spark: SparkSession) -> MigrateResult:
         from postdate.pipeline.migrate import resume
@@ -145,16 +154,17 @@ def resume(
 @command(migrations, "abort")
 def abort(
     use: Use,
-    source: From,
+    source: From = None,
+    from_store: FromStore = None,
     endpoints: Endpoints = None,
     schema: Schema = None,
     prefixes: Prefixes = None,
 ) -> None:
-    """Give back to the timeout manager what the store does not have yet; what it has stays there.
+    """Give back to where it came from what the store does not have yet; what it has stays there.
 
     Of the runs that have not ended, or of the endpoints named. Exit code 1 if what the store has is not as it was.
     """
-    job = _job(use, _origin(source, schema, prefixes), endpoints, None, None, None)
+    job = _job(use, _origin(source, from_store, schema, prefixes), endpoints, None, None, None)
 
     from postdate.pipeline.migrate import abort as end
 
@@ -165,9 +175,11 @@ def abort(
 
 
 @command(migrations, "status")
-def status(use: Use, source: From, schema: Schema = None, prefixes: Prefixes = None) -> None:
+def status(
+    use: Use, source: From = None, from_store: FromStore = None, schema: Schema = None, prefixes: Prefixes = None
+) -> None:
     """Say how far each run is; change nothing."""
-    origin = _origin(source, schema, prefixes)
+    origin = _origin(source, from_store, schema, prefixes)
 
     from postdate.pipeline.migrate import status as look
 
@@ -183,7 +195,12 @@ def _one_of(endpoints: list[str] | None, all_endpoints: bool) -> None:
         raise wrong_usage("say whose messages: either --endpoint NAME or --all-endpoints")
 
 
-def _origin(address: str, schema: str | None, prefixes: list[str] | None) -> OriginSpec:
+def _origin(source: str | None, store: str | None, schema: str | None, prefixes: list[str] | None) -> OriginSpec:
+    address = store if source is None else source
+    if address is None or (source is not None and store is not None):
+        raise wrong_usage("say from where: either --from ADDRESS, a timeout manager's, or --from-store ADDRESS")
+    if store is not None and prefixes:
+        raise wrong_usage("--prefix is for a timeout manager's tables; those of a store are found by their endpoints")
     named = dict[str, str]()
     for each in prefixes or []:
         endpoint, equals, prefix = each.partition("=")
@@ -192,7 +209,7 @@ def _origin(address: str, schema: str | None, prefixes: list[str] | None) -> Ori
         named[endpoint] = prefix
     with extra_installed():
         from postdate.pipeline.migrate import OriginSpec
-    return OriginSpec(address, schema, named or None)
+    return OriginSpec(address, schema, named or None, is_store=store is not None)
 
 
 def _job(

@@ -33,6 +33,7 @@ from postdate.pipeline.frames import held_snapshot, scan_frame, scan_parts
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import ScanPart
 from postdate.ports.auditing import AuditableStore
+from postdate.ports.migrating import GIVEN_BACK
 from postdate.ports.pruning import ARCHIVED
 
 KEPT = StorageLevel.MEMORY_AND_DISK
@@ -245,7 +246,8 @@ def is_sent_again() -> Column:
 
 
 def _events(records: DataFrame, endpoint: Column, *, before: int, times: int) -> DataFrame:
-    came_back = (F.col("kind") == "rescheduled") & (F.col("detail") == _CAME_BACK)
+    back = (F.col("detail") == _CAME_BACK) | F.col("detail").startswith(GIVEN_BACK)
+    came_back = (F.col("kind") == "rescheduled") & back
     return records.select(
         endpoint.alias("endpoint"),
         F.when(came_back, F.lit("came_back"))

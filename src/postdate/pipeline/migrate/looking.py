@@ -11,6 +11,7 @@ from typing import Final
 from postdate.config import Address, resolved
 from postdate.errors import MigrationConflict, PipelineError
 from postdate.messages import aware_utc
+from postdate.pipeline.migrate.between_stores import between_stores
 from postdate.pipeline.migrate.origin import OriginSpec
 from postdate.pipeline.migrate.results import EndpointPreview, PreviewResult, RunStatus, StatusResult
 from postdate.pipeline.migrate.target import opened_target
@@ -184,8 +185,12 @@ def look(source: MigrationSource, job: MigrateJob, names: Sequence[str], now: da
     with opened_target(job.target) as store:
         store.overdue(now)  # its tables are there
         largest = store.largest_message_bytes
+    between = between_stores(source, job.target, names, job.cutoff)
     found = (source.preview(name, job.cutoff) for name in names)
-    previews = tuple(_previewed(each, _in_the_way(each, job.target, largest), now, job.margin) for each in found)
+    previews = tuple(
+        _previewed(each, (*_in_the_way(each, job.target, largest), *between.get(each.endpoint, ())), now, job.margin)
+        for each in found
+    )
     return PreviewResult(job.origin.shown, job.target.shown, previews)
 
 
@@ -224,7 +229,7 @@ def _warnings(found: MigrationPreview, now: datetime, margin: timedelta) -> tupl
         return ()
     seconds = int((found.earliest - now) / timedelta(seconds=1))
     when = f"in {seconds // 60} min {seconds % 60} s" if seconds >= 0 else "already"
-    stays = f"what is due within {margin / timedelta(seconds=1):g} s of being hidden stays with the old manager"
+    stays = f"what is due within {margin / timedelta(seconds=1):g} s of being hidden stays where it is"
     return (f"the earliest is due {when}: {stays}",)
 
 

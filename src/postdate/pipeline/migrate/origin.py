@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from postdate.config import Address, resolved
-from postdate.migrating import TimeoutTables, migration_source
+from postdate.migrating import TimeoutTables, migration_source, store_source
 from postdate.pipeline.migrate.postgres import PostgresColumns
 from postdate.pipeline.rows import to_columns
 from postdate.pipeline.stores import absolute
@@ -19,18 +19,21 @@ from postdate.ports.migrating import MigrationRun, MigrationSource
 
 @dataclass(frozen=True, slots=True)
 class OriginSpec:
-    """Which timeout manager's storage, as a value: no connection, picklable, without its password when shown.
+    """Which timeout manager's storage, or which store, as a value: no connection, picklable, no password when shown.
 
     Args:
-        address: as :func:`postdate.migrating.migration_source` takes it; or ``env:NAME`` or ``file:PATH``, which is
-            followed in each process that opens it. A relative path is made absolute where the value is made.
-        schema: of the tables; ``None``: the database's default.
-        prefixes: of the tables' names, by endpoint; ``None``: found by the source.
+        address: as :func:`postdate.migrating.migration_source` and :func:`postdate.migrating.store_source` take it; or
+            ``env:NAME`` or ``file:PATH``, which is followed in each process that opens it. A relative path is made
+            absolute where the value is made.
+        schema: of the tables; ``None``: the default of what is there.
+        prefixes: of a timeout manager's tables, by endpoint; ``None``: found by the source.
+        is_store: a Postdate store is there, and not a timeout manager's tables.
     """
 
     address: str
     schema: str | None = None
     prefixes: Mapping[str, str] | None = field(default=None)
+    is_store: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "address", absolute(self.address))
@@ -52,6 +55,11 @@ class OriginSpec:
         """
         place = resolved(self.address, os.environ)
         with ExitStack() as stack:
+            if self.is_store:
+                store = store_source(place, schema=self.schema)
+                stack.callback(store.close)
+                yield Origin(store)
+                return
             source = migration_source(place, schema=self.schema, prefixes=self.prefixes)
             stack.callback(source.close)
             columns = None

@@ -1,0 +1,103 @@
+"""Postdate stores that messages are moved out of and into: each in a file, a schema or a database of its own."""
+
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+import anyio
+import pytest
+from tests import mariadb_subjects, postgres_subjects
+
+from postdate.clock import SystemClock
+from postdate.mariadb.connection import MariaDbServer
+from postdate.mariadb.names import quoted
+from postdate.messages import DelayedMessage
+from postdate.pipeline.migrate import OriginSpec
+from postdate.pipeline.stores import StoreSpec, opened
+from postdate.ports import MessageFilter, Outcome, Record, TransactionMode
+
+T = TypeVar("T")
+
+FAR = timedelta(days=400)
+"""Later than all that a test stores."""
+
+
+@dataclass(frozen=True)
+class StorePlace:
+    """A store that is set up.
+
+    Args:
+        spec: which.
+    """
+
+    spec: StoreSpec
+
+    @property
+    def origin(self) -> OriginSpec:
+        return OriginSpec(self.spec.address, self.spec.schema, is_store=True)
+
+    @property
+    def name(self) -> str:
+        """What its messages go under as a source."""
+        return self.spec.address.rpartition("/")[2] if self.spec.address.startswith("sqlite") else self.spec.endpoint
+
+    def ask(self, question: Callable[[Any], Awaitable[T]]) -> T:
+        """Open the store, as a service of its own would, for one question."""
+
+        async def asked() -> T:
+            store = self.spec.open(create=False)
+            await store.initialize(self.spec.endpoint, TransactionMode.RECEIVE_ONLY)
+            try:
+                return await question(store)
+            finally:
+                await store.close()
+
+        return anyio.run(asked)
+
+    def add(self, messages: Sequence[DelayedMessage]) -> None:
+        with opened(self.spec) as store:
+            store.store_many(messages, SystemClock().now())
+
+    def waiting(self) -> list[DelayedMessage]:
+        return list(self.ask(lambda store: store.list_pending(MessageFilter(), 1_000_000)))
+
+    def history(self, message_id: str) -> list[Record]:
+        return list(self.ask(lambda store: store.history(message_id)))
+
+    def deliver(self, until: datetime | None = None) -> list[str]:
+        """Deliver what is due then; return the ids."""
+
+        async def delivered(store: Any) -> list[str]:
+            at = until or SystemClock().now() + FAR
+            claims = await store.claim_due(at, 1_000_000)
+            assert await store.finish(claims, Outcome.DELIVERED, at) == len(claims)
+            return [claim.message.message_id for claim in claims]
+
+        return self.ask(delivered)
+
+
+@contextmanager
+def place_in(kind: str, request: pytest.FixtureRequest, endpoint: str = "billing") -> Generator[StorePlace]:
+    """Make a store of a kind, named with what has to be quoted, and drop it in the end."""
+    if kind == "sqlite":
+        folder = request.getfixturevalue("tmp_path")
+        spec = StoreSpec(f"sqlite:///{folder / f'{endpoint}.db'}", synchronous="normal", endpoint=endpoint)
+        with opened(spec, create=True) as store:
+            store.setup()
+        yield StorePlace(spec)
+        return
+    subjects = postgres_subjects if kind == "postgres" else mariadb_subjects
+    url, schema = request.getfixturevalue(f"{kind}_url"), subjects.fresh_schema()
+    if kind == "mariadb":
+        session = MariaDbServer(url).connect()
+        session.change(f"CREATE DATABASE IF NOT EXISTS {quoted(schema)}")
+        session.close()
+    spec = StoreSpec(url, schema=schema, endpoint=endpoint)
+    try:
+        with opened(spec, create=True) as store:
+            store.setup()
+        yield StorePlace(spec)
+    finally:
+        subjects.drop_schema(url, schema)
