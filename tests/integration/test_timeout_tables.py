@@ -124,7 +124,7 @@ async def test_it_is_fired_in_the_transaction_of_queues_in_another_schema(
 ) -> None:
     upstream_postgres(postgres_url, postgres_schema, "text")
     queues = fresh_postgres()
-    persister = PostgresTimeouts(postgres_url, schema=postgres_schema, queues_schema=queues)
+    persister = PostgresTimeouts(postgres_url, schema=postgres_schema)
     transport = PostgresTransport(postgres_url, schema=queues)
     try:
         await persister.initialize(ENDPOINT)

@@ -79,8 +79,6 @@ def test_a_storage_without_timeouts_is_refused_and_says_what_to_do_row_104() -> 
 
 def test_settings_that_contradict_each_other_are_refused(bench: Bench) -> None:
     delayed_delivery = DelayedDelivery(MemoryStore())
-    with pytest.raises(ConfigurationError, match="send-only"):
-        bench.endpoint(send_only=True)
     with pytest.raises(ConfigurationError, match="external timeout manager"):
         bench.endpoint(timeout_manager=ExternalTimeoutManager("o.Timeouts"), delayed_delivery=delayed_delivery)
     with pytest.raises(ConfigurationError, match="drain_timeout_manager"):
@@ -134,6 +132,15 @@ async def test_a_send_only_endpoint_delays_through_another_ones_timeout_manager(
         await shop.send(Pay(1), delay=5 * SECOND)
         await bench.clock.advance(6 * SECOND)
     assert bench.amounts == [1]
+
+
+async def test_a_send_only_endpoint_may_run_one_and_has_no_queue_of_its_own(bench: Bench) -> None:
+    shop = bench.endpoint("shop")
+    async with bench.endpoint(send_only=True), shop:
+        await bench.put(deferred(bench.start + 5 * SECOND, destination="shop", amount=2))
+        await bench.clock.advance(6 * SECOND)
+    assert bench.amounts == [2]
+    assert "sales" not in bench.queues.queues
 
 
 async def test_delay_and_time_to_be_received_are_refused_together_and_without_a_manager_any_delay(

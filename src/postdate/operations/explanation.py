@@ -15,9 +15,9 @@ from postdate.operations.needs import (
     exists,
     in_queues,
     inspectable,
-    intake_queues,
     lengths,
     retries_of,
+    sources,
     standing_of,
     users_of_queues,
     users_of_store,
@@ -385,7 +385,7 @@ class _Question:
 
     async def _unseen_intake(self) -> tuple[list[str], list[str]]:
         """Return what may have become of a message before the store knew of it, and what to do about it."""
-        queues = intake_queues(self.plant.settings, self.plant.transport)
+        queues = sources(self.plant.settings, self.plant.transport)
         known = await lengths(self.plant, queues)
         names = " and ".join(repr(queue) for queue in queues)
         facts = [

@@ -14,7 +14,8 @@ from postdate.errors import ConfigurationError, StoreNotSetUp, TimeoutConcurrent
 from postdate.ports import Work
 from postdate.ports.timeouts import DueChunk, Timeout
 from postdate.postgres.database import Connection, PostgresDatabase
-from postdate.postgres.names import DEFAULT_SCHEMA, Names, check_name, literal, quoted, sql
+from postdate.postgres.names import Names, check_name, literal, quoted, sql
+from postdate.postgres.scripts import own_table_script
 from postdate.threads import in_thread
 from postdate.timeouts import chunks
 from postdate.timeouts.layout import (
@@ -31,39 +32,54 @@ from postdate.timeouts.layout import (
 _WHAT: Final = "the table of timeouts (table_prefix=...)"
 
 
+UPSTREAM_SCHEMA: Final = "public"
+"""Where a .NET endpoint makes its tables by default: found there without being told."""
+
+
+class _InAnySchema:
+    """The identity of a database, equal to that of whatever is in it: our statements name their schema themselves.
+
+    Args:
+        identity: of a :class:`~postdate.postgres.PostgresDatabase`; its last part is the schema.
+    """
+
+    def __init__(self, identity: tuple[str, ...]) -> None:
+        self._database = identity[:-1]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, _InAnySchema):
+            return self._database == other._database
+        return isinstance(other, tuple) and self._database == other[:-1]
+
+    def __hash__(self) -> int:
+        return hash(self._database)
+
+
 class PostgresTimeouts:
     """Keeps timeouts in a table of PostgreSQL; :class:`postdate.ports.timeouts.EnlistingTimeouts`.
 
     Args:
         url: ``postgresql://user:password@host:port/database``, or any connection string of libpq.
-        schema: where the table is; any characters. ``None``: ``postdate``, where the queues are, too.
+        schema: where the table is; any characters. Upstream has its tables in ``public`` unless it is told otherwise.
+            Queues may be in any schema of the same database: their transactions are shared all the same.
         table_prefix: what the name of the table begins with; any characters. ``None``: that of the endpoint, see
             :func:`postdate.timeouts.layout.table_prefix`.
-        queues_schema: of the queues whose transactions timeouts are stored and removed in; ``None``: the same schema.
-            A table that a .NET endpoint has made is elsewhere, in ``public`` as a rule.
 
     Raises:
-        ConfigurationError: the address, a schema or the table cannot be.
+        ConfigurationError: the address, the schema or the table cannot be.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        schema: str | None = None,
-        table_prefix: str | None = None,
-        queues_schema: str | None = None,
-    ) -> None:
-        self._schema = check_name(DEFAULT_SCHEMA if schema is None else schema, "schema")
-        self._connections = PostgresDatabase(url, self._schema if queues_schema is None else queues_schema)
+    def __init__(self, url: str, *, schema: str = UPSTREAM_SCHEMA, table_prefix: str | None = None) -> None:
+        self._schema = check_name(schema, "schema")
+        self._connections = PostgresDatabase(url, schema)
         self._prefix, self._endpoint = table_prefix, ""
         self._sql = None if table_prefix is None else self._statements("")
         self._digits: int | None = None
 
     @property
     def database(self) -> object:
-        """See :class:`postdate.ports.timeouts.EnlistingTimeouts`; that of a transport on ``queues_schema``."""
-        return self._connections.identity
+        """See :class:`postdate.ports.timeouts.EnlistingTimeouts`; that of a transport on any schema there."""
+        return _InAnySchema(self._connections.identity)
 
     async def initialize(self, endpoint: str) -> None:
         """Settle the name of the table; the server is not asked."""
@@ -81,8 +97,9 @@ class PostgresTimeouts:
         return self._sql
 
     def setup_statements(self, endpoint: str) -> str:
-        """Return the SQL that :meth:`setup` runs where nothing is there yet, for a database administrator."""
-        return "".join(f"{statement};\n" for statement in self._statements(endpoint).setup)
+        """Return the SQL that makes what :meth:`setup` does, for a database administrator; may be run again."""
+        table = table_name(endpoint, prefix=self._prefix)
+        return own_table_script(self._schema, table, self._statements(endpoint).setup[1:])
 
     async def setup(self) -> None:
         """Create the schema and the table where they are missing; of a table that is there, nothing is changed."""

@@ -161,6 +161,11 @@ class SqliteTimeouts:
             self.file.close()
 
 
+def setup_statements(endpoint: str, table_prefix: str | None = None) -> str:
+    """Return the SQL that makes an endpoint's table in a file that has those of queues, for an administrator."""
+    return "".join(f"{statement};\n" for statement in _Statements(table_name(endpoint, prefix=table_prefix)).setup)
+
+
 def _row(timeout: Timeout) -> dict[str, Any]:
     row = encode(checked(timeout))
     return {**row, TIME: text_time(row[TIME])}
