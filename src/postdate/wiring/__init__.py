@@ -27,7 +27,7 @@ from postdate.wiring.plant import (
     transport_settings,
 )
 from postdate.wiring.scripts import setup_sql
-from postdate.wiring.timeouts import dispatcher_queues, managed_endpoints, open_timeouts
+from postdate.wiring.timeouts import dispatcher_queues, managed_endpoints, open_timeouts, timeout_manager
 
 __all__ = [
     "BuiltInStore",
@@ -60,5 +60,6 @@ __all__ = [
     "store_observer",
     "store_settings",
     "taken_by_store",
+    "timeout_manager",
     "transport_settings",
 ]
