@@ -92,6 +92,7 @@ class MariaDbTable:
         self._peek = (
             f"SELECT `Id`, `Destination`, `SagaId`, `State`, `Time`, `Headers` FROM {table} WHERE `Id` IN %(ids)s"
         )
+        self._claim = f"{self._peek} FOR UPDATE SKIP LOCKED"
         self._delete = f"DELETE FROM {table} WHERE `Id` IN %(ids)s"
         self._delete_saga = f"DELETE FROM {table} WHERE `SagaId` IN %(ids)s"
         self._due = (
@@ -134,6 +135,11 @@ class MariaDbTable:
     def peek(self, session: MariaDbSession, timeout_id: str) -> tuple[Any, ...] | None:
         """See :class:`postdate.timeouts.locking.Table`."""
         found = session.rows(self._peek, {"ids": spellings(timeout_id)})
+        return found[0] if found else None
+
+    def claim(self, session: MariaDbSession, timeout_id: str) -> tuple[Any, ...] | None:
+        """See :class:`postdate.timeouts.locking.Table`."""
+        found = session.rows(self._claim, {"ids": spellings(timeout_id)})
         return found[0] if found else None
 
     def delete(self, session: MariaDbSession, timeout_id: str) -> int:

@@ -7,8 +7,11 @@ Source: specification 4.6; ADR 0007, ADR 0014.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
+
+import psycopg
 
 from postdate.errors import ConfigurationError, StoreNotSetUp, TimeoutConcurrentlyProcessed
 from postdate.ports import Work
@@ -149,6 +152,25 @@ class PostgresTimeouts:
         row = await self._connections.run(lambda connection: connection.execute(statement, values).fetchone())
         return None if row is None else decode(*row, owner=self._endpoint)
 
+    async def claim(self, timeout_id: str) -> _Claim | None:
+        """See :meth:`postdate.ports.timeouts.ClaimingTimeouts.claim`: the row is locked by a transaction."""
+        return await in_thread(self._claim, self._known, normal_id(timeout_id))
+
+    def _claim(self, statements: _Statements, timeout_id: str | None) -> _Claim | None:
+        connection = self._connections.take()
+        found = None
+        try:
+            with self._connections.translating():
+                with connection.pipeline():  # one round trip
+                    connection.execute("BEGIN")
+                    claimed = connection.execute(statements.claim, {"id": timeout_id})
+                row = claimed.fetchone()
+            found = None if row is None else decode(*row, owner=self._endpoint)
+        finally:
+            if found is None:
+                _roll_back(self._connections, connection)
+        return None if found is None else _Claim(self._connections, connection, statements, found)
+
     async def try_remove(self, timeout_id: str) -> bool:
         """See :meth:`postdate.ports.timeouts.TimeoutPersister.try_remove`."""
         return await self._connections.run(lambda connection: self._remove(connection, timeout_id))
@@ -202,6 +224,45 @@ class PostgresTimeouts:
         await in_thread(self._connections.close_blocking)
 
 
+class _Claim:
+    """See :class:`postdate.ports.timeouts.TimeoutClaim`: a row that is locked by the transaction of a connection."""
+
+    def __init__(
+        self, connections: PostgresDatabase, connection: Connection, statements: _Statements, timeout: Timeout
+    ) -> None:
+        self.timeout = timeout
+        self._connections, self._statements = connections, statements
+        self._connection: Connection | None = connection
+
+    async def remove(self) -> bool:
+        """Remove it in the transaction that has it locked."""
+        connection, self._connection = self._connection, None
+        return connection is not None and await in_thread(self._remove, connection)
+
+    def _remove(self, connection: Connection) -> bool:
+        try:
+            with self._connections.translating():
+                with connection.pipeline():
+                    removed = connection.execute(self._statements.delete, {"id": self.timeout.timeout_id})
+                    connection.execute("COMMIT")
+                return removed.rowcount > 0
+        finally:
+            self._connections.put(connection)  # which closes it unless the transaction has ended
+
+    async def release(self) -> None:
+        """Roll the transaction back."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await in_thread(_roll_back, self._connections, connection)
+
+
+def _roll_back(connections: PostgresDatabase, connection: Connection) -> None:
+    """End a transaction and give its connection back, which closes it if that has failed. Never raises."""
+    with suppress(psycopg.Error):
+        connection.execute("ROLLBACK")
+    connections.put(connection)
+
+
 def _naive(instant: datetime) -> datetime:
     return instant.astimezone(UTC).replace(tzinfo=None)
 
@@ -237,9 +298,9 @@ class _Statements:
             f"VALUES (%(Id)s, %(Destination)s, %(SagaId)s, %(State)s, %(Time)s, %(Headers)s, %(PersistenceVersion)s) "
             f'ON CONFLICT ("Id") DO NOTHING'
         )
-        self.peek = sql(
-            f'SELECT "Id", "Destination", "SagaId", "State", "Time", "Headers"::text FROM {name} WHERE "Id" = %(id)s'
-        )
+        peek = f'SELECT "Id", "Destination", "SagaId", "State", "Time", "Headers"::text FROM {name} WHERE "Id" = %(id)s'
+        self.peek = sql(peek)
+        self.claim = sql(f"{peek} FOR UPDATE SKIP LOCKED")
         self.delete = sql(f'DELETE FROM {name} WHERE "Id" = %(id)s')
         self.delete_saga = sql(f'DELETE FROM {name} WHERE "SagaId" = %(saga)s')
         self.due = sql(

@@ -35,6 +35,10 @@ that is being added is seen by a later look. READCOMMITTEDLOCK: with row version
 is refused without it."""
 
 
+_CLAIMING: Final = "WITH (UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)"
+"""Locks the row for the transaction, or does not see it because somebody else has it locked."""
+
+
 class SqlServerTimeouts(ServerTimeouts):
     """Keeps timeouts in a table of SQL Server; :class:`postdate.ports.timeouts.TimeoutPersister`.
 
@@ -97,10 +101,9 @@ class SqlServerTable:
             f"%(PersistenceVersion)s "
             f"WHERE NOT EXISTS (SELECT 1 FROM {table} WITH (UPDLOCK, HOLDLOCK) WHERE {of_id})"
         )
-        self.peek_one = (
-            f"SELECT [Id], [Destination], [SagaId], [State], CONVERT(varchar(27), [Time], 121), [Headers] "
-            f"FROM {table} {_SKIPPING} WHERE {of_id}"
-        )
+        row = "[Id], [Destination], [SagaId], [State], CONVERT(varchar(27), [Time], 121), [Headers]"
+        self.peek_one = f"SELECT {row} FROM {table} {_SKIPPING} WHERE {of_id}"
+        self.claim_one = f"SELECT {row} FROM {table} {_CLAIMING} WHERE {of_id}"
         self.delete_one = f"DELETE FROM {table} WHERE {of_id}"
         self.delete_all = f"DELETE FROM {table} WHERE [SagaId] = CAST(%(SagaId)s AS uniqueidentifier)"
         self.find_due = (
@@ -138,6 +141,11 @@ class SqlServerTable:
     def peek(self, session: SqlServerSession, timeout_id: str) -> tuple[Any, ...] | None:
         """See :class:`postdate.timeouts.locking.Table`."""
         found = session.rows(self.peek_one, {"Id": timeout_id})
+        return found[0] if found else None
+
+    def claim(self, session: SqlServerSession, timeout_id: str) -> tuple[Any, ...] | None:
+        """See :class:`postdate.timeouts.locking.Table`."""
+        found = session.rows(self.claim_one, {"Id": timeout_id})
         return found[0] if found else None
 
     def delete(self, session: SqlServerSession, timeout_id: str) -> int:
