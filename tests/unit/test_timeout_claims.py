@@ -111,3 +111,16 @@ def test_a_folder_that_cannot_be_is_told_with_its_path(tmp_path: Path) -> None:
     (tmp_path / "held").write_text("a file")
     with pytest.raises(StoreNotWritable, match="cannot be locked"):
         try_to_hold(tmp_path / "held", "a")
+
+
+async def test_a_control_message_of_others_may_spell_the_id_as_it_likes(clock: VirtualClock) -> None:
+    timeouts, transport, heard = MemoryTimeouts(), SlowTransport(clock), Heard()
+    await timeouts.add(Timeout(ID, clock.now(), "billing"))
+    transport.go.set()
+    step = DispatchStep(timeouts, None, transport, clock, heard)
+    theirs = Received(announcement(f"{{{ID.upper()}}}", "dispatcher"), 0, None)
+    for _ in range(2):  # sent, then gone already
+        done = await step.do(theirs, anyio.Event())
+        assert done.afterwards is not None
+        done.afterwards()
+    assert heard.ids == [ID, ID]

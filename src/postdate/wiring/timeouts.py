@@ -11,6 +11,7 @@ from postdate.endpoint.timeout_manager import timeout_dispatcher_queue, timeout_
 from postdate.errors import ConfigurationError
 from postdate.ports import TransportCapabilities
 from postdate.ports.timeouts import TimeoutPersister
+from postdate.timeouts.layout import table_name
 from postdate.wiring.adapters import STORE_ALIASES, STORES, Kind, kind_of, open_adapter
 from postdate.wiring.choosing import chosen_for
 
@@ -64,12 +65,26 @@ def check_timeout_managers(settings: Settings) -> None:
                 )
         return
     _storage(settings)
+    _check_apart(settings)
     if chosen.table_prefix is not None and len(managed_endpoints(settings)) > 1:
         origin = settings.origins["timeout_manager.table_prefix"]
         raise ConfigurationError(
             f"timeout_manager.table_prefix ({origin}) names one table, and timeout_manager.endpoints are several, each "
             f"with a table of its own: run one service for each, or leave the prefix out"
         )
+
+
+def _check_apart(settings: Settings) -> None:
+    """Refuse two endpoints that would have one table or one queue, where capitals and points make no difference."""
+    seen: dict[str, str] = {}
+    for name in dict.fromkeys([settings.endpoint.name, *managed_endpoints(settings)]):
+        other = seen.setdefault(table_name(name).lower(), name)
+        if other != name:
+            raise ConfigurationError(
+                f"timeout_manager.endpoints ({settings.origins['timeout_manager.endpoints']}): {name!r} and {other!r} "
+                f"have one table, or one queue on some servers: name one of them, and run a service of its own for the "
+                f"other (endpoint.name is among them)"
+            )
 
 
 def _storage(settings: Settings) -> tuple[Kind, dict[str, Any]]:
