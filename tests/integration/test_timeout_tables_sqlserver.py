@@ -32,7 +32,7 @@ class _Values(dict[str, str]):
 
 def _statements(table: SqlServerTable) -> Iterator[str]:
     for name, value in vars(table).items():
-        if isinstance(value, str) and name != "_lock":
+        if isinstance(value, str) and name not in {"_lock", "name"}:
             yield value % _Values()
     yield from table.create
 

@@ -27,6 +27,7 @@ from postdate.errors import (
     ConfigurationError,
     DelayConflict,
     DelayedDeliveryNotConfigured,
+    MessageTooLarge,
     PostdateError,
     StoreError,
     StoreNotSetUp,
@@ -268,6 +269,18 @@ async def test_row_92_what_is_no_timeout_goes_to_the_error_queue_at_once(
         assert bench.arrived(TIMEOUTS) == bench.stored() == []
     assert (copy.message_id, copy.headers[Headers.ERROR_CODE]) == ("m-1", code)
     assert says in copy.headers[Headers.EXCEPTION_MESSAGE]
+    assert copy.headers[Headers.FAILED_QUEUE] == TIMEOUTS
+
+
+async def test_an_error_copy_that_the_queues_refuse_as_too_large_goes_there_in_brief(bench: Bench) -> None:
+    """Azure's queues take 64 KiB of a copy, too: otherwise the message would come back for ever."""
+    bench.transport.faults.add(Fault("commit", MessageTooLarge("64 KiB"), calls=[1]))
+    async with bench.endpoint():
+        await bench.put(deferred(bench.start + 60 * SECOND, "m-1", headers={Headers.EXPIRE: ""}))
+        await bench.clock.settle()
+        (copy,) = bench.arrived("error")
+        assert bench.arrived(TIMEOUTS) == []
+    assert Headers.EXCEPTION_STACK_TRACE not in copy.headers
     assert copy.headers[Headers.FAILED_QUEUE] == TIMEOUTS
 
 

@@ -379,6 +379,8 @@ class _Question:
             headline = f"nothing is known of it in {address}"
             of_intake, mend = await self._unseen_intake()
             facts, advice = [*facts, *of_intake, *self._unseen()], [*mend, *advice]
+        if self.plant.timeouts:
+            facts.append("what a timeout manager keeps is not seen from here: its table has headers and due times")
         if self.plant.settings.store.recording is Recording.NONE:
             facts.append("store.recording is 'none': what was delivered leaves no record, either")
         return self._say(State.UNKNOWN, headline, facts, advice)

@@ -7,6 +7,7 @@ Source: specification 4.6; ADR 0008, ADR 0014.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -62,7 +63,11 @@ class SqlServerTimeouts(ServerTimeouts):
     def setup_statements(self, endpoint: str) -> str:
         """Return the SQL that :meth:`setup` runs where nothing is there yet, for a database administrator."""
         table = SqlServerTable(self._schema, table_name(endpoint, prefix=self._prefix))
-        return "".join(f"{statement};\n" for statement in table.create)
+        rights = (
+            f"For a user who may not create tables:\nGRANT SELECT, INSERT, UPDATE, DELETE ON {table.name} TO the_user;"
+        )
+        create = "".join(f"{statement};\n" for statement in table.create)
+        return f"{create}{textwrap.indent(rights, '-- ', lambda line: True)}\n"
 
 
 class SqlServerTable:
@@ -77,7 +82,7 @@ class SqlServerTable:
     """
 
     def __init__(self, schema: str, name: str) -> None:
-        plain = f"{quoted(schema)}.{quoted(check_name(name, _WHAT))}"
+        self.name = plain = f"{quoted(schema)}.{quoted(check_name(name, _WHAT))}"
         table = plain.replace("%", "%%")
         missing = f"IF OBJECT_ID({literal(plain)}, N'U') IS NULL"
         # The indexes hang on the table: they are made in one statement, so one question decides on all.
