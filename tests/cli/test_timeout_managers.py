@@ -1,5 +1,7 @@
 """Timeout managers by settings: what runs, what is refused, what is shown."""
 
+import os
+import re
 import sqlite3
 import uuid
 from contextlib import closing
@@ -13,7 +15,7 @@ from postdate.errors import ConfigurationError
 from postdate.messages import Headers
 from postdate.ports import TransportCapabilities
 from postdate.timeouts import MariaDbTimeouts, PostgresTimeouts, SqliteTimeouts, SqlServerTimeouts
-from postdate.wiring import check_addresses, open_timeouts, open_transport, own_queues
+from postdate.wiring import check_addresses, open_timeouts, open_transport, own_queues, setup_sql
 
 ALONE = """
 [endpoint]
@@ -193,3 +195,18 @@ def test_doctor_says_what_the_timeouts_wait_for(cli, own_folder):
     ran = cli("doctor")
     assert ran.status == 1
     assert "run `postdate setup`" in ran.out
+
+
+def test_the_settings_in_the_guide_are_settings(own_folder, monkeypatch):
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "timeout-manager.md"
+    for name, scheme in (("TIMEOUTS_URL", "postgresql"), ("DELAYS_URL", "postgresql"), ("RABBITMQ_URL", "amqp")):
+        monkeypatch.setenv(name, f"{scheme}://me:s3cret@nobody.invalid/db")
+    blocks = re.findall(r"^```toml\n(.*?)^```", guide.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 2
+    for block in blocks:
+        (own_folder / "postdate.toml").write_text(block)
+        settings = load_settings(None, os.environ)
+        check_addresses(settings)
+        script = setup_sql(settings)
+        assert '"Billing_TimeoutData"' in script
+        assert "s3cret" not in script

@@ -77,13 +77,14 @@ def check_timeout_managers(settings: Settings) -> None:
 def _check_apart(settings: Settings) -> None:
     """Refuse two endpoints that would have one table or one queue, where capitals and points make no difference."""
     seen: dict[str, str] = {}
-    for name in dict.fromkeys([settings.endpoint.name, *managed_endpoints(settings)]):
+    own = [settings.endpoint.name] if settings.delayed_delivery.enabled else []
+    for name in dict.fromkeys([*own, *managed_endpoints(settings)]):
         other = seen.setdefault(table_name(name).lower(), name)
         if other != name:
             raise ConfigurationError(
                 f"timeout_manager.endpoints ({settings.origins['timeout_manager.endpoints']}): {name!r} and {other!r} "
-                f"have one table, or one queue on some servers: name one of them, and run a service of its own for the "
-                f"other (endpoint.name is among them)"
+                f"have one table, or one queue on some servers: write the name in one way, as endpoint.name, too, or run "
+                f"a service of its own for each"
             )
 
 
