@@ -260,3 +260,18 @@ def test_a_database_that_keeps_no_sagas_is_refused_by_name(cli):
     ran = cli("setup", "--print-sql", "--sagas", "--store", "mariadb://h/d", "--transport", "amqp://h/")
     assert ran.status == 2
     assert "sagas are kept in SQLite or PostgreSQL; store.address is 'mariadb://h/d'" in ran.err
+
+
+def test_a_role_that_may_not_create_the_table_of_timeouts_is_told_which_setting_leads_there(
+    cli, place, monkeypatch, rabbitmq_url
+):
+    monkeypatch.setenv("POSTDATE_ENDPOINT__NAME", place.schema)
+    monkeypatch.setenv("POSTDATE_DELAYED_DELIVERY__ENABLED", "false")
+    monkeypatch.setenv("POSTDATE_TRANSPORT__ADDRESS", rabbitmq_url)
+    monkeypatch.setenv("POSTDATE_TIMEOUT_MANAGER__ADDRESS", place.url)
+    monkeypatch.setenv("POSTDATE_TIMEOUT_MANAGER__SCHEMA", place.schema)
+    for command in ("setup", "run"):
+        ran = cli(command)
+        assert ran.status != 0
+        assert "(timeout_manager.address, environment POSTDATE_TIMEOUT_MANAGER__ADDRESS): the server runs" in ran.err
+        assert "postdate setup --print-sql" in ran.err

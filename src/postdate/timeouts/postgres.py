@@ -7,7 +7,7 @@ Source: specification 4.6; ADR 0007, ADR 0014.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -161,7 +161,7 @@ class PostgresTimeouts:
         found = None
         try:
             with self._connections.translating():
-                with connection.pipeline():  # one round trip
+                with _one_round_trip(connection):
                     connection.execute("BEGIN")
                     claimed = connection.execute(statements.claim, {"id": timeout_id})
                 row = claimed.fetchone()
@@ -242,7 +242,7 @@ class _Claim:
     def _remove(self, connection: Connection) -> bool:
         try:
             with self._connections.translating():
-                with connection.pipeline():
+                with _one_round_trip(connection):
                     removed = connection.execute(self._statements.delete, {"id": self.timeout.timeout_id})
                     connection.execute("COMMIT")
                 return removed.rowcount > 0
@@ -254,6 +254,11 @@ class _Claim:
         connection, self._connection = self._connection, None
         if connection is not None:
             await in_thread(_roll_back, self._connections, connection)
+
+
+def _one_round_trip(connection: Connection) -> AbstractContextManager[object]:
+    """Send the statements of a block together, where the library of the driver can: libpq 14 or newer."""
+    return connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext()
 
 
 def _roll_back(connections: PostgresDatabase, connection: Connection) -> None:

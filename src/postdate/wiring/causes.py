@@ -78,7 +78,8 @@ def placing_errors(settings: Settings, key: str | None = None) -> Generator[None
 
     Args:
         settings: which.
-        key: of the address that is used; ``None``: that of the store or of the queues, as the error tells.
+        key: of the address that is used; ``None``: that of the store, which is that of the timeouts where there is no
+            other, or of the queues, as the error tells.
     """
     try:
         yield
@@ -91,13 +92,14 @@ def placing_errors(settings: Settings, key: str | None = None) -> Generator[None
 
 def placed(error: PostdateError, settings: Settings, key: str | None = None) -> PostdateError:
     """Return an error of a server with the setting that leads there and the next step; another error as it is."""
-    key, text = _key(error, key), str(error)
+    store = "store.address" if settings.delayed_delivery.enabled else "timeout_manager.address"
+    key, text = _key(error, key or store), str(error)
     cause = cause_of(text)
     if key is None or cause is None or any(f"({each}, " in text for each in _PLACES):
         return error
     section, _, name = key.partition(".")
-    address: Address = getattr(getattr(settings, section), name)
-    if "://" not in address or address.scheme in {"sqlite", "local"}:
+    address: Address | None = getattr(getattr(settings, section), name)
+    if address is None or "://" not in address or address.scheme in {"sqlite", "local"}:
         return error
     nobody = "" if "@" in address else "; the address names no user"
     text = f"{text} ({key}, {settings.origins.get(key, 'default')}): {cause.advice}{nobody}"
@@ -107,12 +109,12 @@ def placed(error: PostdateError, settings: Settings, key: str | None = None) -> 
     return error
 
 
-def _key(error: PostdateError, known: str | None) -> str | None:
+def _key(error: PostdateError, store: str) -> str | None:
     match error:
         case StoreNotSetUp():
             return None
         case StoreError():
-            return known or "store.address"
+            return store
         case TransportUnavailable():
             return "transport.address"
         case _:

@@ -76,7 +76,7 @@ class Plant:
             ConfigurationError: there is none.
         """
         if self.store is None:
-            origin = self.settings.origins["delayed_delivery.enabled"]
+            origin = self.settings.origins.get("delayed_delivery.enabled", "default")
             raise ConfigurationError(
                 f"there is no store of delayed messages here: delayed_delivery.enabled is false ({origin}), and "
                 f"timeouts are seen with the tools of their database only"
@@ -211,8 +211,9 @@ def check_addresses(settings: Settings) -> None:
             )
     timeouts = settings.timeout_manager.address
     if timeouts is not None and timeouts.scheme in SERVERS and "transport.address" not in settings.origins:
+        origin = settings.origins.get("timeout_manager.address", "default")
         raise ConfigurationError(
-            f"timeout_manager.address is {timeouts!r} ({settings.origins['timeout_manager.address']}), which holds no "
+            f"timeout_manager.address is {timeouts!r} ({origin}), which holds no "
             f"queues here: say where they are with transport.address, such as {TRANSPORTS['amqp'].example}"
         )
     transport = _checked("transport.address", settings.transport.address, settings, check_transport)
@@ -328,7 +329,7 @@ def build_endpoints(
     settings = plant.settings
     managed = managed_endpoints(settings)
     if plant.store is None and not managed:
-        origin = settings.origins["delayed_delivery.enabled"]
+        origin = settings.origins.get("delayed_delivery.enabled", "default")
         raise ConfigurationError(
             f"there is nothing to run: delayed_delivery.enabled is false ({origin}), and no timeout_manager.address "
             f"says where a timeout manager keeps its timeouts"

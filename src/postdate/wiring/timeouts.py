@@ -44,7 +44,7 @@ def check_timeout_managers(settings: Settings) -> None:
     """
     chosen, delays = settings.timeout_manager, settings.delayed_delivery
     if chosen.external_address is not None:
-        origin = settings.origins["timeout_manager.external_address"]
+        origin = settings.origins.get("timeout_manager.external_address", "default")
         if chosen.address is not None:
             raise ConfigurationError(
                 f"timeout_manager.external_address ({origin}) is for endpoints that have no timeout manager of their "
@@ -67,7 +67,7 @@ def check_timeout_managers(settings: Settings) -> None:
     _storage(settings)
     _check_apart(settings)
     if chosen.table_prefix is not None and len(managed_endpoints(settings)) > 1:
-        origin = settings.origins["timeout_manager.table_prefix"]
+        origin = settings.origins.get("timeout_manager.table_prefix", "default")
         raise ConfigurationError(
             f"timeout_manager.table_prefix ({origin}) names one table, and timeout_manager.endpoints are several, each "
             f"with a table of its own: run one service for each, or leave the prefix out"
@@ -81,10 +81,11 @@ def _check_apart(settings: Settings) -> None:
     for name in dict.fromkeys([*own, *managed_endpoints(settings)]):
         other = seen.setdefault(table_name(name).lower(), name)
         if other != name:
+            origin = settings.origins.get("timeout_manager.endpoints", "default")
             raise ConfigurationError(
-                f"timeout_manager.endpoints ({settings.origins['timeout_manager.endpoints']}): {name!r} and {other!r} "
-                f"have one table, or one queue on some servers: write the name in one way, as endpoint.name, too, or run "
-                f"a service of its own for each"
+                f"timeout_manager.endpoints ({origin}): {name!r} and {other!r} "
+                f"have one table, or one queue on some servers: write the name in one way, endpoint.name included, or "
+                f"run a service for each"
             )
 
 
@@ -94,7 +95,7 @@ def _storage(settings: Settings) -> tuple[Kind, dict[str, Any]]:
     try:
         kind = kind_of(chosen.address, "storage of timeouts", TIMEOUTS, STORE_ALIASES)
     except ConfigurationError as error:
-        origin = settings.origins["timeout_manager.address"]
+        origin = settings.origins.get("timeout_manager.address", "default")
         raise ConfigurationError(f"timeout_manager.address is {chosen.address!r} ({origin}): {error}") from error
     given = {
         "schema": chosen.schema,
