@@ -131,7 +131,7 @@ def test_a_value_from_the_environment_is_as_good_as_one_from_the_file(cli, monke
     [
         ('[store]\nadress = "x:y"', "'adress' in section [store] (postdate.toml:2); did you mean store.address?"),
         ("[stoer]", "no section [stoer] (postdate.toml:1); did you mean [store]?"),
-        ("[zzz]", "there are [endpoint], [store], [transport], [delayed_delivery], [queues]"),
+        ("[zzz]", "there are [endpoint], [store], [transport], [delayed_delivery], [timeout_manager]"),
         ("[queues]\nzzz = 1", "there are queues.create"),
     ],
 )

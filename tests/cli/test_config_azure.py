@@ -9,6 +9,7 @@ import pytest
 from postdate.azure.pages import Polling
 from postdate.config import load_settings
 from postdate.errors import ConfigurationError, UnknownSetting
+from postdate.ports import TransportCapabilities
 from postdate.stores.azure_table import AzureTableStore
 from postdate.transports.azure_queues import AzureStorageQueueTransport
 from postdate.wiring import open_store, open_transport, own_queues, store_settings, transport_settings
@@ -26,7 +27,12 @@ def test_where_failures_go_comes_from_the_file_and_its_queues_are_the_endpoints_
         "destination",
         True,
     )
-    assert own_queues(settings) == ["billing.timeouts", "poison", "billing.timeoutsdispatcher"]
+    can = TransportCapabilities(durable=True, transaction_modes=frozenset())
+    assert own_queues(settings, can) == [
+        "billing.timeouts",
+        "poison",
+        "billing.timeoutsdispatcher",
+    ]
 
 
 @pytest.mark.parametrize(("text", "meant"), [("true", True), ("False", False)])

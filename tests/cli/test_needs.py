@@ -70,7 +70,7 @@ def failed(message_id: str, queue: str | None = "orders") -> Envelope:
 
 async def test_a_message_is_explained_without_claiming_to_see_processes_or_queues():
     async with plant() as here:
-        await here.store.store(message(), NOW)
+        await here.kept.store(message(), NOW)
         found = await explain(here, "m1", NOW)
     assert found.state is State.WAITING
     assert found.facts == (
@@ -106,7 +106,7 @@ async def test_what_is_in_the_intake_queue_is_counted_where_that_can_be_known():
 
 async def test_an_overdue_message_is_not_blamed_on_a_missing_service():
     async with plant() as here:
-        await here.store.store(message(due=NOW - MINUTE), NOW)
+        await here.kept.store(message(due=NOW - MINUTE), NOW)
         found = await explain(here, "m1", NOW)
     assert found.state is State.OVERDUE
     assert "its turn has not come yet" in found.headline
@@ -115,8 +115,8 @@ async def test_an_overdue_message_is_not_blamed_on_a_missing_service():
 
 async def test_a_delivered_message_is_not_said_to_have_left_a_queue_that_cannot_be_seen():
     async with plant() as here:
-        await here.store.store(message(due=NOW - MINUTE), NOW)
-        await here.store.finish(await here.store.claim_due(NOW, 1), Outcome.DELIVERED, NOW)
+        await here.kept.store(message(due=NOW - MINUTE), NOW)
+        await here.kept.finish(await here.kept.claim_due(NOW, 1), Outcome.DELIVERED, NOW)
         found = await explain(here, "m1", NOW)
     assert found.state is State.DELIVERED
     assert found.headline == "it was delivered to queue 'orders' at 2026-01-31T12:00:00Z"
@@ -125,15 +125,15 @@ async def test_a_delivered_message_is_not_said_to_have_left_a_queue_that_cannot_
 
 async def test_a_failed_message_is_not_said_to_have_left_an_error_queue_that_cannot_be_seen():
     async with plant() as here:
-        await here.store.store(message(due=NOW - MINUTE), NOW)
-        await here.store.finish(await here.store.claim_due(NOW, 1), Outcome.FAILED, NOW, "no queue")
+        await here.kept.store(message(due=NOW - MINUTE), NOW)
+        await here.kept.finish(await here.kept.claim_due(NOW, 1), Outcome.FAILED, NOW, "no queue")
         found = await explain(here, "m1", NOW)
     assert found.headline.endswith("because of no queue, and its copy went to the error queue 'error'")
 
 
 async def test_what_waits_is_counted_listed_shown_cancelled_and_rescheduled():
     async with plant() as here:
-        await here.store.store_many([message("m1"), message("m2")], NOW)
+        await here.kept.store_many([message("m1"), message("m2")], NOW)
         counts = await statistics(here, NOW)
         assert (counts.pending, counts.queues, counts.services) == (2, None, None)
         listed = await list_messages(here, MessageFilter(), 9, NOW)
@@ -157,7 +157,7 @@ async def test_queues_that_can_be_counted_by_name_are_counted():
         assert (await set_up(here, ["orders"])).created == ["orders"]
         assert (await send(here, Outgoing("nowhere", b"{}", delay=MINUTE))).queue_exists is False
         assert (await statistics(here, NOW)).queues == {"postdate.timeouts": 1, "error": 0}
-        await here.store.store(message(), NOW)
+        await here.kept.store(message(), NOW)
         assert not any("exist" in fact for fact in (await explain(here, "m1", NOW)).facts)
 
 

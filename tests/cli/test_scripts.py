@@ -1,18 +1,44 @@
 """The scripts for administrators, as they are used: run by one who may, for services that may not."""
 
+import sqlite3
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from urllib.parse import quote, urlsplit
 
+import anyio
 import psycopg
 import pytest
 from psycopg import sql
 
-from postdate import DelayedMessage, PostgresStore
+from postdate import (
+    DelayedMessage,
+    Endpoint,
+    HandlerContext,
+    Outbox,
+    PostgresStore,
+    Saga,
+    ScaledClock,
+    SystemClock,
+    handles_timeout,
+    started_by,
+)
+from postdate.config import load_settings
 from postdate.errors import StoreNotSetUp
 from postdate.migrations import setup_command
+from postdate.operations import check_set_up, set_up
+from postdate.ports import End
+from postdate.wiring import (
+    open_outbox,
+    open_saga_store,
+    open_transport,
+    opened,
+    own_queues,
+    setup_sql,
+    timeout_manager,
+)
 
 ODD = 'odd"; name\n-- $postdate$ '
 
@@ -34,10 +60,10 @@ class Place:
         with psycopg.connect(self.admin, autocommit=True) as connection:
             connection.execute(script.encode())
 
-    def grant(self, script: str) -> None:
+    def grant(self, script: str, statements: int = 3) -> None:
         """Run the statements that the script has as comments, for the role."""
         grants = [line.removeprefix("-- ") for line in script.splitlines() if line.startswith("-- GRANT")]
-        assert len(grants) == 3
+        assert len(grants) == statements
         self.run("\n".join(grants).replace("the_role", f'"{self.role}"'))
 
 
@@ -115,3 +141,137 @@ def test_a_table_that_is_missing_is_made_for_the_endpoint_it_belongs_to(place):
 
 def test_the_usual_endpoint_is_not_named():
     assert setup_command("postdate.timeouts") == setup_command("later") == "run `postdate setup`"
+
+
+# --- an endpoint with all it can have ----------------------------------------------------------------------------
+
+
+@dataclass
+class PlaceOrder:
+    order_id: str
+
+
+@dataclass
+class PaymentDue:
+    pass
+
+
+@dataclass
+class OrderState:
+    order_id: str
+
+
+class OrderSaga(Saga[OrderState], correlated_by="order_id"):
+    @started_by(PlaceOrder)
+    async def place(self, message: PlaceOrder, context: HandlerContext) -> None:
+        await context.transaction()
+        await self.request_timeout(PaymentDue, within=timedelta(minutes=1))
+
+    @handles_timeout(PaymentDue)
+    async def not_paid(self, timeout: PaymentDue, context: HandlerContext) -> None:
+        await context.send(b"{}", destination="customers")
+        self.complete()
+
+
+async def runs_in_full(variables: dict[str, str]) -> None:
+    """Run an endpoint that creates nothing: a saga, whose timeout is kept by a timeout manager, with an outbox."""
+    settings = load_settings(None, variables)
+    sagas, outbox, clock = open_saga_store(settings), open_outbox(settings), ScaledClock(SystemClock().now(), speed=100)
+    async with opened(settings, initialize=False) as plant:
+        await check_set_up(plant)
+        await set_up(plant, sagas=True, outbox=True)  # nothing is missing, so nothing has to be created
+        endpoint = Endpoint(
+            settings.endpoint.name,
+            transport=plant.transport,
+            timeout_manager=timeout_manager(settings, settings.endpoint.name, plant.timeouts),
+            sagas=sagas,
+            outbox=Outbox(outbox),
+            transaction_mode="receive_only",
+            create_queues=False,
+            clock=clock,
+        )
+        endpoint.saga(OrderSaga)
+        receiver = plant.transport.receiver("customers")
+        try:
+            async with endpoint:
+                await endpoint.send(PlaceOrder("1"), destination=endpoint.name)
+                with anyio.fail_after(60):
+                    (told,) = await receiver.receive(1)
+                await receiver.commit(told, clock.now(), End(record=None))
+        finally:
+            await receiver.close()
+            await sagas.close()
+            await outbox.close()
+
+
+QUEUES = {"POSTDATE_QUEUES__CREATE": "shop,customers", "POSTDATE_ENDPOINT__NAME": "shop"}
+
+
+async def test_a_role_without_the_right_to_create_runs_sagas_outbox_and_timeout_manager(place):
+    """The timeouts are where a .NET endpoint would have them, in another schema than all else."""
+    prefix = f"{place.schema}_"
+    variables = {
+        **QUEUES,
+        "POSTDATE_STORE__ADDRESS": place.url,
+        "POSTDATE_STORE__SCHEMA": place.schema,
+        "POSTDATE_TIMEOUT_MANAGER__ADDRESS": place.url,
+        "POSTDATE_TIMEOUT_MANAGER__TABLE_PREFIX": prefix,
+    }
+    script = setup_sql(load_settings(None, variables), sagas=True, outbox=True)
+    try:
+        for _ in range(2):
+            place.run(script)
+        place.grant(script, 3 + 3 + 3 + 2)
+        await runs_in_full(variables)
+    finally:
+        place.run(f'DROP TABLE IF EXISTS public."{prefix}TimeoutData"')
+
+
+async def test_what_is_printed_for_sqlite_makes_all_tables(own_folder):
+    """Sagas and timeouts in the file of the queues, the outbox in one of its own."""
+    variables = {
+        **QUEUES,
+        "POSTDATE_TIMEOUT_MANAGER__ADDRESS": "sqlite:///all.db",
+        "POSTDATE_OUTBOX__ADDRESS": "sqlite:///shop.db",
+    }
+    settings = load_settings(None, variables)
+    script = setup_sql(settings, sagas=True)
+    assert list(own_folder.iterdir()) == []
+    everything, of_shop = script.split("-- In sqlite:///shop.db:")
+    for name, text in (("all.db", everything), ("shop.db", of_shop)):
+        with closing(sqlite3.connect(own_folder / name)) as connection:
+            connection.executescript(text)
+    queues = open_transport(settings.transport.address)
+    await queues.create_queues(own_queues(settings, queues.capabilities))  # which are rows, not tables
+    await queues.close()
+    await runs_in_full(variables)
+
+
+def test_setup_makes_what_the_settings_name_and_what_is_asked_for(cli, own_folder):
+    (own_folder / "postdate.toml").write_text('[outbox]\naddress = "sqlite:///shop.db"\n')
+    done = cli.ok("setup", "--sagas", "--json").json
+    assert (done["sagas"], done["outbox"], done["timeouts"]) == ("sqlite:///postdate.db", "sqlite:///shop.db", None)
+    for name, table in (("postdate.db", "saga"), ("shop.db", "postdate_outbox")):
+        with closing(sqlite3.connect(own_folder / name)) as connection:
+            assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
+
+
+def test_a_database_that_keeps_no_sagas_is_refused_by_name(cli):
+    ran = cli("setup", "--print-sql", "--sagas", "--store", "mariadb://h/d", "--transport", "amqp://h/")
+    assert ran.status == 2
+    assert "sagas are kept in SQLite or PostgreSQL; store.address is 'mariadb://h/d'" in ran.err
+
+
+def test_a_role_that_may_not_create_the_table_of_timeouts_is_told_which_setting_leads_there(
+    cli, place, monkeypatch, rabbitmq_url
+):
+    monkeypatch.setenv("POSTDATE_ENDPOINT__NAME", place.schema)
+    monkeypatch.setenv("POSTDATE_DELAYED_DELIVERY__ENABLED", "false")
+    monkeypatch.setenv("POSTDATE_TRANSPORT__ADDRESS", rabbitmq_url)
+    monkeypatch.setenv("POSTDATE_TIMEOUT_MANAGER__ADDRESS", place.url)
+    monkeypatch.setenv("POSTDATE_TIMEOUT_MANAGER__SCHEMA", place.schema)
+    for command in ("setup", "run"):
+        ran = cli(command)
+        assert ran.status != 0
+        assert "(timeout_manager.address, environment POSTDATE_TIMEOUT_MANAGER__ADDRESS): the server runs" in ran.err
+        assert "postdate setup --print-sql" in ran.err

@@ -76,7 +76,7 @@ async def test_saga_store(check: Check[SagaStoreSubject], subject: SagaStoreSubj
 async def test_without_its_table_a_store_says_what_to_do(subject: SagaStoreSubject) -> None:
     store = subject.open()
     if store.capabilities.durable:
-        with pytest.raises(StoreNotSetUp, match=r"no table of sagas; await the setup\(\) of its saga store"):
+        with pytest.raises(StoreNotSetUp, match=r"no table of sagas; run `postdate setup --sagas`"):
             await store.find("Order", Correlation("order_id", "o-1"))
     else:
         assert await store.find("Order", Correlation("order_id", "o-1")) is None

@@ -125,6 +125,25 @@ class SetsUpByItself(SqliteTimeouts):
         return await super().peek(timeout_id)
 
 
+class GivesOneToSeveral(MemoryTimeouts):
+    async def claim(self, timeout_id: str) -> Any:
+        self._claimed.clear()
+        return await super().claim(timeout_id)
+
+
+class NeverLetsGo(MemoryTimeouts):
+    async def claim(self, timeout_id: str) -> Any:
+        claim = await super().claim(timeout_id)
+        if claim is not None:
+            claim._claimed = set()
+        return claim
+
+
+class HidesWhatIsClaimed(MemoryTimeouts):
+    async def peek(self, timeout_id: str) -> Timeout | None:
+        return None if normal_id(timeout_id) in self._claimed else await super().peek(timeout_id)
+
+
 class AddsBesideTheTransaction(SqliteTimeouts):
     def adding(self, timeout: Timeout) -> Work:
         work = super().adding(timeout)
@@ -183,6 +202,9 @@ BROKEN: dict[str, tuple[type[Any], str]] = {
     "peeks by writing": (PeeksByWriting, "timeouts.looking_waits_for_nobody"),
     "empties at set-up": (EmptiesAtSetUp, "timeouts.setting_up_may_be_done_at_once_and_again"),
     "sets up by itself": (SetsUpByItself, "timeouts.without_its_table_it_says_so"),
+    "gives one to several": (GivesOneToSeveral, "claiming.of_several_who_claim_one_has_it"),
+    "never lets go": (NeverLetsGo, "claiming.what_was_let_go_is_as_it_was"),
+    "hides what is claimed": (HidesWhatIsClaimed, "claiming.looking_sees_what_is_claimed"),
     "adds beside the transaction": (AddsBesideTheTransaction, "enlisting.a_timeout_is_added_with_the_transaction"),
     "forgives what is gone": (ForgivesWhatIsGone, "enlisting.a_timeout_is_removed_with_what_is_sent"),
     "names another database": (NamesAnotherDatabase, "enlisting.it_names_the_database_of_the_queues"),

@@ -60,7 +60,7 @@ async def main() -> None:
         endpoint = Endpoint(
             settings.endpoint.name,
             transport=plant.transport,
-            delayed_delivery=delayed_delivery(settings, plant.store),
+            delayed_delivery=delayed_delivery(settings, plant.kept),
             sagas=sagas,
             error_queue=settings.endpoint.error_queue,
         )

@@ -124,7 +124,7 @@ async def test_it_is_fired_in_the_transaction_of_queues_in_another_schema(
 ) -> None:
     upstream_postgres(postgres_url, postgres_schema, "text")
     queues = fresh_postgres()
-    persister = PostgresTimeouts(postgres_url, schema=postgres_schema, queues_schema=queues)
+    persister = PostgresTimeouts(postgres_url, schema=postgres_schema)
     transport = PostgresTransport(postgres_url, schema=queues)
     try:
         await persister.initialize(ENDPOINT)
@@ -358,7 +358,7 @@ async def test_a_time_that_cannot_be_read_holds_up_nothing_that_is_due(tmp_path:
 async def test_the_end_of_all_times_holds_up_nothing_that_is_due_in_postgresql(postgres_url: str) -> None:
     """``infinity`` is what .NET writes for its latest date-time."""
     prefix = f"end_{uuid.uuid4().hex}_"
-    persister = PostgresTimeouts(postgres_url, schema="public", table_prefix=prefix)
+    persister = PostgresTimeouts(postgres_url, table_prefix=prefix)
     await persister.initialize(ENDPOINT)
     await persister.setup()
     with psycopg.connect(postgres_url, autocommit=True) as connection:
@@ -448,6 +448,7 @@ def test_the_script_for_an_administrator_makes_the_table() -> None:
         script = timeouts.setup_statements(ENDPOINT)  # pyright: ignore[reportAttributeAccessIssue]
         assert f"{TABLE}" in script
         assert script.count("CREATE TABLE") == 1
+        assert "GRANT SELECT, INSERT, UPDATE, DELETE ON" in script
 
 
 # --- the layout -------------------------------------------------------------------------------------------------------

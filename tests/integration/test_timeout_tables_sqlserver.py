@@ -32,7 +32,7 @@ class _Values(dict[str, str]):
 
 def _statements(table: SqlServerTable) -> Iterator[str]:
     for name, value in vars(table).items():
-        if isinstance(value, str) and name != "_lock":
+        if isinstance(value, str) and name not in {"_lock", "name"}:
             yield value % _Values()
     yield from table.create
 
@@ -40,7 +40,7 @@ def _statements(table: SqlServerTable) -> Iterator[str]:
 @pytest.mark.parametrize("place", TABLES, ids=["plain", "hostile", "comment"])
 def test_every_statement_on_timeouts_parses_whatever_the_names(place: tuple[str, str]) -> None:
     statements = list(_statements(SqlServerTable(*place)))
-    assert len(statements) == 6 + 2
+    assert len(statements) == 7 + 2
     for statement in statements:
         parsed = sqlglot.parse(statement, read="tsql")
         assert len(parsed) == 1, statement
@@ -55,6 +55,10 @@ def test_looks_lock_nothing_and_wait_for_nobody() -> None:
     for statement in (table.peek_one, table.find_due, table.find_first):
         assert "WITH (READPAST, READCOMMITTEDLOCK)" in statement
     assert "WITH (UPDLOCK, HOLDLOCK)" in table.insert_one
+
+
+def test_a_claim_locks_its_row_alone_and_waits_for_nobody() -> None:
+    assert "WITH (UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)" in SqlServerTable(*TABLES[0]).claim_one
 
 
 # --- times in 300ths of a second --------------------------------------------------------------------------------------

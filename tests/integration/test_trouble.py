@@ -6,7 +6,7 @@ import sqlite3
 import subprocess
 import tempfile
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +15,7 @@ import anyio
 import pytest
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, LocalTransport, SqliteStore, SystemClock
+from postdate.embedded.connection import connect, create_schema
 from postdate.errors import (
     NotADatabase,
     PostdateError,
@@ -387,3 +388,16 @@ async def test_sending_to_a_full_disk_is_an_error_and_nothing_is_half_sent(small
         small_disk.mend(store)
         assert (await transport.queue_lengths())["queue"] == sent
         await transport.close()
+
+
+def test_setting_up_waits_while_nobody_may_read_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while another process, which sets up at the same time, puts the file into WAL mode."""
+    path = tmp_path / "new.db"
+    with closing(connect(path)) as ours, closing(sqlite3.connect(path, isolation_level=None)) as theirs:
+        theirs.execute("PRAGMA locking_mode = exclusive")
+        theirs.execute("BEGIN EXCLUSIVE")
+        theirs.execute("CREATE TABLE other (x)")
+        theirs.execute("COMMIT")  # which keeps the lock
+        monkeypatch.setattr("postdate.embedded.connection.time.sleep", lambda _: theirs.close())
+        create_schema(ours, path)
+        assert ours.execute("SELECT count(*) FROM delayed_message").fetchone() == (0,)

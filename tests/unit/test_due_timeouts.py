@@ -221,6 +221,34 @@ async def test_row_98_a_clock_set_back_does_not_stop_looking_back(look: Look) ->
     assert look.announced[-1] == late.timeout_id
 
 
+async def test_after_a_clock_was_set_back_what_others_dispatched_holds_up_nothing(clock: VirtualClock) -> None:
+    look = Look(clock, at_once=4)
+    await look.begin()
+    for timeout in await look.keep(4):
+        await look.look()
+        await look.memory.try_remove(timeout.timeout_id)  # another process has dispatched it, and tells nobody
+    look.clock.step(-timedelta(hours=1))
+    late = await look.keep(4, due_in=-3_700)
+    await look.look_later()  # which notes that the clock was set back
+    await look.look_later()
+    assert set(look.announced[4:]) == {each.timeout_id for each in late}
+
+
+async def test_what_waits_for_room_while_the_clock_is_set_back_is_not_early(clock: VirtualClock) -> None:
+    look = Look(clock, at_once=2)
+    await look.begin()
+    kept = await look.keep(4)
+    await look.look()
+    look.clock.step(-timedelta(hours=1))
+    for timeout in kept[:2]:
+        await look.memory.try_remove(timeout.timeout_id)
+        look.due.gone(timeout.timeout_id)
+    await look.look_later()
+    assert look.announced == [each.timeout_id for each in kept[:2]]
+    await look.look_later(timedelta(hours=1))
+    assert look.announced == [each.timeout_id for each in kept]
+
+
 async def test_what_is_dispatched_while_looking_back_is_not_announced_again(look: Look) -> None:
     await look.keep(3)
     await look.look()

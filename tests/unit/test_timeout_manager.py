@@ -27,6 +27,7 @@ from postdate.errors import (
     ConfigurationError,
     DelayConflict,
     DelayedDeliveryNotConfigured,
+    MessageTooLarge,
     PostdateError,
     StoreError,
     StoreNotSetUp,
@@ -79,8 +80,6 @@ def test_a_storage_without_timeouts_is_refused_and_says_what_to_do_row_104() -> 
 
 def test_settings_that_contradict_each_other_are_refused(bench: Bench) -> None:
     delayed_delivery = DelayedDelivery(MemoryStore())
-    with pytest.raises(ConfigurationError, match="send-only"):
-        bench.endpoint(send_only=True)
     with pytest.raises(ConfigurationError, match="external timeout manager"):
         bench.endpoint(timeout_manager=ExternalTimeoutManager("o.Timeouts"), delayed_delivery=delayed_delivery)
     with pytest.raises(ConfigurationError, match="drain_timeout_manager"):
@@ -134,6 +133,15 @@ async def test_a_send_only_endpoint_delays_through_another_ones_timeout_manager(
         await shop.send(Pay(1), delay=5 * SECOND)
         await bench.clock.advance(6 * SECOND)
     assert bench.amounts == [1]
+
+
+async def test_a_send_only_endpoint_may_run_one_and_has_no_queue_of_its_own(bench: Bench) -> None:
+    shop = bench.endpoint("shop")
+    async with bench.endpoint(send_only=True), shop:
+        await bench.put(deferred(bench.start + 5 * SECOND, destination="shop", amount=2))
+        await bench.clock.advance(6 * SECOND)
+    assert bench.amounts == [2]
+    assert "sales" not in bench.queues.queues
 
 
 async def test_delay_and_time_to_be_received_are_refused_together_and_without_a_manager_any_delay(
@@ -261,6 +269,18 @@ async def test_row_92_what_is_no_timeout_goes_to_the_error_queue_at_once(
         assert bench.arrived(TIMEOUTS) == bench.stored() == []
     assert (copy.message_id, copy.headers[Headers.ERROR_CODE]) == ("m-1", code)
     assert says in copy.headers[Headers.EXCEPTION_MESSAGE]
+    assert copy.headers[Headers.FAILED_QUEUE] == TIMEOUTS
+
+
+async def test_an_error_copy_that_the_queues_refuse_as_too_large_goes_there_in_brief(bench: Bench) -> None:
+    """Azure's queues take 64 KiB of a copy, too: otherwise the message would come back for ever."""
+    bench.transport.faults.add(Fault("commit", MessageTooLarge("64 KiB"), calls=[1]))
+    async with bench.endpoint():
+        await bench.put(deferred(bench.start + 60 * SECOND, "m-1", headers={Headers.EXPIRE: ""}))
+        await bench.clock.settle()
+        (copy,) = bench.arrived("error")
+        assert bench.arrived(TIMEOUTS) == []
+    assert Headers.EXCEPTION_STACK_TRACE not in copy.headers
     assert copy.headers[Headers.FAILED_QUEUE] == TIMEOUTS
 
 

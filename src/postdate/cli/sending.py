@@ -26,25 +26,36 @@ def register(app: typer.Typer) -> None:
 def setup(
     use: Use,
     queue: Annotated[list[str] | None, typer.Option("--queue", help="Create this queue, too; may be repeated.")] = None,
+    sagas: Annotated[
+        bool, typer.Option("--sagas", help="Create the table of sagas, too, by default where the store is.")
+    ] = False,
+    outbox: Annotated[
+        bool, typer.Option("--outbox", help="Create the table of the outbox, too, by default where the store is.")
+    ] = False,
     print_sql: Annotated[
         bool, typer.Option("--print-sql", help="Print the SQL of the tables; change nothing.")
     ] = False,
 ) -> None:
-    """Create the tables, the endpoint's queues and the queues of the settings; what is there already is left alone."""
+    """Create the tables, the endpoint's queues and the queues of the settings; what is there already is left alone.
+
+    The tables of a timeout manager, of sagas and of the outbox are among them if the settings say where they are.
+    """
     if print_sql:
-        _print_sql(use)
+        _print_sql(use, queue or [], sagas=sagas, outbox=outbox)
         return
     from postdate import operations
 
     async def work(plant: Plant, now: datetime) -> SetUp:
-        return await operations.set_up(plant, queue or [])
+        return await operations.set_up(plant, queue or [], sagas=sagas, outbox=outbox)
 
     done = use.work(work, create=True)
     was_there = set[str]() if done.created is None else set(done.queues) - set(done.created)
 
     def lines() -> None:
-        print(f"store      {done.store}")
-        print(f"transport  {done.transport}")
+        places = {"store": done.store, "transport": done.transport, "timeouts": done.timeouts}
+        for what, address in {**places, "sagas": done.sagas, "outbox": done.outbox}.items():
+            if address is not None:
+                print(f"{what:<9}  {address}")
         for name in done.queues:
             print(f"queue      {name}{' (was there)' if name in was_there else ''}")
         if done.exchange is not None:
@@ -53,10 +64,10 @@ def setup(
     use.report(done, lines)
 
 
-def _print_sql(use: Use) -> None:
+def _print_sql(use: Use, queues: list[str], *, sagas: bool, outbox: bool) -> None:
     from postdate.wiring import setup_sql
 
-    sql = setup_sql(use.settings())
+    sql = setup_sql(use.settings(), queues, sagas=sagas, outbox=outbox)
     use.report({"sql": sql}, lambda: print(sql, end=""))
 
 

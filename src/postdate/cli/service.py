@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import time
+from contextlib import AsyncExitStack
 from datetime import datetime
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -18,10 +19,13 @@ from postdate.cli.exits import Exit
 from postdate.cli.logs import LogLevel, logging_to_stderr
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from postdate.clock import Clock
     from postdate.config import Settings
     from postdate.ports import Transport
     from postdate.wakeup import Alarm
+    from postdate.wiring import Plant
 
 ONE_ORDER_SECONDS = 1.0
 """Signals so close together are one order: supervisors and terminals signal a process and its group."""
@@ -97,32 +101,49 @@ class _Service:
         """Deliver until told to stop; finishes what is in hand."""
         from postdate.operations import check_set_up
         from postdate.wakeup import Alarm
-        from postdate.wiring import build_endpoint, delay_exchange, opened
+        from postdate.wiring import build_endpoints, delay_exchange, opened
 
         self._alarm = Alarm()
         self._listen_to_signals()
         async with opened(self._settings, create=create, initialize=False) as plant:
-            endpoint = build_endpoint(
+            endpoints = build_endpoints(
                 plant, clock=self._clock, create_queues=create, critical_error=self._critical_error
             )
             if create:
                 await self._create_queues(plant.transport)
             else:
                 await check_set_up(plant)
-            async with endpoint:
-                log.info(
-                    "delivering from %s; intake queue %s.timeouts, error queue %s, transaction mode %s",
-                    self._settings.store.address.shown,
-                    endpoint.name,
-                    self._settings.delayed_delivery.poison_queue or self._settings.endpoint.error_queue,
-                    endpoint.mode.value,
-                )
+            async with AsyncExitStack() as running:
+                for endpoint in endpoints:
+                    await running.enter_async_context(endpoint)
+                self._say_what_runs(plant, {each.name: each.mode.value for each in endpoints})
                 exchange = delay_exchange(self._settings, plant.transport)
                 if exchange is not None:
                     log.info("taking in what is published to exchange %s with a header x-delay", exchange.name)
                 await self._alarm.wait()
                 log.info("stopping: finishing what is in hand")
         log.info("stopped")
+
+    def _say_what_runs(self, plant: Plant, modes: Mapping[str, str]) -> None:
+        settings = self._settings
+        errors, own = settings.endpoint.error_queue, settings.endpoint.name
+        if plant.store is not None:
+            log.info(
+                "delivering from %s; intake queue %s.timeouts, error queue %s, transaction mode %s",
+                settings.store.address.shown,
+                own,
+                settings.delayed_delivery.poison_queue or errors,
+                modes[own],
+            )
+        place = "" if settings.timeout_manager.address is None else settings.timeout_manager.address.shown
+        for name in plant.timeouts:
+            log.info(
+                "timeout manager of %s: delivering from %s, error queue %s, transaction mode %s",
+                name,
+                place,
+                errors,
+                modes[name],
+            )
 
     async def _create_queues(self, transport: Transport) -> None:
         """Before anything is delivered: a message that falls due must find its queue."""

@@ -25,6 +25,8 @@ def _shown(value: object) -> str:
     match value:
         case None:
             return "-"
+        case bool():
+            return str(value).lower()  # as TOML and JSON write it
         case list():
             return ", ".join(str(each) for each in value) or "-"  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
         case _:

@@ -6,13 +6,17 @@ names and defaults of specification 1.4.
 
 from postdate.config.addresses import SERVERS, Address, check_server, resolved, without_secrets
 from postdate.config.sections import (
+    KEYS,
     DelayedDeliverySettings,
     EndpointSettings,
     IntakeSettings,
+    OutboxSettings,
     QueueSettings,
+    SagaSettings,
     SettingRow,
     Settings,
     StoreSettings,
+    TimeoutManagerSettings,
     TransportSettings,
 )
 from postdate.config.sources import DEFAULT_FILE, FILE_VARIABLE, PREFIX, load_settings
@@ -21,16 +25,20 @@ from postdate.config.texts import format_duration, parse_duration, parse_instant
 __all__ = [
     "DEFAULT_FILE",
     "FILE_VARIABLE",
+    "KEYS",
     "PREFIX",
     "SERVERS",
     "Address",
     "DelayedDeliverySettings",
     "EndpointSettings",
     "IntakeSettings",
+    "OutboxSettings",
     "QueueSettings",
+    "SagaSettings",
     "SettingRow",
     "Settings",
     "StoreSettings",
+    "TimeoutManagerSettings",
     "TransportSettings",
     "check_server",
     "format_duration",

@@ -137,8 +137,11 @@ class TransportSettings:
 
 @dataclass(frozen=True, slots=True)
 class DelayedDeliverySettings:
-    """How failures are borne; see :class:`postdate.DelayedDelivery`."""
+    """Whether messages wait in the store, and how failures are borne; see :class:`postdate.DelayedDelivery`."""
 
+    enabled: bool = field(
+        default=True, metadata=_meta(values.flag, "false: there is no store, as for a timeout manager alone")
+    )
     number_of_retries: int = field(
         default=0, metadata=_meta(values.integer(0), "attempts after the first before the error queue")
     )
@@ -170,6 +173,54 @@ class DelayedDeliverySettings:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeoutManagerSettings:
+    """The older way to delay messages, here or elsewhere; see :class:`postdate.TimeoutManager`."""
+
+    address: Address | None = field(
+        default=None, metadata=_meta(values.address, "where timeouts are kept; default: no timeout manager runs")
+    )
+    schema: str | None = field(
+        default=None, metadata=_meta(values.text, "of the tables; default: where upstream has them")
+    )
+    table_prefix: str | None = field(
+        default=None, metadata=_meta(values.text, "of the table; default: the endpoint's name, with _ for every point")
+    )
+    endpoints: tuple[str, ...] = field(
+        default=(), metadata=_meta(values.queue_names, "whose timeouts are managed here; default: endpoint.name")
+    )
+    time_to_wait_before_triggering_critical_error: timedelta = field(
+        default=timedelta(minutes=2),
+        metadata=_meta(values.duration_or_zero, "looking for due timeouts may fail this long before it is one"),
+    )
+    concurrency: int | None = field(
+        default=None, metadata=_meta(values.integer(1), "messages in hand in each of its queues; default: processors")
+    )
+    external_address: str | None = field(
+        default=None, metadata=_meta(values.queue_name, "queue of another one, to which delayed sends go")
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SagaSettings:
+    """Where applications keep the instances of their sagas."""
+
+    address: Address | None = field(
+        default=None, metadata=_meta(values.address, "where saga instances are kept; default: in the store's database")
+    )
+    schema: str | None = field(default=None, metadata=_meta(values.text, "of the table; default: the store's"))
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxSettings:
+    """Where applications keep their outbox: in the database of their own tables."""
+
+    address: Address | None = field(
+        default=None, metadata=_meta(values.address, "where the outbox is; default: in the store's database")
+    )
+    schema: str | None = field(default=None, metadata=_meta(values.text, "of the table; default: the store's"))
+
+
+@dataclass(frozen=True, slots=True)
 class QueueSettings:
     """Queues that ``postdate setup`` and ``postdate run`` create."""
 
@@ -197,7 +248,8 @@ class Settings:
     """All settings.
 
     Args:
-        endpoint, store, transport, delayed_delivery, queues, intake: the sections of the file.
+        endpoint, store, transport, delayed_delivery, timeout_manager, sagas, outbox, queues, intake: the sections of
+            the file.
         origins: for each key (``store.address`` …) where its value came from.
         file: the file that was read, or ``None`` when there was none.
     """
@@ -206,6 +258,9 @@ class Settings:
     store: StoreSettings = field(default_factory=StoreSettings)
     transport: TransportSettings = field(default_factory=TransportSettings)
     delayed_delivery: DelayedDeliverySettings = field(default_factory=DelayedDeliverySettings)
+    timeout_manager: TimeoutManagerSettings = field(default_factory=TimeoutManagerSettings)
+    sagas: SagaSettings = field(default_factory=SagaSettings)
+    outbox: OutboxSettings = field(default_factory=OutboxSettings)
     queues: QueueSettings = field(default_factory=QueueSettings)
     intake: IntakeSettings = field(default_factory=IntakeSettings)
     origins: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -230,7 +285,7 @@ class SettingRow:
     """One setting as it is shown: secrets are hidden."""
 
     key: str
-    value: str | int | list[str] | None
+    value: str | int | bool | list[str] | None
     origin: str
     meaning: str
 
@@ -240,13 +295,16 @@ SECTIONS: Final[Mapping[str, type[Any]]] = {
     "store": StoreSettings,
     "transport": TransportSettings,
     "delayed_delivery": DelayedDeliverySettings,
+    "timeout_manager": TimeoutManagerSettings,
+    "sagas": SagaSettings,
+    "outbox": OutboxSettings,
     "queues": QueueSettings,
     "intake": IntakeSettings,
 }
 KEYS: Final = tuple(f"{section}.{each.name}" for section, kind in SECTIONS.items() for each in fields(kind))
 
 
-def _shown(value: Any) -> str | int | list[str] | None:
+def _shown(value: Any) -> str | int | bool | list[str] | None:
     match value:
         case Address():
             return value.shown

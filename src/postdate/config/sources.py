@@ -161,13 +161,15 @@ def _unknown_key(key: str, what: str, where: str, shown: Callable[[str], str] = 
 
 _STORE: Final = "store.address"
 _TRANSPORT: Final = "transport.address"
+_TIMEOUTS: Final = "timeout_manager.address"
+_ADDRESSES: Final = (_STORE, _TRANSPORT, _TIMEOUTS, "sagas.address", "outbox.address")
 # Schemes of a store and of the queues in the same database: there they share transactions.
 _ONE_DATABASE: Final = (("sqlite", "local"), ("postgresql", "postgresql"), ("postgres", "postgres"))
 
 
 def _follow_references(found: dict[str, _Found], environment: Mapping[str, str]) -> None:
     """Read the addresses that stand in a variable or a file of their own."""
-    for key in (_STORE, _TRANSPORT):
+    for key in _ADDRESSES:
         if key not in found or not isinstance(found[key].raw, str):
             continue
         origin = found[key].origin
@@ -180,20 +182,32 @@ def _follow_references(found: dict[str, _Found], environment: Mapping[str, str])
 
 
 def _share_one_database(found: dict[str, _Found]) -> None:
-    """Put store and queues into one database when only one of the two is named."""
-    if (_STORE in found) == (_TRANSPORT in found):
-        return
-    named, other = (_STORE, _TRANSPORT) if _STORE in found else (_TRANSPORT, _STORE)
+    """Put store and queues into one database when only one of the two is named, or only that of the timeouts."""
+    match [key for key in (_STORE, _TRANSPORT) if key in found]:
+        case [named]:
+            other = _TRANSPORT if named == _STORE else _STORE
+            if _follow(found, named, other):
+                _share_schema(found, named, other)
+        case [] if _TIMEOUTS in found:  # whose schema is upstream's, not that of store and queues
+            _follow(found, _TIMEOUTS, _STORE)
+            _follow(found, _TIMEOUTS, _TRANSPORT)
+        case _:
+            pass
+
+
+def _follow(found: dict[str, _Found], named: str, other: str) -> bool:
+    """Put ``other`` into the database of ``named`` if there is such a thing there; return whether there is."""
     address = found[named].raw
     if not isinstance(address, str):
-        return
+        return False
     reference = address.reference if isinstance(address, Address) else None
     scheme, _, rest = Address(address).partition(":")
     for schemes in _ONE_DATABASE:
         if scheme in schemes:
             same = Address(f"{schemes[other == _TRANSPORT]}:{rest}", reference)
             found[other] = _Found(same, f"{FOLLOWS}{named}, {found[named].origin}")
-            _share_schema(found, named, other)
+            return True
+    return False
 
 
 def _share_schema(found: dict[str, _Found], named: str, other: str) -> None:

@@ -100,14 +100,28 @@ def flag(raw: Any) -> bool:
 
 def duration(raw: Any) -> timedelta:
     """Read a duration above zero."""
-    number = isinstance(raw, int | float) and not isinstance(raw, bool)
-    try:
-        found = parse_duration(str(raw)) if number or isinstance(raw, str) else timedelta(0)
-    except InvalidTimestamp as error:
-        raise Wrong(f"must be a duration: {error}") from error
-    if found <= timedelta(0):
+    found = _duration(raw)
+    if found is None or found <= timedelta(0):
         raise Wrong("must be a duration above zero, such as 30s or 1m30s")
     return found
+
+
+def duration_or_zero(raw: Any) -> timedelta:
+    """Read a duration of zero or more."""
+    found = _duration(raw)
+    if found is None:
+        raise Wrong("must be a duration of zero or more, such as 0s or 1m30s")
+    return found
+
+
+def _duration(raw: Any) -> timedelta | None:
+    """Return the duration that is meant, which is not negative; ``None``: it is neither a text nor a number."""
+    if not isinstance(raw, str | int | float) or isinstance(raw, bool):
+        return None
+    try:
+        return parse_duration(str(raw))
+    except InvalidTimestamp as error:
+        raise Wrong(f"must be a duration: {error}") from error
 
 
 def duration_between(least: timedelta, most: timedelta, unit: timedelta | None = None) -> Callable[[Any], timedelta]:

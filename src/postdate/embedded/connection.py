@@ -133,9 +133,10 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _version(connection: sqlite3.Connection, path: Path) -> int:
-    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'postdate_migration'").fetchone():
+    # Looks wait, too: while another process puts a new file into WAL mode, nobody reads it.
+    if not patiently(connection, "SELECT 1 FROM sqlite_master WHERE name = 'postdate_migration'").fetchone():
         return 0
-    version: int = connection.execute("SELECT coalesce(max(version), 0) FROM postdate_migration").fetchone()[0]
+    version: int = patiently(connection, "SELECT coalesce(max(version), 0) FROM postdate_migration").fetchone()[0]
     if version > _newest():
         raise StoreFromNewerVersion(
             f"{path} was written by a newer Postdate (schema version {version}; this one knows {_newest()}): "

@@ -159,7 +159,7 @@ class Endpoint:
         self.name, self.transport, self.send_only = name, transport, send_only
         self.clock = clock or SystemClock()
         self.delayed_delivery = delayed_delivery
-        managing = checked_timeout_manager(timeout_manager, name, delayed_delivery, send_only=send_only)
+        managing = checked_timeout_manager(timeout_manager, name, delayed_delivery)
         self.mode = mode_of(transaction_mode) or strongest_mode(transport, delayed_delivery, managing, sagas)
         check_transport_mode(transport, self.mode)
         if sagas is not None:

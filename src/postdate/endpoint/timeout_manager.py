@@ -193,17 +193,12 @@ class TimeoutManagerService:
 
 
 def checked_timeout_manager(
-    given: TimeoutManager | ExternalTimeoutManager | None,
-    endpoint: str,
-    delayed_delivery: DelayedDelivery | None,
-    *,
-    send_only: bool,
+    given: TimeoutManager | ExternalTimeoutManager | None, endpoint: str, delayed_delivery: DelayedDelivery | None
 ) -> TimeoutManager | None:
     """Return the timeout manager that runs in an endpoint, if any.
 
     Raises:
-        ConfigurationError: an endpoint that is send-only runs none; and what is delayed goes one way only
-            (specification 3.7, 4.1).
+        ConfigurationError: what is delayed goes one way only (specification 3.7, 4.1).
     """
     if isinstance(given, ExternalTimeoutManager):
         if delayed_delivery is not None:
@@ -216,11 +211,6 @@ def checked_timeout_manager(
         raise ConfigurationError(
             f"timeout_manager must be TimeoutManager(persister) or ExternalTimeoutManager(address), not "
             f"{type(given).__name__}"
-        )
-    if given is not None and send_only:
-        raise ConfigurationError(
-            f"endpoint {endpoint!r} is send-only, and such an endpoint runs no timeout manager: name that of another "
-            f"one with ExternalTimeoutManager('other.Timeouts'), or use delayed_delivery"
         )
     return given
 

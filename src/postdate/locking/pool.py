@@ -78,7 +78,7 @@ class Pool:
                 result = work(session)
                 session.commit()
             except Conflict:
-                self._roll_back(session)
+                self.roll_back(session)
                 if tries == _TRIES:
                     raise
                 continue
@@ -86,7 +86,7 @@ class Pool:
                 if error.transient:
                     session.close()
                 else:
-                    self._roll_back(session)
+                    self.roll_back(session)
                 raise
             except BaseException:
                 session.close()
@@ -95,7 +95,8 @@ class Pool:
             return result
         raise AssertionError
 
-    def _roll_back(self, session: Any) -> None:
+    def roll_back(self, session: Any) -> None:
+        """Roll back the transaction of a connection and take it back; it is closed if that fails. Never raises."""
         try:
             session.rollback()
         except PostdateError:

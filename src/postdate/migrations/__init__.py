@@ -41,3 +41,18 @@ def migrations(dialect: str) -> tuple[Migration, ...]:
         Migration(int(file[:4]), file[5:-4].replace("_", " "), (folder / file).read_text(encoding="utf-8"))
         for file in files
     )
+
+
+def script(dialect: str, marks: str, table: str) -> str:
+    """Return the SQL that applies all migrations of a dialect of SQLite to a file without any of them.
+
+    Args:
+        dialect: which.
+        marks: the statement that creates ``table``.
+        table: in which is marked what was done.
+    """
+    parts = [f"{marks};"]
+    for each in migrations(dialect):
+        mark = f"INSERT INTO {table} VALUES ({each.version}, '{each.name}');"
+        parts.append(f"-- {each.version:04d} {each.name}\n{each.sql.strip()}\n{mark}")
+    return "\n\n".join(parts) + "\n"

@@ -15,9 +15,9 @@ from postdate.operations.needs import (
     exists,
     in_queues,
     inspectable,
-    intake_queues,
     lengths,
     retries_of,
+    sources,
     standing_of,
     users_of_queues,
     users_of_store,
@@ -390,13 +390,15 @@ class _Question:
             headline = f"nothing is known of it in {address}"
             of_intake, mend = await self._unseen_intake()
             facts, advice = [*facts, *of_intake, *self._unseen()], [*mend, *advice]
+        if self.plant.timeouts:
+            facts.append("what a timeout manager keeps is not seen from here: its table has headers and due times")
         if self.plant.settings.store.recording is Recording.NONE:
             facts.append("store.recording is 'none': what was delivered leaves no record, either")
         return self._say(State.UNKNOWN, headline, facts, advice)
 
     async def _unseen_intake(self) -> tuple[list[str], list[str]]:
         """Return what may have become of a message before the store knew of it, and what to do about it."""
-        queues = intake_queues(self.plant.settings, self.plant.transport)
+        queues = sources(self.plant.settings, self.plant.transport)
         known = await lengths(self.plant, queues)
         names = " and ".join(repr(queue) for queue in queues)
         facts = [

@@ -56,7 +56,7 @@ async def statistics(plant: Plant, now: datetime) -> Statistics:
         failing=counts.failing,
         next_due=counts.next_due,
         records={kind.name.lower(): count for kind, count in records.items()},
-        queues=await lengths(plant, own_queues(plant.settings)),
+        queues=await lengths(plant, own_queues(plant.settings, plant.transport.capabilities)),
         services=None if processes is None else len(delivering(processes)),
     )
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from postdate.config import Settings
-from postdate.endpoint.delayed_delivery import timeouts_dispatcher_queue, timeouts_queue
 from postdate.errors import NotSupported
 from postdate.ports import (
     AdministrableStore,
@@ -20,7 +19,7 @@ from postdate.ports import (
     TakingReceiver,
     Transport,
 )
-from postdate.wiring import Plant, delay_exchange
+from postdate.wiring import Plant, delay_exchange, intake_queues
 
 
 def inspectable(plant: Plant, purpose: str) -> InspectableStore:
@@ -33,15 +32,17 @@ def inspectable(plant: Plant, purpose: str) -> InspectableStore:
     Raises:
         NotSupported: it does not; says so.
     """
-    if isinstance(plant.store, InspectableStore):
-        return plant.store
+    store = plant.kept
+    if isinstance(store, InspectableStore):
+        return store
     raise _cannot(purpose, f"the store {plant.settings.store.address!r} does not show what is in it")
 
 
 def administrable(plant: Plant, purpose: str) -> AdministrableStore:
     """Return the store if its messages can be changed; see :func:`inspectable`."""
-    if isinstance(plant.store, AdministrableStore):
-        return plant.store
+    store = plant.kept
+    if isinstance(store, AdministrableStore):
+        return store
     raise _cannot(purpose, f"messages in the store {plant.settings.store.address!r} cannot be changed")
 
 
@@ -86,11 +87,9 @@ async def lengths(plant: Plant, names: Sequence[str]) -> Mapping[str, int] | Non
     return None
 
 
-def intake_queues(settings: Settings, transport: Transport) -> list[str]:
-    """Return the queues from which the service takes what is to be delayed."""
-    queues, exchange = [timeouts_queue(settings.endpoint.name)], delay_exchange(settings, transport)
-    if settings.delayed_delivery.drain_timeout_manager:
-        queues.append(timeouts_dispatcher_queue(settings.endpoint.name))
+def sources(settings: Settings, transport: Transport) -> list[str]:
+    """Return the queues from which the service takes what is to be delayed, those of an exchange included."""
+    queues, exchange = intake_queues(settings, transport.capabilities), delay_exchange(settings, transport)
     if exchange is not None and isinstance(transport, ForeignIntake):
         queues += [each.name for each in transport.intake_queues(exchange)]
     return queues

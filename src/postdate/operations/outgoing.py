@@ -6,7 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Literal
 
+from postdate.config import Settings
 from postdate.endpoint.sending import SendOptions
 from postdate.endpoint.serialization import JSON_CONTENT_TYPE
 from postdate.errors import StoreNotSetUp
@@ -14,7 +16,17 @@ from postdate.messages import DelayedMessage, Headers
 from postdate.operations.needs import exists, lengths, users_of_store
 from postdate.operations.plain import delivering
 from postdate.ports import ForeignIntake, SetsUp
-from postdate.wiring import Plant, build_endpoint, delay_exchange, own_queues
+from postdate.wiring import (
+    Plant,
+    build_endpoint,
+    delay_exchange,
+    is_wanted,
+    open_outbox,
+    open_saga_store,
+    own_queues,
+    place_of,
+    placing_errors,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +38,30 @@ class SetUp:
         queues: the endpoint's own and those asked for.
         created: of these, the ones that were not there before; ``None`` where that cannot be known.
         exchange: to which any program publishes what is to be delayed; ``None`` where there is none.
+        timeouts, sagas, outbox: addresses of those whose tables were made, too.
     """
 
-    store: str
+    store: str | None
     transport: str
     queues: Sequence[str]
     created: Sequence[str] | None
     exchange: str | None = None
+    timeouts: str | None = None
+    sagas: str | None = None
+    outbox: str | None = None
 
 
-async def set_up(plant: Plant, queues: Sequence[str] = ()) -> SetUp:
-    """Create the tables, the endpoint's queues, the configured ones and ``queues``; what is there already is left."""
+async def set_up(plant: Plant, queues: Sequence[str] = (), *, sagas: bool = False, outbox: bool = False) -> SetUp:
+    """Create the tables, the endpoint's queues, the configured ones and ``queues``; what is there already is left.
+
+    Args:
+        plant: open.
+        queues: to be created besides.
+        sagas: create their table although no section of the settings says where: in the database of the store.
+        outbox: likewise.
+    """
     settings = plant.settings
-    wanted = list(dict.fromkeys([*own_queues(settings), *queues]))
+    wanted = list(dict.fromkeys([*own_queues(settings, plant.transport.capabilities), *queues]))
     for adapter in (plant.store, plant.transport):
         if isinstance(adapter, SetsUp):
             await adapter.setup()
@@ -47,13 +70,34 @@ async def set_up(plant: Plant, queues: Sequence[str] = ()) -> SetUp:
     exchange = delay_exchange(settings, plant.transport)
     if exchange is not None and isinstance(plant.transport, ForeignIntake):
         await plant.transport.create_intake(exchange)
+    with placing_errors(settings, "timeout_manager.address"):
+        for endpoint, timeouts in plant.timeouts.items():
+            await timeouts.initialize(endpoint)
+            await timeouts.setup()
+    timeouts_at = settings.timeout_manager.address
     return SetUp(
-        store=settings.store.address.shown,
+        store=None if plant.store is None else settings.store.address.shown,
         transport=settings.transport.address.shown,
         queues=wanted,
         created=None if before is None else [name for name in wanted if name not in before],
         exchange=None if exchange is None else exchange.name,
+        timeouts=None if timeouts_at is None else timeouts_at.shown,
+        sagas=await _set_up_part(settings, "sagas") if is_wanted(settings.sagas, sagas) else None,
+        outbox=await _set_up_part(settings, "outbox") if is_wanted(settings.outbox, outbox) else None,
     )
+
+
+async def _set_up_part(settings: Settings, section: Literal["sagas", "outbox"]) -> str:
+    """Create what sagas or the outbox need, and return where."""
+    chosen = settings.sagas if section == "sagas" else settings.outbox
+    key = "store.address" if chosen.address is None else f"{section}.address"
+    with placing_errors(settings, key):
+        part = open_saga_store(settings) if section == "sagas" else open_outbox(settings)
+        try:
+            await part.setup()
+        finally:
+            await part.close()
+    return place_of(chosen, settings).shown
 
 
 async def _lengths_before(plant: Plant, queues: Sequence[str]) -> Mapping[str, int] | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from postdate.clock import SystemClock
 from postdate.errors import StoreNotSetUp
-from postdate.operations.needs import intake_queues, lengths
+from postdate.operations.needs import lengths, sources
 from postdate.ports import TransactionMode
-from postdate.wiring import Plant
+from postdate.wiring import Plant, dispatcher_queues, placing_errors
 
 
 async def check_set_up(plant: Plant) -> None:
@@ -19,9 +20,16 @@ async def check_set_up(plant: Plant) -> None:
         StoreUnavailable, TransportUnavailable: a server does not answer.
     """
     settings = plant.settings
-    await plant.store.initialize(settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
-    await plant.store.next_attempt()
-    needed = [*intake_queues(settings, plant.transport), settings.endpoint.error_queue]
+    if plant.store is not None:
+        await plant.store.initialize(settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
+        await plant.store.next_attempt()
+    now = SystemClock().now()
+    with placing_errors(settings, "timeout_manager.address"):
+        for endpoint, timeouts in plant.timeouts.items():
+            await timeouts.initialize(endpoint)
+            await timeouts.next_chunk(now, now, 1)
+    dispatching = dispatcher_queues(settings, plant.transport.capabilities)
+    needed = [*sources(settings, plant.transport), *dispatching, settings.endpoint.error_queue]
     there = await lengths(plant, needed)
     missing = [name for name in needed if there is not None and name not in there]
     if missing:

@@ -28,12 +28,20 @@ from postdate.ports.outbox import Operation, OutboxRecord
 from postdate.postgres import Connection, PostgresDatabase
 from postdate.postgres.errors import translate
 from postdate.postgres.names import DEFAULT_SCHEMA, Step, foundation, quoted, sql
+from postdate.postgres.scripts import part_script
 from postdate.threads import in_thread
 
 AsyncConnection = psycopg.AsyncConnection[Any]
 
 _DIALECT: Final = "outbox_postgres"
 _SUBJECT: Final = "outbox"
+
+
+def _steps(schema: str) -> list[Step]:
+    return [
+        Step(_SUBJECT, each.version, each.name, each.sql.replace("{schema}", quoted(schema)))
+        for each in migrations(_DIALECT)
+    ]
 
 
 class PostgresOutbox:
@@ -78,12 +86,14 @@ class PostgresOutbox:
         """Create schema and table; idempotent, and several processes may do it at once."""
         await in_thread(self._set_up)
 
+    def setup_statements(self) -> str:
+        """Return the SQL that makes what :meth:`setup` does, for a database administrator; may be run again."""
+        schema = self._database.names.schema
+        return part_script(schema, _steps(schema), with_queues=False)
+
     def _set_up(self) -> None:
         database, schema = self._database, self._database.names.schema
-        wanted = [
-            Step(_SUBJECT, each.version, each.name, each.sql.replace("{schema}", quoted(schema)))
-            for each in migrations(_DIALECT)
-        ]
+        wanted = _steps(schema)
         with database.leased() as connection, connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s, 0)", (database.names.lock_class,))
             marks = f"{quoted(schema)}.migration"

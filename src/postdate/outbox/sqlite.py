@@ -21,7 +21,7 @@ from postdate.embedded.connection import connect, patiently, statements_of
 from postdate.embedded.errors import translated
 from postdate.embedded.transaction import QueueRules, Transaction
 from postdate.errors import ConfigurationError, StoreError, StoreFromNewerVersion, StoreNotSetUp
-from postdate.migrations import migrations
+from postdate.migrations import migrations, script
 from postdate.outbox.operations import decode_operations, encode_operations, storable
 from postdate.ports import NativeTransaction, Recording, Work
 from postdate.ports.outbox import Operation, OutboxRecord
@@ -41,6 +41,11 @@ _MARK: Final = """
 _REMOVE: Final = """
     DELETE FROM postdate_outbox WHERE seq IN (
         SELECT seq FROM postdate_outbox WHERE endpoint = ? AND dispatched_at < ? ORDER BY dispatched_at LIMIT ?)"""
+
+
+def setup_statements() -> str:
+    """Return the SQL that makes the table of an outbox in a file, for an administrator."""
+    return script(_DIALECT, _MARKS, "postdate_outbox_migration")
 
 
 class SqliteOutbox:

@@ -235,12 +235,17 @@ class ScriptedStore(Protocol):
 
 
 @runtime_checkable
-class ScriptedTransport(Protocol):
-    """A transport whose tables an administrator can make by hand."""
+class ScriptedPart(Protocol):
+    """What has tables that an administrator can make by hand."""
 
     def setup_statements(self) -> str:
-        """Return the SQL that creates the tables of the queues, as one script; connects to nothing."""
+        """Return the SQL that creates them, as one script; connects to nothing."""
         ...
+
+
+@runtime_checkable
+class ScriptedTransport(ScriptedPart, Protocol):
+    """A transport whose tables an administrator can make by hand."""
 
     def queue_statements(self, names: Sequence[str]) -> str:
         """Return the SQL that creates queues in those tables; connects to nothing. It may be run again."""

@@ -13,7 +13,9 @@ CORRELATION_LIMIT: Final = 200
 """Characters of a correlation value: what every index holds."""
 
 
-SET_UP: Final = "await the setup() of its saga store once, or start an endpoint with it that creates queues"
+SET_UP: Final = (
+    "run `postdate setup --sagas`, await the setup() of its saga store once, or start an endpoint that creates queues"
+)
 """What is to be done about missing tables."""
 
 

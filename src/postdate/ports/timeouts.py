@@ -144,6 +144,46 @@ class TimeoutPersister(Protocol):
         ...
 
 
+class TimeoutClaim(Protocol):
+    """One timeout in the hands of one caller, until it is removed or let go; the end of its process ends it, too."""
+
+    @property
+    def timeout(self) -> Timeout:
+        """The timeout, as it is stored."""
+        ...
+
+    async def remove(self) -> bool:
+        """Remove the timeout, which ends the claim; ``False`` when it is gone.
+
+        Raises:
+            StoreError: it may be stored still; the claim has ended.
+        """
+        ...
+
+    async def release(self) -> None:
+        """End the claim; without effect when it has ended. Never raises."""
+        ...
+
+
+@runtime_checkable
+class ClaimingTimeouts(TimeoutPersister, Protocol):
+    """Storage in which a process can have a timeout in hand while it sends it, so that others do not send it, too.
+
+    Only those who claim are kept off: .NET endpoints peek and remove as ever.
+    """
+
+    async def claim(self, timeout_id: str) -> TimeoutClaim | None:
+        """Take a timeout in hand, or return ``None``: it is gone, or in somebody else's hands. Waits for nobody.
+
+        Raises:
+            InvalidHeaders, InvalidTimestamp: what stands there cannot be read; names the id.
+
+        Guarantees:
+            claiming.of_several_who_claim_one_has_it, what_was_let_go_is_as_it_was, looking_sees_what_is_claimed.
+        """
+        ...
+
+
 @runtime_checkable
 class EnlistingTimeouts(TimeoutPersister, Protocol):
     """Storage whose writes can be part of a transaction of the queues, when both share a database."""

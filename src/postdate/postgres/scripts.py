@@ -14,6 +14,43 @@ def tables_script(schema: str, table: str | None) -> str:
     return _transaction(parts)
 
 
+def part_script(schema: str, part: Sequence[Step], *, with_queues: bool) -> str:
+    """Return the SQL that makes what is missing of a part of a schema that has tables of its own.
+
+    Args:
+        schema: it is in.
+        part: its migrations.
+        with_queues: make the tables of the queues before, whose transactions it shares.
+    """
+    before = steps(schema, None) if with_queues else ()
+    guarded = [_guarded(step, schema) for step in (*before, *part)]
+    return _transaction([foundation(schema), *guarded, _rights(schema)])
+
+
+def own_table_script(schema: str, table: str, statements: Sequence[str]) -> str:
+    """Return the SQL that makes one table without numbered migrations where it is missing.
+
+    Args:
+        schema: it is in, which may be everybody's.
+        table: its name.
+        statements: the first makes the table.
+    """
+    name = f"{quoted(schema)}.{quoted(table)}"
+    body = ";\n".join(statements)
+    tag = _tag(body)
+    make = f"DO {tag}\nBEGIN\nIF to_regclass({literal(name)}) IS NULL THEN\n{body};\nEND IF;\nEND\n{tag};"
+    schema_too = (
+        f"DO {tag}\nBEGIN\nIF to_regnamespace({literal(quoted(schema))}) IS NULL THEN\n"
+        f"CREATE SCHEMA {quoted(schema)};\nEND IF;\nEND\n{tag};"
+    )
+    rights = _comment(
+        f"What a role needs that runs Postdate and may not create tables:\n"
+        f"GRANT USAGE ON SCHEMA {quoted(schema)} TO the_role;\n"
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name} TO the_role;"
+    )
+    return _transaction([schema_too, make, rights])
+
+
 def queues_script(schema: str, queues: Sequence[str]) -> str:
     """Return the SQL that makes those queues that are missing; the tables must be there."""
     rows = ", ".join(f"({literal(name)})" for name in queues)
@@ -27,9 +64,7 @@ def _transaction(parts: Sequence[str]) -> str:
 
 def _guarded(step: Step, schema: str) -> str:
     """Return a migration that is done once; names may have anything in them, the mark of the text's end, too."""
-    tag = "$postdate$"
-    while tag in step.sql + step.mark(schema):
-        tag = f"{tag[:-1]}_$"
+    tag = _tag(step.sql + step.mark(schema))
     return (
         f"DO {tag}\nBEGIN\n"
         f"IF NOT EXISTS (SELECT FROM {quoted(schema)}.migration "
@@ -38,12 +73,22 @@ def _guarded(step: Step, schema: str) -> str:
     )
 
 
+def _tag(body: str) -> str:
+    tag = "$postdate$"
+    while tag in body:
+        tag = f"{tag[:-1]}_$"
+    return tag
+
+
 def _rights(schema: str) -> str:
     name = quoted(schema)
-    text = (
+    return _comment(
         f"What a role needs that runs Postdate and may not create tables:\n"
         f"GRANT USAGE ON SCHEMA {name} TO the_role;\n"
         f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {name} TO the_role;\n"
         f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {name} TO the_role;"
     )
+
+
+def _comment(text: str) -> str:
     return textwrap.indent(text, "-- ", lambda line: True)

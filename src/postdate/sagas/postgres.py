@@ -11,6 +11,7 @@ from postdate.ports import Correlation, Recording, SagaChange, SagaFate, SagaRec
 from postdate.ports.sagas import SET_UP
 from postdate.postgres import Connection, PostgresDatabase
 from postdate.postgres.names import DEFAULT_SCHEMA, Step, quoted, sql
+from postdate.postgres.scripts import part_script
 from postdate.threads import in_thread
 
 _SUBJECT: Final = "saga"
@@ -44,6 +45,11 @@ class PostgresSagaStore:
     def capabilities(self) -> SagaStoreCapabilities:
         """See :class:`postdate.ports.SagaStore`."""
         return SagaStoreCapabilities(durable=True, shared=True, database=self.database.identity)
+
+    def setup_statements(self) -> str:
+        """Return the SQL that makes what :meth:`setup` does, for a database administrator; may be run again."""
+        schema = self.database.names.schema
+        return part_script(schema, [_step(each, schema) for each in migrations("sagas_postgres")], with_queues=True)
 
     async def setup(self) -> None:
         """See :meth:`postdate.ports.SagaStore.setup`."""

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from postdate.embedded.file import SqliteFile, Transaction
 from postdate.errors import SagaConflict, StoreFromNewerVersion, StoreNotSetUp
-from postdate.migrations import migrations
+from postdate.migrations import migrations, script
 from postdate.ports import (
     Correlation,
     Recording,
@@ -112,6 +112,11 @@ class SqliteSagaStore:
         closed, self._closed = self._closed, True
         if not closed:
             self.file.close()
+
+
+def setup_statements() -> str:
+    """Return the SQL that makes the tables of sagas in a file that has those of queues, for an administrator."""
+    return script("sagas_sqlite", _MARKS, "saga_migration")
 
 
 def _record(row: tuple[Any, ...]) -> SagaRecord:

@@ -32,18 +32,20 @@ def next_chunk(start: datetime, now: datetime, limit: int, due: Due, first: Firs
 
     Rows that cannot be read are logged and passed over: they must not hold up the others.
     """
-    limit = max(limit, 1)
-    rows = due(start, now, limit + 1)
-    found = _readable(rows[:limit])
-    if len(rows) <= limit:
-        return DueChunk(in_order(found), _next_query(now, first(now)))
-    if not found:  # so many unreadable ones that the limit hides what is behind them
-        return DueChunk(in_order(_readable(due(start, now, None))), _next_query(now, first(now)))
+    size = max(limit, 1)
+    while True:
+        rows = due(start, now, size + 1)
+        found = _readable(rows[:size])
+        if len(rows) <= size:
+            return DueChunk(in_order(found), _next_query(now, first(now), None))
+        if found:
+            break
+        size *= 2  # so many unreadable ones that the limit hides what is behind them
     last = found[-1].due
     earlier = [each for each in found if each.due < last]
     # More may be due at the last one's time than the limit let in, and the next chunk starts after that time.
     tied = _readable(due(earlier[-1].due if earlier else start, last, None))
-    return DueChunk(in_order([*earlier, *tied]), _next_query(now, first(last)))
+    return DueChunk(in_order([*earlier, *tied]), _next_query(now, first(last), now))
 
 
 def _readable(rows: Iterable[tuple[Any, ...]]) -> list[DueTimeout]:
@@ -61,13 +63,17 @@ def _tell_once(error: str) -> None:
     log.error("a row of the timeouts cannot be read and is passed over until it is mended: %s", error)
 
 
-def _next_query(now: datetime, later: object) -> datetime | None:
+def _next_query(now: datetime, later: object, unreadable: datetime | None) -> datetime | None:
     """Return when to ask again, given the time of the first timeout after a chunk: at once if that is due.
 
-    Where that cannot be read, those behind it are found by whoever asks without being told to.
+    Args:
+        now: until when was looked.
+        later: as it is stored; ``None``: there is none.
+        unreadable: what to return if it cannot be read. Behind a chunk that was cut there may be more that is due; else
+            those behind it are found by whoever asks without being told to.
     """
     try:
         return None if later is None else max(read_time(later), now)
     except MessageError as error:  # what is due must not wait for whoever mends it
         _tell_once(str(error))
-        return None
+        return unreadable

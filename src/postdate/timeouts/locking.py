@@ -32,6 +32,10 @@ class Table(Protocol):
         """Return ``Id``, ``Destination``, ``SagaId``, ``State``, ``Time`` and ``Headers``; waits for nobody."""
         ...
 
+    def claim(self, session: Any, timeout_id: str) -> tuple[Any, ...] | None:
+        """Return the same and lock the row for the transaction; ``None`` also while somebody else has it locked."""
+        ...
+
     def delete(self, session: Any, timeout_id: str) -> int:
         """Delete a row; return how many were there."""
         ...
@@ -102,6 +106,25 @@ class ServerTimeouts:
         row = await self._pool.run_in_thread(lambda session: table.peek(session, wanted))
         return None if row is None else decode(*row, owner=self._endpoint)
 
+    async def claim(self, timeout_id: str) -> _Claim | None:
+        """See :meth:`postdate.ports.timeouts.ClaimingTimeouts.claim`: the row is locked by a transaction."""
+        table, wanted = self._known, normal_id(timeout_id)
+        return None if wanted is None else await in_thread(self._claim, table, wanted)
+
+    def _claim(self, table: Table, timeout_id: str) -> _Claim | None:
+        session = self._pool.take()
+        try:
+            session.begin()
+            row = table.claim(session, timeout_id)
+            found = None if row is None else decode(*row, owner=self._endpoint)
+        except BaseException:
+            session.close()
+            raise
+        if found is None:
+            self._pool.roll_back(session)
+            return None
+        return _Claim(self._pool, session, table, found)
+
     async def try_remove(self, timeout_id: str) -> bool:
         """See :meth:`postdate.ports.timeouts.TimeoutPersister.try_remove`."""
         table, wanted = self._known, normal_id(timeout_id)
@@ -131,3 +154,32 @@ class ServerTimeouts:
     async def close(self) -> None:
         """Close every connection; a second time without effect."""
         await in_thread(self._pool.close)
+
+
+class _Claim:
+    """See :class:`postdate.ports.timeouts.TimeoutClaim`: a row that is locked by the transaction of a connection."""
+
+    def __init__(self, pool: Pool, session: Any, table: Table, timeout: Timeout) -> None:
+        self.timeout = timeout
+        self._pool, self._session, self._table = pool, session, table
+
+    async def remove(self) -> bool:
+        """Remove it in the transaction that has it locked."""
+        session, self._session = self._session, None
+        return await in_thread(self._remove, session)
+
+    def _remove(self, session: Any) -> bool:
+        try:
+            removed = self._table.delete(session, self.timeout.timeout_id) > 0
+            session.commit()
+        except BaseException:
+            session.close()
+            raise
+        self._pool.put(session)
+        return removed
+
+    async def release(self) -> None:
+        """Roll the transaction back."""
+        session, self._session = self._session, None
+        if session is not None:
+            await in_thread(self._pool.roll_back, session)

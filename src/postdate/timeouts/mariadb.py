@@ -6,6 +6,7 @@ Source: specification 4.6; ADR 0008, ADR 0014.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Final
@@ -47,7 +48,11 @@ class MariaDbTimeouts(ServerTimeouts):
     def setup_statements(self, endpoint: str) -> str:
         """Return the SQL that :meth:`setup` runs where nothing is there yet, for a database administrator."""
         table = MariaDbTable(self._schema, table_name(endpoint, prefix=self._prefix))
-        return f"{table.create_schema};\n{table.create};\n"
+        rights = (
+            f"For a user who may not create tables:\nGRANT SELECT, INSERT, UPDATE, DELETE ON {table.name} TO the_user;"
+        )
+        comment = textwrap.indent(rights, "-- ", lambda line: True)
+        return f"{table.create_schema};\n{table.create};\n{comment}\n"
 
 
 class MariaDbTable:
@@ -63,7 +68,7 @@ class MariaDbTable:
 
     def __init__(self, schema: str, name: str) -> None:
         self._values = {"schema": schema, "table": check_name(name, _WHAT)}
-        plain = f"{quoted(schema)}.{quoted(name)}"
+        self.name = plain = f"{quoted(schema)}.{quoted(name)}"
         table = plain.replace("%", "%%")
         self._digits: int | None = None
         self.create_schema = f"CREATE DATABASE IF NOT EXISTS {quoted(schema)} CHARACTER SET utf8mb4"
@@ -92,6 +97,7 @@ class MariaDbTable:
         self._peek = (
             f"SELECT `Id`, `Destination`, `SagaId`, `State`, `Time`, `Headers` FROM {table} WHERE `Id` IN %(ids)s"
         )
+        self._claim = f"{self._peek} FOR UPDATE SKIP LOCKED"
         self._delete = f"DELETE FROM {table} WHERE `Id` IN %(ids)s"
         self._delete_saga = f"DELETE FROM {table} WHERE `SagaId` IN %(ids)s"
         self._due = (
@@ -134,6 +140,11 @@ class MariaDbTable:
     def peek(self, session: MariaDbSession, timeout_id: str) -> tuple[Any, ...] | None:
         """See :class:`postdate.timeouts.locking.Table`."""
         found = session.rows(self._peek, {"ids": spellings(timeout_id)})
+        return found[0] if found else None
+
+    def claim(self, session: MariaDbSession, timeout_id: str) -> tuple[Any, ...] | None:
+        """See :class:`postdate.timeouts.locking.Table`."""
+        found = session.rows(self._claim, {"ids": spellings(timeout_id)})
         return found[0] if found else None
 
     def delete(self, session: MariaDbSession, timeout_id: str) -> int:

@@ -13,6 +13,7 @@ class MemoryTimeouts:
 
     def __init__(self) -> None:
         self._timeouts: dict[str, Timeout] = {}
+        self._claimed: set[str] = set()
 
     async def initialize(self, endpoint: str) -> None:
         """Nothing to prepare. See :class:`postdate.ports.timeouts.TimeoutPersister`."""
@@ -28,6 +29,14 @@ class MemoryTimeouts:
     async def peek(self, timeout_id: str) -> Timeout | None:
         """See :meth:`postdate.ports.timeouts.TimeoutPersister.peek`."""
         return self._timeouts.get(normal_id(timeout_id) or "")
+
+    async def claim(self, timeout_id: str) -> _Claim | None:
+        """See :meth:`postdate.ports.timeouts.ClaimingTimeouts.claim`."""
+        found = await self.peek(timeout_id)
+        if found is None or found.timeout_id in self._claimed:
+            return None
+        self._claimed.add(found.timeout_id)
+        return _Claim(found, self, self._claimed)
 
     async def try_remove(self, timeout_id: str) -> bool:
         """See :meth:`postdate.ports.timeouts.TimeoutPersister.try_remove`."""
@@ -53,3 +62,19 @@ class MemoryTimeouts:
 
     async def close(self) -> None:
         """Nothing to release."""
+
+
+class _Claim:
+    """See :class:`postdate.ports.timeouts.TimeoutClaim`."""
+
+    def __init__(self, timeout: Timeout, timeouts: MemoryTimeouts, claimed: set[str]) -> None:
+        self.timeout, self._timeouts, self._claimed = timeout, timeouts, claimed
+
+    async def remove(self) -> bool:
+        """Remove it and end the claim."""
+        await self.release()
+        return await self._timeouts.try_remove(self.timeout.timeout_id)
+
+    async def release(self) -> None:
+        """End the claim."""
+        self._claimed.discard(self.timeout.timeout_id)

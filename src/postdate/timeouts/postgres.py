@@ -7,14 +7,18 @@ Source: specification 4.6; ADR 0007, ADR 0014.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from typing import Any, Final
+
+import psycopg
 
 from postdate.errors import ConfigurationError, StoreNotSetUp, TimeoutConcurrentlyProcessed
 from postdate.ports import Work
 from postdate.ports.timeouts import DueChunk, Timeout
 from postdate.postgres.database import Connection, PostgresDatabase
-from postdate.postgres.names import DEFAULT_SCHEMA, Names, check_name, literal, quoted, sql
+from postdate.postgres.names import Names, check_name, literal, quoted, sql
+from postdate.postgres.scripts import own_table_script
 from postdate.threads import in_thread
 from postdate.timeouts import chunks
 from postdate.timeouts.layout import (
@@ -31,39 +35,54 @@ from postdate.timeouts.layout import (
 _WHAT: Final = "the table of timeouts (table_prefix=...)"
 
 
+UPSTREAM_SCHEMA: Final = "public"
+"""Where a .NET endpoint makes its tables by default: found there without being told."""
+
+
+class _InAnySchema:
+    """The identity of a database, equal to that of whatever is in it: our statements name their schema themselves.
+
+    Args:
+        identity: of a :class:`~postdate.postgres.PostgresDatabase`; its last part is the schema.
+    """
+
+    def __init__(self, identity: tuple[str, ...]) -> None:
+        self._database = identity[:-1]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, _InAnySchema):
+            return self._database == other._database
+        return isinstance(other, tuple) and self._database == other[:-1]
+
+    def __hash__(self) -> int:
+        return hash(self._database)
+
+
 class PostgresTimeouts:
     """Keeps timeouts in a table of PostgreSQL; :class:`postdate.ports.timeouts.EnlistingTimeouts`.
 
     Args:
         url: ``postgresql://user:password@host:port/database``, or any connection string of libpq.
-        schema: where the table is; any characters. ``None``: ``postdate``, where the queues are, too.
+        schema: where the table is; any characters. Upstream has its tables in ``public`` unless it is told otherwise.
+            Queues may be in any schema of the same database: their transactions are shared all the same.
         table_prefix: what the name of the table begins with; any characters. ``None``: that of the endpoint, see
             :func:`postdate.timeouts.layout.table_prefix`.
-        queues_schema: of the queues whose transactions timeouts are stored and removed in; ``None``: the same schema.
-            A table that a .NET endpoint has made is elsewhere, in ``public`` as a rule.
 
     Raises:
-        ConfigurationError: the address, a schema or the table cannot be.
+        ConfigurationError: the address, the schema or the table cannot be.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        schema: str | None = None,
-        table_prefix: str | None = None,
-        queues_schema: str | None = None,
-    ) -> None:
-        self._schema = check_name(DEFAULT_SCHEMA if schema is None else schema, "schema")
-        self._connections = PostgresDatabase(url, self._schema if queues_schema is None else queues_schema)
+    def __init__(self, url: str, *, schema: str = UPSTREAM_SCHEMA, table_prefix: str | None = None) -> None:
+        self._schema = check_name(schema, "schema")
+        self._connections = PostgresDatabase(url, schema)
         self._prefix, self._endpoint = table_prefix, ""
         self._sql = None if table_prefix is None else self._statements("")
         self._digits: int | None = None
 
     @property
     def database(self) -> object:
-        """See :class:`postdate.ports.timeouts.EnlistingTimeouts`; that of a transport on ``queues_schema``."""
-        return self._connections.identity
+        """See :class:`postdate.ports.timeouts.EnlistingTimeouts`; that of a transport on any schema there."""
+        return _InAnySchema(self._connections.identity)
 
     async def initialize(self, endpoint: str) -> None:
         """Settle the name of the table; the server is not asked."""
@@ -81,8 +100,9 @@ class PostgresTimeouts:
         return self._sql
 
     def setup_statements(self, endpoint: str) -> str:
-        """Return the SQL that :meth:`setup` runs where nothing is there yet, for a database administrator."""
-        return "".join(f"{statement};\n" for statement in self._statements(endpoint).setup)
+        """Return the SQL that makes what :meth:`setup` does, for a database administrator; may be run again."""
+        table = table_name(endpoint, prefix=self._prefix)
+        return own_table_script(self._schema, table, self._statements(endpoint).setup[1:])
 
     async def setup(self) -> None:
         """Create the schema and the table where they are missing; of a table that is there, nothing is changed."""
@@ -131,6 +151,25 @@ class PostgresTimeouts:
         statement, values = self._known.peek, {"id": normal_id(timeout_id)}
         row = await self._connections.run(lambda connection: connection.execute(statement, values).fetchone())
         return None if row is None else decode(*row, owner=self._endpoint)
+
+    async def claim(self, timeout_id: str) -> _Claim | None:
+        """See :meth:`postdate.ports.timeouts.ClaimingTimeouts.claim`: the row is locked by a transaction."""
+        return await in_thread(self._claim, self._known, normal_id(timeout_id))
+
+    def _claim(self, statements: _Statements, timeout_id: str | None) -> _Claim | None:
+        connection = self._connections.take()
+        found = None
+        try:
+            with self._connections.translating():
+                with _one_round_trip(connection):
+                    connection.execute("BEGIN")
+                    claimed = connection.execute(statements.claim, {"id": timeout_id})
+                row = claimed.fetchone()
+            found = None if row is None else decode(*row, owner=self._endpoint)
+        finally:
+            if found is None:
+                _roll_back(self._connections, connection)
+        return None if found is None else _Claim(self._connections, connection, statements, found)
 
     async def try_remove(self, timeout_id: str) -> bool:
         """See :meth:`postdate.ports.timeouts.TimeoutPersister.try_remove`."""
@@ -185,6 +224,50 @@ class PostgresTimeouts:
         await in_thread(self._connections.close_blocking)
 
 
+class _Claim:
+    """See :class:`postdate.ports.timeouts.TimeoutClaim`: a row that is locked by the transaction of a connection."""
+
+    def __init__(
+        self, connections: PostgresDatabase, connection: Connection, statements: _Statements, timeout: Timeout
+    ) -> None:
+        self.timeout = timeout
+        self._connections, self._statements = connections, statements
+        self._connection: Connection | None = connection
+
+    async def remove(self) -> bool:
+        """Remove it in the transaction that has it locked."""
+        connection, self._connection = self._connection, None
+        return connection is not None and await in_thread(self._remove, connection)
+
+    def _remove(self, connection: Connection) -> bool:
+        try:
+            with self._connections.translating():
+                with _one_round_trip(connection):
+                    removed = connection.execute(self._statements.delete, {"id": self.timeout.timeout_id})
+                    connection.execute("COMMIT")
+                return removed.rowcount > 0
+        finally:
+            self._connections.put(connection)  # which closes it unless the transaction has ended
+
+    async def release(self) -> None:
+        """Roll the transaction back."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await in_thread(_roll_back, self._connections, connection)
+
+
+def _one_round_trip(connection: Connection) -> AbstractContextManager[object]:
+    """Send the statements of a block together, where the library of the driver can: libpq 14 or newer."""
+    return connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext()
+
+
+def _roll_back(connections: PostgresDatabase, connection: Connection) -> None:
+    """End a transaction and give its connection back, which closes it if that has failed. Never raises."""
+    with suppress(psycopg.Error):
+        connection.execute("ROLLBACK")
+    connections.put(connection)
+
+
 def _naive(instant: datetime) -> datetime:
     return instant.astimezone(UTC).replace(tzinfo=None)
 
@@ -220,9 +303,9 @@ class _Statements:
             f"VALUES (%(Id)s, %(Destination)s, %(SagaId)s, %(State)s, %(Time)s, %(Headers)s, %(PersistenceVersion)s) "
             f'ON CONFLICT ("Id") DO NOTHING'
         )
-        self.peek = sql(
-            f'SELECT "Id", "Destination", "SagaId", "State", "Time", "Headers"::text FROM {name} WHERE "Id" = %(id)s'
-        )
+        peek = f'SELECT "Id", "Destination", "SagaId", "State", "Time", "Headers"::text FROM {name} WHERE "Id" = %(id)s'
+        self.peek = sql(peek)
+        self.claim = sql(f"{peek} FOR UPDATE SKIP LOCKED")
         self.delete = sql(f'DELETE FROM {name} WHERE "Id" = %(id)s')
         self.delete_saga = sql(f'DELETE FROM {name} WHERE "SagaId" = %(saga)s')
         self.due = sql(

@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from postdate.embedded import SqliteFile, Transaction
+from postdate.embedded.holding import Hold, try_to_hold
+from postdate.embedded.presence import presence_folder
 from postdate.errors import ConfigurationError, TimeoutConcurrentlyProcessed
 from postdate.ports import Recording, Work
 from postdate.ports.timeouts import DueChunk, Timeout
+from postdate.threads import in_thread
 from postdate.timeouts import chunks
 from postdate.timeouts.layout import (
     TIME,
@@ -109,6 +112,23 @@ class SqliteTimeouts:
         row = await self.file.read(lambda connection: connection.execute(sql, (wanted,)).fetchone())
         return None if row is None else decode(*row, owner=self._endpoint)
 
+    async def claim(self, timeout_id: str) -> _Claim | None:
+        """See :meth:`postdate.ports.timeouts.ClaimingTimeouts.claim`: a file is locked, nothing is written."""
+        wanted = normal_id(timeout_id)
+        if wanted is None:
+            return None
+        folder, name = presence_folder(self.file.path), f"{self._known.table.lower()}\n{wanted}"
+        hold = await in_thread(try_to_hold, folder, name)
+        if hold is None:
+            return None
+        found = None
+        try:
+            found = await self.peek(wanted)
+        finally:
+            if found is None:
+                hold.let_go()
+        return None if found is None else _Claim(found, self, hold)
+
     async def try_remove(self, timeout_id: str) -> bool:
         """See :meth:`postdate.ports.timeouts.TimeoutPersister.try_remove`."""
         sql, wanted = self._known.delete, normal_id(timeout_id)
@@ -161,6 +181,32 @@ class SqliteTimeouts:
             self.file.close()
 
 
+class _Claim:
+    """See :class:`postdate.ports.timeouts.TimeoutClaim`: a locked file."""
+
+    def __init__(self, timeout: Timeout, timeouts: SqliteTimeouts, hold: Hold) -> None:
+        self.timeout, self._timeouts = timeout, timeouts
+        self._hold: Hold | None = hold
+
+    async def remove(self) -> bool:
+        """Remove it, and let it go when that is committed."""
+        try:
+            return self._hold is not None and await self._timeouts.try_remove(self.timeout.timeout_id)
+        finally:
+            await self.release()
+
+    async def release(self) -> None:
+        """Let it go; that takes some microseconds."""
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            hold.let_go()
+
+
+def setup_statements(endpoint: str, table_prefix: str | None = None) -> str:
+    """Return the SQL that makes an endpoint's table in a file that has those of queues, for an administrator."""
+    return "".join(f"{statement};\n" for statement in _Statements(table_name(endpoint, prefix=table_prefix)).setup)
+
+
 def _row(timeout: Timeout) -> dict[str, Any]:
     row = encode(checked(timeout))
     return {**row, TIME: text_time(row[TIME])}
@@ -177,6 +223,7 @@ class _Statements:
     """
 
     def __init__(self, table: str) -> None:
+        self.table = table
         name = _quoted(_checked_name(table))
         self.setup = (
             (

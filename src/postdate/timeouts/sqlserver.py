@@ -7,6 +7,7 @@ Source: specification 4.6; ADR 0008, ADR 0014.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -35,6 +36,10 @@ that is being added is seen by a later look. READCOMMITTEDLOCK: with row version
 is refused without it."""
 
 
+_CLAIMING: Final = "WITH (UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)"
+"""Locks the row for the transaction, or does not see it because somebody else has it locked."""
+
+
 class SqlServerTimeouts(ServerTimeouts):
     """Keeps timeouts in a table of SQL Server; :class:`postdate.ports.timeouts.TimeoutPersister`.
 
@@ -58,7 +63,11 @@ class SqlServerTimeouts(ServerTimeouts):
     def setup_statements(self, endpoint: str) -> str:
         """Return the SQL that :meth:`setup` runs where nothing is there yet, for a database administrator."""
         table = SqlServerTable(self._schema, table_name(endpoint, prefix=self._prefix))
-        return "".join(f"{statement};\n" for statement in table.create)
+        rights = (
+            f"For a user who may not create tables:\nGRANT SELECT, INSERT, UPDATE, DELETE ON {table.name} TO the_user;"
+        )
+        create = "".join(f"{statement};\n" for statement in table.create)
+        return f"{create}{textwrap.indent(rights, '-- ', lambda line: True)}\n"
 
 
 class SqlServerTable:
@@ -73,7 +82,7 @@ class SqlServerTable:
     """
 
     def __init__(self, schema: str, name: str) -> None:
-        plain = f"{quoted(schema)}.{quoted(check_name(name, _WHAT))}"
+        self.name = plain = f"{quoted(schema)}.{quoted(check_name(name, _WHAT))}"
         table = plain.replace("%", "%%")
         missing = f"IF OBJECT_ID({literal(plain)}, N'U') IS NULL"
         # The indexes hang on the table: they are made in one statement, so one question decides on all.
@@ -97,10 +106,9 @@ class SqlServerTable:
             f"%(PersistenceVersion)s "
             f"WHERE NOT EXISTS (SELECT 1 FROM {table} WITH (UPDLOCK, HOLDLOCK) WHERE {of_id})"
         )
-        self.peek_one = (
-            f"SELECT [Id], [Destination], [SagaId], [State], CONVERT(varchar(27), [Time], 121), [Headers] "
-            f"FROM {table} {_SKIPPING} WHERE {of_id}"
-        )
+        row = "[Id], [Destination], [SagaId], [State], CONVERT(varchar(27), [Time], 121), [Headers]"
+        self.peek_one = f"SELECT {row} FROM {table} {_SKIPPING} WHERE {of_id}"
+        self.claim_one = f"SELECT {row} FROM {table} {_CLAIMING} WHERE {of_id}"
         self.delete_one = f"DELETE FROM {table} WHERE {of_id}"
         self.delete_all = f"DELETE FROM {table} WHERE [SagaId] = CAST(%(SagaId)s AS uniqueidentifier)"
         self.find_due = (
@@ -138,6 +146,11 @@ class SqlServerTable:
     def peek(self, session: SqlServerSession, timeout_id: str) -> tuple[Any, ...] | None:
         """See :class:`postdate.timeouts.locking.Table`."""
         found = session.rows(self.peek_one, {"Id": timeout_id})
+        return found[0] if found else None
+
+    def claim(self, session: SqlServerSession, timeout_id: str) -> tuple[Any, ...] | None:
+        """See :class:`postdate.timeouts.locking.Table`."""
+        found = session.rows(self.claim_one, {"Id": timeout_id})
         return found[0] if found else None
 
     def delete(self, session: SqlServerSession, timeout_id: str) -> int:

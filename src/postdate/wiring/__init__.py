@@ -10,21 +10,24 @@ from postdate.wiring.adapters import (
     open_transport,
     taken_by_store,
 )
-from postdate.wiring.causes import advice_for
+from postdate.wiring.application import is_wanted, open_outbox, open_saga_store, place_of
+from postdate.wiring.causes import advice_for, placing_errors
 from postdate.wiring.observers import queue_observer, store_observer
 from postdate.wiring.plant import (
     Plant,
     build_endpoint,
+    build_endpoints,
     check_addresses,
     delay_exchange,
     delayed_delivery,
+    intake_queues,
     opened,
     own_queues,
     store_settings,
     transport_settings,
 )
-from postdate.wiring.sagas import open_saga_store
 from postdate.wiring.scripts import setup_sql
+from postdate.wiring.timeouts import dispatcher_queues, managed_endpoints, open_timeouts, timeout_manager
 
 __all__ = [
     "BuiltInStore",
@@ -32,21 +35,31 @@ __all__ = [
     "Plant",
     "advice_for",
     "build_endpoint",
+    "build_endpoints",
     "check_addresses",
     "check_store",
     "check_transport",
     "delay_exchange",
     "delayed_delivery",
+    "dispatcher_queues",
     "file_of",
+    "intake_queues",
+    "is_wanted",
+    "managed_endpoints",
+    "open_outbox",
     "open_saga_store",
     "open_store",
+    "open_timeouts",
     "open_transport",
     "opened",
     "own_queues",
+    "place_of",
+    "placing_errors",
     "queue_observer",
     "setup_sql",
     "store_observer",
     "store_settings",
     "taken_by_store",
+    "timeout_manager",
     "transport_settings",
 ]

@@ -176,7 +176,7 @@ TRANSPORTS: Final = {
         ),
     )
 }
-_STORE_ALIASES: Final = {"postgres": "postgresql", "mysql": "mariadb", "sqlserver": "mssql"}
+STORE_ALIASES: Final = {"postgres": "postgresql", "mysql": "mariadb", "sqlserver": "mssql"}
 _TRANSPORT_ALIASES: Final = {"postgres": "postgresql", "sqlite": "local"}
 
 
@@ -189,15 +189,23 @@ def check_store(address: str) -> Kind:
     Raises:
         ConfigurationError: no store has such an address; says which one may have been meant.
     """
-    return _kind(address, "store", STORES, _STORE_ALIASES)
+    return kind_of(address, "store", STORES, STORE_ALIASES)
 
 
 def check_transport(address: str) -> Kind:
     """Return the kind of transport that an address means; see :func:`check_store`."""
-    return _kind(address, "transport", TRANSPORTS, _TRANSPORT_ALIASES)
+    return kind_of(address, "transport", TRANSPORTS, _TRANSPORT_ALIASES)
 
 
-def _kind(address: str, what: str, kinds: Mapping[str, Kind], aliases: Mapping[str, str]) -> Kind:
+def kind_of(address: str, what: str, kinds: Mapping[str, Kind], aliases: Mapping[str, str]) -> Kind:
+    """Return which of ``kinds`` an address means; see :func:`check_store`.
+
+    Args:
+        address: not a reference.
+        what: they are, for the error.
+        kinds: by scheme.
+        aliases: other names of schemes.
+    """
     scheme = Address(address).scheme
     kind = kinds.get(aliases.get(scheme, scheme))
     if kind is None:
@@ -258,16 +266,17 @@ def open_store(address: str, **settings: Any) -> BuiltInStore:
         ConfigurationError: no store has such an address or such settings, or its driver is not installed.
     """
     place = resolved(address, os.environ)
-    return cast("BuiltInStore", _open(check_store(place), place, settings))
+    return cast("BuiltInStore", open_adapter(check_store(place), place, settings))
 
 
 def open_transport(address: str, **settings: Any) -> BuiltInTransport:
     """Return the transport at ``address``; see :func:`open_store`."""
     place = resolved(address, os.environ)
-    return cast("BuiltInTransport", _open(check_transport(place), place, settings))
+    return cast("BuiltInTransport", open_adapter(check_transport(place), place, settings))
 
 
-def _open(kind: Kind, address: Address, settings: Mapping[str, Any]) -> object:
+def open_adapter(kind: Kind, address: Address, settings: Mapping[str, Any]) -> object:
+    """Return the adapter of a kind at an address; see :func:`open_store`."""
     unknown = sorted(settings.keys() - kind.settings)
     if unknown:
         raise ConfigurationError(f"{kind.product} takes no {', '.join(unknown)}; it takes {_known(kind)}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -67,29 +69,52 @@ def advice_for(error: PostdateError, otherwise: str) -> str:
     return otherwise if cause is None else cause.advice
 
 
-def placed(error: PostdateError, settings: Settings) -> PostdateError:
+_PLACES: Final = ("store.address", "transport.address", "timeout_manager.address", "sagas.address", "outbox.address")
+
+
+@contextmanager
+def placing_errors(settings: Settings, key: str | None = None) -> Generator[None]:
+    """Say of errors of servers which setting leads there, and what to do next.
+
+    Args:
+        settings: which.
+        key: of the address that is used; ``None``: that of the store, which is that of the timeouts where there is no
+            other, or of the queues, as the error tells.
+    """
+    try:
+        yield
+    except PostdateError as error:
+        found = placed(error, settings, key)
+        if found is error:
+            raise
+        raise found from error
+
+
+def placed(error: PostdateError, settings: Settings, key: str | None = None) -> PostdateError:
     """Return an error of a server with the setting that leads there and the next step; another error as it is."""
-    key = _key(error)
-    cause = cause_of(str(error))
-    if key is None or cause is None:
+    store = "store.address" if settings.delayed_delivery.enabled else "timeout_manager.address"
+    key, text = _key(error, key or store), str(error)
+    cause = cause_of(text)
+    if key is None or cause is None or any(f"({each}, " in text for each in _PLACES):
         return error
-    address: Address = settings.store.address if key == "store.address" else settings.transport.address
-    if "://" not in address or address.scheme in {"sqlite", "local"}:
+    section, _, name = key.partition(".")
+    address: Address | None = getattr(getattr(settings, section), name)
+    if address is None or "://" not in address or address.scheme in {"sqlite", "local"}:
         return error
     nobody = "" if "@" in address else "; the address names no user"
-    text = f"{error} ({key}, {settings.origins.get(key, 'default')}): {cause.advice}{nobody}"
+    text = f"{text} ({key}, {settings.origins.get(key, 'default')}): {cause.advice}{nobody}"
     if cause.is_setting:
         return ConfigurationError(text)
     error.args = (text,)
     return error
 
 
-def _key(error: PostdateError) -> str | None:
+def _key(error: PostdateError, store: str) -> str | None:
     match error:
         case StoreNotSetUp():
             return None
         case StoreError():
-            return "store.address"
+            return store
         case TransportUnavailable():
             return "transport.address"
         case _:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from postdate.clock import Clock, SystemClock
@@ -12,7 +12,7 @@ from postdate.config import SERVERS, Address, Settings
 from postdate.endpoint.delayed_delivery import timeouts_dispatcher_queue, timeouts_queue
 from postdate.endpoint.endpoint import Endpoint, log_critical_error
 from postdate.endpoint.settings import DelayedDelivery, ErrorsReturnTo
-from postdate.errors import ConfigurationError, PostdateError, StoreNotSetUp
+from postdate.errors import ConfigurationError, StoreNotSetUp
 from postdate.ports import (
     ClaimingStore,
     DelayExchange,
@@ -22,7 +22,9 @@ from postdate.ports import (
     StoreObserver,
     TransactionMode,
     Transport,
+    TransportCapabilities,
 )
+from postdate.ports.timeouts import TimeoutPersister
 from postdate.wiring.adapters import (
     STORES,
     TRANSPORTS,
@@ -33,8 +35,17 @@ from postdate.wiring.adapters import (
     open_store,
     open_transport,
 )
-from postdate.wiring.causes import placed
+from postdate.wiring.causes import placing_errors
+from postdate.wiring.choosing import chosen_for
 from postdate.wiring.observers import queue_observer, store_observer
+from postdate.wiring.timeouts import (
+    check_timeout_managers,
+    dispatcher_queues,
+    managed_endpoints,
+    open_timeouts,
+    timeout_manager,
+    timeout_queues,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +54,34 @@ class Plant:
 
     Args:
         settings: that made it.
-        store: where messages wait.
+        store: where messages wait; ``None`` without a delayed delivery.
         transport: where the queues are.
         store_view: looks at what waits and at who uses the store; ``None`` where the store cannot be looked into.
         queue_view: looks at the queues; ``None`` where they cannot be looked into.
+        timeouts: where timeouts are kept, by the endpoint whose timeout manager runs here.
     """
 
     settings: Settings
-    store: ClaimingStore
+    store: ClaimingStore | None
     transport: Transport
     store_view: StoreObserver | None
     queue_view: QueueObserver | None
+    timeouts: Mapping[str, TimeoutPersister] = field(default_factory=dict[str, TimeoutPersister])
+
+    @property
+    def kept(self) -> ClaimingStore:
+        """The store, for whoever cannot do without.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
+        if self.store is None:
+            origin = self.settings.origins.get("delayed_delivery.enabled", "default")
+            raise ConfigurationError(
+                f"there is no store of delayed messages here: delayed_delivery.enabled is false ({origin}), and "
+                f"timeouts are seen with the tools of their database only"
+            )
+        return self.store
 
 
 @asynccontextmanager
@@ -73,33 +101,39 @@ async def opened(settings: Settings, *, create: bool = False, initialize: bool =
         StoreUnavailable: a server does not answer.
     """
     check_addresses(settings)
-    for_store, for_transport = store_settings(settings, create=create), transport_settings(settings, create=create)
+    stores = settings.delayed_delivery.enabled
+    for_store = store_settings(settings, create=create) if stores else {}
+    for_transport = transport_settings(settings, create=create)
     if not create:
-        _check_there("store.address", settings.store.address, settings)
-        _check_there("transport.address", settings.transport.address, settings)
+        for key, address in _files(settings):
+            _check_there(key, address, settings)
     async with AsyncExitStack() as stack:
-        stack.enter_context(_placing_errors(settings))
-        store = open_store(settings.store.address, **for_store)
-        stack.push_async_callback(store.close)
+        stack.enter_context(placing_errors(settings))
+        store = None
+        if stores:
+            store = open_store(settings.store.address, **for_store)
+            stack.push_async_callback(store.close)
         transport = open_transport(settings.transport.address, **for_transport)
         stack.push_async_callback(transport.close)
-        if create:
+        timeouts = open_timeouts(settings)
+        for each in timeouts.values():
+            stack.push_async_callback(each.close)
+        if create and store is not None:
             await _reach_servers(settings, store, transport)
-        if initialize:
+        if initialize and store is not None:
             await store.initialize(settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
-        yield Plant(settings, store, transport, store_observer(store), queue_observer(transport))
+        view = None if store is None else store_observer(store)
+        yield Plant(settings, store, transport, view, queue_observer(transport), timeouts)
 
 
-@contextmanager
-def _placing_errors(settings: Settings) -> Generator[None]:
-    """Say of errors of servers which setting leads there, and what to do next."""
-    try:
-        yield
-    except PostdateError as error:
-        found = placed(error, settings)
-        if found is error:
-            raise
-        raise found from error
+def _files(settings: Settings) -> list[tuple[str, Address]]:
+    """Return the addresses that may be files, with their keys."""
+    found = [("transport.address", settings.transport.address)]
+    if settings.delayed_delivery.enabled:
+        found.insert(0, ("store.address", settings.store.address))
+    if settings.timeout_manager.address is not None:
+        found.append(("timeout_manager.address", settings.timeout_manager.address))
+    return found
 
 
 async def _reach_servers(settings: Settings, store: ClaimingStore, transport: Transport) -> None:
@@ -132,7 +166,7 @@ def store_settings(settings: Settings, *, create: bool = True) -> dict[str, Any]
         "page_size": chosen.page_size,
         "create": create,
     }
-    return _taken("store", check_store(chosen.address), given, settings)
+    return chosen_for("store", check_store(chosen.address), given, settings)
 
 
 def transport_settings(settings: Settings, *, create: bool = True) -> dict[str, Any]:
@@ -151,17 +185,7 @@ def transport_settings(settings: Settings, *, create: bool = True) -> dict[str, 
         "longest_idle_wait": chosen.longest_idle_wait,
         "create": create,
     }
-    return _taken("transport", check_transport(chosen.address), given, settings)
-
-
-def _taken(section: str, kind: Kind, given: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    for name in given:
-        key = f"{section}.{name}"
-        if name not in kind.settings and settings.origins.get(key, "default") != "default":
-            origin = settings.origins[key]
-            takes = ", ".join(f"{section}.{each}" for each in given if each in kind.settings and each != "create")
-            raise ConfigurationError(f"{key} ({origin}) is not for {kind.product}, which takes {takes}; remove it")
-    return {name: value for name, value in given.items() if name in kind.settings and value is not None}
+    return chosen_for("transport", check_transport(chosen.address), given, settings)
 
 
 # --- what cannot work ----------------------------------------------------------------------------------------------
@@ -176,18 +200,28 @@ def check_addresses(settings: Settings) -> None:
     Raises:
         ConfigurationError: says which setting, where it stands, and what to write instead.
     """
-    store = _checked("store.address", settings.store.address, settings, check_store)
-    if store.scheme in SERVERS and "transport.address" not in settings.origins:
+    check_timeout_managers(settings)
+    delays = settings.delayed_delivery.enabled
+    if delays:
+        store = _checked("store.address", settings.store.address, settings, check_store)
+        if store.scheme in SERVERS and "transport.address" not in settings.origins:
+            raise ConfigurationError(
+                f"store.address is {settings.store.address!r}, and {store.product} holds no queues here: say where "
+                f"they are with transport.address, such as {TRANSPORTS['amqp'].example}"
+            )
+    timeouts = settings.timeout_manager.address
+    if timeouts is not None and timeouts.scheme in SERVERS and "transport.address" not in settings.origins:
+        origin = settings.origins.get("timeout_manager.address", "default")
         raise ConfigurationError(
-            f"store.address is {settings.store.address!r}, and {store.product} holds no queues here: say where they "
-            f"are with transport.address, such as {TRANSPORTS['amqp'].example}"
+            f"timeout_manager.address is {timeouts!r} ({origin}), which holds no "
+            f"queues here: say where they are with transport.address, such as {TRANSPORTS['amqp'].example}"
         )
     transport = _checked("transport.address", settings.transport.address, settings, check_transport)
-    if transport.scheme in SERVERS and "store.address" not in settings.origins:
+    if delays and transport.scheme in SERVERS and "store.address" not in settings.origins:
         raise ConfigurationError(
             f"transport.address is {settings.transport.address!r}, and {transport.product} keeps no delayed messages: "
             f"say where they wait with store.address, such as {STORES['postgresql'].example} or "
-            f"{STORES['sqlite'].example}"
+            f"{STORES['sqlite'].example}; or, for a timeout manager alone, set delayed_delivery.enabled = false"
         )
 
 
@@ -209,31 +243,43 @@ def _check_there(key: str, address: Address, settings: Settings) -> None:
     """Refuse a missing file that must not be made by the way."""
     path = file_of(address)
     if path is not None and not path.expanduser().exists():
-        origin, option = settings.origins.get(key, "default"), f"--{key.partition('.')[0]}"
+        origin = settings.origins.get(key, "default")
+        other = f"--{key.partition('.')[0]}" if key in _FILES else key
         raise StoreNotSetUp(
-            f"there is no file {path} ({key}, {origin}); create it with `postdate setup`, or name another with {option}"
+            f"there is no file {path} ({key}, {origin}); create it with `postdate setup`, or name another with {other}"
         )
 
 
 # --- the endpoint --------------------------------------------------------------------------------------------------
 
 
-def own_queues(settings: Settings) -> list[str]:
-    """Return the queues that the endpoint of the settings needs, and those that the settings name besides.
+def own_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
+    """Return the queues that the service of the settings needs, and those that the settings name besides.
 
-    It handles nothing, so with a poison queue nothing of it goes to the error queue.
+    It handles nothing, so with a poison queue nothing of a delayed delivery goes to the error queue.
     """
-    endpoint, delays = settings.endpoint, settings.delayed_delivery
-    own = [timeouts_queue(endpoint.name), delays.poison_queue or endpoint.error_queue]
-    if delays.drain_timeout_manager:
-        own.append(timeouts_dispatcher_queue(endpoint.name))
+    delays, errors = settings.delayed_delivery, settings.endpoint.error_queue
+    receiving = intake_queues(settings, can)
+    own = [*receiving[:1], delays.poison_queue or errors, *receiving[1:]] if delays.enabled else receiving
+    if managed_endpoints(settings):
+        own += [*dispatcher_queues(settings, can), errors]
     return list(dict.fromkeys([*own, *settings.queues.create]))
+
+
+def intake_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
+    """Return the queues from which the service takes what is to be delayed."""
+    own: list[str] = []
+    if settings.delayed_delivery.enabled:
+        own.append(timeouts_queue(settings.endpoint.name))
+        if settings.delayed_delivery.drain_timeout_manager:
+            own.append(timeouts_dispatcher_queue(settings.endpoint.name))
+    return [*own, *timeout_queues(settings, can)]
 
 
 def delay_exchange(settings: Settings, transport: Transport) -> DelayExchange | None:
     """Return the exchange through which programs without Postdate delay messages, or ``None``: there is none."""
     chosen = settings.intake
-    if not chosen.exchange or not isinstance(transport, ForeignIntake):
+    if not settings.delayed_delivery.enabled or not chosen.exchange or not isinstance(transport, ForeignIntake):
         return None
     return DelayExchange(chosen.exchange, chosen.due_exchange_type)
 
@@ -264,16 +310,56 @@ def build_endpoint(
     create_queues: bool = True,
     critical_error: Callable[[str, BaseException], None] = log_critical_error,
 ) -> Endpoint:
-    """Return the send-only endpoint that ``postdate run`` is: it delivers delayed messages and handles none."""
+    """Return the send-only endpoint of the settings: it delivers delayed messages and handles none."""
     settings = plant.settings
+    delays = None
+    if plant.store is not None:
+        delays = delayed_delivery(settings, plant.store, delay_exchange(settings, plant.transport))
+    return _endpoint(plant, settings.endpoint.name, delays, clock, critical_error, create_queues=create_queues)
+
+
+def build_endpoints(
+    plant: Plant, *, clock: Clock, create_queues: bool, critical_error: Callable[[str, BaseException], None]
+) -> list[Endpoint]:
+    """Return what ``postdate run`` is: the endpoint of the settings, and the others whose timeouts are managed here.
+
+    Raises:
+        ConfigurationError: there is nothing to run.
+    """
+    settings = plant.settings
+    managed = managed_endpoints(settings)
+    if plant.store is None and not managed:
+        origin = settings.origins.get("delayed_delivery.enabled", "default")
+        raise ConfigurationError(
+            f"there is nothing to run: delayed_delivery.enabled is false ({origin}), and no timeout_manager.address "
+            f"says where a timeout manager keeps its timeouts"
+        )
+    others = [name for name in managed if name != settings.endpoint.name]
+    return [
+        build_endpoint(plant, clock=clock, create_queues=create_queues, critical_error=critical_error),
+        *(_endpoint(plant, name, None, clock, critical_error, create_queues=create_queues) for name in others),
+    ]
+
+
+def _endpoint(
+    plant: Plant,
+    name: str,
+    delays: DelayedDelivery | None,
+    clock: Clock | None,
+    critical_error: Callable[[str, BaseException], None],
+    *,
+    create_queues: bool,
+) -> Endpoint:
+    chosen = plant.settings.endpoint
     return Endpoint(
-        settings.endpoint.name,
+        name,
         transport=plant.transport,
-        delayed_delivery=delayed_delivery(settings, plant.store, delay_exchange(settings, plant.transport)),
-        transaction_mode=settings.endpoint.transaction_mode,
-        error_queue=settings.endpoint.error_queue,
+        delayed_delivery=delays,
+        timeout_manager=timeout_manager(plant.settings, name, plant.timeouts),
+        transaction_mode=chosen.transaction_mode,
+        error_queue=chosen.error_queue,
         send_only=True,
-        concurrency=settings.endpoint.concurrency,
+        concurrency=chosen.concurrency,
         create_queues=create_queues,
         clock=clock or SystemClock(),
         critical_error=critical_error,

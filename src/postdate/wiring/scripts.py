@@ -2,47 +2,129 @@
 
 from __future__ import annotations
 
-from postdate.config import Settings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from postdate.config import Address, Settings
 from postdate.errors import ConfigurationError
-from postdate.migrations import migrations
-from postdate.ports import ScriptedStore, ScriptedTransport
-from postdate.wiring.adapters import check_store, check_transport, open_store, open_transport
+from postdate.migrations import script
+from postdate.ports import ScriptedPart, ScriptedStore, ScriptedTransport
+from postdate.wiring.adapters import file_of, open_store, open_transport
+from postdate.wiring.application import is_wanted, open_outbox, open_saga_store, place_of
 from postdate.wiring.plant import own_queues, store_settings, transport_settings
+from postdate.wiring.timeouts import check_timeout_managers, managed_endpoints, open_timeouts
+
+_MARKS: Final = "CREATE TABLE IF NOT EXISTS postdate_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL)"
 
 
-def setup_sql(settings: Settings) -> str:
-    """Return the SQL that sets up the store and, where they are tables, the queues: one script; connects to nothing.
+def setup_sql(settings: Settings, queues: Sequence[str] = (), *, sagas: bool = False, outbox: bool = False) -> str:
+    """Return the SQL that sets up all that an endpoint needs and that is made of tables; connects to nothing.
 
-    Run again, or for another endpoint, it makes what is missing then.
+    That is the store, the queues, the timeouts of a timeout manager, sagas and outbox, as far as the settings have
+    them. Run again, or for another endpoint, it makes what is missing then; in SQLite it is for a new file.
+
+    Args:
+        settings: which.
+        queues: to be created besides; in SQLite that is left to whoever sends to them.
+        sagas: see :func:`postdate.operations.set_up`.
+        outbox: likewise.
 
     Raises:
-        ConfigurationError: neither needs SQL, or an address is wrong, or a driver is missing.
+        ConfigurationError: nothing needs SQL, or an address is wrong, or a driver is missing.
     """
+    check_timeout_managers(settings)
+    found = _Scripts()
+    _add_store_and_queues(settings, queues, found)
+    _add_timeouts(settings, found)
+    if is_wanted(settings.sagas, sagas):
+        _add_part(place_of(settings.sagas, settings), "sagas", settings, found)
+    if is_wanted(settings.outbox, outbox):
+        _add_part(place_of(settings.outbox, settings), "outbox", settings, found)
+    if not found.parts:
+        raise ConfigurationError(f"{settings.store.address!r} needs no SQL")
+    return found.text()
+
+
+@dataclass
+class _Scripts:
+    """Scripts in the order in which they are to be run, each with the database it is for."""
+
+    parts: list[tuple[Address, str]] = field(default_factory=list[tuple[Address, str]])
+    _files: set[object] = field(default_factory=set[object])
+
+    def add(self, place: Address, text: str, *, in_queue_file: bool = False) -> None:
+        """Add a script.
+
+        Args:
+            place: where it is run.
+            text: of the script.
+            in_queue_file: in SQLite it needs the tables of the queues, which are to be made before it.
+        """
+        path = file_of(place)
+        if in_queue_file and path is not None and path not in self._files:
+            self._files.add(path)
+            self.parts.append((place, script("sqlite", _MARKS, "postdate_migration")))
+        if text:
+            self.parts.append((place, text))
+
+    def text(self) -> str:
+        """Return all of it; where it is for several databases, with their addresses above."""
+        places = {file_of(place) or place for place, _ in self.parts}
+        lines: list[str] = []
+        last: object = None
+        for place, text in self.parts:
+            if len(places) > 1 and (file_of(place) or place) != last:
+                last = file_of(place) or place
+                lines.append(f"-- In {place.shown}:\n")
+            lines.append(f"{text.rstrip()}\n")
+        return "\n".join(lines)
+
+
+def _add_store_and_queues(settings: Settings, more: Sequence[str], found: _Scripts) -> None:
     store, transport = settings.store.address, settings.transport.address
-    kind, queue_kind = check_store(store), check_transport(transport)
-    if kind.scheme == "sqlite":
-        return _sqlite_script()
-    scripts: list[str] = []
-    adapter = open_store(store, **store_settings(settings))
-    if isinstance(adapter, ScriptedStore):
-        scripts.append(adapter.setup_statements(settings.endpoint.name))
-    if queue_kind.scheme != "local":
-        queues = open_transport(transport, **transport_settings(settings))
-        together = queues.capabilities.database is not None and (
-            queues.capabilities.database == adapter.capabilities.database
-        )
-        if isinstance(queues, ScriptedTransport):
-            if not together:
-                scripts.append(queues.setup_statements())
-            scripts.append(queues.queue_statements(own_queues(settings)))
-    if not scripts:
-        raise ConfigurationError(f"{store!r} needs no SQL")
-    return "\n".join(f"{script.rstrip()}\n" for script in scripts)
+    database: object = None
+    if settings.delayed_delivery.enabled and file_of(store) is None:
+        adapter = open_store(store, **store_settings(settings))
+        database = adapter.capabilities.database
+        if isinstance(adapter, ScriptedStore):
+            found.add(store, adapter.setup_statements(settings.endpoint.name))
+    elif settings.delayed_delivery.enabled:
+        found.add(store, "", in_queue_file=True)
+    if file_of(transport) is not None:
+        found.add(transport, "", in_queue_file=True)
+        return
+    queues = open_transport(transport, **transport_settings(settings))
+    if isinstance(queues, ScriptedTransport):
+        if database is None or queues.capabilities.database != database:
+            found.add(transport, queues.setup_statements())
+        names = list(dict.fromkeys([*own_queues(settings, queues.capabilities), *more]))
+        found.add(transport, queues.queue_statements(names))
 
 
-def _sqlite_script() -> str:
-    parts = ["CREATE TABLE IF NOT EXISTS postdate_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL);"]
-    for each in migrations("sqlite"):
-        mark = f"INSERT INTO postdate_migration VALUES ({each.version}, '{each.name}');"
-        parts.append(f"-- {each.version:04d} {each.name}\n{each.sql.strip()}\n{mark}")
-    return "\n\n".join(parts) + "\n"
+def _add_timeouts(settings: Settings, found: _Scripts) -> None:
+    chosen = settings.timeout_manager
+    if chosen.address is None:
+        return
+    if file_of(chosen.address) is not None:
+        from postdate.timeouts.sqlite import setup_statements
+
+        for endpoint in managed_endpoints(settings):
+            found.add(chosen.address, setup_statements(endpoint, chosen.table_prefix), in_queue_file=True)
+        return
+    for endpoint, timeouts in open_timeouts(settings).items():
+        assert isinstance(timeouts, ScriptedStore)
+        found.add(chosen.address, timeouts.setup_statements(endpoint))
+
+
+def _add_part(place: Address, section: Literal["sagas", "outbox"], settings: Settings, found: _Scripts) -> None:
+    if file_of(place) is not None:
+        from postdate.outbox import sqlite as outbox
+        from postdate.sagas import sqlite as sagas
+
+        text = sagas.setup_statements() if section == "sagas" else outbox.setup_statements()
+        found.add(place, text, in_queue_file=section == "sagas")
+        return
+    part = open_saga_store(settings) if section == "sagas" else open_outbox(settings)
+    assert isinstance(part, ScriptedPart)
+    found.add(place, part.setup_statements())

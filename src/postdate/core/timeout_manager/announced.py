@@ -85,7 +85,9 @@ class Announced:
         for timeout_id, on_its_way in list(self._on_their_way.items()):
             if after < on_its_way.due <= until and timeout_id not in stored:
                 self.discard(timeout_id)
-            elif now - on_its_way.since > HEARD_OF_WITHIN:
+            elif not timedelta(0) <= now - on_its_way.since <= HEARD_OF_WITHIN:
+                # Announced in the future: the clock was set back. Others may have dispatched it long ago, and looks do
+                # not come as far as its due time: it must not hold up what is due before that.
                 self.leave(timeout_id)
         for timeout_id, due in list(self._left.items()):
             if after < due <= until and timeout_id not in stored:

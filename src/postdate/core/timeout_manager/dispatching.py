@@ -15,7 +15,7 @@ from postdate.errors import NotADelayedMessage, TimeoutConcurrentlyProcessed
 from postdate.messages import Envelope
 from postdate.metrics import NO_METRICS, Metrics
 from postdate.ports import End, Received, Transport
-from postdate.ports.timeouts import EnlistingTimeouts, Timeout, TimeoutPersister
+from postdate.ports.timeouts import ClaimingTimeouts, EnlistingTimeouts, Timeout, TimeoutClaim, TimeoutPersister
 
 log = logging.getLogger("postdate.timeout_manager")
 
@@ -35,11 +35,25 @@ class Announcer(Protocol):
         ...
 
 
+class _Unclaimed:
+    """A timeout that others may have in hand at the same time."""
+
+    def __init__(self, timeout: Timeout, persister: TimeoutPersister) -> None:
+        self.timeout, self._persister = timeout, persister
+
+    async def remove(self) -> bool:
+        return await self._persister.try_remove(self.timeout.timeout_id)
+
+    async def release(self) -> None:
+        """Nothing is held."""
+
+
 class DispatchStep:
     """Sends what a control message tells of, and removes it.
 
     With ``enlisting`` all of it is one transaction: exactly once. Without, the send leaves at once, then the timeout is
-    removed, then the control message taken off its queue: whatever fails in between is sent again, never lost.
+    removed, then the control message taken off its queue: whatever fails in between is sent again, never lost. Where
+    timeouts can be claimed, one process has each in hand while it is sent, and others leave it alone.
 
     Args:
         persister: where timeouts are kept.
@@ -60,6 +74,10 @@ class DispatchStep:
         metrics: Metrics = NO_METRICS,
     ) -> None:
         self._persister, self._enlisting, self._transport, self._clock = persister, enlisting, transport, clock
+        # In the transaction of the queue no claim is needed: who comes second finds the timeout gone and sends nothing.
+        self._claiming: ClaimingTimeouts | None = None
+        if enlisting is None and isinstance(persister, ClaimingTimeouts):
+            self._claiming = persister
         self._announcer, self._metrics = announcer, metrics
         self._sent: dict[str, None] = {}  # in order: the oldest are forgotten first
 
@@ -73,14 +91,27 @@ class DispatchStep:
         """
         timeout_id = announced_timeout(received.envelope)
         with calling_store(self._persister):
-            timeout = await self._persister.peek(timeout_id)
-        if timeout is None:
-            log.debug("timeout %s is gone already", timeout_id)
+            taken = await self._taken(timeout_id)
+        if taken is None:  # if others have it in hand and do not get done with it, the next look back finds it again
+            log.debug("timeout %s is gone already, or in other hands", timeout_id)
             return Done(End(record=None), lambda: self._announcer.gone(timeout_id))
+        timeout = taken.timeout
         envelope = dispatched(timeout, received.envelope.message_id, self._clock.now())
-        return Done(await self._end(timeout, envelope), lambda: self._dispatched(timeout_id, timeout))
+        try:
+            end = await self._end(taken, envelope)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await taken.release()
+        return Done(end, lambda: self._dispatched(timeout_id, timeout))
 
-    async def _end(self, timeout: Timeout, envelope: Envelope) -> End:
+    async def _taken(self, timeout_id: str) -> TimeoutClaim | None:
+        if self._claiming is not None:
+            return await self._claiming.claim(timeout_id)
+        timeout = await self._persister.peek(timeout_id)
+        return None if timeout is None else _Unclaimed(timeout, self._persister)
+
+    async def _end(self, taken: TimeoutClaim, envelope: Envelope) -> End:
+        timeout = taken.timeout
         if self._enlisting is not None:
             with calling_store(self._persister):
                 work = [self._enlisting.removing(timeout.timeout_id)]
@@ -88,7 +119,7 @@ class DispatchStep:
         if timeout.timeout_id not in self._sent:
             await self._send(timeout.timeout_id, envelope)
         with calling_store(self._persister):
-            removed = await self._persister.try_remove(timeout.timeout_id)
+            removed = await taken.remove()
         self._sent.pop(timeout.timeout_id, None)
         if not removed:
             raise TimeoutConcurrentlyProcessed(

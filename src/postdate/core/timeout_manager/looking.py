@@ -124,6 +124,8 @@ class DueTimeouts:
         return Taken(count, self._next_look <= now, self._next_look)
 
     async def _look_ahead(self, now: datetime) -> int:
+        if self._fetched and self._fetched[-1].due > now:  # the clock was set back, and this is not due any more
+            self._fetched.clear()
         if not self._fetched:
             with calling_store(self._persister):
                 chunk = await self._persister.next_chunk(self._slice, now, CHUNK)

@@ -124,7 +124,7 @@ def announcement(timeout_id: str, queue: str) -> Envelope:
 
 
 def announced_timeout(envelope: Envelope) -> str:
-    """Return the id of the timeout that a control message tells of.
+    """Return the id of the timeout that a control message tells of, a UUID as Postdate writes it: others may differ.
 
     Raises:
         NotADelayedMessage: it tells of none.
@@ -135,7 +135,10 @@ def announced_timeout(envelope: Envelope) -> str:
             f"message {envelope.message_id!r} arrived at the dispatcher of the timeout manager without header "
             f"{Headers.TIMEOUT_ID!r}"
         )
-    return timeout_id
+    try:
+        return str(uuid.UUID(timeout_id.strip()))
+    except ValueError:  # of a storage of one's own, whose ids may be anything
+        return timeout_id
 
 
 def undelayed(timeout: Timeout, message_id: str) -> Envelope:

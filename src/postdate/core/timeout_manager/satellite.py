@@ -6,21 +6,23 @@ Source: specification 4.9; ADR 0014.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final, Protocol
 
 import anyio
 
 from postdate.clock import Clock
 from postdate.core.foreign import calling_transport
-from postdate.core.recoverability import Host, error_headers, is_outage
-from postdate.errors import ClaimLost, MessageError, PostdateError, StoreNotSetUp, TransportUnreachable
+from postdate.core.recoverability import Host, error_headers, error_headers_in_brief, is_outage
+from postdate.errors import ClaimLost, MessageError, MessageTooLarge, PostdateError, StoreNotSetUp, TransportUnreachable
 from postdate.messages import Envelope
 from postdate.metrics import NO_METRICS, Metrics
 from postdate.outage_log import OutageLog
 from postdate.ports import End, Received, Receiver
+
+_HeadersOf = Callable[[Mapping[str, str], BaseException, str, datetime, Host], dict[str, str]]
 
 log = logging.getLogger("postdate.timeout_manager")
 
@@ -149,10 +151,17 @@ class Satellite:
                 await self._clock.wait(self._stopping, self._clock.now() + PAUSE)
             await self._receiver.roll_back(received)
             return
-        now = self._clock.now()
-        headers = error_headers(envelope.headers, error, settings.queue, now, settings.host)
-        copy = Envelope(settings.error_queue, envelope.message_id, headers, envelope.body)
-        await self._receiver.commit(received, now, End(record=None, outgoing=[copy]))
+        try:
+            await self._move(received, error, error_headers)
+        except MessageTooLarge as refused:  # the stack trace was too much: it would come back for ever
+            log.warning("message %s goes to the error queue in brief: %s", envelope.message_id, refused)
+            await self._move(received, error, error_headers_in_brief)
         self._metrics.moved_to_error(1)
         self._step.given_up(received)
-        log.error("message %s of %s moved to error queue %s", envelope.message_id, settings.queue, copy.destination)
+        log.error("message %s of %s moved to error queue %s", envelope.message_id, settings.queue, settings.error_queue)
+
+    async def _move(self, received: Received, error: PostdateError, headers_of: _HeadersOf) -> None:
+        settings, envelope, now = self._settings, received.envelope, self._clock.now()
+        headers = headers_of(envelope.headers, error, settings.queue, now, settings.host)
+        copy = Envelope(settings.error_queue, envelope.message_id, headers, envelope.body)
+        await self._receiver.commit(received, now, End(record=None, outgoing=[copy]))

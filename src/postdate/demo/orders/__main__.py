@@ -90,7 +90,7 @@ async def _play(settings: Settings, speed: float) -> None:
             orders = Endpoint(
                 name,
                 transport=plant.transport,
-                delayed_delivery=delayed_delivery(settings, plant.store),
+                delayed_delivery=delayed_delivery(settings, plant.kept),
                 sagas=sagas,
                 transaction_mode=settings.endpoint.transaction_mode,
                 error_queue=settings.endpoint.error_queue,

@@ -15,6 +15,7 @@ from postdate.operations.doctor.checks import Check, Diagnosis, Result
 from postdate.operations.doctor.files import file_system, look_at_files, synchronous
 from postdate.operations.doctor.machine import loopback, pipeline, python, settings_read, sqlite
 from postdate.operations.doctor.servers import look_at_server
+from postdate.operations.doctor.timeouts import timeouts
 from postdate.operations.doctor.traffic import (
     Queues,
     Stored,
@@ -23,8 +24,8 @@ from postdate.operations.doctor.traffic import (
     stored_on_server,
     traffic,
 )
-from postdate.operations.needs import intake_queues
-from postdate.ports import InspectableStore, TransactionMode
+from postdate.operations.needs import sources
+from postdate.ports import InspectableStore, TransactionMode, TransportCapabilities
 from postdate.wiring import (
     advice_for,
     check_addresses,
@@ -37,6 +38,9 @@ from postdate.wiring import (
     store_settings,
     transport_settings,
 )
+
+_NAMES_IN_FILES = TransportCapabilities(durable=True, transaction_modes=frozenset())
+"""How queues in a file are called, for whom does not open it."""
 
 __all__ = ["Check", "Diagnosis", "Result", "diagnose", "file_system", "loopback"]
 
@@ -66,6 +70,7 @@ async def _store_and_queues(settings: Settings, clock: Clock) -> list[Check]:
     looking.at_files()
     await looking.at_store()
     await looking.at_transport()
+    looking.checks += await timeouts(settings, clock.now())
     queues = None if looking.lengths is None else Queues(looking.needed, looking.lengths, looking.listable)
     return [*looking.checks, *traffic(settings, queues, looking.stored, clock.now())]
 
@@ -85,14 +90,16 @@ class _Looking:
 
     def at_files(self) -> None:
         """Look at the files, if there are any."""
-        store, transport = self._file(self.settings.store.address), self._file(self.settings.transport.address)
+        settings = self.settings
+        store = self._file(settings.store.address) if settings.delayed_delivery.enabled else None
+        transport = self._file(settings.transport.address)
         paths = list(dict.fromkeys(path for path in (store, transport) if path is not None))
         if not paths:
             return
         self.checks += [loopback(), synchronous(self.settings)]
         checks, facts = look_at_files(paths, self.clock.now())
         self.checks += checks
-        if store in facts:
+        if store is not None and store in facts:
             self.stored = stored_in_file(facts[store])
         if transport in facts:
             self.lengths = facts[transport].queues
@@ -105,7 +112,7 @@ class _Looking:
     async def at_store(self) -> None:
         """Look at the store, if it is on a server."""
         address = self.settings.store.address
-        if file_of(address) is not None:
+        if not self.settings.delayed_delivery.enabled or file_of(address) is not None:
             return
         try:
             async with AsyncExitStack() as stack:
@@ -122,19 +129,20 @@ class _Looking:
     async def at_transport(self) -> None:
         """Look at the queues, if they are on a server; at one server only once."""
         address = self.settings.transport.address
-        self.needed = own_queues(self.settings)
         if file_of(address) is not None:
+            self.needed = own_queues(self.settings, _NAMES_IN_FILES)
             return
         try:
             async with AsyncExitStack() as stack:
                 transport = open_transport(address, **transport_settings(self.settings))
                 stack.push_async_callback(transport.close)
+                self.needed = own_queues(self.settings, transport.capabilities)
                 answers = self._store_answers
-                if address != self.settings.store.address:
+                if address != self.settings.store.address or not self.settings.delayed_delivery.enabled:
                     checks, answers = await look_at_server("queue server", transport, self.clock)
                     self.checks += checks
                 if answers:
-                    self.needed = list(dict.fromkeys([*self.needed, *intake_queues(self.settings, transport)]))
+                    self.needed = list(dict.fromkeys([*self.needed, *sources(self.settings, transport)]))
                     destinations = () if self.stored is None else self.stored.destinations
                     names = list(dict.fromkeys([*self.needed, *destinations]))
                     view = queue_observer(transport)

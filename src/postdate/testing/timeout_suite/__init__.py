@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from postdate.testing.conformance import Check
+from postdate.testing.timeout_suite.claiming import claiming
 from postdate.testing.timeout_suite.enlisting import enlisting
 from postdate.testing.timeout_suite.keeping import keeping
 from postdate.testing.timeout_suite.looking import looking
@@ -10,7 +11,7 @@ from postdate.testing.timeout_suite.subject import TimeoutSubject
 
 __all__ = ["TimeoutSubject", "timeout_checks"]
 
-_TOPICS = (keeping, looking, enlisting)
+_TOPICS = (keeping, looking, claiming, enlisting)
 
 
 def timeout_checks() -> tuple[Check[TimeoutSubject], ...]:

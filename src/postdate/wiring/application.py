@@ -1,0 +1,81 @@
+"""From settings to what applications keep: saga instances and the outbox; by default where the delayed messages are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+from postdate.config import Address, Settings
+from postdate.config.sections import OutboxSettings, SagaSettings
+from postdate.errors import ConfigurationError
+from postdate.ports import OutboxStore, SagaStore
+from postdate.wiring.adapters import STORE_ALIASES, STORES, Kind, kind_of, open_adapter
+from postdate.wiring.choosing import chosen_for
+
+_FILE: Final = frozenset({"synchronous", "recording", "create"})
+
+
+def _kinds(sqlite: str, file: frozenset[str], postgres: str) -> dict[str, Kind]:
+    return {
+        scheme: Kind(scheme, STORES[scheme].product, adapter, STORES[scheme].example, takes, STORES[scheme].extra)
+        for scheme, adapter, takes in (("sqlite", sqlite, file), ("postgresql", postgres, frozenset({"schema"})))
+    }
+
+
+SAGAS: Final = _kinds("postdate.sagas.sqlite:SqliteSagaStore", _FILE, "postdate.sagas.postgres:PostgresSagaStore")
+OUTBOXES: Final = _kinds(
+    "postdate.outbox.sqlite:SqliteOutbox", frozenset({"synchronous"}), "postdate.outbox.postgres:PostgresOutbox"
+)
+
+
+def open_saga_store(settings: Settings) -> SagaStore:
+    """Return the saga store of the settings: by default in the file of the store, or its schema of PostgreSQL.
+
+    It connects at first use. Give it to ``Endpoint(sagas=…)``, which creates its tables with the queues.
+
+    Raises:
+        ConfigurationError: there is no saga store of that kind.
+    """
+    return cast("SagaStore", _opened("sagas", settings.sagas, SAGAS, settings))
+
+
+def open_outbox(settings: Settings) -> OutboxStore:
+    """Return where the outbox of the settings is: by default in the file of the store, or its schema of PostgreSQL.
+
+    It connects at first use. Give it to ``Endpoint(outbox=Outbox(…))``, which creates its table with the queues.
+
+    Raises:
+        ConfigurationError: there is no outbox of that kind.
+    """
+    return cast("OutboxStore", _opened("outbox", settings.outbox, OUTBOXES, settings))
+
+
+def _opened(
+    section: str, chosen: SagaSettings | OutboxSettings, kinds: Mapping[str, Kind], settings: Settings
+) -> object:
+    address = place_of(chosen, settings)
+    key = f"{section}.address" if chosen.address is not None else "store.address"
+    try:
+        kind = kind_of(address, section, kinds, STORE_ALIASES)
+    except ConfigurationError as error:
+        what = "the outbox is" if section == "outbox" else "sagas are"
+        raise ConfigurationError(
+            f"{what} kept in SQLite or PostgreSQL; {key} is {address!r}: name such a database with {section}.address, "
+            f"or pass one of your own to the endpoint"
+        ) from error
+    given: dict[str, Any] = {
+        "schema": chosen.schema or (settings.store.schema if chosen.address is None else None),
+        "synchronous": settings.store.synchronous,
+        "recording": settings.store.recording,
+    }
+    return open_adapter(kind, address, chosen_for(section, kind, given, settings))
+
+
+def place_of(chosen: SagaSettings | OutboxSettings, settings: Settings) -> Address:
+    """Return the address of the database that a section means."""
+    return settings.store.address if chosen.address is None else chosen.address
+
+
+def is_wanted(chosen: SagaSettings | OutboxSettings, asked: bool) -> bool:
+    """Return whether setting up makes the tables of a section: when it says where they are, or when asked to."""
+    return asked or chosen.address is not None or chosen.schema is not None

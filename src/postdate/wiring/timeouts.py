@@ -1,0 +1,159 @@
+"""From settings to timeout managers: where their timeouts are kept, and whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+from postdate.config import Settings
+from postdate.endpoint.settings import ExternalTimeoutManager, TimeoutManager
+from postdate.endpoint.timeout_manager import timeout_dispatcher_queue, timeout_manager_queue
+from postdate.errors import ConfigurationError
+from postdate.ports import TransportCapabilities
+from postdate.ports.timeouts import TimeoutPersister
+from postdate.timeouts.layout import table_name
+from postdate.wiring.adapters import STORE_ALIASES, STORES, Kind, kind_of, open_adapter
+from postdate.wiring.choosing import chosen_for
+
+_TABLES: Final = frozenset({"schema", "table_prefix"})
+_FILE: Final = frozenset({"synchronous", "recording"})
+"""As of the queues in the same file."""
+
+
+def _kind(scheme: str, adapter: str, settings: frozenset[str]) -> Kind:
+    like = STORES[scheme]
+    return Kind(scheme, like.product, f"postdate.timeouts.{adapter}", like.example, settings, like.extra)
+
+
+TIMEOUTS: Final[Mapping[str, Kind]] = {
+    kind.scheme: kind
+    for kind in (
+        _kind("sqlite", "sqlite:SqliteTimeouts", _FILE | {"table_prefix"}),
+        _kind("postgresql", "postgres:PostgresTimeouts", _TABLES),
+        _kind("mariadb", "mariadb:MariaDbTimeouts", _TABLES),
+        _kind("mssql", "sqlserver:SqlServerTimeouts", _TABLES),
+    )
+}
+
+
+def check_timeout_managers(settings: Settings) -> None:
+    """Refuse settings of timeout managers that do not fit together.
+
+    Raises:
+        ConfigurationError: says which, where they stand, and what to do.
+    """
+    chosen, delays = settings.timeout_manager, settings.delayed_delivery
+    if chosen.external_address is not None:
+        origin = settings.origins.get("timeout_manager.external_address", "default")
+        if chosen.address is not None:
+            raise ConfigurationError(
+                f"timeout_manager.external_address ({origin}) is for endpoints that have no timeout manager of their "
+                f"own, and timeout_manager.address says where one keeps its timeouts: remove one of them"
+            )
+        if delays.enabled:
+            raise ConfigurationError(
+                f"timeout_manager.external_address ({origin}) and a delayed delivery of its own exclude each other: "
+                f"remove it, or set delayed_delivery.enabled = false"
+            )
+    if chosen.address is None:
+        for name in ("schema", "table_prefix", "endpoints"):
+            if f"timeout_manager.{name}" in settings.origins:
+                origin = settings.origins[f"timeout_manager.{name}"]
+                raise ConfigurationError(
+                    f"timeout_manager.{name} ({origin}) is set, and nothing says where timeouts are kept: add "
+                    f"timeout_manager.address, such as {STORES['postgresql'].example}"
+                )
+        return
+    _storage(settings)
+    _check_apart(settings)
+    if chosen.table_prefix is not None and len(managed_endpoints(settings)) > 1:
+        origin = settings.origins.get("timeout_manager.table_prefix", "default")
+        raise ConfigurationError(
+            f"timeout_manager.table_prefix ({origin}) names one table, and timeout_manager.endpoints are several, each "
+            f"with a table of its own: run one service for each, or leave the prefix out"
+        )
+
+
+def _check_apart(settings: Settings) -> None:
+    """Refuse two endpoints that would have one table or one queue, where capitals and points make no difference."""
+    seen: dict[str, str] = {}
+    own = [settings.endpoint.name] if settings.delayed_delivery.enabled else []
+    for name in dict.fromkeys([*own, *managed_endpoints(settings)]):
+        other = seen.setdefault(table_name(name).lower(), name)
+        if other != name:
+            origin = settings.origins.get("timeout_manager.endpoints", "default")
+            raise ConfigurationError(
+                f"timeout_manager.endpoints ({origin}): {name!r} and {other!r} "
+                f"have one table, or one queue on some servers: write the name in one way, endpoint.name included, or "
+                f"run a service for each"
+            )
+
+
+def _storage(settings: Settings) -> tuple[Kind, dict[str, Any]]:
+    chosen = settings.timeout_manager
+    assert chosen.address is not None
+    try:
+        kind = kind_of(chosen.address, "storage of timeouts", TIMEOUTS, STORE_ALIASES)
+    except ConfigurationError as error:
+        origin = settings.origins.get("timeout_manager.address", "default")
+        raise ConfigurationError(f"timeout_manager.address is {chosen.address!r} ({origin}): {error}") from error
+    given = {
+        "schema": chosen.schema,
+        "table_prefix": chosen.table_prefix,
+        "synchronous": settings.store.synchronous,
+        "recording": settings.store.recording,
+    }
+    return kind, chosen_for("timeout_manager", kind, given, settings)
+
+
+def managed_endpoints(settings: Settings) -> tuple[str, ...]:
+    """Return the endpoints whose timeouts are managed here; none without a storage."""
+    chosen = settings.timeout_manager
+    return () if chosen.address is None else tuple(dict.fromkeys(chosen.endpoints)) or (settings.endpoint.name,)
+
+
+def open_timeouts(settings: Settings) -> dict[str, TimeoutPersister]:
+    """Return where the timeouts of each managed endpoint are kept; all connect at first use.
+
+    Raises:
+        ConfigurationError: no storage has such an address or such settings, or its driver is not installed.
+    """
+    endpoints = managed_endpoints(settings)
+    if not endpoints:
+        return {}
+    kind, given = _storage(settings)
+    address = settings.timeout_manager.address
+    assert address is not None
+    return {name: cast("TimeoutPersister", open_adapter(kind, address, given)) for name in endpoints}
+
+
+def timeout_manager(
+    settings: Settings, endpoint: str, timeouts: Mapping[str, TimeoutPersister]
+) -> TimeoutManager | ExternalTimeoutManager | None:
+    """Return the settings of an endpoint's timeout manager as the endpoint takes them.
+
+    Args:
+        settings: which.
+        endpoint: its name.
+        timeouts: as :func:`open_timeouts` has opened them.
+    """
+    chosen = settings.timeout_manager
+    if chosen.external_address is not None:
+        return ExternalTimeoutManager(chosen.external_address)
+    if endpoint not in timeouts:
+        return None
+    return TimeoutManager(
+        timeouts[endpoint],
+        time_to_wait_before_triggering_critical_error=chosen.time_to_wait_before_triggering_critical_error,
+        concurrency=chosen.concurrency,
+    )
+
+
+def timeout_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
+    """Return the queues in which timeouts of the managed endpoints come in."""
+    return [timeout_manager_queue(name, can) for name in managed_endpoints(settings)]
+
+
+def dispatcher_queues(settings: Settings, can: TransportCapabilities) -> list[str]:
+    """Return the queues in which due timeouts of the managed endpoints are announced."""
+    return [timeout_dispatcher_queue(name, can) for name in managed_endpoints(settings)]
