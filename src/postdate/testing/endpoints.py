@@ -14,11 +14,12 @@ import msgspec
 from postdate.core.recoverability import Recoverability
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.endpoint import Endpoint
+from postdate.endpoint.replying import reply_options
 from postdate.endpoint.sagas import Saga, as_text
 from postdate.endpoint.sending import SendKeywords, SendOptions
 from postdate.endpoint.settings import DelayedDelivery
-from postdate.errors import PostdateError
-from postdate.messages import DelayedMessage, Envelope
+from postdate.errors import InvalidMessage, PostdateError
+from postdate.messages import DelayedMessage, Envelope, Headers
 from postdate.ports import HANDLED, Correlation, End, MessageFilter, Received, TransportCapabilities, Work
 from postdate.sagas.memory import MemorySagaStore
 from postdate.stores.memory import MemoryStore
@@ -132,6 +133,26 @@ class EndpointTest:
         message_id = await self._endpoint.send(message, **chosen)
         await self._let_it_happen()
         return message_id
+
+    async def reply(self, message: object, to: Sent, headers: Mapping[str, str] | None = None) -> str:
+        """Let the endpoint under test get a reply to what it has sent, as the handler of another endpoint replies.
+
+        Args:
+            message: of a type that it handles.
+            to: one of :attr:`deliveries`.
+            headers: of the reply, of your own.
+
+        Raises:
+            InvalidMessage: what was sent asks for replies somewhere else, or not at all.
+            Exception: what its handler raised.
+        """
+        options = reply_options(to.headers, to.headers.get(Headers.MESSAGE_ID, ""), headers)
+        if options.destination != self._endpoint.name:
+            raise InvalidMessage(f"replies to it go to {options.destination!r}, not to {self._endpoint.name!r}")
+        reply = self._endpoint.outgoing(message, options, related_to=to.headers)
+        await self._endpoint.send_now([reply])
+        await self._let_it_happen()
+        return reply.message_id
 
     async def advance(
         self,

@@ -23,6 +23,7 @@ from postdate import (
     SqliteStore,
     TransactionMode,
     handles,
+    handles_reply,
     started_by,
 )
 from postdate.config import load_settings
@@ -78,6 +79,14 @@ async def _handle(self: Any, message: Place, context: HandlerContext) -> None: .
 async def _start_by_due(self: Any, message: Due, context: HandlerContext) -> None: ...
 
 
+@handles(Due)
+async def _handle_due(self: Any, message: Due, context: HandlerContext) -> None: ...
+
+
+@handles_reply(Place)
+async def _take_reply(self: Any, message: Place, context: HandlerContext) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("define", "why"),
     [
@@ -86,7 +95,10 @@ async def _start_by_due(self: Any, message: Due, context: HandlerContext) -> Non
         (lambda: _define(Demanding, "order_id", start=_start), "needs defaults for more"),
         (lambda: _define(dict, "order_id", start=_start), "neither a dataclass nor"),
         (lambda: _define(State, "order_id", start=_start, handle=_handle), "two methods take Place"),
-        (lambda: _define(State, "order_id", start=_start_by_due), "Due has no 'order_id'"),
+        (lambda: _define(State, "order_id", start=_start_by_due), "Due has no 'order_id'.*=lambda message: …\\)$"),
+        (lambda: _define(State, "order_id", start=_start, handle=_handle_due), "or @handles_reply\\(Due\\) if it only"),
+        (lambda: _define(State, "order_id", start=_start, reply=_take_reply), "two methods take Place: reply and start"),
+        (lambda: _define(State, "order_id", reply=_take_reply), "nothing starts it; mark a method"),
         (lambda: _define(None, "order_id", start=_start), "its state has no type"),
         (lambda: started_by(Place)(cast("Any", print)), "async methods"),
     ],
