@@ -30,6 +30,7 @@ from postdate.ports import (
     AdministrableStore,
     Correlation,
     EnlistingSagaStore,
+    OutboxStore,
     SagaChange,
     SagaFate,
     SagaRecord,
@@ -82,6 +83,20 @@ def check_saga_mode(store: SagaStore, transport: Transport, mode: TransactionMod
         raise UnsupportedTransactionMode(
             f"transaction mode 'transaction_scope' promises exactly once, for which {type(store).__name__} and "
             f"{type(transport).__name__} must be on the same database; use the same one, or another mode"
+        )
+
+
+def check_saga_outbox(store: SagaStore, outbox: OutboxStore) -> None:
+    """Refuse sagas whose state would be kept beside the commit of the outbox, and so changed again by a duplicate.
+
+    Raises:
+        ConfigurationError: says where they must be.
+    """
+    if enlisting_sagas(store, outbox.database) is None:
+        raise ConfigurationError(
+            f"an outbox promises that each message is handled once, for which sagas must be kept in its database: "
+            f"{type(store).__name__} cannot write in the transactions of {type(outbox).__name__}; use a store of the "
+            f"same kind, on the same file, or with the same address and schema"
         )
 
 

@@ -263,9 +263,18 @@ class SagaInstance:
 
     def _encoded_state(self) -> str:
         try:
-            return msgspec.json.encode(self.state).decode()
+            text = msgspec.json.encode(self.state)
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
             raise InvalidMessage(f"the state of {name_of(self.record)} cannot be written as JSON: {error}") from error
+        try:  # what cannot be read again would fail every later message of the instance
+            msgspec.json.decode(text, type=self.definition.state_type)
+        except msgspec.MsgspecError as error:
+            kind = self.definition.state_type.__name__
+            raise InvalidMessage(
+                f"the state of {name_of(self.record)} would come back as no {kind}: {error}; JSON has no NaN and no "
+                f"infinity, and every property must have a value of its type"
+            ) from error
+        return text.decode()
 
     def revoked(self) -> Sequence[str]:
         """Return the message ids of timeouts that are to come no more and have left already."""

@@ -315,6 +315,8 @@ def _definition(saga: type[Saga[Any]], correlated_by: str, name: str) -> SagaDef
     ]
     messages = _by_type([each for each in methods if each.role is not SagaRole.TIMES_OUT], check)
     timeouts = _by_type([each for each in methods if each.role is SagaRole.TIMES_OUT], check)
+    if bytes in timeouts:
+        raise check.error("a timeout is a message of a type of its own, not bytes")
     if not any(each.role is SagaRole.STARTS for each in messages.values()):
         raise check.error("nothing starts it; mark a method with @started_by(…)")
     for each in messages.values():
@@ -354,6 +356,8 @@ def _correlation_field(state_type: type[Any], correlated_by: str, check: _Wrong)
     kind = msgspec.inspect.type_info(state_type)
     if not isinstance(kind, (msgspec.inspect.DataclassType, msgspec.inspect.StructType)):
         raise check.error(f"its state {state_type.__name__} is neither a dataclass nor a msgspec.Struct")
+    if isinstance(kind, msgspec.inspect.StructType) and kind.array_like:
+        raise check.error(f"its state {state_type.__name__} is array_like: properties are kept by their names")
     found = [each.encode_name for each in kind.fields if each.name == correlated_by]
     if not found:
         raise check.error(f"its state {state_type.__name__} has no {correlated_by!r}")
