@@ -181,6 +181,12 @@ class Place:
         """Return how many messages wait in the store."""
         return (await self.store.statistics(now())).pending
 
+    async def nothing_waits(self) -> None:
+        """Wait until nothing waits: what was sent to queues elsewhere may be handled before it is removed."""
+        with anyio.fail_after(PATIENCE_SECONDS):
+            while await self.waiting():  # noqa: ASYNC110 - only the store knows
+                await anyio.sleep(0.002)
+
     async def close(self) -> None:
         for each in self._opened:
             await each.close()

@@ -99,7 +99,7 @@ async def test_what_is_sent_while_handling_a_delayed_message_is_not_delayed_rows
     async with place.endpoint(handle) as endpoint:
         await endpoint.send(Pay(1), delay=SOON, headers={Headers.REPLY_TO_ADDRESS: replies})
         left = [await place.take(queue) for queue in (billing, replies)]
-        assert await place.waiting() == 0
+        await place.nothing_waits()
     assert not [each for each in left if Headers.DELIVER_AT in each.headers or each.due is not None]
 
 
