@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
-import anyio
-
 from postdate.clock import Clock
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.foreign import calling_store
