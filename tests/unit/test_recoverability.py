@@ -167,10 +167,9 @@ def test_a_long_text_does_not_keep_the_frames_out_of_an_error_copy_row_112() -> 
     def refuse() -> None:
         raise ValueError("x" * 20_000 + " end")
 
-    try:
+    with pytest.raises(ValueError, match=" end") as raised:
         refuse()
-    except ValueError as error:
-        trace = error_headers({}, error, "sales", NOW, HOST)[Headers.EXCEPTION_STACK_TRACE]
+    trace = error_headers({}, raised.value, "sales", NOW, HOST)[Headers.EXCEPTION_STACK_TRACE]
     assert len(trace) == 16_384
     assert "in refuse" in trace
     assert "left out" in trace
