@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from postdate.endpoint.endpoint import Endpoint
     from postdate.endpoint.handling import HandlerContext
     from postdate.endpoint.outbox import Outbox
-    from postdate.endpoint.sagas import Saga, handles, handles_timeout, started_by
+    from postdate.endpoint.sagas import Saga, handles, handles_reply, handles_timeout, started_by
     from postdate.endpoint.sending import SendOptions
     from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, TimeoutManager
     from postdate.endpoint.time_to_be_received import time_to_be_received
@@ -105,6 +105,7 @@ __all__ = [
     "Transport",
     "__version__",
     "handles",
+    "handles_reply",
     "handles_timeout",
     "started_by",
     "time_to_be_received",
@@ -119,7 +120,7 @@ _ROOMS = {
     "endpoint.endpoint": ("Endpoint",),
     "endpoint.handling": ("HandlerContext",),
     "endpoint.outbox": ("Outbox",),
-    "endpoint.sagas": ("Saga", "handles", "handles_timeout", "started_by"),
+    "endpoint.sagas": ("Saga", "handles", "handles_reply", "handles_timeout", "started_by"),
     "endpoint.sending": ("SendOptions",),
     "endpoint.settings": ("DelayedDelivery", "ExternalTimeoutManager", "TimeoutManager"),
     "endpoint.time_to_be_received": ("time_to_be_received",),

@@ -60,6 +60,8 @@ class Headers:
     ERROR_CODE = "Postdate.ErrorCode"
     SAGA_ID = "NServiceBus.SagaId"
     SAGA_TYPE = "NServiceBus.SagaType"
+    ORIGINATING_SAGA_ID = "NServiceBus.OriginatingSagaId"
+    ORIGINATING_SAGA_TYPE = "NServiceBus.OriginatingSagaType"
     IS_SAGA_TIMEOUT_MESSAGE = "NServiceBus.IsSagaTimeoutMessage"
 
     EXCEPTION_TYPE = "NServiceBus.ExceptionInfo.ExceptionType"

@@ -47,6 +47,16 @@ def test_on_postgresql_and_rabbitmq_by_settings_alone(postgres_url: str, rabbitm
     assert not list(tmp_path.iterdir())
 
 
+def test_a_wrong_setting_is_told_in_one_line_without_passwords(tmp_path: Path) -> None:
+    nobody = "postgresql://user:sesame@127.0.0.1:1/shop"
+    done = _run(tmp_path, {"POSTDATE_STORE__ADDRESS": nobody, "POSTDATE_TRANSPORT__ADDRESS": nobody})
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert line.startswith("error [store_un")
+    assert "POSTDATE_STORE__ADDRESS" in line
+    assert "sesame" not in line
+
+
 def _expect_the_stories(told: dict[str, list[str]]) -> None:
     for customer, mails in told.items():
         assert mails[0] == STORIES[customer][0]
@@ -58,11 +68,7 @@ def _expect_the_stories(told: dict[str, list[str]]) -> None:
 
 def _mails(folder: Path, settings: dict[str, str]) -> dict[str, list[str]]:
     """Return the mails to each customer in order, cut to the words that are told above."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("POSTDATE_")}
-    command = [sys.executable, "-m", "postdate.demo.orders", "--speed", "900"]
-    done = subprocess.run(
-        command, cwd=folder, env={**clean, **settings}, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = _run(folder, settings)
     assert done.returncode == 0, done.stderr
     told: dict[str, list[str]] = {customer: [] for customer in STORIES}
     for customer, text in re.findall(r"^ *\d+ min  (\w+) +(.*)$", done.stdout, re.MULTILINE):
@@ -70,3 +76,11 @@ def _mails(folder: Path, settings: dict[str, str]) -> dict[str, list[str]]:
         assert words, text
         told[customer] += words
     return told
+
+
+def _run(folder: Path, settings: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    clean = {key: value for key, value in os.environ.items() if not key.startswith("POSTDATE_")}
+    command = [sys.executable, "-m", "postdate.demo.orders", "--speed", "900"]
+    return subprocess.run(
+        command, cwd=folder, env={**clean, **settings}, capture_output=True, text=True, timeout=120, check=False
+    )

@@ -262,6 +262,22 @@ async def test_a_transaction_that_a_handler_broke_is_not_committed(subject: Subj
     assert await subject.store.find("sales", "m-1") is None
 
 
+async def test_a_transaction_in_which_a_statement_failed_says_how_to_go_on(subject: Subject) -> None:
+    """PostgreSQL commits nothing of it any more; SQLite undoes the statement alone."""
+    await subject.store.setup()
+    transaction = subject.store.transaction("sales", "m-1")
+    connection = await transaction.begin()
+    with pytest.raises((sqlite3.Error, psycopg.Error)):
+        await execute(connection, f"INSERT INTO {subject.table} (missing) VALUES (1)")
+    if isinstance(connection, sqlite3.Connection):
+        assert await transaction.commit([], NOW)
+        return
+    with pytest.raises(StoreError, match="savepoint"):
+        await transaction.commit([], NOW)
+    await transaction.roll_back()
+    assert await subject.store.find("sales", "m-1") is None
+
+
 async def test_a_later_version_is_left_alone(subject: Subject) -> None:
     await subject.store.setup()
     if isinstance(subject.store, SqliteOutbox):

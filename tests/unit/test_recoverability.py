@@ -163,6 +163,19 @@ def test_an_error_copy_has_the_code_of_our_own_errors_and_a_message_cut_to_16384
     assert len(copy[Headers.EXCEPTION_MESSAGE]) == 16_384
 
 
+def test_a_long_text_does_not_keep_the_frames_out_of_an_error_copy_row_112() -> None:
+    def refuse() -> None:
+        raise ValueError("x" * 20_000 + " end")
+
+    with pytest.raises(ValueError, match=" end") as raised:
+        refuse()
+    trace = error_headers({}, raised.value, "sales", NOW, HOST)[Headers.EXCEPTION_STACK_TRACE]
+    assert len(trace) == 16_384
+    assert "in refuse" in trace
+    assert "left out" in trace
+    assert trace.endswith(" end\n")
+
+
 def test_an_exception_with_text_that_no_header_can_carry_still_reaches_the_error_queue() -> None:
     copy = error_headers({}, ValueError("lone \ud800 surrogate"), "sales", NOW, HOST)
     assert copy[Headers.EXCEPTION_MESSAGE] == "lone \\ud800 surrogate"

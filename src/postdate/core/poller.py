@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
-import anyio
-
 from postdate.clock import Clock
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.foreign import calling_store
@@ -116,8 +114,8 @@ class Poller:
             due_but_not_taken = taken.count == 0 and taken.next_attempt is not None and taken.next_attempt < now
             look_again = min(look_again * 2, _LONGEST_LOOK_AGAIN) if due_but_not_taken else _SHORTEST_LOOK_AGAIN
             await self._sleep(alarm, taken.next_attempt, look_again)
-            if taken.count and not self._stopping and self._clock.now() < now + _LOOKS_APART:
-                await self._clock.wait(anyio.Event(), now + _LOOKS_APART)
+            if taken.count:
+                await self._pause(alarm, now + _LOOKS_APART - self._clock.now())
 
     async def _listen(self, alarm: Alarm) -> Callable[[], None]:
         while True:
@@ -143,7 +141,7 @@ class Poller:
         await self._clock.wait(alarm.event, until)
 
     async def _pause(self, alarm: Alarm, duration: timedelta) -> None:
-        """Pause after a failure; only :meth:`stop` ends it early."""
+        """Pause after a failure, or between two looks; only :meth:`stop` ends it early."""
         until = self._clock.now() + duration
         while not self._stopping and (now := self._clock.now()) < until:
             until = min(until, now + duration)  # should the clock have been set back

@@ -275,7 +275,7 @@ def error_headers(
         Headers.EXCEPTION_TYPE: _type_name(error),
         Headers.EXCEPTION_MESSAGE: text_of(error)[:EXCEPTION_MESSAGE_LIMIT],
         Headers.EXCEPTION_SOURCE: type(error).__module__,
-        Headers.EXCEPTION_STACK_TRACE: _storable("".join(traceback.format_exception(error)))[-STACK_TRACE_LIMIT:],
+        Headers.EXCEPTION_STACK_TRACE: _shortened(_storable("".join(traceback.format_exception(error)))),
     }
     if error.__cause__ is not None:
         added[Headers.EXCEPTION_INNER_TYPE] = _type_name(error.__cause__)
@@ -357,6 +357,18 @@ def text_of(error: BaseException) -> str:
 def reason_of(error: PostdateError) -> str:
     """Return what is recorded of an error of ours: its code, and its text as :func:`text_of` returns it."""
     return f"{error.code}: {text_of(error)}"
+
+
+def _shortened(trace: str) -> str:
+    """Return a stack trace without its middle where it is too long.
+
+    It ends with the text of the exception, which may be all of the last part; frames are at the beginning, too.
+    """
+    if len(trace) <= STACK_TRACE_LIMIT:
+        return trace
+    gap = f"\n[… {len(trace) - STACK_TRACE_LIMIT} characters or more are left out …]\n"
+    first = STACK_TRACE_LIMIT // 2
+    return trace[:first] + gap + trace[len(trace) - STACK_TRACE_LIMIT + first + len(gap) :]
 
 
 def _type_name(error: BaseException) -> str:

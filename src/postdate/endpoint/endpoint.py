@@ -46,7 +46,7 @@ from postdate.endpoint.handling import HandlerContext, Handling
 from postdate.endpoint.outbox import Outbox, OutboxCleanUp, OutboxHandling, Steps, check_outbox, prepare_outbox
 from postdate.endpoint.publishing import publish_options, publishing
 from postdate.endpoint.retries import Retries
-from postdate.endpoint.saga_handling import Sagas, check_saga_mode, is_saga_timeout
+from postdate.endpoint.saga_handling import Sagas, check_saga_mode, check_saga_outbox, is_saga_timeout
 from postdate.endpoint.saga_instance import SagaSurroundings
 from postdate.endpoint.sagas import Saga
 from postdate.endpoint.sending import Sender, SendKeywords, SendOptions, kept, outgoing_message, transactional
@@ -206,6 +206,7 @@ class Endpoint:
         """Return the sagas; what is kept of them is part of the transactions of outbox or queues, where it is there."""
         can = self.transport.capabilities
         if self._outbox is not None:
+            check_saga_outbox(store, self._outbox.store)
             database = self._outbox.store.database
         elif self.mode is TransactionMode.RECEIVE_ONLY and not can.time_to_be_received_in_transactions:
             database = None  # there some messages cannot leave in the transaction in which state would be kept

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Unpack
 
@@ -13,12 +13,12 @@ import anyio
 from postdate.core.recoverability import text_of
 from postdate.endpoint.cancelling import is_being_cancelled
 from postdate.endpoint.outbox import BusinessTransaction, Handled
+from postdate.endpoint.replying import reply_options
 from postdate.endpoint.retries import POLICY_FAILURES, PolicyFailed, cancels_itself, is_lasting
 from postdate.endpoint.saga_handling import CONFLICTS_BORNE, SagaStoreUnreachable
 from postdate.endpoint.sending import SendKeywords, SendOptions
 from postdate.errors import (
     ConfigurationError,
-    InvalidMessage,
     InvalidTimestamp,
     MessageError,
     PostdateError,
@@ -49,6 +49,8 @@ class HandlerContext:
         work."""
         self.afterwards: list[Callable[[], Awaitable[None]]] = []
         """Done when the message has ended well; must raise nothing."""
+        self.saga: Mapping[str, str] = {}
+        """Headers that say which saga instance sends; empty while none is at work."""
         self._ended = False
 
     def end(self) -> Sequence[Envelope | DelayedMessage]:
@@ -100,21 +102,19 @@ class HandlerContext:
             isolated: let it leave at once, whatever becomes of the message being handled.
             options: see there.
         """
-        outgoing = self._endpoint.outgoing(message, SendOptions(**options), related_to=self.headers)
+        outgoing = self._made(message, SendOptions(**options))
         await self._leave(outgoing, isolated=isolated)
         return outgoing.message_id
 
     async def reply(self, message: object, headers: Mapping[str, str] | None = None) -> str:
-        """Send a message to where the incoming one asked for replies. A reply cannot be delayed (row 7).
+        """Send a message to where the incoming one asked for replies, and to the saga instance that sent that, if any.
+
+        A reply cannot be delayed (row 7).
 
         Raises:
             InvalidMessage: the incoming message names no address for replies.
         """
-        address = self.headers.get(Headers.REPLY_TO_ADDRESS)
-        if not address:
-            raise InvalidMessage(f"message {self.message_id!r} has no header {Headers.REPLY_TO_ADDRESS!r} to reply to")
-        options = SendOptions(destination=address, headers={Headers.MESSAGE_INTENT: "Reply", **(headers or {})})
-        outgoing = self._endpoint.outgoing(message, options, related_to=self.headers)
+        outgoing = self._made(message, reply_options(self.headers, self.message_id, headers))
         await self._leave(outgoing)
         return outgoing.message_id
 
@@ -123,9 +123,14 @@ class HandlerContext:
     ) -> str:
         """Send a message to everybody who is subscribed to its type; see :meth:`Endpoint.publish`."""
         options = self._endpoint.publish_options(message, headers, message_id)
-        outgoing = self._endpoint.outgoing(message, options, related_to=self.headers)
+        outgoing = self._made(message, options)
         await self._leave(outgoing)
         return outgoing.message_id
+
+    def _made(self, message: object, options: SendOptions) -> Envelope | DelayedMessage:
+        if self.saga:
+            options = replace(options, headers={**self.saga, **(options.headers or {})})
+        return self._endpoint.outgoing(message, options, related_to=self.headers)
 
     async def _leave(self, outgoing: Envelope | DelayedMessage, *, isolated: bool = False) -> None:
         if self._ended:

@@ -13,7 +13,7 @@ import msgspec
 from postdate.core.foreign import calling_store
 from postdate.core.recoverability import is_outage
 from postdate.endpoint.saga_instance import Handling, SagaInstance, SagaSurroundings, name_of
-from postdate.endpoint.saga_timeouts import SagaDetails, decoded
+from postdate.endpoint.saga_timeouts import SagaDetails, decoded, originator_of
 from postdate.endpoint.sagas import Saga, SagaDefinition, SagaMethod, SagaRole
 from postdate.endpoint.serialization import type_name
 from postdate.errors import (
@@ -30,6 +30,7 @@ from postdate.ports import (
     AdministrableStore,
     Correlation,
     EnlistingSagaStore,
+    OutboxStore,
     SagaChange,
     SagaFate,
     SagaRecord,
@@ -85,6 +86,20 @@ def check_saga_mode(store: SagaStore, transport: Transport, mode: TransactionMod
         )
 
 
+def check_saga_outbox(store: SagaStore, outbox: OutboxStore) -> None:
+    """Refuse sagas whose state would be kept beside the commit of the outbox, and so changed again by a duplicate.
+
+    Raises:
+        ConfigurationError: says where they must be.
+    """
+    if enlisting_sagas(store, outbox.database) is None:
+        raise ConfigurationError(
+            f"an outbox promises that each message is handled once, for which sagas must be kept in its database: "
+            f"{type(store).__name__} cannot write in the transactions of {type(outbox).__name__}; use a store of the "
+            f"same kind, on the same file, or with the same address and schema"
+        )
+
+
 class Sagas:
     """The sagas of one endpoint.
 
@@ -134,9 +149,12 @@ class Sagas:
         found: list[SagaInstance] = []
         for definition in self._by_name.values():
             method = definition.messages.get(type(message))
-            if method is None:
+            if method is None or self._replies_to_another(definition, method, context.headers):
                 continue
-            instance = await self._instance_for(definition, method, message, context)
+            if method.role is SagaRole.TAKES_REPLIES:
+                instance = await self._asking(definition, context)
+            else:
+                instance = await self._instance_for(definition, method, message, context)
             if instance is None:
                 await definition.saga.not_found(message, context)
             else:
@@ -161,7 +179,34 @@ class Sagas:
             return None
         record = SagaRecord(str(uuid.uuid4()), definition.name, correlation, "")
         state = definition.new_state(value)
-        return SagaInstance(definition, record, state, SagaDetails(), context, self._around, leftover)
+        details = SagaDetails(originator=originator_of(context.headers))
+        return SagaInstance(definition, record, state, details, context, self._around, leftover)
+
+    # --- replies --------------------------------------------------------------------------------------------------
+
+    def _replies_to_another(self, definition: SagaDefinition, method: SagaMethod, headers: Mapping[str, str]) -> bool:
+        """Return whether a reply is for another saga here, so that its instance is not to be looked for in this one."""
+        another = self._by_name.get(_saga_type(headers))
+        if method.role is not SagaRole.TAKES_REPLIES or another is None or another is definition:
+            return False
+        theirs = another.messages.get(method.message_type)
+        return theirs is not None and theirs.role is SagaRole.TAKES_REPLIES
+
+    async def _asking(self, definition: SagaDefinition, context: Handling) -> SagaInstance | None:
+        """Return the instance to which a message replies, if it is one of this saga and has not ended."""
+        if _saga_type(context.headers) != definition.name:
+            return None
+        record, details = await self._named(definition, context)
+        return None if record is None else self._loaded(definition, record, details, context)
+
+    async def _named(self, definition: SagaDefinition, context: Handling) -> tuple[SagaRecord | None, SagaDetails]:
+        """Return the record of the instance that the headers name, and what is remembered of it, if it goes on."""
+        with _calling_sagas():
+            record = await self.store.load(definition.name, _saga_id(context.headers))
+        if record is None:
+            return None, SagaDetails()
+        details = decoded(record.details, name_of(record))
+        return (None if details.is_over_for(context.message_id) else record), details
 
     # --- timeouts -------------------------------------------------------------------------------------------------
 
@@ -174,11 +219,9 @@ class Sagas:
             SagaConflict, SagaStoreUnreachable: see :meth:`handle`.
         """
         definition, method = self._timeout_method(timeout, context.headers)
-        saga_id = _saga_id(context.headers)
-        with _calling_sagas():
-            record = await self.store.load(definition.name, saga_id)
-        details = None if record is None else decoded(record.details, name_of(record))
-        if record is None or details is None or details.is_over_for(context.message_id):
+        record, details = await self._named(definition, context)
+        saga_id = context.headers[Headers.SAGA_ID]
+        if record is None:
             log.info("timeout %s of %s %s, which is completed: ignored", context.message_id, definition.name, saga_id)
             return
         if not details.expects(context.message_id):
@@ -195,7 +238,7 @@ class Sagas:
         await self._keep([instance], context)
 
     def _timeout_method(self, timeout: object, headers: Mapping[str, str]) -> tuple[SagaDefinition, SagaMethod]:
-        name = headers.get(Headers.SAGA_TYPE, "").split(",")[0].strip()
+        name = _saga_type(headers)
         definition = self._by_name.get(name)
         if definition is None:
             known = ", ".join(sorted(self._by_name)) or "none"
@@ -265,9 +308,14 @@ def is_saga_timeout(headers: Mapping[str, str]) -> bool:
     return headers.get(Headers.IS_SAGA_TIMEOUT_MESSAGE, "").lower() == "true"
 
 
+def _saga_type(headers: Mapping[str, str]) -> str:
+    """Return the name of the saga that a message is for; without what .NET adds about the assembly."""
+    return headers.get(Headers.SAGA_TYPE, "").split(",")[0].strip()
+
+
 def _saga_id(headers: Mapping[str, str]) -> str:
     text = headers.get(Headers.SAGA_ID, "")
     try:
         return str(uuid.UUID(text))
     except ValueError as error:
-        raise InvalidMessage(f"header {Headers.SAGA_ID} of a saga timeout is no UUID: {text!r}") from error
+        raise InvalidMessage(f"header {Headers.SAGA_ID} names no saga instance: {text!r} is no UUID") from error

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from postdate.clock import Clock
+from postdate.endpoint.replying import sent_by_saga
 from postdate.endpoint.saga_timeouts import PendingTimeout, SagaDetails, encoded
 from postdate.endpoint.sagas import SagaDefinition, SagaMethod, as_text
 from postdate.endpoint.sending import SendOptions
@@ -27,6 +28,7 @@ class Handling(Protocol):
     """What is needed of a :class:`~postdate.HandlerContext`."""
 
     outgoing: list[Outgoing]
+    saga: Mapping[str, str]
     work: list[Work]
     afterwards: list[Callable[[], Awaitable[None]]]
 
@@ -105,7 +107,11 @@ class SagaInstance:
         """Call a method of the saga."""
         self._send_again()
         saga = self.definition.saga(self.record.saga_id, self.state, self)
-        await getattr(saga, method.method)(message, self.context)
+        self.context.saga = sent_by_saga(self.record.saga_id, self.definition.name)
+        try:
+            await getattr(saga, method.method)(message, self.context)
+        finally:
+            self.context.saga = {}
         self.state = saga.state
         self._has_ended = True
 
@@ -143,10 +149,7 @@ class SagaInstance:
     ) -> Outgoing:
         if within is None and at is None:
             raise InvalidMessage("a timeout needs its time: within=timedelta(…), or at=datetime(…, tzinfo=…)")
-        if self._has_ended:
-            raise MessageError(
-                f"the handler of message {self.context.message_id!r} has ended: it can request nothing any more"
-            )
+        self._check_not_ended("request")
         headers = {
             Headers.IS_SAGA_TIMEOUT_MESSAGE: "True",
             Headers.SAGA_ID: self.record.saga_id,
@@ -154,6 +157,12 @@ class SagaInstance:
         }
         options = SendOptions(self.around.endpoint, within, at, headers=headers, message_id=message_id)
         return self.around.outgoing(timeout, options, self.context.headers)
+
+    def _check_not_ended(self, verb: str) -> None:
+        if self._has_ended:
+            raise MessageError(
+                f"the handler of message {self.context.message_id!r} has ended: it can {verb} nothing any more"
+            )
 
     def _leaves(self, outgoing: Outgoing) -> PendingTimeout:
         """Have a timeout sent with the end of the message."""
@@ -190,6 +199,21 @@ class SagaInstance:
         self.details.timeouts[timeout_id] = self._leaves(self._made(self._content(pending), within, at))
         self._revoke(pending.message_id)
         return True
+
+    async def reply_to_originator(self, message: object, headers: Mapping[str, str] | None) -> str:
+        """See :meth:`Saga.reply_to_originator`."""
+        originator = self.details.originator
+        if originator is None:
+            raise InvalidMessage(
+                f"nobody waits for a reply of {name_of(self.record)}: the message that began it has no header "
+                f"{Headers.REPLY_TO_ADDRESS!r}"
+            )
+        self._check_not_ended("send")
+        own = {Headers.MESSAGE_INTENT: "Reply", **self.context.saga, **originator.headers, **(headers or {})}
+        options = SendOptions(originator.address, headers=own)
+        outgoing = self.around.outgoing(message, options, self.context.headers)
+        self.context.outgoing.append(outgoing)
+        return outgoing.message_id
 
     def pending(self) -> Mapping[str, datetime]:
         """See :attr:`Saga.pending_timeouts`."""
@@ -239,9 +263,18 @@ class SagaInstance:
 
     def _encoded_state(self) -> str:
         try:
-            return msgspec.json.encode(self.state).decode()
+            text = msgspec.json.encode(self.state)
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
             raise InvalidMessage(f"the state of {name_of(self.record)} cannot be written as JSON: {error}") from error
+        try:  # what cannot be read again would fail every later message of the instance
+            msgspec.json.decode(text, type=self.definition.state_type)
+        except msgspec.MsgspecError as error:
+            kind = self.definition.state_type.__name__
+            raise InvalidMessage(
+                f"the state of {name_of(self.record)} would come back as no {kind}: {error}; JSON has no NaN and no "
+                f"infinity, and every property must have a value of its type"
+            ) from error
+        return text.decode()
 
     def revoked(self) -> Sequence[str]:
         """Return the message ids of timeouts that are to come no more and have left already."""

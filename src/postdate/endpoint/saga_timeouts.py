@@ -1,14 +1,17 @@
-"""Which timeouts of a saga instance are pending: the part of its record that is Postdate's own. Pure."""
+"""Which timeouts of a saga instance are pending, and who began it: the part of its record that is ours. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
 import msgspec
 
+from postdate.endpoint.replying import to_saga_of
 from postdate.errors import InvalidMessage
+from postdate.messages import Headers
 
 _FIRED_REMEMBERED: Final = 32
 
@@ -32,6 +35,29 @@ class PendingTimeout:
     requested_by: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Originator:
+    """Who sent the message that began an instance.
+
+    Args:
+        address: queue for replies.
+        headers: of a reply: which message it belongs to, and which saga instance, if one sent it.
+    """
+
+    address: str
+    headers: Mapping[str, str]
+
+
+def originator_of(headers: Mapping[str, str]) -> Originator | None:
+    """Return who sent a message; ``None``: it wants no reply."""
+    address = headers.get(Headers.REPLY_TO_ADDRESS)
+    if not address:
+        return None
+    correlation = headers.get(Headers.CORRELATION_ID) or headers.get(Headers.MESSAGE_ID, "")
+    about = {Headers.CORRELATION_ID: correlation} if correlation else {}
+    return Originator(address, {**about, **to_saga_of(headers)})
+
+
 @dataclass(slots=True)
 class SagaDetails:
     """What Postdate remembers of an instance.
@@ -41,11 +67,13 @@ class SagaDetails:
         fired: message ids of the last timeouts that came, so that one whose handling was kept and whose messages were
             not sent (a killed process) is handled again; only where these two are not one transaction.
         completed_by: id of the message that completed it, until the record is removed; likewise.
+        originator: who sent the message that began it; ``None``: nobody who wants a reply.
     """
 
     timeouts: dict[str, PendingTimeout] = field(default_factory=dict[str, PendingTimeout])
     fired: list[str] = field(default_factory=list[str])
     completed_by: str | None = None
+    originator: Originator | None = None
 
     def timeout_of(self, message_id: str) -> str | None:
         """Return the id of the pending timeout that travels under ``message_id``, or ``None``."""

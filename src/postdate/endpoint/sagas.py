@@ -46,6 +46,7 @@ class SagaRole(enum.Enum):
 
     STARTS = "started_by"
     HANDLES = "handles"
+    TAKES_REPLIES = "handles_reply"
     TIMES_OUT = "handles_timeout"
 
 
@@ -82,6 +83,15 @@ def handles(message_type: type[M], *, correlate: Callable[[M], object] | None = 
     return _marking(SagaMethod(SagaRole.HANDLES, message_type, correlate))
 
 
+def handles_reply(message_type: type[Any]) -> Callable[[H], H]:
+    """Handle replies of a type with the instance that sent the message which is replied to.
+
+    The reply says itself whose it is, in the headers ``NServiceBus.SagaId`` and ``NServiceBus.SagaType``, so nothing of
+    its content is looked at. One whose instance has ended, or that replies to no saga, goes to :meth:`Saga.not_found`.
+    """
+    return _marking(SagaMethod(SagaRole.TAKES_REPLIES, message_type, None))
+
+
 def handles_timeout(timeout_type: type[Any]) -> Callable[[H], H]:
     """Handle timeouts of a type that this saga has requested; messages of the same type do not come here."""
     return _marking(SagaMethod(SagaRole.TIMES_OUT, timeout_type, None))
@@ -112,6 +122,10 @@ class Requests(Protocol):
         """See :meth:`Saga.move_timeout`."""
         ...
 
+    async def reply_to_originator(self, message: object, headers: Mapping[str, str] | None) -> str:
+        """See :meth:`Saga.reply_to_originator`."""
+        ...
+
     def pending(self) -> Mapping[str, datetime]:
         """See :attr:`Saga.pending_timeouts`."""
         ...
@@ -126,7 +140,8 @@ class Saga(Generic[S]):
 
     Subclass it with the type of its state, a dataclass or ``msgspec.Struct`` in which everything but the correlation
     property has a default, and mark methods ``async def handle(self, message, context)`` with :func:`started_by`,
-    :func:`handles` and :func:`handles_timeout`. An object lives for one message; only ``state`` is kept.
+    :func:`handles`, :func:`handles_reply` and :func:`handles_timeout`. An object lives for one message; only ``state``
+    is kept.
 
     Messages of one instance may be handled by several processes at once: what was decided on a state that had changed
     meanwhile is undone, and decided again.
@@ -183,6 +198,21 @@ class Saga(Generic[S]):
         """
         return await self.__requests.move(timeout_id, within, at)
 
+    async def reply_to_originator(self, message: object, headers: Mapping[str, str] | None = None) -> str:
+        """Send a message to where the one that began this instance asked for replies; return its id.
+
+        It leaves with the end of the message that is being handled, whichever that is. Where a saga sent the first
+        message, its instance gets the reply.
+
+        Args:
+            message: see :meth:`Endpoint.send`.
+            headers: of your own.
+
+        Raises:
+            InvalidMessage: the first message named no address for replies.
+        """
+        return await self.__requests.reply_to_originator(message, headers)
+
     @property
     def pending_timeouts(self) -> Mapping[str, datetime]:
         """When each pending timeout is due, UTC, by its id."""
@@ -196,7 +226,7 @@ class Saga(Generic[S]):
     async def not_found(cls, message: object, context: Any) -> None:
         """Take a message that belongs to no instance and starts none; by default it is logged and that is all.
 
-        Not called for timeouts.
+        So does a reply to an instance that has ended. Not called for timeouts.
 
         Args:
             message: of a type that this saga handles.
@@ -285,13 +315,19 @@ def _definition(saga: type[Saga[Any]], correlated_by: str, name: str) -> SagaDef
     ]
     messages = _by_type([each for each in methods if each.role is not SagaRole.TIMES_OUT], check)
     timeouts = _by_type([each for each in methods if each.role is SagaRole.TIMES_OUT], check)
+    if bytes in timeouts:
+        raise check.error("a timeout is a message of a type of its own, not bytes")
     if not any(each.role is SagaRole.STARTS for each in messages.values()):
         raise check.error("nothing starts it; mark a method with @started_by(…)")
     for each in messages.values():
-        if each.correlate is None and not _has(each.message_type, correlated_by):
+        if each.role is SagaRole.TAKES_REPLIES or each.correlate is not None:
+            continue
+        if not _has(each.message_type, correlated_by):
+            name = each.message_type.__name__
+            reply = f", or @handles_reply({name}) if it only replies to what this saga sends"
             raise check.error(
-                f"{each.message_type.__name__} has no {correlated_by!r}; say how it is found: "
-                f"@{each.role.value}({each.message_type.__name__}, correlate=lambda message: …)"
+                f"{name} has no {correlated_by!r}; say how it is found: @{each.role.value}({name}, "
+                f"correlate=lambda message: …){reply if each.role is SagaRole.HANDLES else ''}"
             )
     return SagaDefinition(saga, name, correlated_by, state_type, field, messages, timeouts)
 
@@ -320,6 +356,8 @@ def _correlation_field(state_type: type[Any], correlated_by: str, check: _Wrong)
     kind = msgspec.inspect.type_info(state_type)
     if not isinstance(kind, (msgspec.inspect.DataclassType, msgspec.inspect.StructType)):
         raise check.error(f"its state {state_type.__name__} is neither a dataclass nor a msgspec.Struct")
+    if isinstance(kind, msgspec.inspect.StructType) and kind.array_like:
+        raise check.error(f"its state {state_type.__name__} is array_like: properties are kept by their names")
     found = [each.encode_name for each in kind.fields if each.name == correlated_by]
     if not found:
         raise check.error(f"its state {state_type.__name__} has no {correlated_by!r}")

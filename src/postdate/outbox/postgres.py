@@ -248,6 +248,12 @@ class PostgresOutboxTransaction:
                 raise StoreError(
                     f"{self._outbox.where}: a handler has ended the transaction that is not its own to end"
                 )
+            if connection.info.transaction_status is TransactionStatus.INERROR:
+                raise StoreError(
+                    f"{self._outbox.where}: a statement of a handler failed, and the handler went on, but its "
+                    f"transaction cannot be committed any more: put what may fail into a savepoint, `async with "
+                    f"connection.transaction()`, or let the error out"
+                )
             _as_opened(connection)
             new = (await connection.execute(self._outbox.statements.insert, row)).rowcount == 1
             if new and work:

@@ -14,12 +14,24 @@ import msgspec
 from postdate.core.recoverability import Recoverability
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.endpoint import Endpoint
+from postdate.endpoint.outbox import Outbox
+from postdate.endpoint.replying import reply_options
 from postdate.endpoint.sagas import Saga, as_text
 from postdate.endpoint.sending import SendKeywords, SendOptions
 from postdate.endpoint.settings import DelayedDelivery
-from postdate.errors import PostdateError
-from postdate.messages import DelayedMessage, Envelope
-from postdate.ports import HANDLED, Correlation, End, MessageFilter, Received, TransportCapabilities, Work
+from postdate.errors import ConfigurationError, InvalidMessage, PostdateError
+from postdate.messages import DelayedMessage, Envelope, Headers
+from postdate.ports import (
+    HANDLED,
+    Correlation,
+    End,
+    MessageFilter,
+    Received,
+    SagaStore,
+    TransactionMode,
+    TransportCapabilities,
+    Work,
+)
 from postdate.sagas.memory import MemorySagaStore
 from postdate.stores.memory import MemoryStore
 from postdate.testing.clock import START, VirtualClock
@@ -79,6 +91,10 @@ class EndpointTest:
         name: of the endpoint.
         start: what the clock shows at first; aware.
         recoverability: how often handling is tried; default: once.
+        outbox: for handlers that ask for ``context.transaction()``: with a :class:`~postdate.SqliteOutbox`, which is
+            yours to close. Other databases answer when they like, not when the clock moves.
+        sagas: where saga instances are kept; default: in memory, or without sagas beside an outbox, which needs them in
+            its own file.
     """
 
     def __init__(
@@ -88,11 +104,14 @@ class EndpointTest:
         name: str = "tested",
         start: datetime = START,
         recoverability: Recoverability = _NO_RETRIES,
+        outbox: Outbox | None = None,
+        sagas: SagaStore | None = None,
     ) -> None:
         self.clock = VirtualClock(start)
         self.deliveries: list[Sent] = []
         """What left the endpoint for other queues, in order."""
-        self._store, self._sagas = MemoryStore(), MemorySagaStore()
+        self._store = MemoryStore()
+        self._sagas = sagas or (MemorySagaStore() if outbox is None else None)
         self._endpoint = _Watched(
             name,
             transport=_Exits(MemoryTransport(clock=self.clock), self._note),
@@ -101,6 +120,8 @@ class EndpointTest:
             error_queue=_ERRORS,
             clock=self.clock,
             sagas=self._sagas,
+            outbox=outbox,
+            transaction_mode=None if outbox is None else TransactionMode.RECEIVE_ONLY,
         )
         self._own = {name, timeouts_queue(name), _ERRORS}
         self._stack = AsyncExitStack()
@@ -132,6 +153,26 @@ class EndpointTest:
         message_id = await self._endpoint.send(message, **chosen)
         await self._let_it_happen()
         return message_id
+
+    async def reply(self, message: object, to: Sent, headers: Mapping[str, str] | None = None) -> str:
+        """Let the endpoint under test get a reply to what it has sent, as the handler of another endpoint replies.
+
+        Args:
+            message: of a type that it handles.
+            to: one of :attr:`deliveries`.
+            headers: of the reply, of your own.
+
+        Raises:
+            InvalidMessage: what was sent asks for replies somewhere else, or not at all.
+            Exception: what its handler raised.
+        """
+        options = reply_options(to.headers, to.headers.get(Headers.MESSAGE_ID, ""), headers)
+        if options.destination != self._endpoint.name:
+            raise InvalidMessage(f"replies to it go to {options.destination!r}, not to {self._endpoint.name!r}")
+        reply = self._endpoint.outgoing(message, options, related_to=to.headers)
+        await self._endpoint.send_now([reply])
+        await self._let_it_happen()
+        return reply.message_id
 
     async def advance(
         self,
@@ -189,7 +230,15 @@ class EndpointTest:
         ]
 
     async def state_of(self, saga: type[Saga[S]], value: object) -> S | None:
-        """Return the state of the saga instance with a correlation value; ``None``: there is none (any more)."""
+        """Return the state of the saga instance with a correlation value; ``None``: there is none (any more).
+
+        Raises:
+            ConfigurationError: there is no store of sagas.
+        """
+        if self._sagas is None:
+            raise ConfigurationError(
+                "beside an outbox there are sagas only in its file: pass sagas=SqliteSagaStore(…) to EndpointTest"
+            )
         definition = saga.definition
         text = as_text(value, definition.correlated_by, saga.__name__)
         record = await self._sagas.find(definition.name, Correlation(definition.correlated_by, text))

@@ -20,6 +20,7 @@ from postdate.ports import (
     Outcome,
     Received,
     Receiver,
+    SetsUp,
     StoreCapabilities,
     StoreReport,
     Transport,
@@ -129,6 +130,11 @@ class FaultyStore:
     async def initialize(self, endpoint: str, mode: Any) -> None:
         """See :class:`postdate.ports.DelayedMessageStore`, as every method here."""
         await self.faults.run("initialize", lambda: self._store.initialize(endpoint, mode))
+
+    async def setup(self) -> None:
+        """Fail or pass on; nothing where the wrapped store creates nothing."""
+        if isinstance(self._store, SetsUp):
+            await self.faults.run("setup", self._store.setup)
 
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         """Fail or pass on."""

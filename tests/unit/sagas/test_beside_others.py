@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+import pytest
 from tests.saga_world import LOG, ONCE, SECOND, Change, OrderSaga, Place, World
 
 from postdate import (
     Endpoint,
     LocalTransport,
     MemorySagaStore,
+    MemoryStore,
     MemoryTimeouts,
     MemoryTransport,
     Outbox,
@@ -16,6 +18,7 @@ from postdate import (
     SqliteStore,
     TimeoutManager,
 )
+from postdate.errors import ConfigurationError
 from postdate.testing import VirtualClock
 
 
@@ -69,3 +72,13 @@ async def test_row_108_a_timeout_manager_is_told_to_forget_the_timeouts_of_a_com
         assert await world.seen("o-2") == ["Place", "Due 30"]
         assert await world.length("error") == 0
     await timeouts.close()
+
+
+async def test_sagas_in_another_database_than_the_outbox_are_refused(clock: VirtualClock, tmp_path: Path) -> None:
+    """A duplicate would change their state again, although the outbox knows it."""
+    outbox, sagas = SqliteOutbox(tmp_path / "data.db"), SqliteSagaStore(tmp_path / "sagas.db")
+    world = World(clock, MemoryTransport(), MemoryStore(), sagas)
+    with pytest.raises(ConfigurationError, match="SqliteSagaStore cannot write in the transactions of SqliteOutbox"):
+        world.endpoint(outbox=Outbox(outbox), transaction_mode="receive_only")
+    await sagas.close()
+    await outbox.close()

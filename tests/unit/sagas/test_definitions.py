@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 from msgspec import Raw
 from tests.saga_world import SECOND, Change, Due, OrderSaga, Place, State, World
@@ -23,6 +24,8 @@ from postdate import (
     SqliteStore,
     TransactionMode,
     handles,
+    handles_reply,
+    handles_timeout,
     started_by,
 )
 from postdate.config import load_settings
@@ -61,6 +64,10 @@ class Demanding:
     more: str
 
 
+class Positional(msgspec.Struct, array_like=True):
+    order_id: str
+
+
 def _define(state: Any, correlated_by: str, **methods: Any) -> None:
     base = Saga if state is None else Saga[state]
     types.new_class("Made", (base,), {"correlated_by": correlated_by}, lambda names: names.update(methods))
@@ -78,6 +85,18 @@ async def _handle(self: Any, message: Place, context: HandlerContext) -> None: .
 async def _start_by_due(self: Any, message: Due, context: HandlerContext) -> None: ...
 
 
+@handles_timeout(bytes)
+async def _time_out_raw(self: Any, message: bytes, context: HandlerContext) -> None: ...
+
+
+@handles(Due)
+async def _handle_due(self: Any, message: Due, context: HandlerContext) -> None: ...
+
+
+@handles_reply(Place)
+async def _take_reply(self: Any, message: Place, context: HandlerContext) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("define", "why"),
     [
@@ -86,7 +105,12 @@ async def _start_by_due(self: Any, message: Due, context: HandlerContext) -> Non
         (lambda: _define(Demanding, "order_id", start=_start), "needs defaults for more"),
         (lambda: _define(dict, "order_id", start=_start), "neither a dataclass nor"),
         (lambda: _define(State, "order_id", start=_start, handle=_handle), "two methods take Place"),
-        (lambda: _define(State, "order_id", start=_start_by_due), "Due has no 'order_id'"),
+        (lambda: _define(State, "order_id", start=_start_by_due), "Due has no 'order_id'.*=lambda message: …\\)$"),
+        (lambda: _define(State, "order_id", start=_start, handle=_handle_due), "or @handles_reply\\(Due\\) if it only"),
+        (lambda: _define(State, "order_id", start=_start, reply=_take_reply), "two methods take Place: reply and"),
+        (lambda: _define(State, "order_id", start=_start, raw=_time_out_raw), "not bytes"),
+        (lambda: _define(Positional, "order_id", start=_start), "Positional is array_like"),
+        (lambda: _define(State, "order_id", reply=_take_reply), "nothing starts it; mark a method"),
         (lambda: _define(None, "order_id", start=_start), "its state has no type"),
         (lambda: started_by(Place)(cast("Any", print)), "async methods"),
     ],

@@ -1,11 +1,15 @@
 """What users test their handlers and sagas with."""
 
+import contextlib
+import sqlite3
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
+import anyio
 import pytest
 
-from postdate import Endpoint, HandlerContext, Headers, Recoverability
+from postdate import Endpoint, HandlerContext, Headers, Outbox, Recoverability, SqliteOutbox, SqliteSagaStore
 from postdate.demo.orders.saga import (
     CancelOrder,
     GrantMoreTime,
@@ -18,6 +22,7 @@ from postdate.demo.orders.saga import (
     SendMail,
     configure,
 )
+from postdate.errors import ConfigurationError
 from postdate.testing import EndpointTest
 from postdate.testing.endpoints import Waiting
 
@@ -75,6 +80,15 @@ async def test_more_time_moves_the_end() -> None:
         assert test.deliveries[-1].at == START + timedelta(minutes=80) + MICROSECOND
 
 
+async def test_a_test_ends_although_something_was_delayed_just_after_something_had_come() -> None:
+    """The poller pauses between two looks, on a clock that nobody moves any more."""
+    with anyio.fail_after(20):
+        async with orders() as test:
+            await test.send(PlaceOrder("o-1", "Cleo", 30))
+            await test.advance(hours=1)
+            await test.send(PlaceOrder("o-2", "Cleo", 30))
+
+
 @dataclass
 class Ask:
     text: str
@@ -118,3 +132,42 @@ async def test_handlers_without_a_saga_reply_delay_and_fail() -> None:
         with pytest.raises(LookupError):
             await test.advance(minutes=2)
     assert [round((at - START).total_seconds() / 60) for at in tries] == [0, 1, 3]
+
+
+async def test_handlers_with_a_transaction_and_sagas_beside_it(tmp_path: Path) -> None:
+    file = tmp_path / "shop.db"
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE asked (text TEXT)")
+
+    def asked() -> list[str]:
+        with contextlib.closing(sqlite3.connect(file)) as connection:
+            return [text for (text,) in connection.execute("SELECT text FROM asked")]
+
+    def configuration(endpoint: Endpoint) -> None:
+        configure(endpoint, "mails")
+
+        @endpoint.handler(Ask)
+        async def ask(message: Ask, context: HandlerContext) -> None:
+            (await context.transaction()).execute("INSERT INTO asked VALUES (?)", [message.text])
+            await context.send(Answer(message.text), destination="audience", delay=timedelta(hours=1))
+            if message.text == "fail":
+                raise LookupError(message.text)
+
+    outbox, sagas = SqliteOutbox(file, synchronous="normal"), SqliteSagaStore(file, synchronous="normal")
+    async with EndpointTest(configuration, outbox=Outbox(outbox), sagas=sagas) as test:
+        for _ in range(2):
+            await test.send(Ask("a"), message_id="m-1")
+        with pytest.raises(LookupError):
+            await test.send(Ask("fail"))
+        assert asked() == ["a"]
+        await test.advance(hours=1)
+        assert test.sent == [Answer("a")]
+        await test.send(PlaceOrder("o-1", "Ada", 10))
+        assert isinstance(await test.state_of(OrderSaga, "o-1"), OrderState)
+    with pytest.raises(ConfigurationError, match="no saga store"):
+        EndpointTest(configuration, outbox=Outbox(outbox))
+    async with EndpointTest(lambda _: None, outbox=Outbox(outbox)) as test:
+        with pytest.raises(ConfigurationError, match="only in its file"):
+            await test.state_of(OrderSaga, "o-1")
+    await outbox.close()
+    await sagas.close()

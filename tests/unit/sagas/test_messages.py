@@ -2,13 +2,14 @@
 
 import enum
 import logging
+import math
 from dataclasses import dataclass
 
 import msgspec
 import pytest
 from tests.saga_world import LOG, SECOND, Change, OrderSaga, Place, State, World
 
-from postdate import HandlerContext, Saga, started_by
+from postdate import HandlerContext, Headers, Saga, started_by
 from postdate.ports import Correlation
 
 
@@ -90,6 +91,33 @@ async def test_instances_may_be_told_apart_by_numbers_and_the_value_must_fit_the
         record = await memory.sagas.find(ByNumber.definition.name, Correlation("order_number", "7"))
         assert msgspec.json.decode(record.state, type=Numbered) == Numbered(7, 12)
         assert await memory.length("error") == 1  # the text "8" is no number
+
+
+@dataclass
+class Rated:
+    order_id: str
+    rate: float = 0.0
+
+
+@pytest.mark.parametrize("rate", [math.nan, math.inf, "high"], ids=str)
+async def test_a_state_that_could_not_be_read_again_fails_its_message_and_not_all_later_ones(
+    memory: World, rate: object
+) -> None:
+    class Rating(Saga[Rated], correlated_by="order_id"):
+        @started_by(Place)
+        async def place(self, message: Place, context: HandlerContext) -> None:
+            self.state.rate += 1
+
+        @started_by(Change)
+        async def change(self, message: Change, context: HandlerContext) -> None:
+            self.state.rate = rate  # pyright: ignore[reportAttributeAccessIssue]
+
+    async with memory.endpoint(Rating) as endpoint:
+        await memory.send(endpoint, Place("o-1"), Change("o-1"), Place("o-1"))
+        record = await memory.sagas.find(Rating.definition.name, Correlation("order_id", "o-1"))
+        ((copy, _),) = memory.transport.queues["error"].messages
+    assert msgspec.json.decode(record.state, type=Rated).rate == 2
+    assert "would come back as no Rated: Expected `float`" in copy.headers[Headers.EXCEPTION_MESSAGE]
 
 
 class Kind(enum.Enum):

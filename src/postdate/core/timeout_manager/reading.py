@@ -111,7 +111,10 @@ def timeout_of(envelope: Envelope, owner: str) -> Timeout:
     headers.setdefault(Headers.MESSAGE_ID, message_id)
     due = parse_timestamp(expire)
     own_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{message_id}\n{format_timestamp(due)}\n{destination}"))
-    return Timeout(own_id, due, destination, saga_of(envelope), owner, headers, envelope.body)
+    # A message that is retried may be a reply to a saga, which others than that saga handle, too. Belonging to it, it
+    # would be forgotten with the saga's timeouts.
+    saga = None if Headers.DELAYED_RETRIES in headers else saga_of(envelope)
+    return Timeout(own_id, due, destination, saga, owner, headers, envelope.body)
 
 
 def announcement(timeout_id: str, queue: str) -> Envelope:

@@ -16,8 +16,9 @@ import typer
 from rich.console import Console
 
 from postdate import Endpoint, HandlerContext, ScaledClock, SystemClock
-from postdate.config import Settings, load_settings
+from postdate.config import Settings, load_settings, without_secrets
 from postdate.demo.orders.saga import CancelOrder, GrantMoreTime, PaymentReceived, PlaceOrder, SendMail, configure
+from postdate.errors import PostdateError
 from postdate.wiring import Plant, delayed_delivery, open_saga_store, opened
 
 _HABITS: Final = {
@@ -29,7 +30,7 @@ _HABITS: Final = {
 """What each customer does upon which mail. Cleo does nothing."""
 
 _MORE_MINUTES: Final = 75
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @dataclass
@@ -75,7 +76,11 @@ def main(
     speed: Annotated[float, typer.Option("--speed", min=1, help="Minutes of the story in a real minute.")] = 900.0,
 ) -> None:
     """Place four orders and follow them to their ends."""
-    anyio.run(_play, load_settings(None, os.environ), speed)
+    try:
+        anyio.run(_play, load_settings(None, os.environ), speed)
+    except PostdateError as error:  # a setting, or a server that is not there: the text says what to do
+        typer.echo(f"error [{error.code}]: {without_secrets(str(error))}", err=True)
+        raise typer.Exit(1) from error
 
 
 async def _play(settings: Settings, speed: float) -> None:
