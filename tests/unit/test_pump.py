@@ -1,13 +1,20 @@
-"""The message pump, when a handler cancels the task it runs in."""
+"""The message pump: when a handler cancels the task it runs in, and how much is received ahead."""
 
 import asyncio
 import logging
-from datetime import timedelta
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from postdate import Endpoint, HandlerContext, MemoryTransport, Recoverability
+from postdate.core.circuit_breaker import RepeatedFailures
+from postdate.core.pump import MessagePump, Reading
+from postdate.messages import Envelope
+from postdate.metrics import NO_METRICS
+from postdate.ports import HANDLED, End, Received
 from postdate.testing import VirtualClock
 
 SECOND = timedelta(seconds=1)
@@ -64,3 +71,66 @@ async def test_a_handler_that_always_cancels_its_task_is_a_failure_in_the_end(cl
         await endpoint.send(b"odd", destination="sales")
         await clock.advance(timedelta(minutes=10))
         assert await queues.queue_lengths() == {"sales": 0, "error": 1}
+
+
+class Holding:
+    """A receiver of as many messages as are asked for; keeps how many that was, and what came back."""
+
+    def __init__(self) -> None:
+        self.limits, self.back = list[int](), list[Received]()
+        self.closed = False
+
+    async def receive(self, limit: int) -> Sequence[Received]:
+        await anyio.lowlevel.checkpoint()
+        self.limits.append(limit)
+        return [Received(Envelope("sales", "message"), 0, object()) for _ in range(limit)]
+
+    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+        raise NotImplementedError
+
+    async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+        assert not failed
+        self.back.append(received)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+async def test_more_is_received_than_is_handled_at_once_while_that_takes_moments_and_goes_back_when_it_does_not(
+    clock: VirtualClock,
+) -> None:
+    receiver, handled, is_slow = Holding(), 0, anyio.Event()
+    breaker = RepeatedFailures("Receive", "failed", SECOND, lambda text, error: None, NO_METRICS)
+
+    async def handle(received: Received) -> None:
+        nonlocal handled
+        handled += 1
+        if is_slow.is_set():
+            await anyio.sleep_forever()
+        await anyio.lowlevel.checkpoint()
+
+    pump = MessagePump(receiver, handle, 4, clock, breaker, "sales", reads_ahead=True)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pump.run)
+        with anyio.fail_after(20):
+            while max(receiver.limits, default=0) < 20:
+                await anyio.lowlevel.checkpoint()
+            assert not receiver.back
+            is_slow.set()
+            while len(receiver.back) < sum(receiver.limits) - handled:
+                await anyio.sleep(0.01)
+        assert receiver.limits[0] == 4
+        tasks.cancel_scope.cancel()
+    assert receiver.closed
+
+
+@pytest.mark.parametrize(
+    ("handled", "seconds", "most"),
+    [(0, 1.0, 16), (10, 1.0, 16), (400, 1.0, 20), (100, 0.02, 250), (10**6, 1.0, 1_000), (10**6, 0.001, 16)],
+    ids=["nothing", "slow", "quick", "quicker", "bounded", "too short a look"],
+)
+def test_what_is_handled_in_a_twentieth_of_a_second_is_received_ahead(handled: int, seconds: float, most: int) -> None:
+    reading = Reading(16)
+    assert reading.most(100.0) == 16
+    reading.handled = handled
+    assert reading.most(100.0 + seconds) == most

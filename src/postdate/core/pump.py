@@ -6,6 +6,7 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 import anyio
 
@@ -33,9 +34,10 @@ class MessagePump:
         clock: for the breaker.
         breaker: for failing receives and commits.
         queue: its name, for logs.
+        reads_ahead: receive more than is handled at once, as long as it is handled within moments.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts
         self,
         receiver: Receiver,
         handle: Handle,
@@ -43,7 +45,10 @@ class MessagePump:
         clock: Clock,
         breaker: RepeatedFailures,
         queue: str,
+        *,
+        reads_ahead: bool = False,
     ) -> None:
+        self._reading = Reading(concurrency) if reads_ahead else None
         self._receiver, self._handle, self._concurrency = receiver, handle, concurrency
         self._clock, self._breaker = clock, breaker
         self._stop = anyio.Event()
@@ -59,6 +64,8 @@ class MessagePump:
             async with anyio.create_task_group() as messages:
                 receiving = anyio.CancelScope()
                 messages.start_soon(self._end_at_stop, receiving)
+                if self._reading is not None:
+                    messages.start_soon(self._give_back_what_waits, self._reading)
                 with receiving:
                     while not self._stop.is_set():
                         await self._receive_some(messages)
@@ -71,12 +78,12 @@ class MessagePump:
         receiving.cancel()
 
     async def _receive_some(self, messages: anyio.abc.TaskGroup) -> None:
-        while self._in_hand >= self._concurrency:
+        while (room := self._room()) <= 0:
             self._one_done = anyio.Event()
             await self._one_done.wait()
         try:
             with calling_transport(self._receiver):
-                received = await self._receiver.receive(self._concurrency - self._in_hand)
+                received = await self._receiver.receive(room)
         except PostdateError as error:
             self._outage.failed(error, self._clock.now().timestamp())
             await self._pause_after(error)
@@ -88,6 +95,23 @@ class MessagePump:
                 self._idle.popleft().set()
             elif self._workers < self._concurrency:
                 self._start_worker(messages)
+
+    def _room(self) -> int:
+        """Return how many may be received now; few at a time only where more are not wanted."""
+        if self._reading is None:
+            return self._concurrency - self._in_hand
+        most = self._reading.most(anyio.current_time())
+        room = most - self._in_hand
+        return room if self._in_hand < self._concurrency or room >= most // 4 else 0
+
+    async def _give_back_what_waits(self, reading: Reading) -> None:
+        """Let others have what was received ahead when handling has become too slow for it."""
+        while not self._stop.is_set():
+            with anyio.move_on_after(LONGEST_WAIT_SECONDS):
+                await self._stop.wait()
+            most = reading.most(anyio.current_time())
+            while self._ready and self._in_hand > most:
+                await self._give_back(self._ready.pop(), failed=False)
 
     @property
     def _in_hand(self) -> int:
@@ -142,6 +166,8 @@ class MessagePump:
         finally:
             self._busy -= 1
             self._one_done.set()
+            if self._reading is not None:
+                self._reading.handled += 1
 
     async def _after_stray_cancellation(self, received: Received) -> None:
         """Give back, once, what was in hand of a worker that ends while its pump goes on.
@@ -190,10 +216,46 @@ class MessagePump:
         await self._clock.wait(self._stop, now + self._breaker.failure(error, now))
 
     def stop(self) -> None:
-        """Stop receiving."""
+        """Stop receiving. What was received ahead goes back when the receiver is closed."""
         self._stop.set()
+        if self._reading is not None:
+            self._ready.clear()
         while self._idle:
             self._idle.popleft().set()
+
+
+LONGEST_WAIT_SECONDS: Final = 0.5
+"""What was received ahead goes back about so long after handling has become slow."""
+
+
+class Reading:
+    """How much is received ahead: what is handled in a twentieth of a second, by the pace of the last moments.
+
+    So it is none where handling takes its time, and others may have what waits; and where a message takes microseconds,
+    receiving is not what it waits for.
+
+    Args:
+        concurrency: so much at least.
+    """
+
+    _AHEAD_SECONDS: Final = 0.05
+    _MOST: Final = 1_000
+    _SHORTEST_SECONDS: Final = 0.01
+
+    def __init__(self, concurrency: int) -> None:
+        self._concurrency = self._most = concurrency
+        self._since = -math.inf
+        self.handled = 0
+        """Messages since the last look."""
+
+    def most(self, now: float) -> int:
+        """Return how many may be in hand, at ``now`` in seconds of a clock that never goes back."""
+        elapsed = now - self._since
+        if elapsed >= self._SHORTEST_SECONDS:
+            pace = self.handled / elapsed
+            self._since, self.handled = now, 0
+            self._most = max(self._concurrency, min(int(pace * self._AHEAD_SECONDS), self._MOST))
+        return self._most
 
 
 def _is_ending() -> bool:

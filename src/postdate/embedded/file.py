@@ -10,12 +10,10 @@ import logging
 import os
 import sqlite3
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -32,6 +30,7 @@ from postdate.embedded.wakeup import Wakeups
 from postdate.errors import ConfigurationError, PostdateError, StoreError, StoreNotSetUp, StoreUnavailable
 from postdate.ports import Recording, Wake
 from postdate.threads import in_thread
+from postdate.together import Job, Together
 
 __all__ = ["DUE", "SqliteFile", "Transaction", "queue_topic"]
 
@@ -55,36 +54,8 @@ _CLAIMANTS = """
 
 T = TypeVar("T")
 
-_GROUPS: RunVar[WeakKeyDictionary[SqliteFile, _Group]] = RunVar("postdate.embedded.groups")
-
-
-@dataclass(slots=True, eq=False)
-class _Job(Generic[T]):
-    """A piece of a write transaction and what became of it."""
-
-    work: Callable[[Transaction], T]
-    result: T | None = None
-    error: BaseException | None = None
-    done: bool = False
-    turn: anyio.Event | None = None
-
-    def outcome(self) -> T:
-        if self.error is not None:
-            raise self.error
-        return self.result  # type: ignore[return-value]
-
-
-@dataclass(slots=True)
-class _Group:
-    """Works of one event loop that wait for the next commit on one file."""
-
-    waiting: deque[_Job[Any]] = field(default_factory=deque[_Job[Any]])
-    led: bool = False
-
-    def wake_next(self) -> None:
-        """Wake the first who waits, to lead."""
-        if self.waiting and self.waiting[0].turn is not None:
-            self.waiting[0].turn.set()
+_Work = Callable[[Transaction], Any]
+_GROUPS: RunVar[WeakKeyDictionary[SqliteFile, Together[_Work, Any]]] = RunVar("postdate.embedded.groups")
 
 
 class SqliteFile:
@@ -198,51 +169,19 @@ class SqliteFile:
         Raises:
             StoreError: the transaction failed; nothing of it was kept.
         """
-        job = _Job(work)
-        group = self._group()
-        group.waiting.append(job)
-        # Followers and leader alike see their work through: cancelled half-way nobody would know what was committed.
-        with anyio.CancelScope(shield=True):
-            try:
-                while not job.done:
-                    if group.led:
-                        job.turn = anyio.Event()
-                        await job.turn.wait()
-                    else:
-                        await self._lead(group)
-            except (
-                BaseException
-            ):  # cancelled past the shield, by the event loop's own means: asyncio.timeout and others
-                if job in group.waiting:
-                    group.waiting.remove(job)
-                group.wake_next()
-                raise
-        return job.outcome()
+        return await self._group().run(self._commit_together, work)
 
-    def _group(self) -> _Group:
+    def _group(self) -> Together[_Work, Any]:
         try:
             groups = _GROUPS.get()
         except LookupError:
-            groups = WeakKeyDictionary[SqliteFile, _Group]()
+            groups = WeakKeyDictionary[SqliteFile, Together[_Work, Any]]()
             _GROUPS.set(groups)
-        return groups.setdefault(self, _Group())
-
-    async def _lead(self, group: _Group) -> None:
-        """Commit what waits now; wake everyone whose work that was, and the first who came meanwhile, to lead."""
-        group.led = True
-        jobs = [group.waiting.popleft() for _ in range(min(len(group.waiting), _JOBS_IN_ONE_COMMIT))]
-        try:
-            await in_thread(self._commit_together, jobs)
-        finally:
-            group.led = False
-            for job in jobs:
-                if job.turn is not None:
-                    job.turn.set()
-            group.wake_next()
+        return groups.setdefault(self, Together(_JOBS_IN_ONE_COMMIT))
 
     def write_blocking(self, work: Callable[[Transaction], T]) -> T:
         """Do the same as :meth:`write` in the calling thread; for pipeline processes and the command line."""
-        job = _Job(work)
+        job = Job[_Work, Any](work)
         self._commit_together([job])
         return job.outcome()
 
@@ -256,7 +195,7 @@ class SqliteFile:
         if self._beside_others:
             await anyio.sleep(_COURTESY_SECONDS)
 
-    def _commit_together(self, jobs: Sequence[_Job[Any]]) -> None:
+    def _commit_together(self, jobs: Sequence[Job[_Work, Any]]) -> None:
         with self._writing:
             try:
                 with translated(self.path):
@@ -271,7 +210,7 @@ class SqliteFile:
         self._wakeups.signal(topics, elsewhere)
 
     def _transaction(
-        self, connection: sqlite3.Connection, jobs: Sequence[_Job[Any]]
+        self, connection: sqlite3.Connection, jobs: Sequence[Job[_Work, Any]]
     ) -> tuple[set[str], list[tuple[str, int]]]:
         patiently(connection, "BEGIN IMMEDIATE")
         try:
@@ -287,7 +226,7 @@ class SqliteFile:
             raise
         return topics, elsewhere
 
-    def _part(self, connection: sqlite3.Connection, job: _Job[Any], *, alone: bool) -> set[str]:
+    def _part(self, connection: sqlite3.Connection, job: Job[_Work, Any], *, alone: bool) -> set[str]:
         transaction = Transaction(connection, self._claimant, self.recording, self.rules)
         if alone:
             job.result = job.work(transaction)

@@ -346,7 +346,8 @@ class Endpoint:
         receiver = self.transport.receiver(self.name)
         handling = Handling(self, receiver.commit, receiver.roll_back)
         handle = handling.handle if self._outbox is None else await self._with_outbox(self._outbox, handling)
-        self._pump = MessagePump(receiver, handle, self._concurrency, self.clock, breaker, self.name)
+        ahead = self.transport.capabilities.reads_ahead
+        self._pump = MessagePump(receiver, handle, self._concurrency, self.clock, breaker, self.name, reads_ahead=ahead)
 
     async def _with_outbox(self, outbox: Outbox, handling: Handling) -> Handle:
         await prepare_outbox(outbox, self.name, set_up=self._create_queues)

@@ -31,6 +31,8 @@ class TransportCapabilities:
         queue_names_fold_case: names of queues that differ in the case of letters only are one queue.
         queue_name_separator: stands between the name of an endpoint and what names a queue of its timeout manager
             (specification 4.2).
+        reads_ahead: what is received is held by the process itself, without a lease that runs out or a count that grows
+            when it is given back: so more may be received than is handled at once.
     """
 
     durable: bool
@@ -44,6 +46,7 @@ class TransportCapabilities:
     pipelines: bool = False
     queue_names_fold_case: bool = False
     queue_name_separator: str = "."
+    reads_ahead: bool = False
 
 
 @dataclass(frozen=True, slots=True)

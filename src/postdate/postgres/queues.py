@@ -42,14 +42,16 @@ class QueueStatements:
             SELECT {has_ended}, {columns} FROM m JOIN {content} AS c ON c.number = m.content""")
         self.commit = sql(f"""
             WITH gone AS (
-                DELETE FROM {queue_message} WHERE queue_id = %(queue)s AND number = %(number)s AND holder = %(holder)s
-                RETURNING content, message_id, due, store_id),
+                DELETE FROM {queue_message} AS m
+                USING unnest(%(numbers)s::bigint[], %(holders)s::integer[], %(times)s::timestamptz[],
+                    %(kinds)s::smallint[], %(details)s::text[]) AS e(number, holder, at, kind, detail)
+                WHERE m.queue_id = %(queue)s AND m.number = e.number AND m.holder = e.holder
+                RETURNING m.number, m.content, m.message_id, m.due, m.store_id, e.at, e.kind, e.detail),
             dropped AS (DELETE FROM {content} AS c USING gone WHERE c.number = gone.content),
             recorded AS (
                 INSERT INTO {names.of("record")} (at, due, store_id, kind, message_id, destination, detail)
-                SELECT %(now)s, due, store_id, %(kind)s::smallint, message_id, %(destination)s, %(detail)s::text
-                FROM gone WHERE %(kind)s::smallint IS NOT NULL)
-            SELECT count(*)::integer FROM gone""")
+                SELECT at, due, store_id, kind, message_id, %(destination)s, detail FROM gone WHERE kind IS NOT NULL)
+            SELECT array_agg(number) FROM gone""")
         self.give_back = sql(f"""
             WITH back AS (
                 UPDATE {queue_message} SET holder = NULL, failures = failures + %(failures)s

@@ -116,6 +116,7 @@ class LocalTransport:
             time_to_be_received_in_transactions=expiry is None or not expiry.one_per_transaction,
             dead_letters=expiry is not None,
             pipelines=True,
+            reads_ahead=True,
         )
 
     @property

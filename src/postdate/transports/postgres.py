@@ -49,6 +49,7 @@ from postdate.ports import (
     Work,
 )
 from postdate.postgres import Connection, PostgresDatabase
+from postdate.postgres.ending import Ending, Endings, raise_first
 from postdate.postgres.errors import of_queues
 from postdate.postgres.names import DEFAULT_SCHEMA, array
 from postdate.postgres.observation import PostgresQueueObserver, server_facts
@@ -100,6 +101,7 @@ class PostgresTransport:
             database=self.database.identity,
             largest_message_bytes=largest_message_bytes,
             expires_messages=True,
+            reads_ahead=True,
         )
 
     @property
@@ -261,6 +263,7 @@ class PostgresReceiver:
         self._stop_listening: Callable[[], None] | None = None
         self._held: dict[object, Received] = {}
         self._low = LowWater()
+        self._endings = Endings(self._database, self._sql, queue, transport.insert)
         self._in_doubt = False
         self._has_failed = False
 
@@ -408,36 +411,21 @@ class PostgresReceiver:
         if not isinstance(hold, _Hold) or self._held.get(hold) is not received:
             raise self._lost(received)
         rows = self._transport.rows(end.outgoing, now)
-        values = self._values(received, hold, now, end)
-
-        def remove(connection: Connection) -> None:
-            row = connection.execute(self._sql.commit, values, prepare=True).fetchone()
-            if row != (1,):
-                raise self._lost(received)
-
-        def commit(connection: Connection) -> None:
-            if not rows and not end.work:
-                remove(connection)
-                return
-            with connection.transaction():
-                remove(connection)
-                raise_first(self._transport.insert(connection, rows))
-                for each in end.work:
-                    each(connection)
-
-        await self._in_thread(lambda: self._database.run_blocking(commit))
+        ending = Ending(
+            received.envelope.message_id,
+            hold.number,
+            hold.holder,
+            now,
+            self._kind_to_record(received, end),
+            end.detail or None,
+            rows,
+            end.work,
+        )
+        try:
+            await self._endings.end(hold.queue_id, ending)
+        except StoreUnavailable as error:
+            raise of_queues(error) from error
         self._held.pop(hold, None)
-
-    def _values(self, received: Received, hold: _Hold, now: datetime, end: End) -> dict[str, Any]:
-        return {
-            "queue": hold.queue_id,
-            "number": hold.number,
-            "holder": hold.holder,
-            "kind": self._kind_to_record(received, end),
-            "now": now,
-            "detail": end.detail or None,
-            "destination": self._queue,
-        }
 
     def _kind_to_record(self, received: Received, end: End) -> int | None:
         """Return what is recorded; of messages that were never delayed only that they were discarded: it is an end."""
@@ -557,10 +545,3 @@ def _no_queue(queue: str, message_id: str, where: str) -> QueueNotFound:
     return QueueNotFound(
         f"{where} has no queue {queue!r} for message {message_id!r}; create it: postdate setup --queue {queue}"
     )
-
-
-def raise_first(errors: Sequence[PostdateError | None]) -> None:
-    """Raise the first error, if any: what belongs to one transaction is sent as a whole or not at all."""
-    for error in errors:
-        if error is not None:
-            raise error

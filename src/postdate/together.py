@@ -1,0 +1,135 @@
+"""Works of one event loop that are done together: those that arrive while others are done share the next turn.
+
+So a server or a disk that takes its time is asked seldom, for many at once, and one that is quick is asked at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+import anyio
+
+from postdate.threads import in_thread
+
+_LOOK_SECONDS: Final = 0.001
+
+W = TypeVar("W")
+T = TypeVar("T")
+
+
+@dataclass(slots=True, eq=False)
+class Job(Generic[W, T]):
+    """A piece of work, and what became of it: whoever does it fills in a result or an error.
+
+    Args:
+        work: to be done.
+    """
+
+    work: W
+    result: T | None = None
+    error: BaseException | None = None
+    done: bool = False
+
+    def outcome(self) -> T:
+        """Return the result, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        return self.result  # type: ignore[return-value]
+
+
+class _Turn(Generic[W, T]):
+    """Works that are done together. The first waits to lead, the others for the end: one event wakes all of them."""
+
+    __slots__ = ("begin", "end", "is_over", "jobs", "taken")
+
+    def __init__(self) -> None:
+        self.jobs: list[Job[W, T]] = []
+        self.begin, self.end = anyio.Event(), anyio.Event()
+        self.taken = threading.Lock()
+        """Held by whoever was first: the thread that does the works, or a leader who gave up before it began."""
+        self.is_over = False
+        """Whether that thread has done them."""
+
+
+class Together(Generic[W, T]):
+    """For one event loop: hand works to :meth:`run`.
+
+    Args:
+        at_once: the most works that are done at a time.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
+        self._next: _Turn[W, T] | None = None
+        self._led = False
+
+    async def run(self, do: Callable[[Sequence[Job[W, T]]], None], work: W) -> T:
+        """Have ``work`` done, and return its result; whatever it raised is raised.
+
+        Who is cancelled before the work has begun takes it back; later, the end of it is waited for: cancelled half-way
+        nobody would know what was committed.
+
+        Args:
+            do: called in a thread with some works, says of each what became of it. Must raise nothing.
+            work: what to do.
+        """
+        job = Job[W, T](work)
+        while not job.done:
+            turn = self._next
+            if turn is None:
+                turn = self._next = _Turn[W, T]()
+            turn.jobs.append(job)
+            leads = len(turn.jobs) == 1
+            try:
+                if not leads:
+                    await turn.end.wait()
+                elif self._led:
+                    await turn.begin.wait()
+            except BaseException:
+                if turn is self._next:
+                    self._leave(turn, job)
+                else:
+                    with anyio.CancelScope(shield=True):
+                        await turn.end.wait()
+                raise
+            if leads:
+                await self._lead(do, turn)
+        return job.outcome()
+
+    async def _lead(self, do: Callable[[Sequence[Job[W, T]]], None], turn: _Turn[W, T]) -> None:
+        """Do what waits now; wake everyone whose work that was, and the first who came meanwhile, to lead."""
+        self._led, self._next = True, None
+        try:
+            await in_thread(self._do, do, turn)
+        except BaseException:
+            # By asyncio's own means a task is cancelled although it waits for a thread.
+            if not turn.taken.acquire(blocking=False):
+                with anyio.CancelScope(shield=True):
+                    while not turn.is_over:  # noqa: ASYNC110 - by its own thread, which is to set no event for this
+                        await anyio.sleep(_LOOK_SECONDS)
+            raise
+        finally:
+            self._led = False
+            turn.end.set()
+            if self._next is not None:
+                self._next.begin.set()
+
+    def _do(self, do: Callable[[Sequence[Job[W, T]]], None], turn: _Turn[W, T]) -> None:
+        if not turn.taken.acquire(blocking=False):
+            return
+        try:
+            for start in range(0, len(turn.jobs), self._at_once):
+                do(turn.jobs[start : start + self._at_once])
+        finally:
+            turn.is_over = True
+
+    def _leave(self, turn: _Turn[W, T], job: Job[W, T]) -> None:
+        """Take back a work whose turn has not begun; if it was to lead, the others of its turn begin anew."""
+        was_first = turn.jobs[0] is job
+        turn.jobs.remove(job)
+        if was_first:
+            self._next = None
+            turn.end.set()

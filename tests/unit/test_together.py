@@ -1,0 +1,105 @@
+"""Works that are done together: each once, and known to whoever asked for it, whoever gives up."""
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import anyio
+import pytest
+
+from postdate.together import Job, Together
+
+
+class Doing:
+    """Does works in the thread it is called in, when it may, turn by turn; keeps which were done together."""
+
+    def __init__(self) -> None:
+        self.turns: list[list[int]] = []
+        self.begun, self.may = threading.Semaphore(0), threading.Semaphore(0)
+
+    def __call__(self, jobs: Sequence[Job[int, int]]) -> None:
+        self.begun.release()
+        assert self.may.acquire(timeout=10)
+        self.turns.append([job.work for job in jobs])
+        for job in jobs:
+            if job.work < 0:
+                job.error = ValueError(job.work)
+            else:
+                job.result = 2 * job.work
+            job.done = True
+
+
+async def until_begun(doing: Doing) -> None:
+    assert await anyio.to_thread.run_sync(lambda: doing.begun.acquire(timeout=10))
+
+
+async def test_what_arrives_while_others_are_done_is_done_together_next() -> None:
+    doing, together, found = Doing(), Together[int, int](at_once=2), dict[int, int]()
+
+    async def add(work: int) -> None:
+        found[work] = await together.run(doing, work)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(add, 1)
+        await until_begun(doing)
+        for work in (2, 3, 4):
+            tasks.start_soon(add, work)
+        await anyio.wait_all_tasks_blocked()
+        doing.may.release(9)
+    assert found == {1: 2, 2: 4, 3: 6, 4: 8}
+    assert doing.turns == [[1], [2, 3], [4]]
+
+
+async def test_an_error_is_raised_where_its_work_came_from_only() -> None:
+    doing, together = Doing(), Together[int, int](at_once=9)
+    doing.may.release(9)
+    outcomes = await asyncio.gather(*(together.run(doing, each) for each in (1, -2, 3)), return_exceptions=True)
+    assert [str(each) for each in outcomes] == ["2", "-2", "6"]
+
+
+@pytest.mark.parametrize("cancelled", [0, 1], ids=["the one that was to lead", "a follower"])
+@pytest.mark.parametrize("natively", [True, False])
+async def test_who_is_cancelled_before_the_turn_takes_the_work_back(cancelled: int, natively: bool) -> None:
+    doing, together = Doing(), Together[int, int](at_once=9)
+    scopes = [anyio.CancelScope(), anyio.CancelScope()]
+
+    async def add(work: int) -> int | None:
+        with scopes[work - 2]:
+            return await together.run(doing, work)
+        return None
+
+    first = asyncio.create_task(together.run(doing, 1))
+    await until_begun(doing)
+    others = [asyncio.create_task(add(work)) for work in (2, 3)]
+    await anyio.wait_all_tasks_blocked()
+    if natively:
+        others[cancelled].cancel()
+    else:
+        scopes[cancelled].cancel()
+    await anyio.wait_all_tasks_blocked()
+    doing.may.release(9)
+    assert await first == 2
+    assert await others[1 - cancelled] == (3 - cancelled) * 2
+    assert doing.turns == [[1], [3 - cancelled]]
+
+
+@pytest.mark.parametrize("leads", [True, False])
+async def test_who_is_cancelled_while_the_work_is_done_waits_for_its_end_and_it_is_done_once(leads: bool) -> None:
+    doing, together = Doing(), Together[int, int](at_once=9)
+    before = asyncio.create_task(together.run(doing, 0))  # so that the next two are in one turn
+    await until_begun(doing)
+    tasks = [asyncio.create_task(together.run(doing, work)) for work in (1, 2)]
+    await anyio.wait_all_tasks_blocked()
+    doing.may.release()
+    await before
+    await until_begun(doing)
+    task, other = tasks if leads else tasks[::-1]
+    task.cancel()
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert not task.done()
+    doing.may.release(9)
+    assert await other == (4 if leads else 2)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert sorted(work for turn in doing.turns for work in turn) == [0, 1, 2]
