@@ -122,6 +122,22 @@ def test_storing_in_bulk_stands_beside_bare_rows(bench, plant):
     assert found["ratio"] > 0
 
 
+@pytest.mark.parametrize("plant", ["sqlite-local", "sqlite-postgres"])
+def test_an_endpoint_handles_everything_beside_the_raw_limit(bench, plant):
+    found = bench(plant, "handle", "--n", "300", "--concurrency", "20")
+    assert found["benchmark"] == "handle"
+    assert (found["lost"], found["duplicated"], found["concurrency"]) == (0, 0, 20)
+    assert found["ratio"] == pytest.approx(found["rate"] / found["limit"], abs=0.01)
+    assert list(found["servers"]) == [plant.split("-")[1].replace("local", "sqlite")]
+
+
+def test_handling_is_measured_only_where_the_limit_of_receiving_is_known(cli, monkeypatch, rabbitmq_url):
+    monkeypatch.setenv("POSTDATE_RABBITMQ_URL", rabbitmq_url)
+    refused = cli("bench", "handle", "--n", "10", "--transport", "rabbitmq")
+    assert refused.exit_code == 2
+    assert "known for local and postgres only" in refused.stderr
+
+
 # --- Azure Storage -----------------------------------------------------------------------------------------------
 
 
