@@ -11,6 +11,9 @@ from azure.data.tables import TableServiceClient
 from azure.storage.blob import BlobServiceClient
 from azure.storage.queue import QueueServiceClient
 
+from postdate.bench.runs import handling
+from postdate.bench.workload import Ping
+
 PLANTS = ("sqlite-local", "sqlite-rabbitmq", "postgres-postgres", "postgres-rabbitmq")
 SAME_DATABASE = ("sqlite-local", "postgres-postgres")
 _AZURE = {"azure": "azure-table"}
@@ -129,6 +132,13 @@ def test_an_endpoint_handles_everything_beside_the_raw_limit(bench, plant):
     assert (found["lost"], found["duplicated"], found["concurrency"]) == (0, 0, 20)
     assert found["ratio"] == pytest.approx(found["rate"] / found["limit"], abs=0.01)
     assert list(found["servers"]) == [plant.split("-")[1].replace("local", "sqlite")]
+
+
+def test_a_message_that_its_handler_never_saw_or_saw_twice_is_counted(cli, monkeypatch):
+    monkeypatch.setattr(handling, "Ping", lambda number: Ping(6 if number == 5 else number))
+    ran = cli("bench", "handle", "--n", "20", "--json")
+    assert ran.status == 1
+    assert (ran.json["lost"], ran.json["duplicated"]) == (1, 1)
 
 
 def test_handling_is_measured_only_where_the_limit_of_receiving_is_known(cli, monkeypatch, rabbitmq_url):
