@@ -11,6 +11,9 @@ from azure.data.tables import TableServiceClient
 from azure.storage.blob import BlobServiceClient
 from azure.storage.queue import QueueServiceClient
 
+from postdate.bench.runs import handling
+from postdate.bench.workload import Ping
+
 PLANTS = ("sqlite-local", "sqlite-rabbitmq", "postgres-postgres", "postgres-rabbitmq")
 SAME_DATABASE = ("sqlite-local", "postgres-postgres")
 _AZURE = {"azure": "azure-table"}
@@ -120,6 +123,29 @@ def test_storing_in_bulk_stands_beside_bare_rows(bench, plant):
     found = bench(plant, "schedule", "--n", "500", "--batch", "100")
     assert found["lost"] == 0
     assert found["ratio"] > 0
+
+
+@pytest.mark.parametrize("plant", ["sqlite-local", "sqlite-postgres"])
+def test_an_endpoint_handles_everything_beside_the_raw_limit(bench, plant):
+    found = bench(plant, "handle", "--n", "300", "--concurrency", "20")
+    assert found["benchmark"] == "handle"
+    assert (found["lost"], found["duplicated"], found["concurrency"]) == (0, 0, 20)
+    assert found["ratio"] == pytest.approx(found["rate"] / found["limit"], abs=0.01)
+    assert list(found["servers"]) == [plant.split("-")[1].replace("local", "sqlite")]
+
+
+def test_a_message_that_its_handler_never_saw_or_saw_twice_is_counted(cli, monkeypatch):
+    monkeypatch.setattr(handling, "Ping", lambda number: Ping(6 if number == 5 else number))
+    ran = cli("bench", "handle", "--n", "20", "--json")
+    assert ran.status == 1
+    assert (ran.json["lost"], ran.json["duplicated"]) == (1, 1)
+
+
+def test_handling_is_measured_only_where_the_limit_of_receiving_is_known(cli, monkeypatch, rabbitmq_url):
+    monkeypatch.setenv("POSTDATE_RABBITMQ_URL", rabbitmq_url)
+    refused = cli("bench", "handle", "--n", "10", "--transport", "rabbitmq")
+    assert refused.status == 2
+    assert "known for local and postgres only" in refused.err
 
 
 # --- Azure Storage -----------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from rich.table import Table
 from postdate.bench.bench import Bench
 from postdate.bench.plants import STORES, TRANSPORTS, VARIABLES, Options
 from postdate.bench.result import Result
-from postdate.bench.runs import delivering, flowing, storing, timing
+from postdate.bench.runs import delivering, flowing, handling, storing, timing
 from postdate.errors import ConfigurationError
 
 app = typer.Typer(
@@ -165,6 +165,17 @@ def churn(
 ) -> Result:
     """Store, deliver and take off the queue for long; last_by_first is what is left of the first rate at the end."""
     return flowing.churn(bench, n, pending, batch, idle_transaction=idle_transaction)
+
+
+@app.command()
+@_measures
+def handle(
+    bench: Bench,
+    n: Number = 20_000,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Messages handled at once.")] = 100,
+) -> Result:
+    """Handle messages that are in the queue of an endpoint; the limit takes them off in the barest way."""
+    return handling.handle(bench, n, concurrency)
 
 
 @app.command()

@@ -19,6 +19,8 @@ from postdate.messages import DelayedMessage, Headers, encode_headers
 BODY = b"x" * 300
 BATCH = 5_000
 
+PING_TEXT = "z" * 170
+
 _bare, _keep = object.__new__, object.__setattr__
 
 
@@ -41,6 +43,19 @@ def headers_of(message_id: str) -> dict[str, str]:
 def encoded_headers_of(message_id: str) -> str:
     """Return the same as a store keeps them."""
     return encode_headers(headers_of(message_id))
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """What an endpoint is given to handle: about 200 bytes as JSON.
+
+    Args:
+        number: of the message.
+        text: the rest of it.
+    """
+
+    number: int
+    text: str = PING_TEXT
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from postdate.bench.limits.sleep import due_times, moving_floor
 from postdate.bench.result import Lateness
 from postdate.bench.workload import BODY, encoded_headers_of, id_of
 from postdate.clock import from_microseconds
+from postdate.errors import PostdateError
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 Error, OperationalError = psycopg.Error, psycopg.OperationalError
@@ -46,6 +47,17 @@ _MOVE = """
             ORDER BY due, id LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
         RETURNING message_id, headers, body)
     INSERT INTO {schema}.bare_queue (message_id, headers, body) SELECT message_id, headers, body FROM moved
+"""
+# Arrays, so that the rows are found by their keys: joins read whole tables as soon as these are small enough.
+_RECEIVE = f"""
+    WITH taken AS (
+        DELETE FROM {{schema}}.queue_message WHERE queue_id = %(queue)s AND number = ANY (ARRAY(
+            SELECT number FROM {{schema}}.queue_message WHERE queue_id = %(queue)s AND number > %(after)s
+            ORDER BY number LIMIT {_MOVED_AT_ONCE} FOR UPDATE SKIP LOCKED))
+        RETURNING number, content),
+    emptied AS (
+        DELETE FROM {{schema}}.content WHERE number = ANY (ARRAY(SELECT content FROM taken)) RETURNING headers, body)
+    SELECT headers, body, (SELECT max(number) FROM taken) FROM emptied
 """
 _COPY = "COPY {schema}.bare_pending (due, message_id, destination, headers, body) FROM STDIN"
 
@@ -79,6 +91,28 @@ def move_limit(connection: Connection, schema: str, n: int) -> float:
             assert batch, "nobody else is in these tables"
             moved += batch
         return n / (time.perf_counter() - started)
+
+
+def receive_limit(connection: Connection, schema: str, queue: str, n: int) -> float:
+    """Return messages a second of taking ``n`` messages off a queue, one statement and one commit per 1,000.
+
+    From the tables of the transport, which must hold them. Nothing is parsed, nobody holds a message meanwhile, no
+    failures are counted and nothing is recorded.
+
+    Raises:
+        PostdateError: there were not so many.
+    """
+    select = in_schema("SELECT queue_id FROM {schema}.queue WHERE name = %s", schema)
+    row = connection.execute(select, [queue]).fetchone()
+    assert row is not None, "the queue has been filled"
+    statement, after, taken = in_schema(_RECEIVE, schema), 0, 0
+    started = time.perf_counter()
+    while batch := connection.execute(statement, {"queue": row[0], "after": after}, prepare=True).fetchall():
+        after, taken = batch[0][2], taken + len(batch)
+    seconds = time.perf_counter() - started
+    if taken != n:
+        raise PostdateError(f"the limit took {taken:,} messages off the queue, not {n:,}: somebody else is in it")
+    return n / seconds
 
 
 def copy_limit(connection: Connection, schema: str, n: int, batch: int) -> float:

@@ -11,8 +11,8 @@ from typing import Self
 import anyio
 
 from postdate.bench.limits.sleep import event_loop_floor
-from postdate.bench.limits.sqlite import sqlite_insert_limit, sqlite_move_limit, sqlite_version
-from postdate.bench.places.place import QueuePlace, StorePlace
+from postdate.bench.limits.sqlite import sqlite_insert_limit, sqlite_move_limit, sqlite_receive_limit, sqlite_version
+from postdate.bench.places.place import ReceivedPlace, StorePlace
 from postdate.bench.result import Lateness
 from postdate.bench.site import Opening
 from postdate.embedded.file import SqliteFile, Transaction
@@ -24,9 +24,10 @@ _TAKE = """
         ORDER BY seq LIMIT ?)
     RETURNING message_id, content
 """
+_ANY = "SELECT 1 FROM queue_message WHERE queue_id = (SELECT queue_id FROM queue WHERE name = ?) LIMIT 1"
 
 
-class EmbeddedPlace(StorePlace, QueuePlace):
+class EmbeddedPlace(StorePlace, ReceivedPlace):
     """A file in a folder that is made for the run and removed after it.
 
     Args:
@@ -81,7 +82,7 @@ class EmbeddedPlace(StorePlace, QueuePlace):
         return {"version": sqlite_version(), "synchronous": self._synchronous}
 
     def settle(self) -> None:
-        """See :class:`StorePlace`."""
+        """See :class:`Place`."""
         self._file.checkpoint_blocking()
 
     def insert_limit(self, n: int, batch: int) -> float:
@@ -91,6 +92,14 @@ class EmbeddedPlace(StorePlace, QueuePlace):
     def move_limit(self, n: int) -> float:
         """See :class:`QueuePlace`."""
         return sqlite_move_limit(self._folder, n, self._synchronous)
+
+    def receive_limit(self, queue: str, n: int) -> float:
+        """See :class:`ReceivedPlace`."""
+        return sqlite_receive_limit(self._path, queue, n, self._synchronous)
+
+    def is_empty(self, queue: str) -> bool:
+        """See :class:`ReceivedPlace`."""
+        return self._file.read_blocking(lambda c: c.execute(_ANY, [queue]).fetchone()) is None
 
     def floor(self, rate: int, seconds: float) -> Lateness:
         """See :class:`QueuePlace`: of an event loop that only sleeps, which is what the service is made of."""

@@ -46,6 +46,10 @@ class Place(ABC):
         """Return the same of the connections of each role of process, as far as they can be told apart."""
         return {}
 
+    def settle(self) -> None:
+        """Do what the server would do in a quiet hour after it was filled."""
+        return
+
 
 class StorePlace(Place):
     """A place for a store."""
@@ -59,10 +63,6 @@ class StorePlace(Place):
     def fillers(self) -> int:
         """How many processes fill it fastest."""
         return 1
-
-    def settle(self) -> None:
-        """Do what the server would do in a quiet hour after it was filled."""
-        return
 
     @abstractmethod
     def insert_limit(self, n: int, batch: int) -> float:
@@ -104,3 +104,19 @@ class QueuePlace(Place):
     @abstractmethod
     def take(self, queue: str, limit: int) -> list[str]:
         """Take up to ``limit`` messages off a queue, by the shortest way, and return their ids."""
+
+
+class ReceivedPlace(QueuePlace):
+    """A place for queues whose messages can be taken off without us, as fast as the server gives them."""
+
+    @abstractmethod
+    def receive_limit(self, queue: str, n: int) -> float:
+        """Return messages a second of taking all ``n`` messages off a queue in the barest way, headers and body read.
+
+        Raises:
+            PostdateError: there were not so many.
+        """
+
+    @abstractmethod
+    def is_empty(self, queue: str) -> bool:
+        """Return whether a queue holds no message, neither a waiting one nor one that is being handled."""

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from postdate.bench.limits import postgres as limits
-from postdate.bench.places.place import QueuePlace, ScannedPlace
+from postdate.bench.places.place import ReceivedPlace, ScannedPlace
 from postdate.bench.result import Lateness
 from postdate.bench.site import Opening, application_name
 from postdate.bench.system import cpu_seconds, family_cpu_seconds, parent_of
@@ -24,6 +24,7 @@ _NOTHING_CAME_SECONDS = 1.0
 
 _OF_QUEUE = "queue_id = (SELECT queue_id FROM {schema}.queue WHERE name = %(queue)s)"
 _ARRIVED = f"SELECT message_id FROM {{schema}}.queue_message WHERE {_OF_QUEUE}"
+_ANY = f"SELECT 1 FROM {{schema}}.queue_message WHERE {_OF_QUEUE} LIMIT 1"
 _TAKE = f"""
     WITH taken AS (
         DELETE FROM {{schema}}.queue_message WHERE {_OF_QUEUE} AND number = ANY (ARRAY(
@@ -35,7 +36,7 @@ _TAKE = f"""
 """
 
 
-class PostgresPlace(ScannedPlace, QueuePlace):
+class PostgresPlace(ScannedPlace, ReceivedPlace):
     """A schema that is made for the run and dropped after it.
 
     Args:
@@ -128,7 +129,7 @@ class PostgresPlace(ScannedPlace, QueuePlace):
     # --- the store ----------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """See :class:`StorePlace`."""
+        """See :class:`Place`."""
         limits.settle(self._connection, self._schema)
 
     def insert_limit(self, n: int, batch: int) -> float:
@@ -155,6 +156,15 @@ class PostgresPlace(ScannedPlace, QueuePlace):
     def move_limit(self, n: int) -> float:
         """See :class:`QueuePlace`."""
         return limits.move_limit(self._connection, self._schema, n)
+
+    def receive_limit(self, queue: str, n: int) -> float:
+        """See :class:`ReceivedPlace`."""
+        return limits.receive_limit(self._connection, self._schema, queue, n)
+
+    def is_empty(self, queue: str) -> bool:
+        """See :class:`ReceivedPlace`."""
+        found = self._connection.execute(limits.in_schema(_ANY, self._schema), {"queue": queue}, prepare=True)
+        return found.fetchone() is None
 
     def floor(self, rate: int, seconds: float) -> Lateness:
         """See :class:`QueuePlace`."""
