@@ -78,7 +78,7 @@ class Holding:
 
     def __init__(self) -> None:
         self.limits, self.back = list[int](), list[Received]()
-        self.closed = False
+        self.closed, self.came_back = False, anyio.Event()
 
     async def receive(self, limit: int) -> Sequence[Received]:
         await anyio.lowlevel.checkpoint()
@@ -91,6 +91,8 @@ class Holding:
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
         assert not failed
         self.back.append(received)
+        self.came_back.set()
+        self.came_back = anyio.Event()
 
     async def close(self) -> None:
         self.closed = True
@@ -118,7 +120,7 @@ async def test_more_is_received_than_is_handled_at_once_while_that_takes_moments
             assert not receiver.back
             is_slow.set()
             while len(receiver.back) < sum(receiver.limits) - handled:
-                await anyio.sleep(0.01)
+                await receiver.came_back.wait()
         assert receiver.limits[0] == 4
         tasks.cancel_scope.cancel()
     assert receiver.closed

@@ -74,7 +74,9 @@ class Endings:
 
     def _end_jobs(self, jobs: Sequence[Job[tuple[int, Ending], None]]) -> None:
         try:
-            if len(jobs) == 1 or not self._ended_together(jobs):
+            # After a loss of the connection that holds, some may be held under another number.
+            holders = {ending.holder for _, ending in (job.work for job in jobs)}
+            if len(jobs) == 1 or len(holders) > 1 or not self._ended_together(jobs):
                 for job in jobs:
                     self._end_job(job)
         finally:
@@ -120,7 +122,7 @@ class Endings:
             each(connection)
 
     def _end(self, connection: Connection, queue_id: int, endings: Sequence[Ending]) -> set[int]:
-        """End messages without works; return the numbers of those that were held."""
+        """End messages of one holder without works; return the numbers of those that were held."""
         if not any(ending.rows for ending in endings):
             return self._remove(connection, queue_id, endings)
         with connection.transaction():
@@ -130,14 +132,16 @@ class Endings:
         return gone
 
     def _remove(self, connection: Connection, queue_id: int, endings: Sequence[Ending]) -> set[int]:
-        """Take messages off the queue, in one statement, with their records; return the numbers of those there were."""
+        """Take messages of one holder off the queue, with their records; return the numbers of those there were."""
+        recorded = [ending for ending in endings if ending.kind is not None]
         values: Mapping[str, Any] = {
             "queue": queue_id,
             "numbers": [ending.number for ending in endings],
-            "holders": [ending.holder for ending in endings],
-            "times": [ending.at for ending in endings],
-            "kinds": [ending.kind for ending in endings],
-            "details": [ending.detail for ending in endings],
+            "holder": endings[0].holder,
+            "recorded": [ending.number for ending in recorded],
+            "times": [ending.at for ending in recorded],
+            "kinds": [ending.kind for ending in recorded],
+            "details": [ending.detail for ending in recorded],
             "destination": self._queue,
         }
         ((gone,),) = connection.execute(self._sql.commit, values, prepare=True).fetchall()

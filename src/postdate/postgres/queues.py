@@ -40,17 +40,20 @@ class QueueStatements:
                 UPDATE {queue_message} AS m SET holder = %(holder)s FROM found
                 WHERE m.queue_id = %(queue)s AND m.number = found.number RETURNING m.*)
             SELECT {has_ended}, {columns} FROM m JOIN {content} AS c ON c.number = m.content""")
+        # That they are held is asked in words from which the index of held messages does not follow: it is empty when
+        # the plan is made, and full of those that have just ended when it is used.
         self.commit = sql(f"""
             WITH gone AS (
-                DELETE FROM {queue_message} AS m
-                USING unnest(%(numbers)s::bigint[], %(holders)s::integer[], %(times)s::timestamptz[],
-                    %(kinds)s::smallint[], %(details)s::text[]) AS e(number, holder, at, kind, detail)
-                WHERE m.queue_id = %(queue)s AND m.number = e.number AND m.holder = e.holder
-                RETURNING m.number, m.content, m.message_id, m.due, m.store_id, e.at, e.kind, e.detail),
+                DELETE FROM {queue_message}
+                WHERE queue_id = %(queue)s AND number = ANY(%(numbers)s::bigint[])
+                    AND holder IS NOT DISTINCT FROM %(holder)s::integer
+                RETURNING number, content, message_id, due, store_id),
             dropped AS (DELETE FROM {content} AS c USING gone WHERE c.number = gone.content),
             recorded AS (
                 INSERT INTO {names.of("record")} (at, due, store_id, kind, message_id, destination, detail)
-                SELECT at, due, store_id, kind, message_id, %(destination)s, detail FROM gone WHERE kind IS NOT NULL)
+                SELECT e.at, due, store_id, e.kind, message_id, %(destination)s, e.detail
+                FROM gone JOIN unnest(%(recorded)s::bigint[], %(times)s::timestamptz[], %(kinds)s::smallint[],
+                    %(details)s::text[]) AS e(number, at, kind, detail) USING (number))
             SELECT array_agg(number) FROM gone""")
         self.give_back = sql(f"""
             WITH back AS (
