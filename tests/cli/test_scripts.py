@@ -228,14 +228,15 @@ async def test_a_role_without_the_right_to_create_runs_sagas_outbox_and_timeout_
 
 
 async def test_what_is_printed_for_sqlite_makes_all_tables(own_folder):
-    """Sagas and timeouts in the file of the queues, the outbox in one of its own."""
+    """Timeouts in the file of the queues; sagas in that of the outbox, as an endpoint with both needs them."""
     variables = {
         **QUEUES,
         "POSTDATE_TIMEOUT_MANAGER__ADDRESS": "sqlite:///all.db",
         "POSTDATE_OUTBOX__ADDRESS": "sqlite:///shop.db",
+        "POSTDATE_SAGAS__ADDRESS": "sqlite:///shop.db",
     }
     settings = load_settings(None, variables)
-    script = setup_sql(settings, sagas=True)
+    script = setup_sql(settings)
     assert list(own_folder.iterdir()) == []
     everything, of_shop = script.split("-- In sqlite:///shop.db:")
     for name, text in (("all.db", everything), ("shop.db", of_shop)):
