@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -69,35 +70,38 @@ class Together(Generic[W, T]):
     async def run(self, do: Callable[[Sequence[Job[W, T]]], None], work: W) -> T:
         """Have ``work`` done, and return its result; whatever it raised is raised.
 
-        Who is cancelled before the work has begun takes it back; later, the end of it is waited for: cancelled half-way
-        nobody would know what was committed.
+        Who is cancelled has it done all the same: half-way nobody would know what was committed, or have what was
+        claimed. A task cancelled by asyncio itself takes back what has not begun, and else ends with it.
 
         Args:
             do: called in a thread with some works, says of each what became of it. Must raise nothing.
             work: what to do.
         """
         job = Job[W, T](work)
-        while not job.done:
-            turn = self._next
-            if turn is None:
-                turn = self._next = _Turn[W, T]()
-            turn.jobs.append(job)
-            leads = len(turn.jobs) == 1
-            try:
-                if not leads:
-                    await turn.end.wait()
-                elif self._led:
-                    await turn.begin.wait()
-            except BaseException:
-                if turn is self._next:
-                    self._leave(turn, job)
-                else:
-                    with anyio.CancelScope(shield=True):
-                        await turn.end.wait()
-                raise
-            if leads:
-                await self._lead(do, turn)
+        with anyio.CancelScope(shield=True):
+            while not job.done:
+                await self._take_part(do, job)
         return job.outcome()
+
+    async def _take_part(self, do: Callable[[Sequence[Job[W, T]]], None], job: Job[W, T]) -> None:
+        turn = self._next
+        if turn is None:
+            turn = self._next = _Turn[W, T]()
+        turn.jobs.append(job)
+        leads = len(turn.jobs) == 1
+        try:
+            if not leads:
+                await turn.end.wait()
+            elif self._led:
+                await turn.begin.wait()
+        except BaseException:  # by asyncio's own means: asyncio.timeout and others
+            if turn is self._next:
+                self._leave(turn, job)
+            else:
+                await turn.end.wait()
+            raise
+        if leads:
+            await self._lead(do, turn)
 
     async def _lead(self, do: Callable[[Sequence[Job[W, T]]], None], turn: _Turn[W, T]) -> None:
         """Do what waits now; wake everyone whose work that was, and the first who came meanwhile, to lead."""
@@ -108,8 +112,9 @@ class Together(Generic[W, T]):
             # By asyncio's own means a task is cancelled although it waits for a thread.
             if not turn.taken.acquire(blocking=False):
                 with anyio.CancelScope(shield=True):
-                    while not turn.is_over:  # noqa: ASYNC110 - by its own thread, which is to set no event for this
-                        await anyio.sleep(_LOOK_SECONDS)
+                    while not turn.is_over:
+                        with suppress(anyio.get_cancelled_exc_class()):  # again, which changes nothing
+                            await anyio.sleep(_LOOK_SECONDS)
             raise
         finally:
             self._led = False

@@ -128,7 +128,7 @@ async def test_more_is_received_than_is_handled_at_once_while_that_takes_moments
 
 @pytest.mark.parametrize(
     ("handled", "seconds", "most"),
-    [(0, 1.0, 16), (10, 1.0, 16), (400, 1.0, 20), (100, 0.02, 250), (10**6, 1.0, 1_000), (10**6, 0.001, 16)],
+    [(0, 1.0, 16), (10, 1.0, 16), (400, 1.0, 20), (500, 0.0625, 400), (10**6, 1.0, 1_000), (10**6, 0.04, 16)],
     ids=["nothing", "slow", "quick", "quicker", "bounded", "too short a look"],
 )
 def test_what_is_handled_in_a_twentieth_of_a_second_is_received_ahead(handled: int, seconds: float, most: int) -> None:
@@ -136,3 +136,31 @@ def test_what_is_handled_in_a_twentieth_of_a_second_is_received_ahead(handled: i
     assert reading.most(100.0) == 16
     reading.handled = handled
     assert reading.most(100.0 + seconds) == most
+
+
+async def test_what_was_received_ahead_goes_back_at_a_stop_although_a_handler_takes_its_time(
+    clock: VirtualClock,
+) -> None:
+    receiver, handled, ends = Holding(), 0, anyio.Event()
+    breaker = RepeatedFailures("Receive", "failed", SECOND, lambda text, error: None, NO_METRICS)
+
+    async def handle(received: Received) -> None:
+        nonlocal handled
+        handled += 1
+        if handled == 1:
+            await ends.wait()
+        await anyio.lowlevel.checkpoint()
+
+    pump = MessagePump(receiver, handle, 4, clock, breaker, "sales", reads_ahead=True)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pump.run)
+        with anyio.fail_after(20):
+            while max(receiver.limits, default=0) < 20:
+                await anyio.lowlevel.checkpoint()
+            pump.stop()
+            begun = handled
+            while not receiver.back:
+                await receiver.came_back.wait()
+        assert handled == begun
+        ends.set()
+    assert receiver.closed

@@ -53,6 +53,7 @@ class MessagePump:
         self._clock, self._breaker = clock, breaker
         self._stop = anyio.Event()
         self._ready: deque[Received] = deque()
+        self._left: deque[Received] = deque()
         self._idle: deque[anyio.Event] = deque()
         self._workers = self._busy = 0
         self._one_done = anyio.Event()
@@ -89,6 +90,8 @@ class MessagePump:
             await self._pause_after(error)
             return
         self._is_well()
+        if self._reading is not None and self._stop.is_set():
+            return  # closing the receiver gives them back
         self._ready.extend(received)
         for _ in received:
             if self._idle:
@@ -112,6 +115,8 @@ class MessagePump:
             most = reading.most(anyio.current_time())
             while self._ready and self._in_hand > most:
                 await self._give_back(self._ready.pop(), failed=False)
+        while self._left and self._busy:  # a handler may take its time; when none does, closing the receiver is quicker
+            await self._give_back(self._left.pop(), failed=False)
 
     @property
     def _in_hand(self) -> int:
@@ -216,9 +221,10 @@ class MessagePump:
         await self._clock.wait(self._stop, now + self._breaker.failure(error, now))
 
     def stop(self) -> None:
-        """Stop receiving. What was received ahead goes back when the receiver is closed."""
+        """Stop receiving. What was received ahead goes back."""
         self._stop.set()
         if self._reading is not None:
+            self._left.extend(self._ready)
             self._ready.clear()
         while self._idle:
             self._idle.popleft().set()
@@ -240,7 +246,7 @@ class Reading:
 
     _AHEAD_SECONDS: Final = 0.05
     _MOST: Final = 1_000
-    _SHORTEST_SECONDS: Final = 0.01
+    _SHORTEST_SECONDS: Final = _AHEAD_SECONDS  # or many slow ones that end together would look quick
 
     def __init__(self, concurrency: int) -> None:
         self._concurrency = self._most = concurrency

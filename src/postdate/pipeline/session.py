@@ -44,6 +44,9 @@ logger.writing.name = org.apache.spark.sql.execution.datasources.v2.WriteToDataS
 logger.writing.level = off
 logger.files.name = org.apache.spark.sql.execution.datasources.FileFormatWriter
 logger.files.level = off
+# Stopped in the middle of cleaning up, it complains of that; what it has not cleaned goes with the session.
+logger.cleaning.name = org.apache.spark.ContextCleaner
+logger.cleaning.level = off
 """
 
 FOR_LONG_JOBS: Final = MappingProxyType({"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=4"})

@@ -79,6 +79,9 @@ class Endings:
             if len(jobs) == 1 or len(holders) > 1 or not self._ended_together(jobs):
                 for job in jobs:
                     self._end_job(job)
+        except BaseException as error:  # noqa: BLE001 - handed to each caller, whose thread this is not
+            for job in jobs:
+                job.error = job.error or error
         finally:
             for job in jobs:
                 job.done = True

@@ -314,8 +314,19 @@ class LocalReceiver:
 
     async def close(self) -> None:
         """See :meth:`postdate.ports.Receiver.close`."""
-        for received in list(self._held.values()):
-            await self.roll_back(received, failed=False)
+        held = list(self._held)
+
+        def give_back(tx: Transaction) -> None:
+            tx.executemany(
+                "UPDATE queue_message SET claimant = NULL WHERE seq = ? AND claimant = ?",
+                [(seq, tx.claimant) for seq in held],
+            )
+            tx.signal(queue_topic(self._queue))
+
+        if held:
+            await self._file.write(give_back)
+        for seq in held:
+            self._held.pop(seq, None)
         if self._stop_listening is not None:
             self._stop_listening()
             self._stop_listening = self._alarm = None
