@@ -11,7 +11,7 @@ import pytest
 
 from postdate import Endpoint, HandlerContext, MemoryTransport, Recoverability
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.core.pump import MessagePump, Reading
+from postdate.core.pump import Handle, MessagePump, Reading
 from postdate.messages import Envelope
 from postdate.metrics import NO_METRICS
 from postdate.ports import HANDLED, End, Received
@@ -86,7 +86,7 @@ class Holding:
         return [Received(Envelope("sales", "message"), 0, object()) for _ in range(limit)]
 
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        raise NotImplementedError
+        raise AssertionError("no handler here ends its message")
 
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
         assert not failed
@@ -98,11 +98,16 @@ class Holding:
         self.closed = True
 
 
+def reading_ahead(receiver: Holding, handle: Handle, clock: VirtualClock) -> MessagePump:
+    """Return a pump for four messages at once."""
+    breaker = RepeatedFailures("Receive", "failed", SECOND, lambda text, error: None, NO_METRICS)
+    return MessagePump(receiver, handle, 4, clock, breaker, "sales", reads_ahead=True)
+
+
 async def test_more_is_received_than_is_handled_at_once_while_that_takes_moments_and_goes_back_when_it_does_not(
     clock: VirtualClock,
 ) -> None:
     receiver, handled, is_slow = Holding(), 0, anyio.Event()
-    breaker = RepeatedFailures("Receive", "failed", SECOND, lambda text, error: None, NO_METRICS)
 
     async def handle(received: Received) -> None:
         nonlocal handled
@@ -111,7 +116,7 @@ async def test_more_is_received_than_is_handled_at_once_while_that_takes_moments
             await anyio.sleep_forever()
         await anyio.lowlevel.checkpoint()
 
-    pump = MessagePump(receiver, handle, 4, clock, breaker, "sales", reads_ahead=True)
+    pump = reading_ahead(receiver, handle, clock)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(pump.run)
         with anyio.fail_after(20):
@@ -142,7 +147,6 @@ async def test_what_was_received_ahead_goes_back_at_a_stop_although_a_handler_ta
     clock: VirtualClock,
 ) -> None:
     receiver, handled, ends = Holding(), 0, anyio.Event()
-    breaker = RepeatedFailures("Receive", "failed", SECOND, lambda text, error: None, NO_METRICS)
 
     async def handle(received: Received) -> None:
         nonlocal handled
@@ -151,7 +155,7 @@ async def test_what_was_received_ahead_goes_back_at_a_stop_although_a_handler_ta
             await ends.wait()
         await anyio.lowlevel.checkpoint()
 
-    pump = MessagePump(receiver, handle, 4, clock, breaker, "sales", reads_ahead=True)
+    pump = reading_ahead(receiver, handle, clock)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(pump.run)
         with anyio.fail_after(20):
