@@ -9,7 +9,7 @@ BENCH = $(BIN)/postdate bench
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV SPARK_HOME JAVA_TOOL_OPTIONS
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint check test bench services-up services-down lock fmt docs clean
+.PHONY: help install demo lint check test faults soak bench services-up services-down lock fmt docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -45,6 +45,16 @@ test-documentation:
 	@mkdir -p build
 	@nice -n 10 $(BIN)/pytest --timeout 900 -o faulthandler_timeout=890 -o cache_dir=build/pytest_cache_documentation \
 		$(DOCUMENTATION_TESTS) >build/test-documentation.log 2>&1; status=$$?; cat build/test-documentation.log; exit $$status
+
+faults: install ## break everything that can break, account for every message, write docs/faults.md: half an hour
+	rm -rf build/faults
+	POSTDATE_FAULTS=all $(BIN)/pytest tests/faults -k test_every_promise
+	$(BIN)/python -m tests.faults.table build/faults
+
+SEEDS ?= 100000
+JOBS ?= $(shell nproc)
+soak: install ## the simulator through SEEDS=100000 runs, in JOBS processes; see docs/guides/testing.md
+	$(BIN)/python -m postdate.testing.simulator --seeds 0:$(SEEDS) --jobs $(JOBS)
 
 bench: install ## measure this machine with the embedded store and transport
 	$(BENCH) drain --store sqlite --transport local

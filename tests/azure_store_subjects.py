@@ -7,13 +7,14 @@ from contextlib import suppress
 from typing import Any
 
 from azure.core.exceptions import HttpResponseError, ResourceExistsError, ResourceNotFoundError
-from azure.data.tables import TableClient, TableEntity, TableServiceClient
+from azure.data.tables import TableClient, TableEntity, TableServiceClient, UpdateMode
 from azure.storage.blob import BlobLeaseClient, BlobServiceClient, ContainerClient
+from tests.damage import flipped
 
 from postdate.azure.table_names import lease_container, records_table
 from postdate.ports import DelayedMessageStore, TransactionMode
 from postdate.stores.azure_table import AzureTableStore
-from postdate.testing import StoreSubject
+from postdate.testing import Damage, StoreSubject
 
 _NUMBERS = itertools.count(1)
 
@@ -52,13 +53,37 @@ class AzureTableStoreSubject(StoreSubject):
         largest = settings.pop("largest_message_bytes", None)
         if largest is not None and largest <= 64 * 1024:
             settings["largest_message_bytes"] = largest
-        return AzureTableStore(self.connection, table=self.table, leases=self.leases, **settings)
+        return AzureTableStore(self.connection, table=self.table, leases=self.leases, checksum=True, **settings)
 
     def open_elsewhere(self) -> DelayedMessageStore:
         return AzureTableStore(self.connection, table=self.table, leases=self.leases)
 
     def drop(self) -> None:
         drop_table(self.connection, self.table, self.leases)
+
+    def damages(self) -> frozenset[Damage]:
+        return frozenset(Damage)
+
+    def damage(self, message_id: str, damage: Damage) -> bytes:
+        with TableClient.from_connection_string(self.connection, self.table) as client:
+            (entity,) = [each for each in client.list_entities() if each["MessageId"] == message_id]
+            if damage is Damage.CONTENT:
+                del entity["Headers"], entity["Body"]
+                client.update_entity(entity, UpdateMode.REPLACE)
+                return b""
+            if damage is Damage.FLIP:
+                there = flipped(entity["Body"])
+                client.update_entity({**entity, "Body": there}, UpdateMode.REPLACE)
+                return there
+            name, there = _DAMAGED[damage]
+            client.update_entity({**entity, name: there}, UpdateMode.REPLACE)
+            return there.encode()
+
+
+_DAMAGED = {
+    Damage.HEADERS: ("Headers", '{"a": "b'),
+    Damage.DUE: ("Due", "-0001-01-01T00:00:00.000000+00:00"),
+}
 
 
 class TablePlace:

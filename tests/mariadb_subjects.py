@@ -2,12 +2,21 @@
 
 import itertools
 import os
+from contextlib import closing
+
+from tests.damage import flipped
 
 from postdate.mariadb.connection import MariaDbServer
-from postdate.mariadb.names import quoted
+from postdate.mariadb.names import Names, quoted
 from postdate.ports import DelayedMessageStore
 from postdate.stores.mariadb import MariaDbStore
-from postdate.testing import StoreSubject
+from postdate.testing import Damage, StoreSubject
+
+DAMAGES = {
+    Damage.HEADERS: ("headers = %(value)s", '{"a": "b'),
+    Damage.DUE: ("due = %(value)s, attempt_at = %(value)s", -(10**18)),
+}
+"""In which ways a row can be damaged; that content is gone cannot be: it is a part of the row that is never NULL."""
 
 _NUMBERS = itertools.count(1)
 
@@ -30,10 +39,23 @@ class MariaDbStoreSubject(StoreSubject):
         self.url, self.schema = url, fresh_schema()
 
     def open(self, **settings) -> MariaDbStore:
-        return MariaDbStore(self.url, schema=self.schema, **settings)
+        return MariaDbStore(self.url, schema=self.schema, checksum=True, **settings)
 
     def open_elsewhere(self) -> DelayedMessageStore:
         return MariaDbStore(self.url, schema=self.schema)
+
+    def damages(self) -> frozenset[Damage]:
+        return frozenset({*DAMAGES, Damage.FLIP})
+
+    def damage(self, message_id: str, damage: Damage) -> bytes:
+        with closing(MariaDbServer(self.url).connect()) as session:
+            ((table,),) = session.rows(f"SELECT name FROM {Names(self.schema, 'any').of('store')}")
+            pending = Names(self.schema, table).pending
+            ((body,),) = session.rows(f"SELECT body FROM {pending} WHERE message_id = %(id)s", {"id": message_id})
+            column, value = DAMAGES.get(damage, ("body = %(value)s", flipped(body)))
+            change = f"UPDATE {pending} SET {column} WHERE message_id = %(id)s"
+            assert session.change(change, {"id": message_id, "value": value})
+        return value if isinstance(value, bytes) else str(value).encode()
 
     def drop(self) -> None:
         drop_schema(self.url, self.schema)

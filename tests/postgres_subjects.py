@@ -8,6 +8,7 @@ import psycopg
 from postdate.ports import DelayedMessageStore, EnlistingStore, Recording, Transport
 from postdate.stores.postgres import PostgresStore
 from postdate.testing import StoreSubject, TransportSubject
+from postdate.testing.conformance import Damage
 from postdate.transports.postgres import PostgresTransport
 
 _NUMBERS = itertools.count(1)
@@ -24,6 +25,34 @@ def drop_schema(url: str, schema: str) -> None:
         connection.execute(f'DROP SCHEMA IF EXISTS "{quoted}" CASCADE'.encode())
 
 
+_DAMAGES = {
+    Damage.HEADERS: """
+        UPDATE content SET headers = '{"torn' WHERE number = %(content)s RETURNING convert_to(headers, 'UTF8')""",
+    Damage.FLIP: """
+        UPDATE content SET body = set_bit(body, 0, 1 - get_bit(body, 0)) WHERE number = %(content)s RETURNING body""",
+    Damage.CONTENT: "DELETE FROM content WHERE number = %(content)s RETURNING ''::bytea",
+}
+
+
+def damaged(url: str, schema: str, find: str, due: str, message_id: str, damage: Damage) -> bytes:
+    """Damage a message by hand.
+
+    Args:
+        url: of the server.
+        schema: in which it is.
+        find: the statement that finds the number of its content by the id.
+        due: the statement that gives it a due time before the calendar begins, by the number of its content.
+        message_id: of the message.
+        damage: what to do.
+    """
+    with psycopg.connect(url, autocommit=True, options="-c timezone=UTC") as connection:
+        connection.execute("SELECT set_config('search_path', quote_ident(%s), false)", (schema,))
+        (content,) = connection.execute(find.encode(), (message_id,)).fetchone() or (None,)
+        row = connection.execute(_DAMAGES.get(damage, due).encode(), {"content": content}).fetchone()
+        assert row is not None
+        return row[0]
+
+
 class PostgresStoreSubject(StoreSubject):
     """The store in PostgreSQL."""
 
@@ -33,13 +62,27 @@ class PostgresStoreSubject(StoreSubject):
 
     def open(self, *, recording: Recording = Recording.ALL, **settings) -> PostgresStore:
         self._recording = recording
-        return PostgresStore(self.url, schema=self.schema, recording=recording, **settings)
+        return PostgresStore(self.url, schema=self.schema, recording=recording, checksum=True, **settings)
 
     def open_elsewhere(self) -> DelayedMessageStore:
         return PostgresStore(self.url, schema=self.schema)
 
     def transport(self) -> Transport:
         return PostgresTransport(self.url, schema=self.schema, recording=self._recording)
+
+    def damages(self) -> frozenset[Damage]:
+        return frozenset(Damage)
+
+    def damage(self, message_id: str, damage: Damage) -> bytes:
+        find = "SELECT number FROM record WHERE message_id = %s AND kind = 1"
+        with psycopg.connect(self.url) as connection:
+            connection.execute("SELECT set_config('search_path', quote_ident(%s), false)", (self.schema,))
+            (table,) = connection.execute("SELECT name FROM store").fetchone() or (None,)
+        due = (
+            f"UPDATE \"{table}\" SET due = '0044-03-15 12:00:00+00 BC', attempt_at = '0044-03-15 12:00:00+00 BC' "
+            f"WHERE number = %(content)s RETURNING convert_to(due::text, 'UTF8')"
+        )
+        return damaged(self.url, self.schema, find, due, message_id, damage)
 
     def drop(self) -> None:
         drop_schema(self.url, self.schema)
@@ -56,6 +99,17 @@ class PostgresTransportSubject(TransportSubject):
 
     def open_elsewhere(self) -> Transport:
         return PostgresTransport(self.url, schema=self.schema)
+
+    def damages(self) -> frozenset[Damage]:
+        return frozenset(Damage) - {Damage.FLIP}
+
+    def damage(self, message_id: str, damage: Damage) -> bytes:
+        find = "SELECT content FROM queue_message WHERE message_id = %s"
+        due = (
+            "UPDATE queue_message SET due = '-infinity' WHERE content = %(content)s "
+            "RETURNING convert_to(due::text, 'UTF8')"
+        )
+        return damaged(self.url, self.schema, find, due, message_id, damage)
 
     def store(self) -> EnlistingStore:
         store = PostgresStore(self.url, schema=self.schema, table="conformance.timeouts")

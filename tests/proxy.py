@@ -18,7 +18,7 @@ _OBEYS_WITHIN_SECONDS = 30.0
 
 
 class FaultyLink:
-    """Listens on loopback and forwards to a server; can be cut, stalled, slowed down and restored.
+    """Listens on loopback and forwards to a server; can be cut, stalled, slowed down, made forgetful, and restored.
 
     It lives in a thread of its own: blocking and asynchronous tests use it alike, and every method returns when its
     effect has taken place. A context manager; at its end nothing listens and every connection is closed.
@@ -64,6 +64,14 @@ class FaultyLink:
         """
         self._do(lambda: self._stall(replies_only=replies_only))
 
+    def forget(self) -> None:
+        """Never carry a byte again on the connections that are open now, and go on acknowledging what comes on them.
+
+        As a balancer or a sidecar that was replaced: neither end hears of it, not even of the other's end. New
+        connections work. Nothing but :meth:`cut` and :meth:`reset` ends the old ones.
+        """
+        self._do(self._forget)
+
     def delay(self, latency: timedelta) -> None:
         """Let everything that is read from now on arrive later by ``latency``, in each direction."""
         self._latency_seconds = latency / timedelta(seconds=1)
@@ -104,6 +112,7 @@ class FaultyLink:
         self._ended = asyncio.Event()
         self._requests, self._replies = asyncio.Event(), asyncio.Event()
         self._connections: dict[socket.socket, asyncio.Task[None]] = {}
+        self._forgotten: dict[socket.socket, asyncio.Event] = {}
         self._listener: socket.socket | None = None
         await self._restore()
         self._started.set_result(asyncio.get_running_loop())
@@ -120,6 +129,10 @@ class FaultyLink:
         self._replies.clear()
         if not replies_only:
             self._requests.clear()
+
+    async def _forget(self) -> None:
+        for forgotten in self._forgotten.values():
+            forgotten.set()
 
     async def _reset(self) -> None:
         was_cut = self._listener is None
@@ -154,11 +167,12 @@ class FaultyLink:
             client, _ = listener.accept()
             client.setblocking(False)
             self._accepted += 1
-            task = asyncio.get_running_loop().create_task(self._carry(client))
+            self._forgotten[client] = forgotten = asyncio.Event()
+            task = asyncio.get_running_loop().create_task(self._carry(client, forgotten))
             self._connections[client] = task
-            task.add_done_callback(lambda _: self._connections.pop(client, None))
+            task.add_done_callback(lambda _: (self._connections.pop(client, None), self._forgotten.pop(client, None)))
 
-    async def _carry(self, client: socket.socket) -> None:
+    async def _carry(self, client: socket.socket, forgotten: asyncio.Event) -> None:
         """Forward one connection until both directions have ended, or one of them breaks."""
         writers: list[asyncio.StreamWriter] = []
         try:
@@ -168,8 +182,8 @@ class FaultyLink:
             server_reader, server_writer = await asyncio.open_connection(*self._target)
             writers.append(server_writer)
             async with asyncio.TaskGroup() as pumps:
-                pumps.create_task(self._pump(reader, server_writer, self._requests))
-                pumps.create_task(self._pump(server_reader, writer, self._replies))
+                pumps.create_task(self._pump(reader, server_writer, self._requests, forgotten))
+                pumps.create_task(self._pump(server_reader, writer, self._replies, forgotten))
         except* (OSError, asyncio.CancelledError):
             for end in writers:
                 _close_with_reset(end.get_extra_info("socket"))
@@ -181,7 +195,13 @@ class FaultyLink:
                     await end.wait_closed()
             client.close()
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event) -> None:
+    async def _pump(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        gate: asyncio.Event,
+        forgotten: asyncio.Event,
+    ) -> None:
         """Forward one direction until its end, which is forwarded too. What waits at a shut gate is not lost."""
         in_flight: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_CHUNKS_IN_FLIGHT)
         now = asyncio.get_running_loop().time
@@ -189,7 +209,12 @@ class FaultyLink:
         async def take() -> None:
             chunk = b"?"
             while chunk:
-                chunk = await reader.read(_CHUNK_BYTES)
+                try:
+                    chunk = await reader.read(_CHUNK_BYTES)
+                except ConnectionError:
+                    if not forgotten.is_set():
+                        raise
+                    chunk = b""
                 await in_flight.put((now() + self._latency_seconds, chunk))
 
         async def deliver() -> None:
@@ -198,9 +223,11 @@ class FaultyLink:
                 arrives, chunk = await in_flight.get()
                 await asyncio.sleep(max(0.0, arrives - now()))
                 await gate.wait()
-                if chunk:
+                if chunk and not forgotten.is_set():
                     writer.write(chunk)
                     await writer.drain()
+            if forgotten.is_set():  # the other end does not hear that this one has gone
+                await asyncio.Event().wait()
             writer.write_eof()
 
         async with asyncio.TaskGroup() as both:

@@ -256,7 +256,7 @@ class Server(ABC):
             raise ServerError(f"{self.name} ended when it had hardly begun{self._end_of_log()}")
         self._keep(daemons=[asdict(known) for known in (*self._daemons(), daemon)], boot=boot())
 
-    def _run(self, *command: str | Path, as_caller: bool = False) -> str:
+    def _run(self, *command: str | Path, as_caller: bool = False, environment: Mapping[str, str] | None = None) -> str:
         ran = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
@@ -264,7 +264,7 @@ class Server(ABC):
             text=True,
             check=False,
             cwd="/",
-            env=self._environment(),
+            env={**self._environment(), **(environment or {})},
             timeout=STARTS_WITHIN_SECONDS,
             **({} if as_caller else self._identity()),
         )
@@ -552,6 +552,23 @@ class RabbitMQ(Server):
         except OSError:
             return False
 
+    def control(self, *command: str) -> str:
+        """Run ``rabbitmqctl``, which takes a second or two; return what it prints."""
+        node = {"RABBITMQ_CONF_ENV_FILE": "/dev/null", "RABBITMQ_NODENAME": self._node}
+        return self._run(
+            self._script.with_name("rabbitmqctl"),
+            "--quiet",
+            *command,
+            environment={**self._mapper_environment(), **node},
+        )
+
+    @property
+    def _node(self) -> str:
+        return f"postdate-{self.port}@localhost"
+
+    def _mapper_environment(self) -> dict[str, str]:
+        return {"ERL_EPMD_ADDRESS": LOOPBACK, "ERL_EPMD_PORT": str(self.ports["mapper"])}
+
     def _create(self) -> None:
         new = self.directory / "data.new"
         self._make_folder(new)
@@ -568,13 +585,13 @@ class RabbitMQ(Server):
         plugins = self.directory / "enabled_plugins"
         plugins.write_text("[].\n", encoding="utf-8")
         plugins.chmod(0o644)
-        mapper = {"ERL_EPMD_ADDRESS": LOOPBACK, "ERL_EPMD_PORT": str(ports["mapper"])}
+        mapper = self._mapper_environment()
         # Started first: a node that finds no port mapper starts one that outlives it.
         self._start_daemon([self._mapper() or "epmd", "-address", LOOPBACK, "-port", str(ports["mapper"])], mapper)
         until(lambda: not port_is_free(ports["mapper"]), ANSWERS_WITHIN_SECONDS)
         node = {
             "RABBITMQ_CONF_ENV_FILE": "/dev/null",
-            "RABBITMQ_NODENAME": f"postdate-{self.port}@localhost",
+            "RABBITMQ_NODENAME": self._node,
             "RABBITMQ_DIST_PORT": str(ports["distribution"]),
             "RABBITMQ_MNESIA_BASE": str(self.data),
             "RABBITMQ_MNESIA_DIR": str(self.data / "node"),

@@ -4,11 +4,14 @@ import itertools
 import os
 from contextlib import closing
 
+from tests.damage import flipped
+from tests.mariadb_subjects import DAMAGES
+
 from postdate.ports import DelayedMessageStore
 from postdate.sqlserver.connection import SqlServer
 from postdate.sqlserver.names import Names, literal, quoted
 from postdate.stores.sqlserver import SqlServerStore
-from postdate.testing import StoreSubject
+from postdate.testing import Damage, StoreSubject
 
 VARIABLE = "POSTDATE_SQLSERVER_URL"
 _NUMBERS = itertools.count(1)
@@ -21,10 +24,23 @@ class SqlServerStoreSubject(StoreSubject):
         self.url, self.schema = url, f"po]st.date'%s é🕰 -- {os.getpid()}.{next(_NUMBERS)}"
 
     def open(self, **settings) -> SqlServerStore:
-        return SqlServerStore(self.url, schema=self.schema, **settings)
+        return SqlServerStore(self.url, schema=self.schema, checksum=True, **settings)
 
     def open_elsewhere(self) -> DelayedMessageStore:
         return SqlServerStore(self.url, schema=self.schema)
+
+    def damages(self) -> frozenset[Damage]:
+        return frozenset({*DAMAGES, Damage.FLIP})
+
+    def damage(self, message_id: str, damage: Damage) -> bytes:
+        with closing(SqlServer(self.url).connect()) as session:
+            ((table,),) = session.rows(f"SELECT name FROM {Names(self.schema, 'any').of('store')}", {})
+            pending = Names(self.schema, table).pending
+            ((body,),) = session.rows(f"SELECT body FROM {pending} WHERE message_id = %(id)s", {"id": message_id})
+            column, value = DAMAGES.get(damage, ("body = %(value)s", flipped(body)))
+            change = f"UPDATE {pending} SET {column} WHERE message_id = %(id)s"
+            assert session.change(change, {"id": message_id, "value": value})
+        return value if isinstance(value, bytes) else str(value).encode()
 
     def drop(self) -> None:
         with closing(SqlServer(self.url).connect()) as session:

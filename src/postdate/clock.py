@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 import anyio
 
-from postdate.threads import in_thread
+from postdate.errors import ConfigurationError
+from postdate.threads import in_thread, our_threads
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+EARLIEST = datetime.min.replace(tzinfo=UTC)
+LATEST = datetime.max.replace(tzinfo=UTC)
+"""The ends of the calendar; see :func:`later`."""
 
 
 @runtime_checkable
@@ -29,10 +35,24 @@ class Clock(Protocol):
         """
         ...
 
+    def monotonic(self) -> float:
+        """Return seconds of this clock that never go back, whoever sets the wall clock.
+
+        Only differences mean something. Durations, pauses, time-outs and breakers are measured by it; ``now`` is for
+        due times and records.
+        """
+        ...
+
+    async def wait_for(self, event: anyio.Event, duration: timedelta) -> None:
+        """Return when ``event`` is set or ``duration`` has passed, whichever is first, whoever sets the wall clock."""
+        ...
+
     async def sleep(self, duration: timedelta) -> None:
         """Sleep for ``duration`` on this clock."""
         ...
 
+
+_SINCE_BOOT: Final[int | None] = getattr(time, "CLOCK_BOOTTIME", None)  # of Linux
 
 _TIMER_SLACK_SECONDS = 0.0015
 """Event loops round their timers up to a millisecond; the last stretch of a wait is slept by a thread instead."""
@@ -46,8 +66,13 @@ async def _wait_precisely(event: anyio.Event, seconds: float) -> None:
             await event.wait()
             return
         seconds -= time.monotonic() - started
-    if seconds > 0 and not event.is_set():
+    if seconds <= 0 or event.is_set():
+        return
+    if our_threads().available_tokens > 0:
         await in_thread(time.sleep, seconds)
+    else:  # calls that hang have all of them: waiting for one, no deadline would ever end these calls
+        with anyio.move_on_after(seconds):
+            await event.wait()
 
 
 class SystemClock:
@@ -60,6 +85,18 @@ class SystemClock:
     async def wait(self, event: anyio.Event, until: datetime) -> None:
         """Wait on the machine's clock; see :meth:`Clock.wait`."""
         await _wait_precisely(event, (until - self.now()).total_seconds())
+
+    def monotonic(self) -> float:
+        """Return the machine's monotonic seconds."""
+        return time.monotonic()
+
+    def since_boot(self) -> float:
+        """Return seconds as :meth:`monotonic`, those included in which the machine was suspended, where it tells."""
+        return time.monotonic() if _SINCE_BOOT is None else time.clock_gettime(_SINCE_BOOT)
+
+    async def wait_for(self, event: anyio.Event, duration: timedelta) -> None:
+        """Wait in real time; see :meth:`Clock.wait_for`."""
+        await _wait_precisely(event, duration.total_seconds())
 
     async def sleep(self, duration: timedelta) -> None:
         """Sleep in real time."""
@@ -96,6 +133,14 @@ class ScaledClock:
         """Wait on the scaled clock; see :meth:`Clock.wait`."""
         await _wait_precisely(event, (until - self.now()).total_seconds() / self.speed)
 
+    def monotonic(self) -> float:
+        """Return the machine's monotonic seconds, scaled."""
+        return time.monotonic() * self.speed
+
+    async def wait_for(self, event: anyio.Event, duration: timedelta) -> None:
+        """Wait for ``duration`` of scaled time; see :meth:`Clock.wait_for`."""
+        await _wait_precisely(event, duration.total_seconds() / self.speed)
+
     async def sleep(self, duration: timedelta) -> None:
         """Sleep for ``duration`` of scaled time."""
         await anyio.sleep(max(duration.total_seconds() / self.speed, 0))
@@ -104,6 +149,43 @@ class ScaledClock:
 def in_real_time(clock: Clock, duration: timedelta) -> timedelta:
     """Return how long ``duration`` of real time is on ``clock``: networks do not hurry because a clock runs faster."""
     return duration * clock.speed if isinstance(clock, ScaledClock) else duration
+
+
+def later(instant: datetime, duration: timedelta) -> datetime:
+    """Return the sum of an aware UTC instant and a duration; the end of the calendar where it lies outside.
+
+    The only place where times are added: a message due at the last microsecond of the year 9999 is a usual way to say
+    *never*, and must not end what computes with it.
+    """
+    try:
+        return instant + duration
+    except OverflowError:
+        return LATEST if duration > timedelta(0) else EARLIEST
+
+
+def time_left(deadline: float, seconds: float) -> timedelta:
+    """Return how long it is from ``seconds`` of :meth:`Clock.monotonic` until ``deadline``; zero when it has come.
+
+    Rounded up, so that who waits for so long finds that it has come.
+    """
+    left = deadline - seconds
+    return timedelta(microseconds=max(math.ceil(round(left * 1_000_000, 3)), 1)) if left > 0 else timedelta(0)
+
+
+def checked_clock(clock: Clock) -> Clock:
+    """Return a clock that was given to an endpoint.
+
+    Raises:
+        ConfigurationError: methods are missing, as in one that was written for a version before there were all of them.
+    """
+    needed = ("now", "wait", "monotonic", "wait_for", "sleep")
+    missing = [f"{method}()" for method in needed if not callable(getattr(clock, method, None))]
+    if missing:
+        raise ConfigurationError(
+            f"{type(clock).__name__} is not a clock: it has no {' and no '.join(missing)}; subclass SystemClock, or "
+            f"write what is missing (durations are measured by monotonic and wait_for, which no set clock moves)"
+        )
+    return clock
 
 
 def to_microseconds(instant: datetime) -> int:

@@ -21,7 +21,7 @@
     │   ├── SagaConflict                somebody else changed the saga meanwhile; nothing was kept
     │   ├── StoreUnavailable            transient: locked, disk full, refuses for now
     │   │   ├── StoreFull
-    │   │   └── StoreUnreachable        no connection to its server: never counted against a message
+    │   │   └── StoreUnreachable        no connection, or no answer in time: never counted against a message
     │   ├── StoreNotWritable            permissions or a read-only file system
     │   ├── StoreNotSetUp               the tables are missing: run `postdate setup`
     │   ├── StoreFromNewerVersion       written by a later Postdate
@@ -29,7 +29,8 @@
     ├── TransportError
     │   ├── QueueNotFound
     │   ├── TransportUnavailable        transient
-    │   │   └── TransportUnreachable    no connection to its server: never counted against a message
+    │   │   ├── DestinationUnavailable  this one queue takes nothing now: never counted against a message
+    │   │   └── TransportUnreachable    no connection, or no answer in time: never counted against a message
     │   └── ClaimLost                   another process took the message over; nothing was committed
     ├── TimeoutConcurrentlyProcessed    somebody else removed the timeout while it was being sent
     ├── MigrationConflict               another migration is on its way, or this one was begun differently
@@ -176,7 +177,10 @@ class StoreFull(StoreUnavailable):
 
 
 class StoreUnreachable(StoreUnavailable):
-    """There is no connection to the server of the store. It says nothing about the message in hand."""
+    """There is no connection to the server of the store, or it did not answer in time.
+
+    An outage: it says nothing about the message in hand, so it is never counted against one.
+    """
 
     code = "store_unreachable"
 
@@ -224,8 +228,19 @@ class TransportUnavailable(TransportError):
     transient = True
 
 
+class DestinationUnavailable(TransportUnavailable):
+    """One queue takes nothing for now: it is full, or its node is away. Other queues of the server may take theirs.
+
+    An outage of that destination: never counted against a message; those for other destinations go on.
+    """
+
+    code = "destination_unavailable"
+
+
 class TransportUnreachable(TransportUnavailable):
-    """There is no connection to the server of the queues. It says nothing about the message in hand.
+    """There is no connection to the server of the queues, or it did not answer in time: memory alarm, frozen, silent.
+
+    An outage: it says nothing about the message in hand, so it is never counted against one.
 
     What was sent just before the connection was lost may have arrived; it is sent again with the same id.
     """

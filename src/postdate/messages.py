@@ -10,8 +10,9 @@ import os
 import re
 import time
 import uuid
+import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Self
 from xml.etree import ElementTree
@@ -261,10 +262,79 @@ def decode_headers(text: str | bytes) -> dict[str, str]:
     try:
         return _DECODE_HEADERS(text)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise InvalidHeaders(f"headers must be a JSON object of texts, not {str(text[:80])!r}: {error}") from error
+        shown = text if isinstance(text, str) else text.decode(errors="replace")
+        raise InvalidHeaders(f"headers must be a JSON object of texts, not {shown[:80]!r}: {error}") from error
+
+
+# The checksum of a row stands behind the JSON object of its headers, as white space: a tab, and its 32 bits as spaces
+# (0) and tabs (1). So it goes wherever the row goes, through any SQL, and whoever else reads the JSON does not see it.
+_SEAL = re.compile(rb"(?<=})\t[ \t]{32}\Z")
+SEAL_LENGTH = 33
+"""Characters by which headers are longer once they are :func:`sealed`."""
+
+_ENDS = ("}", ord("}"))
+_BITS = [format(byte, "08b").replace("0", " ").replace("1", "\t") for byte in range(256)]
+_DELIVER_AT_NAME = f'"{Headers.DELIVER_AT}":"'.encode()
+_DELIVER_AT = re.compile(re.escape(_DELIVER_AT_NAME) + rb'[^"]*"')
+
+
+def sealed(headers: str, body: bytes) -> str:
+    """Return encoded headers with a checksum of them and the body, for a row of a store; see :func:`opened`.
+
+    The header ``DeliverAt`` is not covered: its text is changed when a message is rescheduled; ``encoded_deliver_at``.
+    """
+    return headers + _seal(_checksum(headers.encode(), body))
+
+
+def opened(headers: str | bytes, body: bytes) -> dict[str, str]:
+    """Return the headers of a row of a store, or of a queue that it was moved to; of a sealed row once it is checked.
+
+    Raises:
+        InvalidHeaders: not JSON, not an object, or a value that is no text.
+        InvalidMessage: headers or body are not those that were stored.
+    """
+    found = decode_headers(headers)
+    if headers[-1] in _ENDS:
+        return found
+    text = headers if isinstance(headers, bytes) else headers.encode()
+    there = _checksum(text[:-SEAL_LENGTH], body)
+    if not text.endswith(_seal(there).encode()) and _SEAL.search(text):
+        stored = int(text[1 - SEAL_LENGTH :].decode().replace(" ", "0").replace("\t", "1"), 2)
+        raise InvalidMessage(f"its content is damaged: its checksum is {there:08x}, and was {stored:08x} when stored")
+    return found
+
+
+def resealed(was: object, headers: Mapping[str, str] | None, body: bytes | None, own_body: object) -> str | None:
+    """Return the encoded headers of a row that is mended, sealed anew if they were sealed; ``None``: they stay as is.
+
+    Args:
+        was: its encoded headers; may be anything.
+        headers: in place of them; ``None``: they stay.
+        body: in place of its own; ``None``: that stays.
+        own_body: its body; may be anything.
+    """
+    text = was.encode() if isinstance(was, str) else was if isinstance(was, bytes) else b""
+    is_sealed = _SEAL.search(text) is not None
+    if headers is None and (body is None or not is_sealed):
+        return None
+    plain = text[:-SEAL_LENGTH].decode(errors="replace") if headers is None else encode_headers(headers)
+    content = own_body if body is None else body
+    return sealed(plain, content) if is_sealed and isinstance(content, bytes) else plain
+
+
+def _seal(checksum: int) -> str:
+    bits = _BITS
+    return f"\t{bits[checksum >> 24]}{bits[checksum >> 16 & 255]}{bits[checksum >> 8 & 255]}{bits[checksum & 255]}"
+
+
+def _checksum(headers: bytes, body: bytes) -> int:
+    if _DELIVER_AT_NAME in headers:
+        headers = _DELIVER_AT.sub(b"", headers)
+    return zlib.crc32(body, zlib.crc32(headers))
 
 
 _XML_ROOT = "ArrayOfHeaderInfo"
+_XML_END = re.compile(rb"</ArrayOfHeaderInfo\s*>|<ArrayOfHeaderInfo[^<>]*/>")
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]")
 
 
@@ -288,12 +358,16 @@ def encode_headers_xml(headers: Mapping[str, str]) -> bytes:
 
 
 def decode_headers_xml(blob: bytes) -> dict[str, str]:
-    """Return the headers of an ``ArrayOfHeaderInfo`` blob.
+    """Return the headers of an ``ArrayOfHeaderInfo`` blob; whatever stands behind its end is left out.
+
+    Some senders have the blob in a buffer that is longer than it: zeros, or what was there before.
 
     Raises:
         InvalidHeaders: not XML, another root, a document type declaration (never part of the format, and the way
             to make a parser expand without end), or a key twice.
     """
+    end = _XML_END.search(blob)
+    blob = blob if end is None else blob[: end.end()]
     if b"<!DOCTYPE" in blob or b"<!ENTITY" in blob:
         raise InvalidHeaders("the header blob declares a document type, which the format does not have")
     try:
@@ -444,19 +518,34 @@ class Envelope:
         return hash((self.message_id, self.destination, self.body))
 
     @classmethod
-    def of(cls, message: DelayedMessage, headers: Mapping[str, str]) -> Self:
-        """Return the envelope of a message with these headers; what the message has was checked already."""
+    def restored(
+        cls,
+        destination: str,
+        message_id: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        expires_at: datetime | None,
+        due: datetime | None,
+    ) -> Self:
+        """Return an envelope that was checked before a queue kept it; times are aware and UTC. For transports only."""
         envelope = object.__new__(cls)
         put = object.__setattr__
-        put(envelope, "destination", message.destination)
-        put(envelope, "message_id", message.message_id)
+        put(envelope, "destination", destination)
+        put(envelope, "message_id", message_id)
         put(envelope, "headers", headers)
-        put(envelope, "body", message.body)
-        put(envelope, "expires_at", message.expires_at)
-        put(envelope, "due", message.due)
+        put(envelope, "body", body)
+        put(envelope, "expires_at", expires_at)
+        put(envelope, "due", due)
         put(envelope, "time_to_be_received", None)
         put(envelope, "use_dead_letter_queue", None)
         return envelope
+
+    @classmethod
+    def of(cls, message: DelayedMessage, headers: Mapping[str, str]) -> Self:
+        """Return the envelope of a message with these headers; what the message has was checked already."""
+        return cls.restored(
+            message.destination, message.message_id, headers, message.body, message.expires_at, message.due
+        )
 
 
 def to_envelope(message: DelayedMessage) -> Envelope:
@@ -480,16 +569,25 @@ def without_delay_headers(headers: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in headers.items() if not key.startswith(prefix)}
 
 
+def check_not_reserved(headers: Mapping[str, str]) -> None:
+    """Refuse headers with the prefix of those that only steer delayed delivery, on whatever way a message goes.
+
+    Raises:
+        InvalidHeaders: names the header.
+    """
+    prefix = Headers.TIMEOUT_PROPERTIES_PREFIX
+    clash = next((key for key in headers if key.startswith(prefix)), None)
+    if clash is not None:
+        raise InvalidHeaders(f"header {clash!r} has the prefix {prefix!r}, which is reserved for delayed delivery")
+
+
 def delay_headers(message: DelayedMessage) -> dict[str, str]:
     """Return the headers that carry destination and due time through a timeouts queue (specification 1.5).
 
     Raises:
         InvalidHeaders: the message already has a header with the reserved prefix.
     """
-    prefix = Headers.TIMEOUT_PROPERTIES_PREFIX
-    clash = next((key for key in message.headers if key.startswith(prefix)), None)
-    if clash is not None:
-        raise InvalidHeaders(f"header {clash!r} has the prefix {prefix!r}, which is reserved for delayed delivery")
+    check_not_reserved(message.headers)
     due = format_timestamp(message.due)
     headers = {
         **message.headers,
@@ -525,6 +623,30 @@ def expires_at_of(headers: Mapping[str, str]) -> datetime | None:
     return None if text is None else parse_timestamp(text)
 
 
+def encoded_deliver_at(due: datetime) -> str:
+    """Return how the header of a due time stands among encoded headers: what a store replaces when it reschedules."""
+    return f'"{Headers.DELIVER_AT}":"{format_timestamp(due)}"'
+
+
+def rescheduled(message: DelayedMessage, due: datetime) -> DelayedMessage:
+    """Return the message with another due time, and with the header that says it; one of the sender's own stays."""
+    headers = message.headers
+    if headers.get(Headers.DELIVER_AT) == format_timestamp(message.due):
+        headers = {**headers, Headers.DELIVER_AT: format_timestamp(due)}
+    return DelayedMessage.restored(
+        message.message_id,
+        aware_utc(due),
+        message.destination,
+        headers,
+        message.body,
+        message.expires_at,
+        message.number_of_failures,
+    )
+
+
 def with_failures(message: DelayedMessage, number_of_failures: int) -> DelayedMessage:
-    """Return the message with another count of failed dispatch attempts."""
-    return replace(message, number_of_failures=number_of_failures)
+    """Return the message with another count of failed dispatch attempts; what was checked once is not checked again."""
+    old = message
+    return DelayedMessage.restored(
+        old.message_id, old.due, old.destination, old.headers, old.body, old.expires_at, number_of_failures
+    )

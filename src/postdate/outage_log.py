@@ -39,7 +39,7 @@ class OutageLog:
 
         Args:
             error: why.
-            seconds: now, on any clock.
+            seconds: now, on a clock that nobody sets.
         """
         kind = error.code if isinstance(error, PostdateError) else type(error).__name__
         self._failures += 1
@@ -48,7 +48,7 @@ class OutageLog:
         if kind not in self._kinds:
             self._kinds.add(kind)
             self._log.log(self._level, "%s: %s", self._what, error)
-        elif seconds - self._said_at >= SAID_AGAIN_AFTER_SECONDS or seconds < self._said_at:
+        elif seconds - self._said_at >= SAID_AGAIN_AFTER_SECONDS:
             lasted, failures = seconds - self._since, self._failures
             text = "%s, for %s now (%d failures): %s"
             self._log.log(self._level, text, self._what, shown_duration(lasted), failures, error)

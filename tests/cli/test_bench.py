@@ -208,7 +208,10 @@ def test_an_account_that_does_not_answer_is_named_without_its_key(cli):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["drain", "--store", "oracle"], "--store must be one of sqlite, postgres, mariadb, azure-table, not 'oracle'"),
+        (
+            ["drain", "--store", "oracle"],
+            "--store must be one of sqlite, postgres, mariadb, mssql, azure-table, not 'oracle'",
+        ),
         (["drain", "--transport", "carrier-pigeon"], "--transport must be one of local, postgres, rabbitmq"),
         (["drain", "--queue-type", "stack"], "--queue-type must be one of quorum, classic, not 'stack'"),
         (["drain", "--synchronous", "off"], "--synchronous must be one of full, normal, not 'off'"),

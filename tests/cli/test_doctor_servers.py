@@ -9,7 +9,15 @@ from postdate.config import Settings, load_settings
 from postdate.errors import StoreUnavailable
 from postdate.operations.doctor import Check, Result
 from postdate.operations.doctor.machine import settings_read
-from postdate.operations.doctor.servers import clocks, judged, look_at_server, old_snapshot, schema, version
+from postdate.operations.doctor.servers import (
+    clocks,
+    judged,
+    look_at_server,
+    old_snapshot,
+    schema,
+    service_clocks,
+    version,
+)
 from postdate.operations.doctor.traffic import Queues, Stored, traffic
 from postdate.ports import OldSnapshot, Process, ServerFacts
 
@@ -100,6 +108,27 @@ def test_clocks_are_compared_without_blaming_the_way_of_the_answer(server, resul
     check = clocks(NOW, server, NOW + 1000 * MS)
     assert check.result is result
     assert said in check.found
+
+
+@pytest.mark.parametrize(("judges", "said"), [(True, "is judged by the server's"), (False, "comes early or late")])
+def test_it_is_said_by_whose_clock_it_is_due(judges, said):
+    assert said in clocks(NOW, NOW - timedelta(hours=2), NOW, judges=judges).found
+
+
+def test_each_service_whose_clock_is_off_by_more_than_a_second_is_named():
+    minutes = timedelta(minutes=10)
+    ahead = {"a:1": minutes, "b:2": -minutes, "c:3": 900 * MS}
+    check = service_clocks(ahead, judges=True)
+    assert check.result is Result.WARN
+    assert (
+        check.found
+        == "a:1 is 10m ahead of the server, b:2 is 10m behind the server; due times are judged by the server's"
+    )
+    assert "NTP" in check.mend
+    check = service_clocks(ahead, judges=False)
+    assert "delivers early or late" in check.found
+    assert "use_store_clock = true" in check.mend
+    assert service_clocks({"c:3": 900 * MS}, judges=True).result is Result.OK
 
 
 def test_a_session_with_an_old_snapshot_is_named_with_the_way_to_end_it():

@@ -91,6 +91,64 @@ def test_a_second_signal_ends_at_once(own_folder, cli):
     assert err.endswith(b"postdate: error [interrupted]: ended at once by a second signal\n")
 
 
+def test_stopping_does_not_wait_for_a_store_that_never_closes(own_folder, cli):
+    """What blocks is a thread, as one that reads from a connection that has fallen silent: nothing can end it."""
+    cli.ok("setup")
+    script = (
+        "import sys, threading\n"
+        "from postdate.stores.sqlite import SqliteStore\n"
+        "from postdate.threads import in_thread\n"
+        "from postdate.wiring import closing\n"
+        "closing.CLOSES_WITHIN /= 100\n"
+        "async def close(self):\n"
+        "    await in_thread(threading.Event().wait)\n"
+        "SqliteStore.close = close\n"
+        "from postdate.cli.entry import run\n"
+        "sys.exit(run(['run']))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=own_folder, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        while "delivering from" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+    assert "WARNING postdate.wiring: the store was not closed: it does not answer" in err
+    assert err.rstrip().endswith("stopped")
+
+
+def test_a_file_that_is_damaged_is_told_at_the_start(own_folder, cli):
+    """Damage in an index that only a look for due messages meets: the service ran, and logged that, again and again."""
+    cli.ok("setup", "--queue", "orders")
+    cli.ok("send", "orders", "x", "--delay", "1h")
+    connection = sqlite3.connect(own_folder / "postdate.db")
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    (page,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'delayed_message_attempt'").fetchone()
+    (size,) = connection.execute("PRAGMA page_size").fetchone()
+    connection.close()
+    with (own_folder / "postdate.db").open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * 100)
+    process = subprocess.run(
+        [sys.executable, "-m", "postdate.cli", "run"],
+        cwd=own_folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert process.returncode == 3
+    assert "postdate: error [not_a_database]:" in process.stderr
+    assert "damaged" in process.stderr.splitlines()[-1]
+    assert any(
+        check["result"] == "fail" and "damaged" in check["found"] for check in cli("doctor", "--json").json["checks"]
+    )
+
+
 def test_a_critical_error_ends_it_when_asked_to(cli, service, own_folder):
     """Its table goes away under its hands; after the configured time that is a critical error.
 

@@ -6,21 +6,34 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import anyio
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from tests.conftest import LocalTransportSubject
 
-from postdate import DelayedMessage, Envelope, MemoryStore, MemoryTransport, SqliteStore, TransactionMode
+from postdate import (
+    DelayedMessage,
+    Envelope,
+    LocalTransport,
+    MemoryStore,
+    MemoryTransport,
+    SqliteStore,
+    TransactionMode,
+)
 from postdate.errors import ClaimLost, PostdateError
+from postdate.messages import decode_headers
 from postdate.pipeline.columns import INSTANT
 from postdate.pipeline.rows import restored
 from postdate.ports import (
     HANDLED,
     Claim,
     End,
+    Mending,
     Outcome,
+    Quarantined,
     Received,
     Recording,
     ScanFilter,
@@ -31,6 +44,7 @@ from postdate.ports import (
     Work,
 )
 from postdate.testing import ConformanceFailure, StoreSubject, TransportSubject, store_checks, transport_checks
+from postdate.transports.local import LocalReceiver
 from postdate.transports.memory import MemoryReceiver
 
 MICROSECOND = timedelta(microseconds=1)
@@ -126,6 +140,77 @@ class IgnoresTokens(MemoryStore):
 class RetriesAtOnce(MemoryStore):
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
         return await super().retry_later(claim, claim.message.due, now, reason)
+
+
+class CountsWhatIsReleased(MemoryStore):
+    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+        return sum(
+            [await self.retry_later(each, attempt_at or each.message.due, each.message.due, "") for each in claims]
+        )
+
+
+class ReleasesAtOnce(MemoryStore):
+    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+        return await super().release(claims, None)
+
+
+class ReleasesWhatItDoesNotHold(MemoryStore):
+    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+        await super().release(claims, attempt_at)
+        return len(claims)
+
+
+class KeepsWhatItCannotRead(SqliteStore):
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+        with mock.patch(
+            "postdate.embedded.quarantine.decoded", lambda rows, decode: ([decode(row) for row in rows], {})
+        ):
+            return await super().claim_due(now, limit)
+
+
+class NeverLooksAtTheChecksum(SqliteStore):
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+        with mock.patch("postdate.embedded.rows.opened", lambda headers, body: decode_headers(headers)):
+            return await super().claim_due(now, limit)
+
+
+class KeepsTheChecksumOfWhatWasThere(SqliteStore):
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
+        with mock.patch("postdate.embedded.quarantine.resealed", return_value=None):
+            await super().put_back(number, mending, now)
+
+
+class MendsWithoutAChecksum(SqliteStore):
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
+        await super().put_back(number, replace(mending, headers=mending.headers or {"kind": "check"}), now)
+        await self.file.write(lambda tx: tx.execute("UPDATE content SET headers = rtrim(headers, char(9, 32))"))
+
+
+class ChecksTheDueTime(SqliteStore):
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+        with mock.patch("postdate.messages._DELIVER_AT_NAME", b"no such header"):
+            return await super().claim_due(now, limit)
+
+
+class ForgetsTheBytes(SqliteStore):
+    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
+        return [replace(each, raw={}) for each in await super().quarantined(limit)]
+
+
+class PutsAnythingBack(SqliteStore):
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
+        if mending != Mending():
+            await super().put_back(number, mending, now)
+
+
+class NeverPutsBack(SqliteStore):
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
+        await super().put_back(number, Mending(), now)
+
+
+class ChecksWhatItReads(SqliteStore):
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+        return [replace(each, message=replace(each.message)) for each in await super().claim_due(now, limit)]
 
 
 class NeverWakes(MemoryStore):
@@ -263,6 +348,19 @@ BROKEN_STORES: Broken = {
     "rounds to milliseconds": (RoundsToMilliseconds, "storing.microseconds_survive"),
     "ignores tokens": (IgnoresTokens, "claims.a_claim_given_back_is_void"),
     "retries at once": (RetriesAtOnce, "claims.retry_later_waits"),
+    "counts what is released": (CountsWhatIsReleased, "claims.a_released_claim_counts_nothing"),
+    "releases at once": (ReleasesAtOnce, "claims.a_released_message_waits_until_then"),
+    "releases what it does not hold": (ReleasesWhatItDoesNotHold, "claims.a_released_claim_is_void"),
+    "keeps what it cannot read": (KeepsWhatItCannotRead, "quarantine.an_unreadable_message_holds_up_nothing"),
+    "keeps the oldest": (KeepsWhatItCannotRead, "quarantine.the_oldest_that_can_be_read_is_fetched"),
+    "never looks at the checksum": (NeverLooksAtTheChecksum, "quarantine.a_flipped_bit_is_noticed"),
+    "checks the due time": (ChecksTheDueTime, "quarantine.a_flipped_bit_is_noticed"),
+    "keeps the old checksum": (KeepsTheChecksumOfWhatWasThere, "quarantine.a_flipped_bit_is_noticed"),
+    "mends without a checksum": (MendsWithoutAChecksum, "quarantine.a_flipped_bit_is_noticed"),
+    "forgets the bytes": (ForgetsTheBytes, "quarantine.an_unreadable_message_is_set_aside_with_its_bytes"),
+    "puts anything back": (PutsAnythingBack, "quarantine.what_is_still_unreadable_stays_set_aside"),
+    "never puts back": (NeverPutsBack, "quarantine.a_mended_message_is_put_back"),
+    "checks what it reads": (ChecksWhatItReads, "quarantine.tightened_limits_refuse_nothing_that_is_stored"),
     "never wakes": (NeverWakes, "claims.what_is_due_earlier_wakes"),
     "always wakes": (AlwaysWakes, "claims.what_is_due_earlier_wakes"),
     "cancels what is dispatched": (
@@ -294,12 +392,21 @@ class BrokenStoreSubject(StoreSubject):
         self._store, self._folder, self._good = store, folder, good
 
     def open(self, **settings):
-        if isinstance(self._store, type) and issubclass(self._store, SqliteStore):
-            return self._store(self._folder / "store.db", synchronous="normal", **settings)
+        if self._is_sqlite():
+            return self._store(self._folder / "store.db", synchronous="normal", checksum=True, **settings)
         return self._store(**settings)
+
+    def _is_sqlite(self) -> bool:
+        return isinstance(self._store, type) and issubclass(self._store, SqliteStore)
 
     def transport(self):
         return self._good.transport()
+
+    def damages(self):
+        return self._good.damages() if self._is_sqlite() else frozenset()
+
+    def damage(self, message_id, damage):
+        return self._good.damage(message_id, damage)
 
 
 @pytest.mark.parametrize("store_subject", ["SqliteStore"], indirect=True)
@@ -314,7 +421,7 @@ async def test_a_store_with_columns_passes_their_checks(name: str, tmp_path: Pat
 async def test_a_broken_store_fails_its_check(defect: str, tmp_path: Path, store_subject: StoreSubject) -> None:
     broken, name = BROKEN_STORES[defect]
     check = {str(check): check for check in store_checks()}[name]
-    with pytest.raises(ConformanceFailure):
+    with pytest.raises((ConformanceFailure, PostdateError)):
         await check(BrokenStoreSubject(broken, tmp_path, store_subject))
 
 
@@ -475,7 +582,54 @@ class RefusesInTransactions(BrokenTransport):
         self._capabilities = replace(self._capabilities, time_to_be_received_in_transactions=False)
 
 
-BROKEN_TRANSPORTS: Broken = {
+class StopsAtWhatItCannotRead(LocalTransport):
+    """Its receivers meet a damaged message again and again."""
+
+    def receiver(self, queue: str) -> LocalReceiver:
+        return StopsAtWhatItCannotReadReceiver(self, queue)
+
+
+class StopsAtWhatItCannotReadReceiver(LocalReceiver):
+    async def receive(self, limit: int) -> Sequence[Received]:
+        def decoded(rows, decode):
+            return [decode(row) for row in rows], {}
+
+        with mock.patch("postdate.embedded.quarantine.decoded", decoded):
+            return await super().receive(limit)
+
+
+class ForgetsTheBytesOfAQueue(LocalTransport):
+    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
+        return [replace(each, raw={}) for each in await super().quarantined(limit)]
+
+
+class PutsAnythingBackIntoAQueue(LocalTransport):
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
+        if mending != Mending():
+            await super().put_back(number, mending, now)
+
+
+class NeverPutsBackIntoAQueue(LocalTransport):
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
+        await super().put_back(number, Mending(), now)
+
+
+class ChecksWhatItReceives(LocalTransport):
+    def receiver(self, queue: str) -> LocalReceiver:
+        return ChecksWhatItReceivesReceiver(self, queue)
+
+
+class ChecksWhatItReceivesReceiver(LocalReceiver):
+    async def receive(self, limit: int) -> Sequence[Received]:
+        return [replace(each, envelope=replace(each.envelope)) for each in await super().receive(limit)]
+
+
+BROKEN_TRANSPORTS: dict[str, tuple[type[Any], str]] = {
+    "stops at what it cannot read": (StopsAtWhatItCannotRead, "quarantine.an_unreadable_message_holds_up_nothing"),
+    "forgets the bytes": (ForgetsTheBytesOfAQueue, "quarantine.an_unreadable_message_is_set_aside_with_its_bytes"),
+    "puts anything back": (PutsAnythingBackIntoAQueue, "quarantine.what_is_still_unreadable_stays_set_aside"),
+    "never puts back": (NeverPutsBackIntoAQueue, "quarantine.a_mended_message_is_put_back"),
+    "checks what it receives": (ChecksWhatItReceives, "quarantine.tightened_limits_refuse_nothing_that_is_there"),
     "ignores rollback": (IgnoresRollback, "receiving.a_message_rolled_back_is_received_again"),
     "ignores rollback while others wait": (IgnoresRollback, "receiving.a_message_rolled_back_wakes_others"),
     "forgets failures": (ForgetsFailuresOnRollback, "receiving.a_message_rolled_back_is_received_again"),
@@ -504,18 +658,26 @@ BROKEN_TRANSPORTS: Broken = {
 
 
 class BrokenTransportSubject(TransportSubject):
-    def __init__(self, transport: Callable[..., Any]) -> None:
-        self._transport = transport
+    def __init__(self, transport: type[Any], good: LocalTransportSubject) -> None:
+        self._transport, self._good = transport, good
 
     def open(self, **settings):
+        if issubclass(self._transport, LocalTransport):
+            return self._transport(self._good.path, synchronous="normal", **settings)
         return self._transport(**settings)
+
+    def damages(self):
+        return self._good.damages() if issubclass(self._transport, LocalTransport) else frozenset()
+
+    def damage(self, message_id, damage):
+        return self._good.damage(message_id, damage)
 
 
 @pytest.mark.parametrize("defect", BROKEN_TRANSPORTS)
-async def test_a_broken_transport_fails_its_check(defect: str) -> None:
+async def test_a_broken_transport_fails_its_check(defect: str, tmp_path: Path) -> None:
     broken, name = BROKEN_TRANSPORTS[defect]
     check = {str(check): check for check in transport_checks()}[name]
     with pytest.raises((ConformanceFailure, PostdateError, ExceptionGroup)) as failure:
-        await check(BrokenTransportSubject(broken))
+        await check(BrokenTransportSubject(broken, LocalTransportSubject(tmp_path)))
     if isinstance(failure.value, ExceptionGroup):
         assert failure.group_contains(ConformanceFailure)

@@ -4,6 +4,7 @@ import inspect
 import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from postdate.testing.timeout_suite import TimeoutSubject, timeout_checks
 from postdate.testing.timeout_suite.subject import ENDPOINT
 from postdate.timeouts import MariaDbTimeouts, MemoryTimeouts, PostgresTimeouts, SqliteTimeouts, SqlServerTimeouts
 from postdate.timeouts.layout import table_name
+from postdate.timeouts.sqlserver import as_stored
 
 TABLE = table_name(ENDPOINT)
 
@@ -39,6 +41,21 @@ class MemorySubject(TimeoutSubject):
 
     def open(self) -> MemoryTimeouts:
         return MemoryTimeouts()
+
+
+class CoarseTimeouts(MemoryTimeouts):
+    """Keeps due times as a ``datetime`` of SQL Server does, which can be found out without one."""
+
+    async def add(self, timeout: ports.Timeout) -> bool:
+        return await super().add(replace(timeout, due=as_stored(timeout.due)))
+
+
+class CoarseSubject(TimeoutSubject):
+    durable = False
+    precision = timedelta(milliseconds=4)
+
+    def open(self) -> CoarseTimeouts:
+        return CoarseTimeouts()
 
 
 class SqliteSubject(TimeoutSubject):
@@ -126,6 +143,7 @@ class SqlServerSubject(TimeoutSubject):
 
 SUBJECTS: dict[str, Callable[[pytest.FixtureRequest], TimeoutSubject]] = {
     "MemoryTimeouts": lambda _request: MemorySubject(),
+    "CoarseTimeouts": lambda _request: CoarseSubject(),
     "SqliteTimeouts": lambda request: SqliteSubject(request.getfixturevalue("tmp_path")),
     "PostgresTimeouts": lambda request: PostgresSubject(request.getfixturevalue("postgres_url")),
     "MariaDbTimeouts": lambda request: MariaDbSubject(request.getfixturevalue("mariadb_url")),

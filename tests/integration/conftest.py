@@ -8,8 +8,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.locking_places import LockingPlace, locking_place, locking_places
 
 SCRIPT = Path(__file__).with_name("processes.py")
 
@@ -56,6 +58,13 @@ class Process:
     def terminate(self) -> None:
         self._process.send_signal(signal.SIGTERM)
 
+    def freeze(self) -> None:
+        """Let it do nothing, and end nothing either, until it is thawed or killed."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
     def end(self, seconds: float = 60) -> int:
         """Wait for the end; return the exit code."""
         code = self._process.wait(seconds)
@@ -95,3 +104,22 @@ def start() -> Iterator[Callable[..., Process]]:
     yield start
     for process in started:
         process.kill()
+
+
+# --- stores on row locks ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=locking_places())
+def place(request: pytest.FixtureRequest, mariadb_url: str, expected_logs: list[str]) -> Iterator[LockingPlace]:
+    """A schema of its own on each server of a store on row locks; what is logged there is expected, or a fault."""
+    opened = locking_place(request.param, mariadb_url)
+    yield opened
+    opened.drop()
+
+
+@pytest.fixture
+def session(place: LockingPlace) -> Iterator[Any]:
+    """A connection that looks at the store from outside."""
+    opened = place.connect()
+    yield opened
+    opened.close()

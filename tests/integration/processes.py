@@ -24,6 +24,7 @@ from postdate import (
     DelayedDelivery,
     DelayedMessage,
     Endpoint,
+    Envelope,
     HandlerContext,
     LocalTransport,
     SqliteStore,
@@ -31,7 +32,9 @@ from postdate import (
     TransactionMode,
 )
 from postdate.clock import from_microseconds, to_microseconds
+from postdate.errors import ClaimLost
 from postdate.messages import format_timestamp, parse_timestamp
+from postdate.ports import End, Outcome
 from postdate.stores.postgres import PostgresStore
 from postdate.transports.postgres import PostgresTransport
 from postdate.transports.rabbitmq import RabbitMqTransport
@@ -150,6 +153,34 @@ async def holder(path: str) -> None:
     await anyio.sleep_forever()
 
 
+async def zombie(path: str, seconds: str, go: str) -> None:
+    """Hold what is due and what is in a queue; once the file ``go`` is there, end all of it and say what came of it."""
+    store = SqliteStore(path, synchronous="normal", holds_at_most=timedelta(seconds=float(seconds)))
+    transport = LocalTransport(path, synchronous="normal")
+    now = SystemClock().now()
+    claims, receiver = await store.claim_due(now, 10_000), transport.receiver("done")
+    received = await receiver.receive(10_000)
+    say(f"ready {len(claims)} {len(received)}")
+    await anyio.to_thread.run_sync(wait_for, Path(go))
+    finished = await store.finish(claims[::2], Outcome.DELIVERED, now)
+    retried = [await store.retry_later(claim, now, now, "") for claim in claims[1::2]]
+    released = await store.release(claims, None)
+    lost = 0
+    for each in received:
+        try:
+            await receiver.commit(each, now, End(outgoing=[Envelope("sent", f"by-{each.envelope.message_id}")]))
+        except ClaimLost:
+            lost += 1
+    await store.store(DelayedMessage("afterwards", now, "done"), now)
+    claims = await store.claim_due(SystemClock().now(), 10_000)
+    afterwards = [claim for claim in claims if claim.message.message_id == "afterwards"]
+    again = await store.finish(afterwards, Outcome.DELIVERED, now)
+    say(f"ended {finished} {sum(retried)} {released} {lost} {again}")
+    await receiver.close()
+    await store.close()
+    await transport.close()
+
+
 async def storer(path: str, first: str, count: str) -> None:
     """Store messages for the queue ``done``, each due a tenth of a second later; wait that long between them."""
     store = store_in(path)
@@ -189,7 +220,7 @@ async def clocks(path: str) -> None:
 
 
 ROLES: dict[str, Callable[..., Awaitable[None]]] = {
-    role.__name__: role for role in (service, consumer, slow_consumer, holder, storer, clocks)
+    role.__name__: role for role in (service, consumer, slow_consumer, holder, zombie, storer, clocks)
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Senders whose clocks are wrong, for real (row 70): the table of the guide is what happens."""
+"""Senders and services whose clocks are wrong, for real (row 70, ADR 0019): the table of the guide is what happens."""
 
 import json
 import os
@@ -14,10 +14,19 @@ from typing import Any
 import anyio
 import pytest
 from tests import faketime
+from tests.faults.clocks import SetClock
 from tests.postgres_subjects import drop_schema, fresh_schema
 from tests.rabbitmq_subjects import channel_of
 
-from postdate import Endpoint, SystemClock, Transport
+from postdate import (
+    DelayedMessage,
+    Endpoint,
+    PostgresStore,
+    PostgresTransport,
+    SystemClock,
+    TransactionMode,
+    Transport,
+)
 from postdate.testing import RecordedMetrics
 from postdate.wiring.adapters import open_transport
 
@@ -142,3 +151,96 @@ async def _outcome(transport: Transport, case: Case) -> str:
     if handled:
         return "handled"
     return "discarded" if metrics.counts["discarded"] else "expired in the queue"
+
+
+# --- services whose clocks are wrong --------------------------------------------------------------------------------
+
+MESSAGES = 1_000
+SOON = timedelta(seconds=4)
+"""Before the first message is due; the rest follow within another second."""
+
+
+class Service:
+    """``postdate run`` under a wrong clock."""
+
+    def __init__(self, folder: Path, ahead: timedelta, environment: dict[str, str]) -> None:
+        folder.mkdir()
+        clock = SetClock(folder)
+        clock.set(ahead)
+        self._log = folder / "run.log"
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "postdate.cli", "run"],
+                cwd=folder,
+                env={**os.environ, **environment, **clock.environment},
+                stdin=subprocess.DEVNULL,
+                stderr=log,
+            )
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    async def delivers(self) -> None:
+        while "delivering from" not in self.log:
+            assert self.process.poll() is None, self.log
+            await anyio.sleep(0.05)  # another process: there is nothing to wait for
+
+
+@pytest.mark.parametrize("use_store_clock", [True, False])
+async def test_services_with_wrong_clocks_deliver_by_that_of_the_store(
+    postgres_url: str, tmp_path: Path, *, use_store_clock: bool
+) -> None:
+    """Ten minutes apart from the server, one on either side; without its clock nearly all messages come too early."""
+    schema = fresh_schema()
+    environment = {
+        "POSTDATE_STORE__ADDRESS": postgres_url,
+        "POSTDATE_STORE__SCHEMA": schema,
+        "POSTDATE_QUEUES__CREATE": "orders",
+        "POSTDATE_DELAYED_DELIVERY__USE_STORE_CLOCK": str(use_store_clock).lower(),
+    }
+    store, transport = PostgresStore(postgres_url, schema=schema), PostgresTransport(postgres_url, schema=schema)
+    services: list[Service] = []
+    try:
+        with anyio.fail_after(100):
+            minutes = timedelta(minutes=10)
+            services += [
+                Service(tmp_path / name, ahead, environment)
+                for name, ahead in (("behind", -minutes), ("ahead", minutes))
+            ]
+            for service in services:
+                await service.delivers()
+            await store.initialize("postdate", TransactionMode.RECEIVE_ONLY)
+            receiver = transport.receiver("orders")
+            now = SystemClock().now()
+            spread = timedelta(seconds=1) / MESSAGES
+            messages = [DelayedMessage(f"m-{n}", now + SOON + n * spread, "orders") for n in range(MESSAGES)]
+            await store.store_many(messages, now)
+            early, came = 0, dict.fromkeys((message.message_id for message in messages), 0)
+            while sum(came.values()) < MESSAGES:
+                for received in await receiver.receive(MESSAGES):
+                    assert received.envelope.due is not None
+                    early += SystemClock().now() < received.envelope.due
+                    came[received.envelope.message_id] += 1
+            reported = await store.reported_clocks()
+            await receiver.close()
+        assert set(came.values()) == {1}
+        assert early == 0 if use_store_clock else early > MESSAGES / 2
+        assert sorted(round(ahead.total_seconds(), -1) for ahead in reported.values()) == [-600, 600]
+        assert "is 10 min behind that of the store" in services[0].log
+        assert "is 10 min ahead of that of the store" in services[1].log
+        doctor = subprocess.run(  # noqa: ASYNC221 - nothing else happens meanwhile
+            [sys.executable, "-m", "postdate.cli", "doctor", "--json"],
+            cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, check=False,
+        )  # fmt: skip
+        (check,) = [each for each in json.loads(doctor.stdout)["checks"] if each["name"] == "service clocks"]
+        assert check["result"] == "warn"
+        for service, side in zip(services, ("behind", "ahead of"), strict=True):
+            assert re.search(rf":{service.process.pid} is (10m|9m59s) {side} the server", check["found"])
+    finally:
+        for service in services:
+            service.process.kill()
+            service.process.wait()
+        await store.close()
+        await transport.close()
+        drop_schema(postgres_url, schema)

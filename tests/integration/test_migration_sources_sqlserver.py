@@ -126,7 +126,8 @@ def test_what_is_hidden_is_locked_row_by_row_and_what_is_locked_is_skipped() -> 
     copying, removing = driver.said
     assert "SELECT TOP (4096)" in copying
     assert (
-        "[dbo].[Sales_TimeoutData] WITH (UPDLOCK, ROWLOCK, READPAST) WHERE [Time] >= @floor ORDER BY [Time]" in copying
+        "[dbo].[Sales_TimeoutData] WITH (UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK) WHERE [Time] >= @floor "
+        "ORDER BY [Time]" in copying
     )
     assert "5 + (ROW_NUMBER() OVER (ORDER BY [Time], [Id]) - 1) / 1024" in copying
     assert removing.startswith("DELETE t FROM [dbo].[Sales_TimeoutData] AS t JOIN")

@@ -21,6 +21,7 @@ from tests.servers import RabbitMQ
 from postdate import Envelope
 from postdate.errors import (
     ClaimLost,
+    DestinationUnavailable,
     InvalidHeaders,
     MessageTooLarge,
     QueueNotFound,
@@ -194,7 +195,7 @@ async def test_a_full_queue_makes_a_message_wait(rabbitmq_url: str, channel: Blo
     async with transport_at(rabbitmq_url) as transport:
         assert await kinds_of(transport, [envelope(name)]) == [NoneType]
         answers = await transport.send([envelope(name), envelope(name)], NOW)
-        assert [type(answer) for answer in answers] == [TransportUnavailable] * 2
+        assert [type(answer) for answer in answers] == [DestinationUnavailable] * 2
         assert "nack" in str(answers[0])
     channel.queue_delete(name)
 
@@ -257,7 +258,7 @@ async def test_a_connection_cut_under_many_sends_loses_nothing_confirmed(
             for batch in range(40):
                 names = [f"{worker}-{batch}-{n}" for n in range(100)]
                 answers = await transport.send([envelope(queue, name) for name in names], NOW)
-                assert {type(answer) for answer in answers} <= {NoneType, TransportUnavailable, TransportUnreachable}
+                assert {type(answer) for answer in answers} <= {NoneType, TransportUnreachable}
                 confirmed.extend(name for name, answer in zip(names, answers, strict=True) if answer is None)
                 if len(confirmed) > 500:
                     enough.set()
@@ -279,7 +280,7 @@ async def test_a_broker_that_falls_silent_is_answered_for(rabbitmq_url: str, que
         await transport.send([envelope(queue)], NOW)
         link.stall()
         answers = await transport.send([envelope(queue)] * 3, NOW)
-        assert [type(answer) for answer in answers] == [TransportUnavailable] * 3
+        assert [type(answer) for answer in answers] == [TransportUnreachable] * 3
         assert "0.5 s" in str(answers[0])
         link.restore()
 
@@ -300,6 +301,23 @@ async def test_a_receiver_notices_a_silent_broker_by_its_heartbeats(
         link.restore()
         (again,) = await until(lambda: receive(receiver, 1))
         assert again.envelope == held.envelope
+        await receiver.close()
+
+
+async def test_a_receiver_on_a_connection_that_was_forgotten_on_the_way_notices_and_connects_anew(
+    rabbitmq_url: str, queue: str, link: FaultyLink
+) -> None:
+    """What is in between goes on acknowledging: nothing but heartbeats shows that nobody is there any more."""
+    async with transport_at(through(link, rabbitmq_url)) as transport, transport_at(rabbitmq_url) as elsewhere:
+        receiver = transport.receiver(queue)
+        await elsewhere.send([envelope(queue, "before")], NOW)
+        (held,) = await receive(receiver, 1)
+        await receiver.commit(held, NOW)
+        link.forget()
+        with anyio.fail_after(PATIENCE_SECONDS), pytest.raises(TransportUnreachable, match="silent"):
+            await receiver.receive(1)
+        await elsewhere.send([envelope(queue, "after")], NOW)
+        await drain(transport, queue, {"after"})
         await receiver.close()
 
 

@@ -10,7 +10,13 @@ import anyio
 import pytest
 
 from postdate import Envelope
-from postdate.errors import ConfigurationError, TransportError, TransportUnavailable, TransportUnreachable
+from postdate.errors import (
+    ConfigurationError,
+    DestinationUnavailable,
+    TransportError,
+    TransportUnavailable,
+    TransportUnreachable,
+)
 from postdate.rabbitmq import wire
 from postdate.rabbitmq.consuming import ConsumingChannel, Delivery
 from postdate.rabbitmq.link import ChannelClosed, Link
@@ -107,7 +113,7 @@ async def test_a_nack_for_many_leaves_out_what_was_confirmed_before() -> None:
         send(confirm(2, multiple=False) + refuse(4, multiple=True) + confirm(6, multiple=True))
 
     answers = await answers_of(Counting(6, step), 6)
-    unavailable = TransportUnavailable
+    unavailable = DestinationUnavailable
     assert [type(answer) for answer in answers] == [
         unavailable,
         type(None),
@@ -162,7 +168,9 @@ async def test_one_send_without_confirms_holds_up_no_other() -> None:
                 await anyio.lowlevel.checkpoint()
             assert await transport.send([Envelope("healthy", "m")], NOW) == [None]
             assert answers == []
-        assert [type(answer) for answer in answers] == [TransportUnavailable] * 3
+        assert [type(answer) for answer in answers] == [
+            DestinationUnavailable
+        ] * 3  # the server speaks: it is this queue
         await transport.close()
 
 
@@ -341,7 +349,7 @@ async def test_what_may_have_come_back_of_two_alike_is_sent_again_and_not_given_
     old.give_up(TransportUnavailable("late"))
     channel.write_some(new, 1)
     channel.on_content(*came_back(socket, properties))
-    assert [type(answer) for answer in new.answers] == [TransportUnavailable]
+    assert [type(answer) for answer in new.answers] == [TransportUnreachable]
     assert channel.ended is None
 
 

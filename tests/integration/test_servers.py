@@ -296,6 +296,20 @@ def test_requests_pass_a_link_that_stalls_replies(link: FaultyLink) -> None:
         assert connection.recv(100) == b"DONE\n"
 
 
+def test_a_link_forgets_the_connections_it_has_and_carries_new_ones(link: FaultyLink) -> None:
+    with connect(link) as old:
+        say(old, b"hello")
+        link.forget()
+        old.settimeout(0.1)
+        with pytest.raises(TimeoutError):
+            say(old, b"swallowed")
+        with connect(link) as new:
+            assert say(new, b"new") == b"NEW\n"
+        link.cut()
+        with pytest.raises(ConnectionResetError):
+            old.recv(100)
+
+
 def test_latency_counts_once_in_each_direction(link: FaultyLink) -> None:
     with connect(link) as connection:
         say(connection, b"hello")

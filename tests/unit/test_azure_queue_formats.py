@@ -21,6 +21,7 @@ from postdate.config import Address, check_server
 from postdate.errors import (
     ClaimLost,
     ConfigurationError,
+    DestinationUnavailable,
     DuplicateMessage,
     InvalidMessage,
     MessageTooLarge,
@@ -29,7 +30,6 @@ from postdate.errors import (
     StoreNotSetUp,
     StoreUnreachable,
     TransportError,
-    TransportUnavailable,
     TransportUnreachable,
 )
 from postdate.messages import Headers, encode_headers, size_in_bytes
@@ -450,7 +450,7 @@ def test_each_answer_has_a_meaning(
 
 
 def test_a_queue_that_is_being_deleted_is_worth_another_attempt() -> None:
-    assert type(translate(_answer(409, "QueueBeingDeleted"), QUEUES, "q")) is TransportUnavailable
+    assert type(translate(_answer(409, "QueueBeingDeleted"), QUEUES, "q")) is DestinationUnavailable
 
 
 @pytest.mark.parametrize(

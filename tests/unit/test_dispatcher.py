@@ -9,6 +9,7 @@ import pytest
 
 from postdate import Envelope, Headers, LocalTransport, MemoryStore, MemoryTransport, SqliteStore
 from postdate.core.dispatcher import Dispatcher, enlisting
+from postdate.core.finishing import GivingBack
 from postdate.core.mover import Mover
 from postdate.errors import PostdateError, QueueNotFound, StoreUnavailable, TransportUnavailable
 from postdate.ports import Claim, Outcome, RecordKind, Work
@@ -129,10 +130,16 @@ async def test_without_an_error_queue_the_message_stays_row_41(bench) -> None:
     assert bench.ids("nowhere") == ["m-1"]
 
 
-async def test_what_could_not_be_removed_is_sent_again_with_the_same_id_rows_12_50(bench) -> None:
+async def test_what_could_not_be_removed_is_removed_later_and_another_process_sends_it_again_rows_12_50(bench) -> None:
+    """At least once, with the same id: the process that sent it remembers that, another one cannot know (ADR 19)."""
     await bench.keep(bench.message(due_in=-1, headers={Headers.MESSAGE_ID: "id"}))
-    bench.store.faults.add(Fault("finish", STORE_DOWN, calls=[1]))
+    bench.store.faults.add(Fault("finish", STORE_DOWN))
     await bench.look_for(5 * SECOND)
+    assert bench.ids("billing") == ["m-1"]
+    await let_claims_go(bench)  # as the end of a process does
+    bench.store.faults.clear()
+    other = Dispatcher(bench.memory, bench.transport, bench.settings, bench.clock, bench.breaker, bench.failure_rate)
+    await other.take(bench.clock.now())
     assert bench.ids("billing") == ["m-1", "m-1"]
     assert {envelope.headers[Headers.MESSAGE_ID] for envelope in bench.arrived("billing")} == {"id"}
     assert await bench.waiting() is None
@@ -250,15 +257,23 @@ async def test_failing_sends_are_a_critical_error_after_30_seconds_row_45(make) 
     assert bench.critical_errors == ["dispatch"]
 
 
-async def test_failures_of_the_failure_handling_are_a_critical_error_at_too_high_a_rate_row_46(bench) -> None:
-    bench.store.faults.add(Fault("finish", STORE_DOWN))
-    bench.store.faults.add(Fault("retry_later", STORE_DOWN))
-    for number in range(31):
-        assert bench.critical_errors == []
-        await bench.keep(bench.message(f"m-{number}", -1))
-        await bench.look()
+async def test_when_neither_removing_nor_counting_a_failure_works_for_a_minute_that_is_a_critical_error_row_46(
+    bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Few are attempted meanwhile, so it is not their rate that says so; and the log says it a few times, not each."""
+    bench.store.faults.add(Fault("finish", KeyError("a bug")))
+    bench.store.faults.add(Fault("retry_later", KeyError("a bug")))
+    await bench.keep(bench.message("m-1", -1), bench.message("m-2", -1))
+    await bench.look_for(55 * SECOND)
+    assert bench.critical_errors == []
+    await bench.look_for(15 * SECOND)
     assert bench.critical_errors == ["failure handling"]
+    await bench.look_for(600 * SECOND)
+    assert bench.critical_errors == ["failure handling"]
+    assert bench.ids("billing") == ["m-1", "m-2"]
     assert bench.ids("error") == []
+    said = [record for record in caplog.records if record.name == "postdate.dispatcher"]
+    assert len(said) <= 13
 
 
 async def test_a_message_with_reserved_headers_reaches_the_error_queue_too(bench) -> None:
@@ -374,6 +389,17 @@ async def test_what_has_no_queue_in_the_database_goes_the_ordinary_way_to_the_er
     assert taken.count == 10
     assert await one_file.lengths() == {"billing": 5, "error": 5}
     assert await one_file.sqlite.next_due() is None
+
+
+async def test_a_move_looks_again_when_the_next_is_due_though_the_dispatcher_waits_for_something_later(
+    one_file: OneFile,
+) -> None:
+    await one_file.sqlite.store(one_file.bench.message(due_in=0.01), one_file.bench.start)
+    one_file.dispatcher._finisher.keep([GivingBack(Claim(one_file.bench.message("m-2"), None), None)])
+    one_file.dispatcher._finisher._left["m-2"].again_at = one_file.clock.monotonic() + 60
+    one_file.dispatcher._finisher.room = lambda limit: 0
+    taken = await one_file.mover.take(one_file.clock.now())
+    assert taken.next_attempt == one_file.bench.start + timedelta(seconds=0.01)
 
 
 async def test_a_failed_move_moves_nothing_and_the_next_one_everything(one_file: OneFile) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -28,12 +28,14 @@ from postdate.errors import (
     DuplicateMessage,
     ErrorQueueNotConfigured,
     InvalidMessage,
+    MessageTooLarge,
     QueueNotFound,
     TransportUnavailable,
     UnknownMessageType,
     UnsupportedTransactionMode,
 )
 from postdate.messages import format_timestamp
+from postdate.ports import TransportCapabilities
 from postdate.testing import Fault, FaultyTransport, VirtualClock
 
 SECOND = timedelta(seconds=1)
@@ -388,6 +390,112 @@ async def test_a_reply_goes_to_where_the_sender_asked_for_it(memory: Surrounding
     assert context.headers[Headers.RELATED_TO] == context.headers[Headers.CORRELATION_ID] == id_
     assert context.headers[Headers.MESSAGE_INTENT] == "Reply"
     assert context.headers["own"] == "1"
+
+
+async def test_headers_of_an_incoming_message_are_read_only(around: Surroundings) -> None:
+    """Written by a handler that fails, they would come again with the retry, and stand in the error queue."""
+    endpoint = around.endpoint(handles=False, recoverability=Recoverability(immediate_retries=0, delayed_retries=0))
+
+    @endpoint.handler(Pay, name="Pay")
+    async def write(_: Pay, context: HandlerContext) -> None:
+        own = {**context.headers, "Mine": "1"}
+        assert own["Mine"] == "1"
+        context.headers["Mine"] = "1"  # type: ignore[index]
+
+    async with endpoint:
+        await endpoint.send(Pay())
+        await around.clock.settle()
+    (headers,) = await around.error_headers()
+    assert headers[Headers.EXCEPTION_TYPE] == "builtins.TypeError"
+    assert "Mine" not in headers
+
+
+@pytest.mark.parametrize("options", [{"destination": ""}, {"destination": " "}, {"message_id": ""}])
+@pytest.mark.parametrize("timing", [{}, {"delay": SECOND}], ids=["at once", "later"])
+async def test_blank_addresses_and_ids_are_refused(memory: Surroundings, options: dict, timing: dict) -> None:
+    """They were taken for none: the message went where its type is routed, under an id of ours."""
+    endpoint = memory.endpoint()
+
+    @endpoint.handler(Paid, name="Paid")
+    async def handle(_: Paid, context: HandlerContext) -> None:
+        await context.send(Pay(), **options, **timing)
+
+    async with endpoint:
+        with pytest.raises(InvalidMessage, match="blank"):
+            await endpoint.send(Pay(), **options, **timing)
+        await endpoint.send(Paid())
+        await memory.clock.settle()
+    assert not memory.handled
+    assert "is blank" in (await memory.error_headers())[0][Headers.EXCEPTION_MESSAGE]
+
+
+async def test_a_route_to_nowhere_and_a_reply_to_nowhere_are_refused(memory: Surroundings) -> None:
+    endpoint = memory.endpoint()
+    with pytest.raises(ConfigurationError, match=r"the route of .*Paid is blank"):
+        endpoint.route(Paid, "")
+
+    @endpoint.handler(Paid, name="Paid")
+    async def handle(_: Paid, context: HandlerContext) -> None:
+        await context.reply(Pay())
+
+    async with endpoint:
+        await endpoint.send(Paid(), headers={Headers.REPLY_TO_ADDRESS: " "})
+        await memory.clock.settle()
+    assert "destination is blank" in (await memory.error_headers())[0][Headers.EXCEPTION_MESSAGE]
+
+
+@pytest.mark.parametrize("shares_database", [True, False])
+async def test_a_retry_of_a_message_with_reserved_headers_goes_either_way(
+    around: Surroundings, *, shares_database: bool
+) -> None:
+    """Through the queue it was refused, and in the database of the queues it was stored."""
+    transport = around.transport if shares_database else MemoryTransport()
+    endpoint = around.endpoint(
+        handles=False, transport=transport, recoverability=Recoverability(immediate_retries=0, delayed_retries=1)
+    )
+    came: list[HandlerContext] = []
+
+    @endpoint.handler(Pay, name="Pay")
+    async def fail_once(_: Pay, context: HandlerContext) -> None:
+        came.append(context)
+        if len(came) == 1:
+            raise ValueError("once")
+
+    reserved = Headers.TIMEOUT_PROPERTIES_PREFIX + "Mine"
+    async with endpoint:
+        await endpoint.send(Pay(), headers={reserved: "1"})
+        await around.clock.settle()
+        await around.clock.advance(60 * SECOND)
+    assert [reserved in context.headers for context in came] == [True, False]
+
+
+class NarrowTransport(MemoryTransport):
+    """Queues that take few headers, as those of RabbitMQ, whose headers must fit into one frame."""
+
+    @property
+    def capabilities(self) -> TransportCapabilities:
+        return replace(super().capabilities, largest_headers_bytes=2_000)
+
+
+@pytest.mark.parametrize("timing", [{}, {"delay": SECOND}], ids=["at once", "later"])
+async def test_headers_that_no_queue_takes_are_refused_when_they_are_sent(memory: Surroundings, timing: dict) -> None:
+    """When the message was due, its error copy had no room either: it was tried again for ever."""
+    narrow = NarrowTransport()
+    async with memory.endpoint(transport=narrow) as endpoint:
+        with pytest.raises(MessageTooLarge, match=r"has 2,\d{3} bytes of headers, more than the 2,000"):
+            await endpoint.send(Pay(), headers={"large": "é" * 900}, **timing)
+        await endpoint.send(Pay(1), headers={"large": "x" * 1_200}, **timing)
+        await memory.clock.advance(2 * SECOND)
+    assert [message for message, *_ in memory.handled] == [Pay(1)]
+
+
+async def test_a_delay_for_ever_waits_and_disturbs_nobody(memory: Surroundings) -> None:
+    async with memory.endpoint() as endpoint:
+        await endpoint.send(Pay(1), delay=timedelta.max)
+        await endpoint.send(Pay(2), delay=SECOND)
+        await memory.clock.advance(2 * SECOND)
+        assert [message for message, *_ in memory.handled] == [Pay(2)]
+        assert await memory.pending() == 1
 
 
 async def test_a_message_that_asked_for_no_reply_cannot_be_replied_to(memory: Surroundings) -> None:

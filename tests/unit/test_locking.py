@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import cast
 
 import pytest
@@ -37,8 +38,14 @@ class Session:
     def close(self) -> None:
         self.log.append("close")
 
-    def is_alive(self) -> bool:
+    def is_alive(self, at_most: float | None = None) -> bool:
         return self.alive
+
+    def abort(self) -> None:
+        self.log.append("abort")
+
+    def patient(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
 
 class Server:

@@ -26,7 +26,7 @@ from tests.msmq_fake import (
     failure,
 )
 
-from postdate import DelayedDelivery, Endpoint, MemoryStore, Recoverability
+from postdate import DelayedDelivery, Endpoint, MemoryStore, Outbox, Recoverability, SqliteOutbox
 from postdate.endpoint.audit import Audit
 from postdate.errors import (
     ClaimLost,
@@ -274,8 +274,12 @@ async def test_row_73_audit_copies_that_expire_are_refused_at_start(transport, m
         Endpoint(IN, transport=transport, transaction_mode=mode, audit=Audit("audit", HALF_A_MINUTE))
 
 
-async def test_row_73_without_a_transaction_they_are_not(transport, open_here):
+async def test_row_73_without_a_transaction_they_are_not(transport, open_here, tmp_path):
     assert Endpoint(IN, transport=transport, transaction_mode="none", audit=Audit("audit", HALF_A_MINUTE)).audit
+    outbox = Outbox(SqliteOutbox(tmp_path / "outbox.db"))  # what is sent for a message leaves after its commit
+    assert Endpoint(
+        IN, transport=transport, transaction_mode="receive_only", outbox=outbox, audit=Audit("audit", HALF_A_MINUTE)
+    ).audit
     plain = open_here(transactional=False)
     assert Endpoint(IN, transport=plain, audit=Audit("audit", HALF_A_MINUTE)).audit
 

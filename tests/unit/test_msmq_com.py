@@ -10,9 +10,9 @@ import pytest
 
 from postdate.errors import (
     ConfigurationError,
+    DestinationUnavailable,
     QueueNotFound,
     TransportError,
-    TransportUnavailable,
     TransportUnreachable,
 )
 from postdate.msmq.com import MESSAGE, PyWin32
@@ -114,8 +114,8 @@ def error(code, inside=None, strerror="Exception occurred."):
         (0xC00E000B, TransportUnreachable),
         (0xC00E0056, TransportUnreachable),
         (0x800706BA, TransportUnreachable),
-        (0xC00E0027, TransportUnavailable),
-        (0xC00E001B, TransportUnavailable),
+        (0xC00E0027, DestinationUnavailable),
+        (0xC00E001B, DestinationUnavailable),
         (0xC00E0025, TransportError),
         (0xC00E0050, TransportError),
         (0xC00E00FF, TransportError),

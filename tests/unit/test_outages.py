@@ -4,21 +4,29 @@ Source: specification 1.6, 1.10; rows 37 and 42 are about failures that a server
 """
 
 import logging
-from datetime import timedelta
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
 
 import anyio
 import pytest
 
-from postdate import DelayedDelivery, DelayedMessage, Endpoint, Headers, MemoryStore, MemoryTransport
+from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, Headers, MemoryStore, MemoryTransport
+from postdate.core.circuit_breaker import RepeatedFailures
+from postdate.core.dispatcher import Dispatcher
+from postdate.core.poller import Poller
 from postdate.endpoint.sending import through_queue
 from postdate.errors import (
+    DestinationUnavailable,
+    MessageTooLarge,
     PostdateError,
     StoreNotSetUp,
     StoreUnreachable,
     TransportUnavailable,
     TransportUnreachable,
 )
-from postdate.ports import Received
+from postdate.ports import Claim, Received, RecordKind, Work
 from postdate.testing import Fault, FaultyStore, FaultyTransport, VirtualClock
 from postdate.transports.postgres import PostgresTransport
 
@@ -32,6 +40,16 @@ async def bench(make_bench):
     bench = make_bench()
     await bench.create_queues("billing")
     return bench
+
+
+@asynccontextmanager
+async def polling(bench) -> AsyncGenerator[None]:
+    poller = Poller(bench.dispatcher, bench.clock, RepeatedFailures("fetch", "fetch", 30 * SECOND, bench.note_critical))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(poller.run)
+        await bench.clock.settle()
+        yield
+        poller.stop()
 
 
 async def arrive(bench, message: DelayedMessage) -> Received:
@@ -98,6 +116,367 @@ async def test_while_the_broker_cannot_be_reached_due_messages_wait_whatever_the
     assert bench.ids("billing") == ["m-1"]
     assert bench.ids("error") == []
     assert bench.transport.faults.calls["send"] == 9
+
+
+async def test_while_the_broker_is_away_for_a_minute_nothing_is_recorded_and_little_is_claimed(bench) -> None:
+    """3,000 were due: 26,251 records of retries, and 28 seconds of processor time."""
+    bench.transport.faults.add(Fault("send", BROKER_GONE))
+    await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(3_000)])
+    async with polling(bench):
+        await bench.clock.advance(60 * SECOND)
+        calls = bench.store.faults.calls
+        assert calls["retry_later"] == calls["finish"] == 0
+        assert calls["claim_due"] <= 45
+        assert calls["release"] <= 45
+        assert calls["next_attempt"] <= 1
+        assert (await bench.memory.statistics(bench.clock.now())).failing == 0
+        assert await bench.memory.record_counts() == {RecordKind.SCHEDULED: 3_000}
+        bench.transport.faults.clear()
+        await bench.clock.advance(2 * SECOND)
+        assert sorted(bench.ids("billing")) == sorted(f"m-{n}" for n in range(3_000))
+
+
+async def test_wake_ups_while_the_broker_is_away_ask_the_store_nothing(bench) -> None:
+    bench.transport.faults.add(Fault("send", BROKER_GONE))
+    await bench.keep(bench.message("m-1", -1))
+    async with polling(bench):
+        await bench.clock.advance(30 * SECOND)
+        calls = bench.store.faults.calls["claim_due"]
+        for n in range(1_000):
+            await bench.memory.store(bench.message(f"n-{n}", -2 - n), bench.start)  # each is due before all others
+            await bench.clock.advance(timedelta(milliseconds=2))
+        assert bench.store.faults.calls["claim_due"] - calls <= 2
+
+
+async def test_a_full_queue_holds_up_only_what_is_meant_for_it(bench) -> None:
+    await bench.create_queues("full")
+    full, send = True, bench.queues.send
+
+    async def refuse(envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()):
+        sent = await send([each for each in envelopes if not full or each.destination != "full"], now)
+        assert not any(sent)
+        return [DestinationUnavailable("full") if full and each.destination == "full" else None for each in envelopes]
+
+    bench.queues.send = refuse
+    bench.queues._capabilities = replace(bench.queues.capabilities, pipelines=True)
+    await bench.keep(*[bench.message(f"f-{n}", -1, "full") for n in range(120)])
+    async with polling(bench):
+        for n in range(60):
+            await bench.memory.store(bench.message(f"m-{n}", n + 0.5), bench.start)
+            await bench.clock.advance(SECOND)
+        assert bench.ids("billing") == [f"m-{n}" for n in range(60)]
+        assert bench.ids("error") == []
+        assert await bench.memory.record_counts() == {RecordKind.SCHEDULED: 180, RecordKind.DELIVERED: 60}
+        assert bench.transport.faults.calls["send"] <= 60 + 45
+        full = False
+        await bench.clock.advance(2 * SECOND)
+        assert len(bench.ids("full")) == 120
+    assert bench.critical_errors == []
+
+
+class FullQueue:
+    """A queue of a broker that refuses what it has no room for; nothing else is sent."""
+
+    def __init__(self, bench) -> None:
+        self.bench, self.room, self.refused, self.taken = bench, 0, 0, 0
+        bench.queues.send = self.send
+        bench.queues._capabilities = replace(bench.queues.capabilities, pipelines=True)
+
+    async def send(self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()):
+        taken = min(self.room, len(envelopes))
+        self.room, self.taken = self.room - taken, self.taken + taken
+        self.refused += len(envelopes) - taken
+        return [None] * taken + [DestinationUnavailable("full")] * (len(envelopes) - taken)
+
+
+def count_claims(bench) -> list[int]:
+    claim_due, counts = bench.memory.claim_due, list[int]()
+
+    async def counted(now: datetime, limit: int) -> Sequence[Claim]:
+        claims = await claim_due(now, limit)
+        counts.append(len(claims))
+        return claims
+
+    bench.memory.claim_due = counted
+    return counts
+
+
+async def test_a_full_queue_with_thousands_due_is_asked_with_one_and_few_of_the_others_are_claimed(bench) -> None:
+    """They were all claimed, sent and given back each time, so that could not be often: every ten seconds."""
+    full, counts = FullQueue(bench), count_claims(bench)
+    await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(3_000)])
+    async with polling(bench):
+        await bench.clock.advance(5 * SECOND)
+        counts.clear()
+        full.refused = 0
+        await bench.clock.advance(60 * SECOND)
+        claimed, looks, refused = sum(counts), len(counts), full.refused
+        full.room = 3_000
+        await bench.clock.advance(2 * SECOND)
+        after_two = full.taken
+        await bench.clock.advance(5 * SECOND)
+    assert claimed <= 60 * 700
+    assert looks <= 60 * 4
+    assert refused <= 45
+    assert after_two >= 1_000
+    assert full.taken == 3_000
+
+
+async def test_a_queue_that_drains_slowly_is_not_asked_more_often_for_that(bench) -> None:
+    """Each time it takes some it looks as though it was well."""
+    full, counts = FullQueue(bench), count_claims(bench)
+    await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(1_000)])
+    async with polling(bench):
+        for _ in range(100):
+            full.room += 1
+            await bench.clock.advance(SECOND / 2)
+    assert 80 <= full.taken <= 100
+    assert sum(counts) <= 50 * 1_500
+    assert bench.critical_errors == []
+
+
+@pytest.mark.parametrize("pipelines", [False, True])
+async def test_a_message_that_breaks_every_connection_keeps_no_other_from_being_sent(bench, pipelines: bool) -> None:
+    """Being the oldest it was every probe, and for all the others the transport was out for ever."""
+    send = bench.queues.send
+
+    async def break_off(envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()):
+        if any(each.message_id == "poison" and each.destination != "error" for each in envelopes):
+            raise ConnectionError("closed by peer")
+        return await send(envelopes, now)
+
+    bench.queues.send = break_off
+    bench.queues._capabilities = replace(bench.queues.capabilities, pipelines=pipelines)
+    await bench.keep(bench.message("poison", -10), *[bench.message(f"m-{n}", -5) for n in range(20)])
+    async with polling(bench):
+        await bench.clock.advance(5 * SECOND)
+        soon = len(bench.ids("billing"))
+        for n in range(20):
+            await bench.memory.store(bench.message(f"later-{n}", n + 6), bench.start)
+        await bench.clock.advance(60 * SECOND)
+    assert soon == 20
+    assert len(bench.ids("billing")) == 40
+    assert bench.ids("error") == ["poison"]
+
+
+async def test_a_message_that_is_the_probe_of_many_outages_is_not_to_blame_for_them(bench) -> None:
+    """The broker comes back for moments only; each message that was sent meanwhile was another."""
+    await bench.keep(bench.message("m-0", -1))
+    async with polling(bench):
+        for n in range(1, 11):
+            bench.transport.faults.add(Fault("send", BROKER_GONE))
+            await bench.memory.store(bench.message(f"m-{n}", -1), bench.start)
+            await bench.clock.advance(20 * SECOND)
+            bench.transport.faults.clear()
+            await bench.clock.advance(2 * SECOND)
+    assert len(bench.ids("billing")) == 11
+    assert bench.ids("error") == []
+
+
+async def test_no_answer_from_a_transport_that_pipelines_counts_against_nothing(bench) -> None:
+    """A frozen broker, a memory alarm, a silent network: messages went to the error queue and arrived as well."""
+    bench.queues._capabilities = replace(bench.queues.capabilities, pipelines=True)
+    send, silent = bench.queues.send, anyio.Event()
+
+    async def say_nothing(envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()):
+        await silent.wait()
+        return await send(envelopes, now)
+
+    bench.queues.send = say_nothing
+    await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(100)])
+    async with polling(bench):
+        await bench.clock.advance(100 * SECOND)
+        silent.set()
+        await bench.clock.advance(5 * SECOND)
+        assert sorted(bench.ids("billing")) == sorted(f"m-{n}" for n in range(100))
+    assert bench.ids("error") == []
+    assert await bench.memory.record_counts() == {RecordKind.SCHEDULED: 100, RecordKind.DELIVERED: 100}
+
+
+async def test_a_process_that_stood_still_while_sending_moves_nothing_to_the_error_queue_under_its_old_claim(
+    bench,
+) -> None:
+    """Others may have had the messages meanwhile, and delivered them."""
+    send, answered = bench.queues.send, anyio.Event()
+
+    async def refuse_late(envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()):
+        if envelopes[0].destination == "error":
+            return await send(envelopes, now)
+        await answered.wait()
+        return [TransportUnavailable("nack")] * len(envelopes)
+
+    bench.queues.send = refuse_late
+    await bench.keep(bench.message("m-1", -1), bench.message("m-2", -1))
+    async with polling(bench):
+        await bench.clock.advance(15 * SECOND)  # on a clock that goes on while a process is stopped
+        del bench.memory._entries["m-1"]  # another has it, and has delivered it
+        answered.set()
+        await bench.clock.advance(SECOND / 2)
+        assert bench.ids("error") == []
+        await bench.clock.advance(5 * SECOND)
+    assert bench.ids("error") == ["m-2"]
+    assert await bench.waiting() is None
+
+
+@pytest.mark.parametrize("what", ["another with its id", "returned", "attempted by others", "long after"])
+async def test_what_is_to_leave_for_the_error_queue_is_attempted_when_it_is_not_the_same_any_more(
+    bench, what: str
+) -> None:
+    """It was refused by a slow destination, so its claim was old: the copy was to leave under the next."""
+    send, is_bad = bench.queues.send, True
+
+    async def refuse_late(envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()):
+        if not is_bad:
+            return await send(envelopes, now)
+        await bench.clock.sleep(12 * SECOND)
+        return [TransportUnavailable("nack")] * len(envelopes)
+
+    bench.queues.send = refuse_late
+    message = bench.message(due_in=-1)
+    await bench.keep(message)
+    async with polling(bench):
+        await bench.clock.advance(12.5 * SECOND)
+        is_bad, entry = False, bench.memory._entries["m-1"]
+        if what == "another with its id":
+            entry.message = replace(entry.message, body=b"another")
+        elif what == "returned":
+            entry.message = message
+        elif what == "attempted by others":
+            entry.message = replace(entry.message, number_of_failures=3)
+        else:
+            entry.attempt_at = bench.clock.now() + 150 * SECOND
+        await bench.clock.advance(200 * SECOND)
+    assert bench.ids("error") == []
+    assert bench.ids("billing") == ["m-1"]
+
+
+class Leased(FaultyStore):
+    """A store whose claims end at an instant of which nobody tells: the process stood still."""
+
+    ends_at = 0.0
+
+    def __init__(self, bench) -> None:
+        super().__init__(bench.memory)
+        self.clock = bench.clock
+        bench.dispatcher = Dispatcher(
+            self, bench.transport, bench.settings, bench.clock, bench.breaker, bench.failure_rate
+        )
+
+    def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
+        return lambda: None
+
+    def still_holds(self, claim: Claim) -> bool:
+        return self.clock.monotonic() < self.ends_at
+
+
+async def test_a_process_frozen_in_the_middle_of_error_copies_sends_none_of_the_others_when_it_wakes(bench) -> None:
+    """Others have the rest meanwhile, and have delivered it: 100 delivered messages were in an error queue."""
+    store, send = Leased(bench), bench.queues.send
+    store.ends_at = bench.clock.monotonic() + 5
+
+    async def freeze_at_the_third_copy(envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()):
+        if envelopes[0].destination != "error":
+            return [TransportUnavailable("nack")] * len(envelopes)
+        if len(bench.ids("error")) == 2:
+            await bench.clock.sleep(6 * SECOND)
+        return await send(envelopes, now)
+
+    bench.queues.send = freeze_at_the_third_copy
+    await bench.keep(*[bench.message(f"m-{n}", -1) for n in range(100)])
+    async with polling(bench):
+        await bench.clock.advance(7 * SECOND)
+    assert bench.ids("error") == ["m-0", "m-1", "m-2"]  # the third had left already
+    assert store.faults.calls["retry_later"] == 0
+
+
+async def test_a_copy_in_brief_does_not_leave_under_a_claim_that_is_over_by_then(bench) -> None:
+    store, copies = Leased(bench), 0
+    store.ends_at = bench.clock.monotonic() + 5
+
+    async def refuse(envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()):
+        nonlocal copies
+        if envelopes[0].destination != "error":
+            return [TransportUnavailable("nack")] * len(envelopes)
+        copies += 1
+        await bench.clock.sleep(6 * SECOND)
+        return [MessageTooLarge("too large")]
+
+    bench.queues.send = refuse
+    await bench.keep(bench.message(due_in=-1))
+    async with polling(bench):
+        await bench.clock.advance(7 * SECOND)
+    assert copies == 1
+    assert bench.failure_rate.deadline is None
+
+
+async def test_what_waited_for_its_turn_is_not_sent_under_a_claim_that_is_over_by_then(bench) -> None:
+    """Four groups of one destination are sent at once; the fifth begins when the process wakes."""
+    store, send, sent = Leased(bench), bench.queues.send, list[str]()
+    store.ends_at = bench.clock.monotonic() + 5
+
+    async def be_slow(envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()):
+        sent.extend(each.message_id for each in envelopes)
+        await bench.clock.sleep(6 * SECOND)
+        return await send(envelopes, now)
+
+    bench.queues.send = be_slow
+    async with polling(bench):
+        for n in range(5):
+            await bench.memory.store(bench.message(f"m-{n}", -1), bench.start)
+            await bench.clock.advance(1.2 * SECOND if n < 3 else SECOND / 10)
+        first = list(sent)
+        await bench.clock.advance(15 * SECOND)
+    assert sent == first == ["m-0", "m-1", "m-2", "m-3"]
+
+
+async def test_a_store_that_cannot_release_counts_a_retry(bench) -> None:
+    """The contract of claims is older than that method: what has not got it is told of a failure."""
+    store = FaultyStore(bench.memory)
+    del store.release
+    dispatcher = Dispatcher(store, bench.transport, bench.settings, bench.clock, bench.breaker, bench.failure_rate)
+    bench.transport.faults.add(Fault("send", BROKER_GONE))
+    await bench.keep(bench.message(due_in=-1))
+    await dispatcher.take(bench.clock.now())
+    assert store.faults.calls["retry_later"] == 1
+    assert bench.ids("error") == []
+
+
+async def test_what_neither_queue_nor_error_queue_can_take_stays_and_waits_longer_each_time(
+    bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    await bench.keep(bench.message(due_in=-1, headers={"big": "x" * 60_000}))
+    send, copies = bench.queues.send, list[Envelope]()
+
+    async def refuse(envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()):
+        copies.extend(each for each in envelopes if each.destination == "error")
+        return [MessageTooLarge("a frame takes 60,000 bytes of headers") for _ in envelopes]
+
+    bench.queues.send = refuse
+    await bench.look_for(600 * SECOND)
+    assert Headers.EXCEPTION_STACK_TRACE in copies[0].headers
+    assert Headers.EXCEPTION_STACK_TRACE not in copies[1].headers
+    assert len(copies) <= 2 * 16
+    assert (await bench.memory.statistics(bench.clock.now())).pending == 1
+    said = [each for each in caplog.messages if each.startswith("error queue error does not take messages")]
+    assert 1 <= len(said) <= 11
+    bench.queues.send = send
+    await bench.look_for(61 * SECOND)
+    assert bench.ids("billing") == ["m-1"]
+
+
+async def test_an_error_queue_that_takes_less_gets_its_copy_in_brief(bench) -> None:
+    send = bench.queues.send
+
+    async def refuse(envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()):
+        if Headers.EXCEPTION_STACK_TRACE in envelopes[0].headers:
+            return [MessageTooLarge("too many headers")]
+        return await send(envelopes, now)
+
+    bench.queues.send = refuse
+    await bench.keep(bench.message(due_in=-1, destination="nowhere"))
+    await bench.look()
+    assert bench.ids("error") == ["m-1"]
+    assert await bench.waiting() is None
 
 
 async def test_a_broker_back_between_the_failed_send_and_the_error_copy_gets_no_error_copy(bench) -> None:

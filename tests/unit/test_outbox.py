@@ -36,6 +36,7 @@ from postdate.errors import (
     StoreUnavailable,
     StoreUnreachable,
     TransportUnavailable,
+    TransportUnreachable,
     UnsupportedTransactionMode,
 )
 from postdate.messages import format_timestamp
@@ -170,8 +171,9 @@ async def world(clock: VirtualClock, tmp_path: Path):
 async def test_a_delayed_message_that_is_dispatched_twice_has_its_effects_once_row_114(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The answer to its sending is lost, so it is sent again; what was sent and not removed is not (ADR 19)."""
     caplog.set_level(logging.INFO, "postdate.outbox")
-    world.store.faults.add(Fault("finish", StoreUnavailable("cannot remove"), calls=[1]))
+    world.transport.faults.add(Fault("send", TransportUnreachable("no confirm"), calls=[2], after=True))
     async with world.endpoint() as sales:
         await sales.send(Pay(), delay=SECOND, destination="sales", message_id="m-1")
         await world.clock.advance(30 * SECOND)

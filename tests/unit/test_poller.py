@@ -267,20 +267,97 @@ async def test_one_successful_look_in_time_prevents_the_critical_error_row_44(wo
     assert critical == []
 
 
-async def test_wake_ups_do_not_shorten_the_pause_after_a_failure(work: Work, critical: list[str]) -> None:
-    work.fails = True
-    async with polling(work, critical) as poller:
+async def test_a_wake_up_ends_the_pause_after_a_failure_and_many_do_not_make_it_spin(
+    work: Work, critical: list[str]
+) -> None:
+    """The store's listener knows first that the server is back."""
+    async with polling(work, critical):
+        work.fails = True
+        work.wake()
+        await work.clock.advance(40 * SECOND)  # it pauses for ten seconds by now
+        looks = len(work.looks)
+        for _ in range(1_000):
+            work.wake()
+            await work.clock.advance(timedelta(milliseconds=1))
+        assert 15 <= len(work.looks) - looks <= 21
         work.fails = False
+        work.store(work.clock.now() - SECOND)
+        await work.clock.advance(timedelta(milliseconds=50))
+        assert len(work.taken) == 1
+
+
+async def test_a_wake_up_while_a_look_fails_is_not_lost(work: Work, critical: list[str]) -> None:
+    async with polling(work, critical):
         await work.clock.advance(SECOND)
+        work.fails, looks = True, len(work.looks)
+        work.wake()
+        await work.clock.settle()
+        work.fails = False
+        work.store(work.clock.now() - SECOND)  # in the shortest pause, which hears nothing
+        await work.clock.advance(timedelta(milliseconds=50))
+        assert len(work.taken) == 1
+        assert len(work.looks) == looks + 2
+
+
+async def test_a_clock_set_back_after_a_delivery_does_not_lengthen_the_pause(work: Work, critical: list[str]) -> None:
+    """A clock five minutes fast is set right while it sleeps after a delivery: nothing came for five minutes."""
+    start = work.clock.now()
+    work.store(start + SECOND)
+    work.store(start + 10 * SECOND)
+    async with polling(work, critical):
+        await work.clock.advance(2 * SECOND)
+        assert len(work.taken) == 1
+        work.clock.step(timedelta(minutes=-5))
+        work.store(work.clock.now() + SECOND)
+        await work.clock.advance(2 * SECOND)
+        assert len(work.taken) == 2
+
+
+async def test_a_clock_set_while_it_fails_changes_no_pause(work: Work, critical: list[str]) -> None:
+    async with polling(work, critical):
         work.fails = True
         work.wake()
         await work.clock.settle()
-        looks = len(work.looks)
-        for _ in range(100):
-            work.wake()
-            await work.clock.settle()
-        assert len(work.looks) == looks
+        for minutes in (-5, 60, -120):
+            work.clock.step(timedelta(minutes=minutes))
+            looks = len(work.looks)
+            await work.clock.advance(3 * SECOND)
+            assert len(work.looks) - looks == 3
+
+
+async def test_what_is_due_at_the_end_of_the_calendar_is_never_due_and_ends_nothing(
+    work: Work, critical: list[str]
+) -> None:
+    """The largest instant of .NET, a usual way to say never."""
+    work.store(datetime.max.replace(tzinfo=work.clock.now().tzinfo))
+    async with polling(work, critical):
+        await work.clock.advance(120 * SECOND)
+        work.store(work.clock.now() + SECOND)
+        await work.clock.advance(2 * SECOND)
+        assert len(work.taken) == 1
+        assert len(work.due) == 1
+
+
+async def test_stopping_does_not_wait_for_a_look_that_never_ends(work: Work, critical: list[str]) -> None:
+    async def never(now: datetime) -> Taken:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    work.take = never
+    poller, ended = Poller(work, work.clock, RepeatedFailures("fetch", "x", SECOND, lambda *_: None)), anyio.Event()
+
+    async def run() -> None:
+        await poller.run()
+        ended.set()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(run)
+        await work.clock.settle()
         poller.stop()
+        await work.clock.advance(4 * SECOND)
+        assert not ended.is_set()
+        await work.clock.advance(SECOND)
+        assert ended.is_set()
 
 
 async def test_a_store_that_is_down_at_start_is_waited_for(work: Work, critical: list[str]) -> None:

@@ -5,7 +5,8 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 
 from postdate import DelayedMessage, Envelope, Headers, SendOptions
-from postdate.endpoint.sending import Sender, outgoing_message, through_queue
+from postdate.clock import LATEST
+from postdate.endpoint.sending import Sender, kept, outgoing_message, through_queue
 from postdate.errors import DelayConflict, InvalidHeaders, InvalidMessage, InvalidTimestamp
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC)
@@ -94,9 +95,25 @@ def test_a_time_must_have_a_zone(name: str) -> None:
         SendOptions(**{name: datetime(2026, 1, 31)})  # type: ignore[arg-type]  # noqa: DTZ001
 
 
-def test_a_delay_beyond_the_calendar_is_refused() -> None:
-    with pytest.raises(InvalidTimestamp, match="9999"):
-        send(delay=timedelta.max)
+def test_a_delay_beyond_the_calendar_ends_with_it() -> None:
+    """``timedelta.max`` says never, as it does for a time to be received; it was refused before issue 14."""
+    assert send(delay=timedelta.max).due == LATEST
+
+
+@pytest.mark.parametrize("field", ["destination", "message_id"])
+@pytest.mark.parametrize("value", ["", " ", "x" * 251, 5])
+def test_a_destination_and_an_id_must_be_something(field: str, value: object) -> None:
+    with pytest.raises(InvalidMessage, match=field.replace("_", " ")):
+        SendOptions(**{field: value})  # type: ignore[arg-type]
+
+
+def test_a_header_with_the_reserved_prefix_is_refused_by_its_name_wherever_the_message_would_wait() -> None:
+    own = {Headers.TIMEOUT_PROPERTIES_PREFIX + "Mine": "1"}
+    for timing in ({"delay": SECOND}, {"deliver_at": NOW - SECOND}):
+        with pytest.raises(InvalidHeaders, match=r"Properties\.Mine"):
+            send(headers=own, **timing)
+    with pytest.raises(InvalidHeaders, match=r"Properties\.Mine"):  # stored in a transaction of the application
+        kept(send(headers=own), NOW)
 
 
 def test_an_absolute_expiry_goes_with_a_delay() -> None:

@@ -1,12 +1,15 @@
 """The clock that other tests rely on."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import anyio
 import pytest
 
-from postdate import Clock
+from postdate import Clock, Endpoint, MemoryTransport
+from postdate.clock import time_left
+from postdate.errors import ConfigurationError
 from postdate.testing import VirtualClock
+from postdate.testing.clock import START
 
 SECOND = timedelta(seconds=1)
 
@@ -116,3 +119,29 @@ async def test_a_wait_for_the_past_ends_at_once(clock: VirtualClock) -> None:
     await clock.wait(anyio.Event(), clock.now())
     await clock.advance_to(clock.now() + SECOND)
     await clock.sleep(timedelta(0))
+
+
+# --- clocks of one's own ----------------------------------------------------------------------------------------------
+
+
+def test_a_clock_from_before_monotonic_is_refused_with_what_is_missing() -> None:
+    class Old:
+        def now(self) -> datetime:
+            return START
+
+        async def wait(self, event: anyio.Event, until: datetime) -> None: ...
+
+        async def sleep(self, duration: timedelta) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"Old is not a clock: it has no monotonic\(\) and no wait_for\(\)"):
+        Endpoint("sales", transport=MemoryTransport(), clock=Old())  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("deadline", "seconds", "microseconds"),
+    [(2.0, 1.0, 1_000_000), (1.0, 1.0, 0), (1.0, 2.0, 0), (1.0 + 4e-15, 1.0, 1), (30.1, 0.1, 30_000_000)],
+)
+def test_who_waits_for_the_time_left_finds_that_the_deadline_has_come(
+    deadline: float, seconds: float, microseconds: int
+) -> None:
+    assert time_left(deadline, seconds) == timedelta(microseconds=microseconds)

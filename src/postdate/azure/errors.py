@@ -17,6 +17,7 @@ from azure.core.exceptions import AzureError, HttpResponseError
 
 from postdate.errors import (
     ClaimLost,
+    DestinationUnavailable,
     DuplicateMessage,
     MessageTooLarge,
     PostdateError,
@@ -26,7 +27,6 @@ from postdate.errors import (
     StoreUnavailable,
     StoreUnreachable,
     TransportError,
-    TransportUnavailable,
     TransportUnreachable,
 )
 
@@ -61,7 +61,7 @@ class Meanings:
 
 
 QUEUES: Final = Meanings(
-    TransportUnreachable, TransportUnavailable, missing=QueueNotFound, exists=TransportError, other=TransportError
+    TransportUnreachable, DestinationUnavailable, missing=QueueNotFound, exists=TransportError, other=TransportError
 )
 TABLES: Final = Meanings(
     StoreUnreachable, StoreUnavailable, missing=StoreNotSetUp, exists=DuplicateMessage, other=StoreError

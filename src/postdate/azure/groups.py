@@ -14,7 +14,8 @@ from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 from azure.data.tables import UpdateMode
 
 from postdate.azure.errors import TABLES, code_of, translated
-from postdate.errors import StoreNotSetUp
+from postdate.azure.login import LEAVES_WITHIN_SECONDS
+from postdate.errors import StoreNotSetUp, StoreUnreachable
 
 if TYPE_CHECKING:
     from azure.data.tables.aio import TableClient
@@ -187,6 +188,7 @@ class Rounds:
     def __init__(self, table: Table) -> None:
         self._table = table
         self._asked: list[_Asked] = []
+        self._cut_off: StoreUnreachable | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def each(self, operations: Sequence[Operation]) -> list[bool]:
@@ -198,9 +200,13 @@ class Rounds:
         return await asked.answer
 
     async def stop(self) -> None:
-        """Wait until nothing is on its way."""
+        """Wait until nothing is on its way; cut off what gets no answer: whether that was done is not known."""
         if self._task is not None:
-            await asyncio.wait([self._task])
+            _, on_its_way = await asyncio.wait([self._task], timeout=LEAVES_WITHIN_SECONDS)
+            if on_its_way:
+                self._cut_off = StoreUnreachable(f"{self._table.what} did not answer before the store was closed")
+                self._task.cancel()
+                await asyncio.wait([self._task])
 
     async def _go_round(self) -> None:
         while self._asked:
@@ -209,10 +215,10 @@ class Rounds:
                 done = await self._table.each([operation for asked in now for operation in asked.operations])
             except BaseException as error:
                 for asked in now:
-                    asked.fail(error)
+                    asked.fail(self._cut_off or error)
                 if not isinstance(error, Exception):  # cancelled: the loop ends
                     for asked in self._asked:
-                        asked.fail(error)
+                        asked.fail(self._cut_off or error)
                     raise
                 continue
             rest = iter(done)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
 
 from postdate.azure.layout import Waiting
@@ -81,6 +82,7 @@ class Holding:
 
     def __init__(self) -> None:
         self._held: dict[str, Held] = {}
+        self._deferred: dict[str, datetime] = {}
         self._when_lost: list[Callable[[Collection[str]], None]] = []
 
     def __contains__(self, message_id: object) -> bool:
@@ -101,9 +103,34 @@ class Holding:
             if self._held.get(each.waiting.message.message_id) is each:
                 del self._held[each.waiting.message.message_id]
 
+    def defer(self, message_id: str, attempt_at: datetime) -> None:
+        """Leave a message alone until then. Nobody else dispatches meanwhile, so it is written down nowhere."""
+        self._deferred[message_id] = attempt_at
+
+    def is_deferred(self, message_id: object) -> bool:
+        """Return whether a message is left alone for now."""
+        return message_id in self._deferred
+
+    def end_deferring(self, now: datetime) -> bool:
+        """Leave no message alone whose time has come; return whether there were any."""
+        over = [id_ for id_, attempt_at in self._deferred.items() if attempt_at < now]
+        for id_ in over:
+            del self._deferred[id_]
+        return bool(over)
+
+    def no_longer_defer(self, message_id: str) -> None:
+        """Leave one message alone no more, as somebody gave it another time."""
+        self._deferred.pop(message_id, None)
+
+    @property
+    def next_deferred(self) -> datetime | None:
+        """When the first of those that are left alone is to be attempted."""
+        return min(self._deferred.values(), default=None)
+
     def forget(self) -> None:
         """Hold nothing more."""
         self._held.clear()
+        self._deferred.clear()
 
     def __len__(self) -> int:
         return len(self._held)
@@ -119,6 +146,10 @@ class Holding:
             del self._held[id_]
         for lost in list(self._when_lost) if ids else ():
             lost(ids)
+
+    def still_holds(self, claim: Claim, leases: Leases) -> bool:
+        """See :meth:`postdate.ports.RevocableStore.still_holds`."""
+        return bool(self._ours([claim], leases))
 
     def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
         """See :meth:`postdate.ports.RevocableStore.when_lost`."""

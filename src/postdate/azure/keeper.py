@@ -9,9 +9,12 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from typing import Final
 
+import anyio
+
 from postdate.azure.groups import Operation, Table
 from postdate.azure.layout import changed_at
-from postdate.azure.lease import Leases
+from postdate.azure.lease import LASTS_SECONDS, Leases
+from postdate.azure.login import LEAVES_WITHIN_SECONDS
 from postdate.azure.pages import BackOff
 from postdate.errors import PostdateError
 from postdate.outage_log import OutageLog
@@ -75,8 +78,11 @@ class Keeper:
             return
         task.cancel()
         await asyncio.wait([task])
-        await self._leases.give_up_all()
-        await self._attendance.leave()
+        with anyio.move_on_after(LEAVES_WITHIN_SECONDS) as leaving:
+            await self._leases.give_up_all()
+            await self._attendance.leave()
+        if leaving.cancelled_caught:
+            log.info("the leases of this process could not be given up and end within %d s", LASTS_SECONDS)
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -105,6 +111,7 @@ class Keeper:
                 self._outage.succeeded(now)
 
     async def _round(self) -> None:
+        self._leases.end_what_is_over()
         before = self._leases.held()
         if not (before or self.is_listening):
             return

@@ -9,12 +9,22 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from postdate.clock import later
 from postdate.errors import InvalidMessage, MessageError, MessageTooLarge
-from postdate.messages import DelayedMessage, decode_headers, encode_headers, size_in_bytes, with_failures
+from postdate.messages import (
+    SEAL_LENGTH,
+    DelayedMessage,
+    encode_headers,
+    opened,
+    rescheduled,
+    sealed,
+    size_in_bytes,
+    with_failures,
+)
 
 LARGEST_BODY: Final = 64 * 1024
 LARGEST_TEXT: Final = 32 * 1024
@@ -73,7 +83,7 @@ def attempt_of(row: str, *, is_ours: bool) -> datetime:
     """Return from when on the message at a row key may be attempted.
 
     Others say the second only: a message of theirs is due somewhere within it, so it waits for its end, as it does with
-    them; one whose key is the bare second waits for nothing more.
+    them; one whose key is the bare second, whoever wrote it, waits for nothing more.
 
     Raises:
         InvalidMessage: the key is no time.
@@ -82,11 +92,13 @@ def attempt_of(row: str, *, is_ours: bool) -> datetime:
         raise InvalidMessage(f"the row key {row!r} is not yyyyMMddHHmmss_GUID")
     try:
         second = datetime.strptime(row[:_TIME_LENGTH] + "+0000", "%Y%m%d%H%M%S%z")
+        if len(row) == _TIME_LENGTH:
+            return second
         if is_ours:
             return second + int(row[_GUID_BEGINS : _GUID_BEGINS + _MICROSECOND_DIGITS], 16) * _MICROSECOND
     except (ValueError, OverflowError) as error:
         raise InvalidMessage(f"the row key {row!r} is no time: {error}") from error
-    return second + _SECOND - _MICROSECOND if len(row) > _TIME_LENGTH else second
+    return later(second, _SECOND - _MICROSECOND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,18 +141,19 @@ class Waiting:
 
     def rescheduled(self, due: datetime, records: int) -> Waiting:
         """Return it with another due time."""
-        moved = replace(self.message, due=due)
+        moved = rescheduled(self.message, due)
         return Waiting(moved, row_key(moved.message_id, moved.due), moved.due, records)
 
-    def entity(self) -> dict[str, Any]:
-        """Return what is stored."""
+    def entity(self, *, checksum: bool) -> dict[str, Any]:
+        """Return what is stored, with a checksum of its content if that is wanted."""
         message = self.message
+        headers = encode_headers(message.headers)
         entity: dict[str, Any] = {
             **self.keys,
             "Destination": message.destination,
             "Body": message.body,
             "MessageId": message.message_id,
-            "Headers": encode_headers(message.headers),
+            "Headers": sealed(headers, message.body) if checksum else headers,
             "Due": text_of(message.due),
         }
         if message.expires_at is not None:
@@ -159,26 +172,45 @@ def read_entity(entity: Mapping[str, Any]) -> Waiting:
         MessageError: it is no delayed message; says why.
     """
     row, due_text = entity["RowKey"], entity.get("Due")
+    is_ours = due_text is not None
     try:
-        attempt_at = attempt_of(row, is_ours=due_text is not None)
+        attempt_at = attempt_of(row, is_ours=is_ours)
         expires_at = entity.get("ExpiresAt")
-        message = DelayedMessage(
-            entity["MessageId"],
-            attempt_at if due_text is None else instant_of(due_text),
-            entity["Destination"],
-            decode_headers(entity.get("Headers") or "{}"),
-            entity.get("Body") or b"",
+        headers, body = entity.get("Headers"), entity.get("Body")
+        if is_ours and (headers is None or body is None):
+            raise InvalidMessage("the content is gone")
+        content = _bytes(body or b"")
+        message = DelayedMessage.restored(
+            _text(entity, "MessageId"),
+            instant_of(due_text) if due_text is not None else attempt_at,
+            _text(entity, "Destination"),
+            opened(headers or "{}", content),
+            content,
             None if expires_at is None else instant_of(expires_at),
             int(entity.get("Failures") or 0),
         )
         records = int(entity.get("Records") or 0)
     except KeyError as error:
         raise InvalidMessage(f"the entity {row!r} has no column {error}") from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         if isinstance(error, MessageError):
             raise
         raise InvalidMessage(f"the entity {row!r} has a column that cannot be read: {error}") from error
     return Waiting(message, row, attempt_at, records, etag_of(entity))
+
+
+def _text(entity: Mapping[str, Any], name: str) -> str:
+    """Return a column that must be text with something in it; how long it may be was checked when it was stored."""
+    value = entity[name]
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidMessage(f"column {name} of the entity {entity['RowKey']!r} is {value!r}")
+    return value
+
+
+def _bytes(value: object) -> bytes:
+    if not isinstance(value, bytes):
+        raise InvalidMessage(f"the body is no bytes: {value!r:.80}")
+    return value
 
 
 def etag_of(entity: Mapping[str, Any]) -> str:
@@ -206,7 +238,7 @@ def instant_of(text: str) -> datetime:
     return datetime.fromisoformat(text).astimezone(UTC)
 
 
-def check_size(message: DelayedMessage, largest_message_bytes: int) -> None:
+def check_size(message: DelayedMessage, largest_message_bytes: int, *, checksum: bool) -> None:
     """Refuse a message that does not fit, before anything of it is stored.
 
     Raises:
@@ -217,7 +249,7 @@ def check_size(message: DelayedMessage, largest_message_bytes: int) -> None:
     for size, limit, what in (
         (size_in_bytes(headers, message.body), largest_message_bytes, "bytes, this store takes"),
         (len(message.body), LARGEST_BODY, "bytes in its body, a column of an Azure table takes"),
-        (units, LARGEST_TEXT, "characters in its headers, a column of an Azure table takes"),
+        (units + SEAL_LENGTH * checksum, LARGEST_TEXT, "characters in its headers, a column of an Azure table takes"),
     ):
         if size > limit:
             raise MessageTooLarge(

@@ -1,11 +1,15 @@
 """The right to dispatch: leases on blob containers, held by one process at a time and renewed while it lives.
 
 A lease lasts fifteen seconds from its last renewal. Whoever is not sure any more that it has its lease renews it first;
-when another has it by then, everything that was claimed under it is void. Source: specification 3.4; ADR 0013.
+when another has it by then, everything that was claimed under it is void. So it is when fifteen seconds have passed by
+our own clock without a renewal, as in a process that was frozen: another may have it.
+
+Source: specification 3.4; ADR 0013, 0019.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
@@ -52,6 +56,8 @@ class ContainerLease:
     def __init__(self, container: ContainerClient, place: str) -> None:
         self._container, self.what = container, f"container {container.container_name!r} of {place}"
         self._lease: BlobLeaseClient | None = None
+        self._id = str(uuid.uuid4())
+        """The same every time: who forgot a lease that it still has can have it at once."""
         self._renewed_at = self._refused_at = -LASTS_SECONDS * 2.0
         self._turn = anyio.Lock()
 
@@ -59,6 +65,20 @@ class ContainerLease:
     def is_held(self) -> bool:
         """Whether it was ours when we last heard of it."""
         return self._lease is not None
+
+    @property
+    def seconds_left(self) -> float:
+        """How long it lasts without another renewal; negative once it is over."""
+        return self._renewed_at + LASTS_SECONDS - _now()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended by our own clock, so that another may have it."""
+        return self.seconds_left <= 0
+
+    def forget(self) -> None:
+        """Count it as lost, without asking anybody."""
+        self._lease = None
 
     @property
     def is_sure(self) -> bool:
@@ -101,7 +121,7 @@ class ContainerLease:
         return True
 
     async def _acquire(self) -> bool:
-        lease = BlobLeaseClient(self._container, str(uuid.uuid4()))
+        lease = BlobLeaseClient(self._container, self._id)
         try:
             await self._acquire_or_create(lease)
         except HttpResponseError as error:
@@ -174,6 +194,7 @@ class Leases:
         self.at_most = count
         """How many to hold: fewer than there are once other processes were seen that work on the same store."""
         self._terms = [0] * count
+        self._alarms: dict[int, asyncio.TimerHandle] = {}
         self._turn = anyio.Lock()
 
     def held(self) -> set[int]:
@@ -185,8 +206,9 @@ class Leases:
         return self._terms[number]
 
     def is_held_since(self, number: int, term: int) -> bool:
-        """Return whether a lease was never lost since the term began."""
-        return self.all[number].is_held and self._terms[number] == term
+        """Return whether a lease was never lost since the term began, and has not ended by our own clock."""
+        lease = self.all[number]
+        return lease.is_held and self._terms[number] == term and not lease.is_over
 
     @property
     def others_have_all(self) -> bool:
@@ -235,6 +257,31 @@ class Leases:
             log.warning("the lease on %s was lost to another process", self.all[number].what)
             self._lost(number)
 
+    def _watch(self, number: int) -> None:
+        """End what is claimed under a lease as soon as it may have ended.
+
+        By a timer: in a process that was frozen those run before whatever waited for an answer goes on.
+        """
+        seconds = max(self.all[number].seconds_left, 0.0)
+        self._alarms[number] = asyncio.get_running_loop().call_later(seconds, self._look_at, number)
+
+    def _look_at(self, number: int) -> None:
+        del self._alarms[number]
+        lease = self.all[number]
+        if lease.is_held and not lease.is_over:
+            self._watch(number)
+        elif lease.is_held:
+            log.warning("the lease on %s has ended: it was not renewed for %d s", lease.what, LASTS_SECONDS)
+            lease.forget()
+            self._lost(number)
+
+    def end_what_is_over(self) -> None:
+        """Look at every lease now: timers stand still while the machine sleeps, and leases do not."""
+        for number, alarm in list(self._alarms.items()):
+            if self.all[number].is_over:
+                alarm.cancel()
+                self._look_at(number)
+
     async def _take(self, number: int) -> bool:
         if not await self.all[number].try_lock_or_renew():
             return False
@@ -248,6 +295,8 @@ class Leases:
             await self.all[number].release()
             raise
         self._terms[number] += 1
+        if number not in self._alarms:
+            self._watch(number)
         log.info("dispatches under the lease on %s", self.all[number].what)
         return True
 
@@ -281,6 +330,9 @@ class Leases:
     async def give_up_all(self) -> None:
         """Give up everything that is held."""
         async with self._turn:
+            for alarm in self._alarms.values():
+                alarm.cancel()
+            self._alarms.clear()
             for number in self.held():
                 await self.all[number].release()
 

@@ -41,6 +41,8 @@ SCHEMES: Final = ("azure-queues", "azure-table")
 SERVICES: Final = ("queue", "table", "blob")
 CONNECTS_WITHIN_SECONDS: Final = 5.0
 ANSWERS_WITHIN_SECONDS: Final = 20.0
+LEAVES_WITHIN_SECONDS: Final = 5.0
+"""Whoever leaves waits no longer for answers: leases, and what is hidden from others, end by themselves."""
 """Longer than Azure works on any request of ours, and shorter than a message stays invisible."""
 
 _PUBLIC_SUFFIX: Final = "core.windows.net"

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from postdate.azure.groups import Table
 from postdate.azure.layout import KEY_COLUMNS, Waiting, attempt_of, partition_of, read_entity, second_key
+from postdate.clock import later
 from postdate.errors import ConfigurationError, InvalidMessage, MessageError
 
 READ_AT_ONCE: Final = 1_000
@@ -86,10 +87,10 @@ class Pages:
 
     Args:
         table: where the messages are.
-        set_aside: takes an entity that is no message out of the way, and the reason.
+        set_aside: takes an entity that is no message out of the way; told the reason and the time.
     """
 
-    def __init__(self, table: Table, set_aside: Callable[[Entity, MessageError], Awaitable[None]]) -> None:
+    def __init__(self, table: Table, set_aside: Callable[[Entity, MessageError, datetime], Awaitable[None]]) -> None:
         self._table, self._set_aside = table, set_aside
         self._ahead: deque[Waiting] = deque()
         self._read_to = ""
@@ -131,14 +132,14 @@ class Pages:
 
     async def _read(self, now: datetime) -> None:
         """Read one page behind what was read last, or at the front."""
-        page = await self.one_page(self._read_to, second_key(now + timedelta(seconds=1)))
+        page = await self.one_page(self._read_to, second_key(later(now, timedelta(seconds=1))))
         self._read_to = page[-1]["RowKey"] if len(page) >= READ_AT_ONCE else ""
         found: list[Waiting] = []
         for entity in page:
             try:
                 found.append(read_entity(entity))
             except MessageError as error:
-                await self._set_aside(entity, error)
+                await self._set_aside(entity, error, now)
         self._ahead.extend(sorted(found, key=lambda waiting: waiting.attempt_at))
 
     async def one_page(self, after: str, before: str) -> list[Entity]:

@@ -15,7 +15,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
+import anyio
+
 from postdate.azure.envelope import from_text
+from postdate.azure.login import LEAVES_WITHIN_SECONDS
 from postdate.azure.service import QueueService, refuse_work
 from postdate.errors import ClaimLost, PostdateError, QueueNotFound, TransportError
 from postdate.messages import Envelope
@@ -342,9 +345,16 @@ class AzureQueueReceiver:
             self._renewing.cancel()
             with suppress(asyncio.CancelledError):
                 await self._renewing
-        while self._returning:
-            await asyncio.wait(self._returning)
-        await _all(self._give_back_at_end(hold) for hold in list(self._held.values()))
+        with anyio.move_on_after(LEAVES_WITHIN_SECONDS) as leaving:
+            while self._returning:
+                await asyncio.wait(self._returning)
+            await _all(self._give_back_at_end(hold) for hold in list(self._held.values()))
+        for task in list(self._returning):
+            task.cancel()
+        if leaving.cancelled_caught:
+            log.warning(
+                "what is held of %s cannot be given back now; it is free within %s", self._queue, self._pace.hold
+            )
         self._held.clear()
         self._at_end(self)
 

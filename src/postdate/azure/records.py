@@ -20,8 +20,6 @@ from postdate.ports import Record, RecordKind
 _BUCKETS: Final = 4
 """Partitions of the ids: Azure works on some 2,000 rows a second in each. The number is part of the layout."""
 
-_MALFORMED: Final = "malformed"
-_REASON: Final = "Reason"
 _LONGEST_DETAIL: Final = 30_000
 
 log = logging.getLogger("postdate.azure.records")
@@ -117,10 +115,12 @@ class Records:
         entry = {**self._base(waiting), "Location": waiting.row, "Former": ""}
         return await self.table.atomically([Operation("change", entry, known.etag)])
 
-    async def come_back(self, known: Known, waiting: Waiting, now: datetime) -> bool:
+    async def come_back(
+        self, known: Known, waiting: Waiting, now: datetime, kind: RecordKind = RecordKind.RESCHEDULED
+    ) -> bool:
         """Have an id wait again whose message had gone to the error queue; false when another was faster."""
-        why = "came back from the error queue"
-        record = Record(RecordKind.RESCHEDULED, waiting.message.message_id, now, waiting.message.due, None, why)
+        why = "came back from the error queue" if kind is RecordKind.RESCHEDULED else ""
+        record = Record(kind, waiting.message.message_id, now, waiting.message.due, None, why)
         return await self.append(known, waiting, record)
 
     async def append(self, known: Known, waiting: Waiting, record: Record) -> bool:
@@ -180,11 +180,33 @@ class Records:
         if not self.keeps_ends:
             await self.rounds.each([Operation("delete", keys_of(each.message.message_id)) for each in messages])
 
-    async def set_aside(self, entity: Row, reason: str) -> None:
-        """Keep an entity that is no message, under its old key, with the reason."""
-        copy = {name: value for name, value in entity.items() if name not in {"PartitionKey", "Timestamp"}}
-        copy |= {"PartitionKey": _MALFORMED, _REASON: reason}
-        await self.table.atomically([Operation("upsert", copy)])
+    async def end_unread(self, message_id: str, destination: str, now: datetime, detail: str) -> None:
+        """Write down that a message failed which cannot be read: all that is known of it may be its id."""
+        if not self.keeps_ends:
+            await self.table.atomically([Operation("delete", keys_of(message_id))])
+            return
+        end = {"Ended": int(RecordKind.FAILED), "EndedAt": text_of(now), "Detail": detail[:_LONGEST_DETAIL]}
+        entry = {**keys_of(message_id), "MessageId": message_id, **end}
+        if not await self.table.atomically([Operation("change", entry)]):
+            unknown = {"Destination": destination, "Due": text_of(now)}
+            await self.table.atomically([Operation("upsert", {**entry, **unknown})])
+
+    async def discard_failed(self, message_id: str, now: datetime) -> None:
+        """Write down that a message that had failed was discarded; not of one that waits again, or is not known."""
+        known = await self.find(message_id)
+        if known is None or known.end is not RecordKind.FAILED or not self.keeps_ends:
+            return
+        (failed,) = known.ended()
+        number = known.records + 1
+        entry = {
+            **keys_of(message_id),
+            "Records": number,
+            "Ended": int(RecordKind.DISCARDED),
+            "EndedAt": text_of(now),
+            "Detail": "",
+        }
+        row = _row(failed, failed.destination or "", number)
+        await self.table.atomically([Operation("change", entry, known.etag), Operation("create", row)])
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -209,11 +231,6 @@ class Records:
                 if kind:
                     counts[RecordKind(kind)] = counts.get(RecordKind(kind), 0) + 1
         return counts
-
-    async def malformed(self) -> list[tuple[str, str]]:
-        """Return the row key of each entity that was set aside, and the reason."""
-        rows = self.table.query(f"PartitionKey eq '{_MALFORMED}'", ["RowKey", _REASON])
-        return [(row["RowKey"], row[_REASON]) async for row in rows]
 
 
 def _row(record: Record, destination: str, number: int) -> dict[str, Any]:

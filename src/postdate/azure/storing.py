@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 
 from postdate.azure.groups import Operation, Table
 from postdate.azure.layout import Waiting, read_entity
 from postdate.azure.pages import Pages
 from postdate.azure.records import Known, Records
-from postdate.errors import DuplicateMessage
+from postdate.errors import DuplicateMessage, MessageError
 from postdate.messages import DelayedMessage
 from postdate.ports import RecordKind
 
@@ -21,9 +22,11 @@ class Storing:
         table: of the messages.
         records: of the ids.
         pages: of the same table.
+        checksum: store one with each message.
     """
 
-    def __init__(self, table: Table, records: Records, pages: Pages) -> None:
+    def __init__(self, table: Table, records: Records, pages: Pages, *, checksum: bool) -> None:
+        self._checksum = checksum
         self._table, self._records, self._pages = table, records, pages
 
     async def store(self, message: DelayedMessage, now: datetime) -> Waiting:
@@ -47,7 +50,7 @@ class Storing:
         waiting = [Waiting.new(message) for message in reversed(unique.values())]  # the first of each, in order
         entered = await self._records.enter(waiting, now)
         fresh = [each for each, is_new in zip(waiting, entered, strict=True) if is_new]
-        put = await self._table.each([Operation("create", each.entity()) for each in fresh])
+        put = await self._table.each([Operation("create", each.entity(checksum=self._checksum)) for each in fresh])
         stored = [each for each, is_put in zip(fresh, put, strict=True) if is_put]
         for each in (each for each, is_new in zip(waiting, entered, strict=True) if not is_new):
             try:
@@ -56,7 +59,18 @@ class Storing:
                 continue
         return stored
 
-    async def _store_again(self, waiting: Waiting, now: datetime, *, may_come_back: bool) -> Waiting:
+    async def store_returned(self, message: DelayedMessage, now: datetime) -> Waiting:
+        """Store a message that had been set aside and was mended, and record that.
+
+        Raises:
+            DuplicateMessage: one of its id waits, or has left otherwise.
+        """
+        waiting = Waiting.new(message)
+        return await self._store_again(waiting, now, may_come_back=True, back=RecordKind.RETURNED)
+
+    async def _store_again(
+        self, waiting: Waiting, now: datetime, *, may_come_back: bool, back: RecordKind = RecordKind.RESCHEDULED
+    ) -> Waiting:
         """Store a message whose id is known already, if that is right.
 
         Raises:
@@ -67,7 +81,7 @@ class Storing:
         if known is None:  # it left a moment ago, and nothing is kept of it
             (taken,) = await records.enter([waiting], now)
         elif known.end is RecordKind.FAILED and may_come_back:
-            taken = not await self._is_there(known) and await records.come_back(known, waiting, now)
+            taken = not await self._is_there(known) and await records.come_back(known, waiting, now, back)
             waiting = Waiting.new(waiting.message, known.records + 2)
         else:  # an id without a message: whoever stored it was interrupted, or upstream's poller took it
             taken = known.end is None and not await self._is_there(known) and await records.take_over(known, waiting)
@@ -76,7 +90,7 @@ class Storing:
         return waiting
 
     async def _put(self, waiting: Waiting) -> bool:
-        return await self._table.atomically([Operation("create", waiting.entity())])
+        return await self._table.atomically([Operation("create", waiting.entity(checksum=self._checksum))])
 
     async def find(self, message_id: str) -> tuple[Known, Waiting] | None:
         """Return a message that waits, and what is known of its id; ``None`` when it does not wait."""
@@ -91,7 +105,8 @@ class Storing:
         for row in known.places:
             entity = await self._pages.at(row)
             if entity is not None:
-                return read_entity(entity)
+                with suppress(MessageError):  # set aside when it is due
+                    return read_entity(entity)
         return None
 
 

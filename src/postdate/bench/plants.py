@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
@@ -27,16 +28,18 @@ if TYPE_CHECKING:
 VARIABLES: Final = {
     "postgres": "POSTDATE_POSTGRES_URL",
     "mariadb": "POSTDATE_MARIADB_URL",
+    "mssql": "POSTDATE_SQLSERVER_URL",
     "rabbitmq": "POSTDATE_RABBITMQ_URL",
     "azure-table": "POSTDATE_AZURITE_CONNECTION",
     "azure-queues": "POSTDATE_AZURITE_CONNECTION",
 }
-STORES: Final = ("sqlite", "postgres", "mariadb", "azure-table")
+STORES: Final = ("sqlite", "postgres", "mariadb", "mssql", "azure-table")
 TRANSPORTS: Final = ("local", "postgres", "rabbitmq", "azure-queues")
 _DEFAULT_TRANSPORT: Final = {
     "sqlite": "local",
     "postgres": "postgres",
     "mariadb": "rabbitmq",
+    "mssql": "rabbitmq",
     "azure-table": "azure-queues",
 }
 
@@ -150,6 +153,8 @@ def _store_place(options: Options, run: str) -> StorePlace:
         return _postgres(run, url, options)
     if options.store == "azure-table":
         return _azure().AzurePlace(run, url, options.folder, options.recording)
+    if options.store == "mssql":
+        return _sqlserver(run, url, options)
     try:
         from postdate.bench.places.mariadb import MariaDbPlace
     except ModuleNotFoundError as error:
@@ -178,6 +183,14 @@ def _postgres(run: str, url: Address, options: Options) -> PostgresPlace:
     except ModuleNotFoundError as error:
         raise _not_installed("PostgreSQL", "postgres", error) from error
     return PostgresPlace(run, url, options.recording)
+
+
+def _sqlserver(run: str, url: Address, options: Options) -> StorePlace:
+    from postdate.bench.places.sqlserver import SqlServerPlace
+
+    if find_spec("pytds") is None:
+        raise _not_installed("SQL Server", "sqlserver", ModuleNotFoundError(name="pytds"))
+    return SqlServerPlace(run, url, options.recording)
 
 
 def _azure() -> ModuleType:

@@ -39,11 +39,21 @@ def _instant(text: str) -> datetime:
     return parse_instant(text)
 
 
+def _name(text: str) -> str:
+    """Refuse what an unset variable of a script becomes: it would be taken for not given, or for another's."""
+    from postdate.errors import InvalidMessage
+
+    if not text.strip():
+        raise InvalidMessage("it is blank; name one, or leave the option out")
+    return text
+
+
 DURATION = _reading(_duration)
 INSTANT = _reading(_instant)
+NAME = _reading(_name)
 
-MessageId = Annotated[str, typer.Argument(metavar="ID", help="Id of the message.")]
-MessageIds = Annotated[list[str], typer.Argument(metavar="ID…", help="Ids of messages.")]
+MessageId = Annotated[str, typer.Argument(parser=NAME, metavar="ID", help="Id of the message.")]
+MessageIds = Annotated[list[str], typer.Argument(parser=NAME, metavar="ID…", help="Ids of messages.")]
 Delay = Annotated[
     timedelta | None,
     typer.Option("--delay", parser=DURATION, metavar="DURATION", help="Due this long from now: 30s, 10m, 1h30m, 2d."),

@@ -74,14 +74,14 @@ class Use:
         """Open store and queues, do ``work`` and return its result."""
         import anyio
 
-        from postdate.clock import SystemClock
+        from postdate.operations import present
         from postdate.wiring import opened
 
         settings = self.settings()
 
         async def working() -> T:
             async with opened(settings, create=create) as plant:
-                return await work(plant, SystemClock().now())
+                return await work(plant, await present(plant))
 
         return anyio.run(working)
 

@@ -1,29 +1,46 @@
-"""``postdate errors``: what failed, why, and sending it back."""
+"""``postdate errors``: what failed, why, and sending it back; what cannot be read, and mending it."""
 
 from __future__ import annotations
 
+from base64 import b64decode
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.arguments import Limit, MessageId
+from postdate.cli.arguments import INSTANT, NAME, Limit
 from postdate.cli.command import Use, command, group, wrong_usage
 from postdate.cli.exits import Exit
 
 if TYPE_CHECKING:
-    from postdate.operations import ErrorDetails, ErrorList, Returned
+    from postdate.operations import ErrorDetails, ErrorList, Mended, Returned, SetAsideDetails, SetAsideList
+    from postdate.ports import Mending
     from postdate.wiring import Plant
 
-app = group("errors", "Look at failed messages, and send them back.")
+app = group("errors", "Look at failed messages, and send them back; mend what cannot be read.")
 
-Queue = Annotated[str | None, typer.Option("--queue", help="Error queue; default: endpoint.error_queue.")]
+Queue = Annotated[
+    str | None,
+    typer.Option("--queue", parser=NAME, metavar="QUEUE", help="Error queue; default: endpoint.error_queue."),
+]
+OnlySetAside = Annotated[
+    bool,
+    typer.Option("--set-aside", help="List only what cannot be read, wherever it was; the queue is not looked at."),
+]
 
 
 @command(app, "list")
-def list_(use: Use, queue: Queue = None, limit: Limit = 50) -> None:
-    """List failed messages, the oldest first."""
+def list_(use: Use, queue: Queue = None, only_set_aside: OnlySetAside = False, limit: Limit = 50) -> None:
+    """List failed messages, and what was set aside because it cannot be read; the oldest first."""
     from postdate import operations
+
+    if only_set_aside:
+        if queue is not None:
+            raise wrong_usage("--queue is for failed messages: what is set aside is in no queue")
+        set_aside = use.work(lambda plant, _: operations.list_set_aside(plant, limit))
+        use.report(set_aside, lambda: _print_set_aside(set_aside))
+        return
 
     async def work(plant: Plant, now: datetime) -> ErrorList:
         return await operations.list_errors(plant, queue or plant.settings.endpoint.error_queue, limit)
@@ -35,28 +52,73 @@ def list_(use: Use, queue: Queue = None, limit: Limit = 50) -> None:
 def _print_list(found: ErrorList) -> None:
     from postdate.cli.output import one_line, print_table
 
-    if not found.total:
+    if found.total:
+        rows = [
+            (each.message_id, each.failed_at, each.failed_queue, one_line(each.reason or each.exception_type or "-"))
+            for each in found.messages
+        ]
+        print_table(["id", "failed at", "queue", "reason"], rows)
+    else:
         print(f"queue {found.queue} is empty")
+    if found.total > len(found.messages):
+        print(f"… and {found.total - len(found.messages):,} more; use --limit")
+    if found.set_aside.total:
+        print()
+        _print_set_aside(found.set_aside)
+
+
+def _print_set_aside(found: SetAsideList) -> None:
+    from postdate.cli.output import one_line, print_table
+
+    if not found.total:
+        print("nothing is set aside")
         return
     rows = [
-        (each.message_id, each.failed_at, each.failed_queue, one_line(each.reason or each.exception_type or "-"))
+        (each.name, each.at, each.queue or "(store)", each.message_id or "-", one_line(each.reason))
         for each in found.messages
     ]
-    print_table(["id", "failed at", "queue", "reason"], rows)
+    print_table(["set aside", "at", "was in", "id", "reason"], rows)
     if found.total > len(found.messages):
         print(f"… and {found.total - len(found.messages):,} more; use --limit")
 
 
+Id = Annotated[str | None, typer.Argument(parser=NAME, metavar="[ID]", help="Id of the message; or use --set-aside.")]
+ShownSetAside = Annotated[
+    str | None,
+    typer.Option("--set-aside", parser=NAME, metavar="NAME", help="Show one that cannot be read, as s12 or q3."),
+]
+
+
 @command(app, "show")
-def show(use: Use, message_id: MessageId, queue: Queue = None) -> None:
-    """Show a failed message: the stack trace, its headers, its body."""
+def show(use: Use, message_id: Id = None, set_aside: ShownSetAside = None, queue: Queue = None) -> None:
+    """Show a failed message: the stack trace, its headers, its body; or what one that cannot be read holds."""
     from postdate import operations
 
+    if (message_id is None) == (set_aside is None):
+        raise wrong_usage("name one: either the ID of a failed message, or --set-aside NAME")
+    if set_aside is not None:
+        held = use.work(lambda plant, _: operations.show_set_aside(plant, set_aside))
+        use.report(held, lambda: _print_held(held))
+        return
+    id_ = message_id or ""
+
     async def work(plant: Plant, now: datetime) -> ErrorDetails:
-        return await operations.show_error(plant, queue or plant.settings.endpoint.error_queue, message_id)
+        return await operations.show_error(plant, queue or plant.settings.endpoint.error_queue, id_)
 
     found = use.work(work)
     use.report(found, lambda: _print_details(found))
+
+
+def _print_held(found: SetAsideDetails) -> None:
+    from postdate.cli.output import clean, hexdump, print_pairs, time_or_dash
+
+    message = found.message
+    print(f"{message.name}, set aside at {time_or_dash(message.at)}")
+    print_pairs({"was in": message.queue or "(store)", "id": message.message_id, "reason": message.reason})
+    for column, held in found.raw.items():
+        print(f"\n{clean(column)} ({held.size_bytes:,} bytes)")
+        if held.size_bytes:
+            print(clean(held.text) if held.text is not None else hexdump(b64decode(held.base64 or "")))
 
 
 def _print_details(found: ErrorDetails) -> None:
@@ -85,12 +147,41 @@ def _print_details(found: ErrorDetails) -> None:
         print(clean(found.body.text if found.body.text is not None else found.body.base64 or ""))
 
 
-Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]…", help="Ids of messages; or use --all.")]
+Ids = Annotated[list[str] | None, typer.Argument(parser=NAME, metavar="[ID]…", help="Ids of messages; or use --all.")]
 All = Annotated[bool, typer.Option("--all", help="Return every message of the error queue.")]
-To = Annotated[str | None, typer.Option("--to", metavar="QUEUE", help="Put them there instead of where they failed.")]
+To = Annotated[
+    str | None,
+    typer.Option("--to", parser=NAME, metavar="QUEUE", help="Put them there instead of where they failed."),
+]
 
 WithoutExpiry = Annotated[
     bool, typer.Option("--without-expiry", help="Take off when their use ends: what is past it is handled, too.")
+]
+
+
+ReturnedSetAside = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set-aside",
+        parser=NAME,
+        metavar="NAME",
+        help="Put back what could not be read, as s12 or q3; may be repeated.",
+    ),
+]
+MendedHeaders = Annotated[
+    str | None,
+    typer.Option("--headers", metavar="JSON|@FILE", help="With --set-aside: headers in place of what it has."),
+]
+MendedDue = Annotated[
+    datetime | None,
+    typer.Option("--due", parser=INSTANT, metavar="TIME", help="With --set-aside, of the store: its due time."),
+]
+MendedDestination = Annotated[
+    str | None,
+    typer.Option("--destination", parser=NAME, metavar="QUEUE", help="With --set-aside, of the store: its queue."),
+]
+MendedBody = Annotated[
+    str | None, typer.Option("--body", metavar="TEXT|@FILE", help="With --set-aside: a body in place of what it has.")
 ]
 
 
@@ -102,10 +193,32 @@ def return_(
     every: All = False,
     to: To = None,
     without_expiry: WithoutExpiry = False,
+    set_aside: ReturnedSetAside = None,
+    headers: MendedHeaders = None,
+    due: MendedDue = None,
+    destination: MendedDestination = None,
+    body: MendedBody = None,
 ) -> None:
-    """Put failed messages back where they failed, to be tried again. Mend the cause first."""
+    """Put failed messages back where they failed, to be tried again. Mend the cause first.
+
+    With --set-aside, what could not be read: as it is, if it was mended by hand, or with other parts.
+    """
     from postdate import operations
 
+    mends = [part for part in (headers, due, destination, body) if part is not None]
+    if set_aside:
+        if message_ids or every or to or without_expiry or queue:
+            raise wrong_usage("--set-aside goes with --headers, --due, --destination and --body only")
+        if mends and len(set_aside) > 1:
+            raise wrong_usage("mend one at a time: --headers, --due, --destination and --body are of one message")
+        mending = _mending(headers, due, destination, body)
+        mended = use.work(lambda plant, now: operations.put_back(plant, set_aside, mending, now))
+        _report_mended(use, mended, "put back")
+        return
+    if mends:
+        raise wrong_usage(
+            "--headers, --due, --destination and --body mend what could not be read: add --set-aside NAME"
+        )
     if bool(message_ids) == every:
         raise wrong_usage("name the messages to return, or all of them with --all")
 
@@ -118,6 +231,56 @@ def return_(
 
     results = use.work(work)
     use.report({"messages": results}, lambda: _print_returned(results))
+    if not all(each.done for each in results):
+        raise typer.Exit(Exit.NOT_KEPT)
+
+
+def _mending(headers: str | None, due: datetime | None, destination: str | None, body: str | None) -> Mending:
+    from postdate.errors import InvalidHeaders, MessageError
+    from postdate.messages import decode_headers
+    from postdate.ports import Mending
+
+    try:
+        read = None if headers is None else decode_headers(_content("--headers", headers))
+    except InvalidHeaders as error:
+        raise wrong_usage(f"--headers: {error}") from error
+    try:
+        return Mending(read, due, destination, None if body is None else _content("--body", body))
+    except MessageError as error:
+        raise wrong_usage(f"what is to take its place cannot be stored: {error}") from error
+
+
+def _content(option: str, given: str) -> bytes:
+    """Return the bytes of a file, for ``@FILE``, or of the text itself."""
+    if not given.startswith("@"):
+        return given.encode(errors="surrogateescape")
+    path = Path(given[1:])
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise wrong_usage(f"{option}: {path} cannot be read: {error.strerror}") from error
+
+
+@command(app, "delete")
+def delete(
+    use: Use,
+    names: Annotated[list[str], typer.Argument(parser=NAME, metavar="NAME…", help="What is set aside, as s12 or q3.")],
+) -> None:
+    """Delete what was set aside, for good. Failed messages that can be read are not deleted here."""
+    from postdate import operations
+
+    deleted = use.work(lambda plant, now: operations.delete_set_aside(plant, names, now))
+    _report_mended(use, deleted, "deleted")
+
+
+def _report_mended(use: Use, results: list[Mended], done: str) -> None:
+    from postdate.cli.output import clean
+
+    def lines() -> None:
+        for each in results:
+            print(f"{clean(each.name)}: {done if each.done else f'not {done}: {clean(each.remark)}'}")
+
+    use.report({"messages": results}, lines)
     if not all(each.done for each in results):
         raise typer.Exit(Exit.NOT_KEPT)
 

@@ -40,18 +40,23 @@ class _Formatter(logging.Formatter):
 def logging_to_stderr(level: str) -> Generator[None]:
     """Log to standard error for the length of the block, and to nowhere else.
 
+    Others than Postdate log warnings only, unless ``level`` is ``DEBUG``: drivers tell of every statement at ``INFO``,
+    and nothing else would be found.
+
     What was set before is set again afterwards: a program that calls a command keeps its own logging, and nothing logs
     to a stream that its owner has closed since.
     """
     handler = logging.StreamHandler(sys.stderr)
     formatter = _Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S")
     handler.setFormatter(formatter)
-    root = logging.getLogger()
-    before, level_before = root.handlers[:], root.level
+    root, own = logging.getLogger(), logging.getLogger("postdate")
+    before, levels_before = root.handlers[:], (root.level, own.level)
     root.handlers[:] = [handler]
-    root.setLevel(level)
+    root.setLevel(level if level == "DEBUG" else max(logging.WARNING, logging.getLevelNamesMapping()[level]))
+    own.setLevel(level)
     try:
         yield
     finally:
         root.handlers[:] = before
-        root.setLevel(level_before)
+        root.setLevel(levels_before[0])
+        own.setLevel(levels_before[1])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.arguments import INSTANT, At, Delay, Limit, MessageId, MessageIds
+from postdate.cli.arguments import INSTANT, NAME, At, Delay, Limit, MessageId, MessageIds
 from postdate.cli.command import Use, command, group, wrong_usage
 from postdate.cli.exits import Exit
 
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 app = group("messages", "Look at delayed messages, and change them.")
 
 
-Queue = Annotated[str | None, typer.Option("--queue", help="Only messages for this queue.")]
+Queue = Annotated[
+    str | None, typer.Option("--queue", parser=NAME, metavar="QUEUE", help="Only messages for this queue.")
+]
 DueFrom = Annotated[
     datetime | None, typer.Option("--due-from", parser=INSTANT, metavar="TIME", help="Only those due then or later.")
 ]
@@ -154,22 +156,16 @@ def cancel(use: Use, message_ids: MessageIds) -> None:
 def reschedule(use: Use, message_id: MessageId, delay: Delay = None, at: At = None) -> None:
     """Give a message that waits another due time."""
     from postdate import operations
+    from postdate.clock import later
 
     if (delay is None) == (at is None):
         raise wrong_usage("say when: either --delay or --at")
 
     async def work(plant: Plant, now: datetime) -> list[Change]:
-        due = at if at is not None else _later(now, delay)
+        due = at if at is not None else later(now, delay or timedelta(0))
         return [await operations.reschedule(plant, message_id, due, now)]
 
     _report_changes(use, use.work(work), "rescheduled")
-
-
-def _later(now: datetime, delay: timedelta | None) -> datetime:
-    try:
-        return now + (delay or timedelta(0))
-    except OverflowError as error:
-        raise wrong_usage(f"a delay of {delay} ends after the year 9999") from error
 
 
 def _report_changes(use: Use, changes: list[Change], done: str) -> None:
@@ -210,6 +206,7 @@ def _print_statistics(found: Statistics) -> None:
             "held": found.claimed,
             "failing": found.failing,
             "next due": time_or_dash(found.next_due),
+            **({"set aside": found.set_aside} if found.set_aside else {}),
             "services": "not visible" if found.services is None else found.services,
         }
     )

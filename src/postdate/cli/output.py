@@ -23,6 +23,16 @@ def clean(text: str) -> str:
     return "".join(each if each.isprintable() or each in _KEPT_CONTROLS else repr(each)[1:-1] for each in text)
 
 
+def hexdump(content: bytes) -> str:
+    """Return bytes as lines of offset, sixteen hexadecimal pairs, and the characters of ASCII among them."""
+    lines: list[str] = []
+    for at in range(0, len(content), 16):
+        part = content[at : at + 16]
+        shown = "".join(chr(each) if 32 <= each < 127 else "." for each in part)
+        lines.append(f"{at:08x}  {part.hex(' '):<47}  {shown}")
+    return "\n".join(lines)
+
+
 def one_line(text: str, limit: int = 100) -> str:
     """Return ``text`` in one line of at most ``limit`` characters."""
     line = " ".join(clean(text).split())

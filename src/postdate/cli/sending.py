@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from postdate.cli.arguments import DURATION, INSTANT, At, Delay
+from postdate.cli.arguments import DURATION, INSTANT, NAME, At, Delay
 from postdate.cli.command import Use, command, wrong_usage
 
 if TYPE_CHECKING:
@@ -25,7 +25,10 @@ def register(app: typer.Typer) -> None:
 
 def setup(
     use: Use,
-    queue: Annotated[list[str] | None, typer.Option("--queue", help="Create this queue, too; may be repeated.")] = None,
+    queue: Annotated[
+        list[str] | None,
+        typer.Option("--queue", parser=NAME, metavar="QUEUE", help="Create this queue, too; may be repeated."),
+    ] = None,
     sagas: Annotated[
         bool, typer.Option("--sagas", help="Create the table of sagas, too, by default where the store is.")
     ] = False,
@@ -76,8 +79,13 @@ Header = Annotated[
 ]
 Body = Annotated[str | None, typer.Argument(metavar="[BODY]", help="Sent as it is; default, or -: standard input.")]
 File = Annotated[Path | None, typer.Option("--file", metavar="FILE", help="Send the content of this file.")]
-Type = Annotated[str | None, typer.Option("--type", help="Type of the message, as the receiver knows it.")]
-Id = Annotated[str | None, typer.Option("--id", help="Id of the message; default: a new one.")]
+Type = Annotated[
+    str | None,
+    typer.Option("--type", parser=NAME, metavar="TYPE", help="Type of the message, as the receiver knows it."),
+]
+Id = Annotated[
+    str | None, typer.Option("--id", parser=NAME, metavar="ID", help="Id of the message; default: a new one.")
+]
 ExpiresAt = Annotated[
     datetime | None,
     typer.Option("--expires-at", parser=INSTANT, metavar="TIME", help="Not to be delivered after that."),

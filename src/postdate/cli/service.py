@@ -68,8 +68,8 @@ def run(
     service = _Service(settings, clock, exit_on_critical=exit_on_critical)
     with logging_to_stderr(log_level):
         anyio.run(service.run, not no_setup)
-    if exit_on_critical and service.critical_errors:
-        raise typer.Exit(Exit.UNAVAILABLE)
+    if service.ending is not Exit.OK:
+        raise typer.Exit(service.ending)
 
 
 def _clock(start: datetime | None, speed: float, real_start: float | None) -> Clock:
@@ -99,9 +99,9 @@ class _Service:
 
     async def run(self, create: bool) -> None:
         """Deliver until told to stop; finishes what is in hand."""
-        from postdate.operations import check_set_up
+        from postdate.operations import check_readable, check_set_up
         from postdate.wakeup import Alarm
-        from postdate.wiring import build_endpoints, delay_exchange, opened
+        from postdate.wiring import anything_is_left, build_endpoints, delay_exchange, opened
 
         self._alarm = Alarm()
         self._listen_to_signals()
@@ -116,6 +116,7 @@ class _Service:
             async with AsyncExitStack() as running:
                 for endpoint in endpoints:
                     await running.enter_async_context(endpoint)
+                await check_readable(plant)
                 self._say_what_runs(plant, {each.name: each.mode.value for each in endpoints})
                 exchange = delay_exchange(self._settings, plant.transport)
                 if exchange is not None:
@@ -123,6 +124,13 @@ class _Service:
                 await self._alarm.wait()
                 log.info("stopping: finishing what is in hand")
         log.info("stopped")
+        if anything_is_left():  # whose threads an ordinary end would wait for
+            os._exit(self.ending)
+
+    @property
+    def ending(self) -> Exit:
+        """The exit code of a run that was told to stop."""
+        return Exit.UNAVAILABLE if self._exit_on_critical and self.critical_errors else Exit.OK
 
     def _say_what_runs(self, plant: Plant, modes: Mapping[str, str]) -> None:
         settings = self._settings

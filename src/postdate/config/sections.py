@@ -70,6 +70,24 @@ class StoreSettings:
     largest_message_bytes: int | None = field(
         default=None, metadata=_meta(values.integer(1), "headers and body together; default: the adapter's own")
     )
+    holds_at_most: timedelta | None = field(
+        default=None,
+        metadata=_meta(
+            values.duration_between(_SECOND, timedelta(hours=1)),
+            "a process that shows no life for so long loses what it holds; default: the store's own, 60 s",
+        ),
+    )
+    answers_within: timedelta | None = field(
+        default=None,
+        metadata=_meta(
+            values.duration_between(_SECOND, timedelta(minutes=10)),
+            "after so long a silence of the server a connection is given up; default: 20 s at PostgreSQL, else 30 s",
+        ),
+    )
+    checksum: bool = field(
+        default=False,
+        metadata=_meta(values.flag, "true: store one with each message, so that damage to its content is noticed"),
+    )
     leases: int = field(
         default=1,
         metadata=_meta(values.integer(1, 64), "of an Azure table: among so many processes its messages are divided"),
@@ -169,6 +187,9 @@ class DelayedDeliverySettings:
     )
     drain_timeout_manager: bool = field(
         default=False, metadata=_meta(values.flag, "also receive from {endpoint.name}.timeoutsdispatcher")
+    )
+    use_store_clock: bool = field(
+        default=True, metadata=_meta(values.flag, "what is due is judged by the clock of the store's server")
     )
 
 

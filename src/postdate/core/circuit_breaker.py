@@ -1,6 +1,8 @@
 """Repeated failures over time, and failures at too high a rate: when to stop hoping. Pure; time is an argument.
 
-Source: specification 1.11.
+It is given in seconds of a clock that nobody sets: :meth:`postdate.clock.Clock.monotonic`.
+
+Source: specification 1.11; ADR 0019.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from postdate.metrics import NO_METRICS, Metrics
 
@@ -20,6 +22,7 @@ CriticalError = Callable[[str, BaseException], None]
 PAUSE_ARMED = timedelta(seconds=1)
 PAUSE_TRIGGERED = timedelta(seconds=10)
 RATE_WINDOW = timedelta(seconds=30)
+NOTHING_HANDLED = timedelta(minutes=1)
 
 
 class State(enum.Enum):
@@ -57,30 +60,31 @@ class RepeatedFailures:
         """Called when it is armed: there is a :attr:`deadline` from now on."""
         self._critical, self._time_to_trigger, self._trigger = critical, time_to_trigger, trigger
         self._metrics = metrics
-        self._armed_at: datetime | None = None
+        self._armed_at: float | None = None
         self._last: BaseException | None = None
 
     @property
-    def deadline(self) -> datetime | None:
-        """When it trips unless something succeeds before; ``None`` while it is not armed."""
-        armed = self.state is State.ARMED and self._armed_at is not None
-        return self._armed_at + self._time_to_trigger if armed and self._armed_at else None
+    def deadline(self) -> float | None:
+        """When it trips unless something succeeds before, in seconds; ``None`` while it is not armed."""
+        if self.state is not State.ARMED or self._armed_at is None:
+            return None
+        return self._armed_at + self._time_to_trigger.total_seconds()
 
-    def failure(self, error: BaseException, now: datetime) -> timedelta:
+    def failure(self, error: BaseException, seconds: float) -> timedelta:
         """Note a failure; return how long to pause before the next attempt."""
         self._last = error
         if self.state is State.DISARMED:
-            self._armed_at = now
+            self._armed_at = seconds
             log.warning("circuit breaker %s armed: %s", self.name, error)
             self._change(State.ARMED)
             self.on_armed()
-        self.check(now)
+        self.check(seconds)
         return PAUSE_TRIGGERED if self.state is State.TRIGGERED else PAUSE_ARMED
 
-    def check(self, now: datetime) -> None:
+    def check(self, seconds: float) -> None:
         """Trip if it is armed and its time is up."""
         deadline, last = self.deadline, self._last
-        if deadline is None or last is None or now < deadline:
+        if deadline is None or last is None or seconds < deadline:
             return
         log.warning("circuit breaker %s triggered after %s: %s", self.name, self._time_to_trigger, last)
         self._change(State.TRIGGERED)
@@ -99,15 +103,17 @@ class RepeatedFailures:
 
 
 class FailureRate:
-    """Trips when more than a number of failures a second, over 30 s, cannot even be handled.
+    """Trips when more than a number of failures a second, over 30 s, cannot even be handled; or when none can for long.
 
-    Failures are counted in windows of 30 s, one after the other, the first from the first failure on.
+    Failures are counted in windows of 30 s, one after the other, the first from the first failure on. Where each waits
+    longer than the one before, there are never many in one window: so they trip it, too, once they have gone on for
+    :data:`NOTHING_HANDLED` without one success.
 
     Args:
         name: for logs and metrics.
         critical: text of the critical error.
         per_second: limit; times 30 in each window.
-        trigger: called for every failure above the limit.
+        trigger: called for every failure above the limit; and once when nothing could be handled for too long.
         metrics: told of every change.
     """
 
@@ -119,27 +125,42 @@ class FailureRate:
         self._metrics = metrics
         self.on_armed: Callable[[], None] = _nobody
         """Called when a window begins: it has a :attr:`deadline`, its end."""
-        self.deadline: datetime | None = None
+        self.deadline: float | None = None
         self._failures = 0
+        self._failing_since: float | None = None
+        self._is_said = False
 
-    def failure(self, error: BaseException, now: datetime) -> None:
+    def failure(self, error: BaseException, seconds: float) -> None:
         """Note a failure."""
-        self.check(now)
+        self.check(seconds)
         if self.deadline is None:
-            self.deadline, self._failures = now + RATE_WINDOW, 0
+            self.deadline, self._failures = seconds + RATE_WINDOW.total_seconds(), 0
             log.warning("circuit breaker %s armed: %s", self.name, error)
             self._change(State.ARMED)
             self.on_armed()
         self._failures += 1
+        if self._failing_since is None:
+            self._failing_since = seconds
         if self._failures > self._limit:
             log.warning("circuit breaker %s triggered by failure %d: %s", self.name, self._failures, error)
-            if self.state is not State.TRIGGERED:
-                self._change(State.TRIGGERED)
-            _call(self._trigger, self._critical, error)
+            self._trip(error)
+        elif not self._is_said and seconds - self._failing_since >= NOTHING_HANDLED.total_seconds():
+            self._is_said = True
+            log.warning("circuit breaker %s triggered after %s: %s", self.name, NOTHING_HANDLED, error)
+            self._trip(error)
 
-    def check(self, now: datetime) -> None:
+    def success(self) -> None:
+        """Note that a failure, or what failed, could be dealt with."""
+        self._failing_since, self._is_said = None, False
+
+    def _trip(self, error: BaseException) -> None:
+        if self.state is not State.TRIGGERED:
+            self._change(State.TRIGGERED)
+        _call(self._trigger, self._critical, error)
+
+    def check(self, seconds: float) -> None:
         """End the window if its time is up."""
-        if self.deadline is not None and now >= self.deadline:
+        if self.deadline is not None and seconds >= self.deadline:
             log.info("circuit breaker %s disarmed after %d failures", self.name, self._failures)
             self.deadline = None
             self._change(State.DISARMED)

@@ -8,32 +8,44 @@ ADR 0002.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Final
 
 import anyio
 from anyio.abc import TaskGroup
 
-from postdate.clock import Clock, in_real_time
+from postdate.clock import Clock, in_real_time, later
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
 from postdate.core.expiry import discard_reason
-from postdate.core.foreign import calling_store, calling_transport
+from postdate.core.finishing import Finisher, GivingBack, mark_of
+from postdate.core.guard import ANSWERS_WITHIN, Guard, calling_store
 from postdate.core.in_flight import HANGS_AFTER, Batch, Group, InFlight, within
 from postdate.core.journal import NO_JOURNAL, Journal
+from postdate.core.outages import ANOTHER_SECONDS, Outages
 from postdate.core.poller import Taken
 from postdate.core.recoverability import (
     DelayedRetry,
+    ErrorHeaders,
     Host,
     after_dispatch_failed,
     error_headers,
+    error_headers_in_brief,
     is_outage,
     reason_of,
     retry_delay,
 )
-from postdate.errors import InvalidTimestamp, PostdateError, StoreUnavailable, TransportUnavailable
+from postdate.errors import (
+    DestinationUnavailable,
+    InvalidTimestamp,
+    MessageError,
+    PostdateError,
+    TransportUnavailable,
+    TransportUnreachable,
+)
 from postdate.messages import DelayedMessage, Envelope, delay_headers, to_envelope, without_delay_headers
 from postdate.metrics import NO_METRICS, Metrics
 from postdate.outage_log import OutageLog
@@ -43,7 +55,6 @@ from postdate.ports import (
     ClaimingStore,
     EnlistingStore,
     Outcome,
-    RecordKind,
     RevocableStore,
     Transport,
     Wake,
@@ -60,13 +71,34 @@ Finishing a batch whole is what costs a store least; nothing of it should wait l
 """
 
 _CLAIMED_AT_ONCE = 1_000
-_GIVEN_BACK_AT_ONCE = 16
-_GIVE_BACK_AGAIN_AFTER = timedelta(seconds=1)
+
+FRESH = timedelta(seconds=10)
+"""No error copy leaves under a claim that is older: leases last longer. It is claimed anew first."""
 
 LONGEST_LETTING_GO = timedelta(seconds=10)
 """A batch that is ended by force takes no longer; what it still holds then is free when the store is closed."""
 
+_DOOMED_FOR_SECONDS: Final = 120.0
+"""The pause before its next claim is a minute at most."""
+
 log = logging.getLogger("postdate.dispatcher")
+
+
+@dataclass(frozen=True, slots=True)
+class _Doomed:
+    """A message that is to leave for the error queue when it is claimed anew.
+
+    Args:
+        error: why.
+        mark: of the message.
+        failures: that it has then.
+        until: in monotonic seconds; later it is attempted.
+    """
+
+    error: PostdateError
+    mark: int
+    failures: int
+    until: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,20 +152,28 @@ class Dispatcher:
         failure_rate: FailureRate,
         metrics: Metrics = NO_METRICS,
         journal: Journal = NO_JOURNAL,
+        answers_within: timedelta = ANSWERS_WITHIN,
     ) -> None:
         self._store, self._transport, self._settings, self._clock = store, transport, settings, clock
         self._breaker, self._failure_rate, self._metrics, self._journal = breaker, failure_rate, metrics, journal
+        self.asking = Guard.of_store(store, clock, answers_within)
+        """Makes the calls of the store, also those of a mover; hurried when it stops."""
+        self._sending = Guard.of_transport(transport, clock, answers_within)
+        self._finisher = Finisher(store, self.asking, clock, failure_rate, journal)
+        self._outages, self._doomed = Outages(), dict[str, _Doomed]()
         self._enlisting = enlisting(store, transport)
+        self._revocable = store if isinstance(store, RevocableStore) else None
         self._hangs_after, self._patience = in_real_time(clock, HANGS_AFTER), in_real_time(clock, PATIENCE)
-        self._longest_send = in_real_time(clock, LONGEST_SEND)
+        self._longest_send, self._fresh = in_real_time(clock, LONGEST_SEND), in_real_time(clock, FRESH)
         self._in_flight = InFlight(self._hangs_after)
         self._longest_letting_go = in_real_time(clock, LONGEST_LETTING_GO)
-        self._still_held: deque[tuple[Claim, PostdateError]] = deque()
         self._tasks: TaskGroup | None = None
         self._wake: Wake = _wake_nobody
         queues = type(transport).__name__
-        self._sending_outage = OutageLog(log, f"cannot send due messages, as {queues} is out of reach", f"{queues} is")
-        self._finishing_outage = OutageLog(log, "cannot finish or give back due messages", "for that, the store is")
+        self._outage = OutageLog(log, f"cannot send due messages, as {queues} is out of reach", f"{queues} is")
+        self._full = OutageLog(log, "some queues take no messages now", "all queues are")
+        error_queue = f"error queue {settings.error_queue}"
+        self._refused = OutageLog(log, f"{error_queue} does not take messages", f"{error_queue} is")
 
     @property
     def discarding(self) -> Discarding | None:
@@ -143,17 +183,17 @@ class Dispatcher:
 
     @property
     def holds_some(self) -> bool:
-        """Whether claims could not be given back and must be before anybody can have their messages."""
-        return bool(self._still_held)
+        """Whether something could not be written to the store, and must be before anybody can have the messages."""
+        return self._finisher.holds_some
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[None]:
-        """Let batches go on while the next are taken; leaving waits for them (row 55).
+        """Let batches go on while the next are taken; leaving waits for them (row 55), as long as that is bounded.
 
         Outside, and where store and queues share a database, :meth:`take` returns when its batch is done.
         """
-        revocable = self._store if isinstance(self._store, RevocableStore) else None
-        stop_listening = revocable.when_lost(self._in_flight.lose) if revocable else None
+        stop_listening = self._revocable.when_lost(self._in_flight.lose) if self._revocable else None
+        self.asking.hurry(hurries=False)
         try:
             async with anyio.create_task_group() as tasks:
                 self._tasks = None if self._enlisting else tasks
@@ -161,35 +201,82 @@ class Dispatcher:
                     yield
                 finally:
                     self._tasks = None
+                    self.asking.hurry()
+            await self._finisher.again(at_once=True)
         finally:
             if stop_listening is not None:
                 stop_listening()
 
     async def take(self, now: datetime, limit: int = _CLAIMED_AT_ONCE) -> Taken:
         """See :class:`postdate.core.poller.DueWork`; deals with at most ``limit`` messages."""
-        await self._give_back_again()
+        await self._finisher.again()
         if await self._in_flight.wait_for_room(limit):
             return Taken(0, more=True)  # that took time: whoever asked looks at the clock, and whether to go on at all
-        with calling_store(self._store):
-            claims = await self._store.claim_due(now, limit)
-        if self._finishing_outage.is_out and not self._still_held:
-            self._finishing_outage.succeeded(now.timestamp())
-        self._metrics.fetched(len(claims), self._clock.now() - now)
-        if claims:
-            batch = Batch(claims, now)
-            self._in_flight.begin(batch)
-            if self._tasks is None:
-                await self._deliver(batch)
-            else:
-                self._tasks.start_soon(self._deliver, batch)
+        seconds = self._clock.monotonic()
+        if pause := self._outages.transport_left(seconds):
+            return self._paused(0, pause)
+        is_probe = self._outages.is_out
+        limit = self._finisher.room(1 if is_probe else limit)
+        if not limit:
+            return Taken(0, more=False, next_attempt=self._finisher.next_attempt(None))
+        claims = await self.asking.call(lambda: self._store.claim_due(now, limit), self._give_back_late)
+        began = self._clock.monotonic()
+        self._metrics.fetched(len(claims), timedelta(seconds=began - seconds))
+        wanted = self._finisher.meet(claims)
+        if len(wanted) < len(claims):
+            await self._finisher.again()
+        wanted = await self._without_those_that_wait(wanted, began)
+        if wanted:
+            await self._begin(Batch(wanted, now, began, is_probe=is_probe))
+        if pause := self._outages.transport_left(self._clock.monotonic()):
+            return self._paused(len(wanted), pause)
         if len(claims) == limit:
-            return Taken(len(claims), more=True)
-        return Taken(len(claims), more=False, next_attempt=await self._next_attempt())
+            return Taken(len(wanted), more=True)
+        next_attempt = await self.asking.call(self._store.next_attempt)
+        return Taken(len(wanted), more=False, next_attempt=self._finisher.next_attempt(next_attempt))
+
+    def _paused(self, count: int, pause: float) -> Taken:
+        """Return the result of a look after which nothing is claimed for some seconds; what is left to write may be."""
+        probe_at = self._clock.monotonic() + pause
+        left = self._finisher.next_attempt(self._after(pause), claims_from=probe_at)
+        return Taken(count, more=False, next_attempt=left)
+
+    async def _begin(self, batch: Batch) -> None:
+        self._outages.probe(batch.began)
+        self._in_flight.begin(batch)
+        if self._tasks is None:
+            await self._deliver(batch)
+        else:
+            self._tasks.start_soon(self._deliver, batch)
+
+    def _after(self, seconds: float) -> datetime:
+        return later(self._clock.now(), timedelta(seconds=seconds))
+
+    async def _give_back_late(self, claims: Sequence[Claim]) -> None:
+        """Give back what was claimed by a call that nobody waited for any more."""
+        if claims:
+            log.warning("%d messages were claimed by a call that had been given up, and go back", len(claims))
+            await self._finisher.give_back([GivingBack(claim, None) for claim in claims])
+            self._wake()
+
+    async def _without_those_that_wait(self, claims: Sequence[Claim], seconds: float) -> Sequence[Claim]:
+        """Give back what is meant for destinations that take nothing now; return the rest."""
+        if not self._outages.has_destinations:
+            return claims
+        wanted, waiting = list[Claim](), list[GivingBack]()
+        for claim in claims:
+            wait = self._outages.wait_for(claim.message.destination, seconds)
+            if wait:
+                waiting.append(GivingBack(claim, self._after(wait)))
+            else:
+                wanted.append(claim)
+        if waiting:
+            await self._finisher.give_back(waiting)
+        return wanted
 
     async def listen(self, wake: Wake) -> Callable[[], None]:
         """See :class:`postdate.core.poller.DueWork`."""
-        with calling_store(self._store):
-            stop_listening = await self._store.listen(wake)
+        stop_listening = await self.asking.call(lambda: self._store.listen(wake), _stop_at_once)
         self._wake = wake
 
         def stop() -> None:
@@ -197,14 +284,6 @@ class Dispatcher:
             stop_listening()
 
         return stop
-
-    async def _next_attempt(self) -> datetime | None:
-        with calling_store(self._store):
-            next_attempt = await self._store.next_attempt()
-        if not self._still_held:
-            return next_attempt
-        again = self._clock.now() + _GIVE_BACK_AGAIN_AFTER
-        return again if next_attempt is None else min(next_attempt, again)
 
     # --- a batch ------------------------------------------------------------------------------------------------
 
@@ -214,25 +293,30 @@ class Dispatcher:
         except BaseException:  # cancelled: the process may go on without us, and with it what it holds
             with anyio.CancelScope(shield=True):
                 await within(self._clock, self._longest_letting_go, lambda: self._let_go(batch))
-            stopped = _stopped()
-            self._still_held.extend((claim, stopped) for claim in batch.held.values())
+            self._finisher.keep([GivingBack(claim, None) for claim in batch.held.values()])
             raise
         finally:
             self._in_flight.end(batch)
-        if self._tasks is not None and batch.gave_back:
-            self._wake()  # what was given back may be the next to be attempted
+        if self._tasks is not None and (batch.gave_back or self._finisher.holds_some):
+            self._wake()  # what was given back, or could not be written, may be the next to be attempted
 
     async def _send_and_settle(self, batch: Batch) -> None:
-        now = batch.began
-        expired, wanted = list[Claim](), list[Claim]()
+        now = batch.now
+        expired, wanted, doomed = list[Claim](), list[Claim](), list[tuple[Claim, PostdateError, bool]]()
         for claim in batch.held.values():
-            (expired if self._is_unwanted(claim.message, now) else wanted).append(claim)
-        batch.groups = self._groups(wanted, now)
+            if self._is_unwanted(claim.message, now):
+                expired.append(claim)
+            elif (error := self._doom_of(claim.message)) is not None:
+                doomed.append((claim, error, True))
+            else:
+                wanted.append(claim)
+        batch.groups = self._groups(wanted, batch.began)
         async with anyio.create_task_group() as tasks:
             for group in batch.groups:
                 tasks.start_soon(self._see_through, batch, group)
             if expired:
-                await self._guarded(batch, expired, lambda: self._expire(batch, expired))
+                await self._expire(batch, expired)
+            await self._failed(batch, doomed)
             if batch.groups:
                 await self._settle_what_answers(batch)
 
@@ -242,9 +326,9 @@ class Dispatcher:
 
     async def _settle_what_answers(self, batch: Batch) -> None:
         """Wait for all destinations, or for as long as patience lasts; what comes later settles by itself."""
-        await self._clock.wait(batch.first_answer, batch.began + self._hangs_after)
+        await self._clock.wait_for(batch.first_answer, self._hangs_after)
         if not batch.all_answered.is_set():
-            await self._clock.wait(batch.all_answered, self._clock.now() + self._patience)
+            await self._clock.wait_for(batch.all_answered, self._patience)
         answered = [group for group in batch.groups if group.errors is not None]
         batch.is_late = len(answered) < len(batch.groups)
         if batch.is_late:
@@ -253,7 +337,7 @@ class Dispatcher:
         if not batch.all_answered.is_set():
             await batch.cut_off(self._clock, self._longest_send)
 
-    def _groups(self, claims: Sequence[Claim], began: datetime) -> list[Group]:
+    def _groups(self, claims: Sequence[Claim], began: float) -> list[Group]:
         """Return what goes in one call each: everything, or the messages of one destination."""
         if self._transport.capabilities.pipelines and self._enlisting is None:
             return [Group("", claims, began)] if claims else []
@@ -263,35 +347,61 @@ class Dispatcher:
         return [Group(destination, group, began) for destination, group in by_destination.items()]
 
     async def _see_through(self, batch: Batch, group: Group) -> None:
-        group.errors = await self._answer(group)
+        group.errors = await self._answer(batch, group)
         batch.answered()
         if batch.is_late:
             await self._settle(batch, [group])
 
     # --- sending ------------------------------------------------------------------------------------------------
 
-    async def _answer(self, group: Group) -> Sequence[PostdateError | None]:
+    async def _answer(self, batch: Batch, group: Group) -> Sequence[PostdateError | None]:
         """Send a group and return what became of each message."""
         if self._enlisting is not None:
-            group.begin_turn(self._clock.now())
+            group.begin_turn(self._clock.monotonic())
             return [await self._send_enlisted(claim, to_envelope(claim.message)) for claim in group.claims]
         with group.scope:
             if not group.destination:
-                return await self._attempt(group)
-            if not self._in_flight.is_full(group.destination, self._clock.now()):
+                return await self._attempt(batch, group)
+            if not self._in_flight.is_full(group.destination, self._clock.monotonic()):
                 with self._in_flight.lane(group.destination) as lane:
                     async with lane.turn(self._clock):
-                        return await self._attempt(group)
-        return [_no_answer(group.destination or type(self._transport).__name__)] * len(group.claims)
+                        return await self._attempt(batch, group)
+        return [self._no_answer(group.destination)] * len(group.claims)
 
-    async def _attempt(self, group: Group) -> Sequence[PostdateError | None]:
-        group.begin_turn(self._clock.now())
-        return await self._send([to_envelope(claim.message) for claim in group.claims])
+    async def _attempt(self, batch: Batch, group: Group) -> Sequence[PostdateError | None]:
+        group.begin_turn(self._clock.monotonic())
+        self._notice_losses(batch, group)
+        if not group.claims:
+            return []
 
-    async def _send(self, envelopes: Sequence[Envelope]) -> Sequence[PostdateError | None]:
+        async def answered_late(errors: Sequence[PostdateError | None]) -> None:
+            """Should these messages come again, they are not sent again."""
+            self._finisher.sent([claim for claim, error in zip(group.claims, errors, strict=False) if error is None])
+
+        return await self._send([to_envelope(claim.message) for claim in group.claims], answered_late)
+
+    def _notice_losses(self, batch: Batch, group: Group) -> None:
+        """Take out of a group what others may have by now; this process may have stood still since it was claimed."""
+        ours = [claim for claim in group.claims if self._is_ours(batch, claim)]
+        if len(ours) < len(group.claims):
+            log.warning("%d claims were lost before their messages could be sent", len(group.claims) - len(ours))
+            kept = {claim.message.message_id for claim in ours}
+            batch.settled([claim for claim in group.claims if claim.message.message_id not in kept])
+            group.claims = ours
+
+    def _is_ours(self, batch: Batch, claim: Claim) -> bool:
+        """Return whether a claim is in force: to be asked right before anything leaves because of it."""
+        if self._revocable is not None and not self._revocable.still_holds(claim):
+            batch.lost.add(claim.message.message_id)
+        return claim.message.message_id not in batch.lost
+
+    async def _send(
+        self,
+        envelopes: Sequence[Envelope],
+        late: Callable[[Sequence[PostdateError | None]], Awaitable[None]] | None = None,
+    ) -> Sequence[PostdateError | None]:
         try:
-            with calling_transport(self._transport):
-                errors = await self._transport.send(envelopes, self._clock.now())
+            errors = await self._sending.call(lambda: self._transport.send(envelopes, self._clock.now()), late)
         except PostdateError as error:
             return [error] * len(envelopes)
         if len(errors) != len(envelopes):
@@ -306,9 +416,9 @@ class Dispatcher:
         assert self._enlisting is not None
         now = self._clock.now()
         try:
-            with calling_transport(self._transport):
+            with calling_store(self._store):
                 work = self._enlisting.finishing([claim], outcome, now, detail)
-                (error,) = await self._transport.send([envelope], now, work=[work])
+            (error,) = await self._sending.call(lambda: self._transport.send([envelope], now, work=[work]))
         except PostdateError as failure:
             error = failure
         if error is None:
@@ -326,26 +436,44 @@ class Dispatcher:
         ]
         sent = [claim for claim, error, _ in answers if error is None]
         if sent:
-            self._breaker.success()
-            if self._sending_outage.is_out:
-                self._sending_outage.succeeded(self._clock.now().timestamp())
-            await self._guarded(batch, sent, lambda: self._remove(batch, sent))
+            self._note_success(sent)
+            await self._remove(batch, sent)
         failures = [(claim, error, attempted) for claim, error, attempted in answers if error is not None]
-        failed = [each for each in failures if each[0].message.message_id not in batch.lost]
+        failed = [
+            (claim, self._blamed(batch, claim, error), attempted)
+            for claim, error, attempted in failures
+            if claim.message.message_id not in batch.lost
+        ]
         batch.settled([claim for claim, _, _ in failures if claim.message.message_id in batch.lost])
         if failed:
             self._in_flight.give_up_place(batch)
             self._metrics.failed(len(failed))
-            claims = [claim for claim, _, _ in failed]
-            await self._guarded(batch, claims, lambda: self._failed(batch, failed))
+            await self._wait_out(batch, [(claim, error) for claim, error, _ in failed if is_outage(error)])
+            await self._failed(batch, [each for each in failed if not is_outage(each[1])])
+
+    def _blamed(self, batch: Batch, claim: Claim, error: PostdateError) -> PostdateError:
+        """Return the error; an outage that comes with this message, whenever it is sent, as a failure of it."""
+        if not batch.is_probe or not isinstance(error, TransportUnreachable):
+            return error
+        if not self._outages.is_to_blame(claim.message.message_id):
+            return error
+        return TransportUnavailable(f"whenever this message is sent, and no other: {error}")
+
+    def _note_success(self, sent: Sequence[Claim]) -> None:
+        self._breaker.success()
+        if self._outages.transport_works({claim.message.message_id for claim in sent}):
+            self._wake()
+        if self._outages.has_destinations:
+            for destination in {claim.message.destination for claim in sent}:
+                self._outages.destination_works(destination)
+            if not self._outages.has_destinations:
+                self._full.succeeded(self._clock.monotonic())
+        if self._outage.is_out:
+            self._outage.succeeded(self._clock.monotonic())
 
     async def _remove(self, batch: Batch, sent: Sequence[Claim]) -> None:
         if self._enlisting is None:
-            at = self._clock.now()
-            removed = await self._store.finish(sent, Outcome.DELIVERED, at)
-            self._journal.ended(RecordKind.DELIVERED, _messages(sent), at)
-            if removed < len(sent):  # somebody removed it while we sent it (row 53)
-                log.warning("%d messages may have been delivered more than once", len(sent) - removed)
+            await self._finisher.finish(sent, Outcome.DELIVERED)
         batch.settled(sent)
         if self._metrics is NO_METRICS and not log.isEnabledFor(logging.DEBUG):
             return
@@ -355,160 +483,162 @@ class Dispatcher:
             self._metrics.delivered(len(sent), [(now - claim.message.due).total_seconds() for claim in sent])
 
     async def _expire(self, batch: Batch, claims: Sequence[Claim]) -> None:
-        at = self._clock.now()
-        await self._store.finish(claims, Outcome.EXPIRED, at)
-        self._journal.ended(RecordKind.EXPIRED, _messages(claims), at)
+        await self._finisher.finish(claims, Outcome.EXPIRED)
         batch.settled(claims)
         self._metrics.expired(len(claims))
 
-    async def _failed(self, batch: Batch, failed: Sequence[tuple[Claim, PostdateError, bool]]) -> None:
-        retried = 0
-        outage = next((error for _, error, _ in failed if is_outage(error)), None)
-        if outage is not None:
-            self._sending_outage.failed(outage, self._clock.now().timestamp())
-        _log_failures([(claim, error) for claim, error, _ in failed if not is_outage(error)])
-        for claim, error, attempted in failed:
-            if await self._retry_or_move(batch, claim, error, attempted=attempted and not batch.error_queue_is_down):
-                retried += 1
-            batch.settled([claim])
-        if retried:
-            self._metrics.retried(retried)
-        if retried < len(failed):
-            self._metrics.moved_to_error(len(failed) - retried)
+    # --- failures -----------------------------------------------------------------------------------------------
 
-    async def _retry_or_move(self, batch: Batch, claim: Claim, error: PostdateError, *, attempted: bool) -> bool:
-        """Return whether the message stays.
+    async def _wait_out(self, batch: Batch, failed: Sequence[tuple[Claim, PostdateError]]) -> None:
+        """Give back what an outage kept from being sent: it has not failed, so nothing is counted or recorded."""
+        if not failed:
+            return
+        seconds, noted, back = self._clock.monotonic(), set[str](), list[GivingBack]()
+        for claim, error in failed:
+            destination = claim.message.destination if isinstance(error, DestinationUnavailable) else ""
+            if destination not in noted:
+                noted.add(destination)
+                self._note_outage(destination, error, seconds)
+            wait = self._outages.next_turn(destination, seconds) if destination else self._wait(batch, seconds)
+            back.append(GivingBack(claim, self._after(wait) if wait else None))
+        await self._give_back(batch, back)
+
+    def _note_outage(self, destination: str, error: PostdateError, seconds: float) -> None:
+        """Note an outage of one destination, or of all."""
+        if destination:
+            self._full.failed(error, seconds)
+            if self._outages.destination_failed(destination, seconds):  # known by now, it says nothing about others
+                self._breaker.failure(error, seconds)
+            return
+        self._breaker.failure(error, seconds)
+        self._outage.failed(error, seconds)
+        if self._enlisting is None:
+            self._outages.transport_failed(seconds)
+
+    def _wait(self, batch: Batch, seconds: float) -> float:
+        """Return for how many seconds a message is to stay where it is while the transport cannot be reached."""
+        if self._enlisting is not None:  # with the queues the store is out of reach: looks for what is due fail, too
+            return retry_delay(0).total_seconds()
+        return self._outages.transport_left(seconds) + ANOTHER_SECONDS if batch.is_probe else 0.0
+
+    async def _failed(self, batch: Batch, failed: Sequence[tuple[Claim, PostdateError, bool]]) -> None:
+        if not failed:
+            return
+        back, gone = list[GivingBack](), 0
+        _log_failures([(claim, error) for claim, error, _ in failed])
+        for claim, error, attempted in failed:
+            may_go = attempted and not batch.error_queue_is_down
+            again = await self._move_or_retry(batch, claim, error, attempted=may_go)
+            if again is None:
+                batch.settled([claim])
+                gone += claim.message.message_id not in batch.lost
+            else:
+                back.append(again)
+        if back:
+            await self._give_back(batch, back)
+            self._metrics.retried(len(back))
+        if gone:
+            self._metrics.moved_to_error(gone)
+
+    async def _give_back(self, batch: Batch, back: Sequence[GivingBack]) -> None:
+        batch.gave_back = True
+        await self._finisher.give_back(back)
+        batch.settled([each.claim for each in back])
+
+    async def _move_or_retry(
+        self, batch: Batch, claim: Claim, error: PostdateError, *, attempted: bool
+    ) -> GivingBack | None:
+        """Return how the message is given back; ``None``: it has left, or others have it.
 
         What only waited for its turn is not given up for that; and an error queue that did not take one message is not
         asked about each of the others: claims are not held that long.
         """
-        message, now = claim.message, self._clock.now()
-        failures, retries = message.number_of_failures, self._settings.number_of_retries
+        failures, retries = claim.message.number_of_failures, self._settings.number_of_retries
         decision = after_dispatch_failed(error, failures, retries, self._settings.error_queue)
         if error.transient:
-            self._breaker.failure(error, now)
-        if attempted and not isinstance(decision, DelayedRetry):
-            return await self._move_to_error(batch, claim, error)
-        await self._retry(batch, claim, error, reason_of(error))
-        return True
+            self._breaker.failure(error, self._clock.monotonic())
+        if not attempted or isinstance(decision, DelayedRetry):
+            return self._retry(claim, error, reason_of(error))
+        if not self._is_ours(batch, claim):
+            return None
+        if self._clock.monotonic() - batch.began > self._fresh.total_seconds():
+            # The destination is slow, or this process stood still, and others have the message and may have sent it.
+            # Whoever claims it next, has it beyond doubt; if that is us, it leaves for the error queue at once.
+            self._doom(claim.message, error)
+            return self._retry(claim, error, reason_of(error))
+        return await self._move_to_error(batch, claim, error)
 
-    async def _retry(self, batch: Batch, claim: Claim, error: PostdateError, reason: str) -> None:
-        now = self._clock.now()
-        batch.gave_back = True
-        attempt_at = now + retry_delay(claim.message.number_of_failures, error)
-        if await self._store.retry_later(claim, attempt_at, now, reason):
-            self._journal.ended(RecordKind.RETRIED, [claim.message], now, reason)
-        else:
-            log.warning("message %s was removed by another while it was being sent", claim.message.message_id)
+    def _doom(self, message: DelayedMessage, error: PostdateError) -> None:
+        if len(self._doomed) >= _CLAIMED_AT_ONCE:
+            del self._doomed[next(iter(self._doomed))]
+        until = self._clock.monotonic() + _DOOMED_FOR_SECONDS
+        self._doomed[message.message_id] = _Doomed(error, mark_of(message), message.number_of_failures + 1, until)
 
-    async def _move_to_error(self, batch: Batch, claim: Claim, error: PostdateError) -> bool:
-        """Send the error copy, then remove: when the error queue fails, too, the message stays (row 41)."""
-        now, detail = self._clock.now(), reason_of(error)
-        copy = error_copy(claim.message, error, self._settings, now)
-        if self._enlisting is not None:
-            failure = await self._send_enlisted(claim, copy, Outcome.FAILED, detail)
-        else:
-            (failure,) = await within(self._clock, self._longest_send, lambda: self._send([copy])) or [
-                _no_answer(copy.destination)
-            ]
-            if failure is None:
-                at = self._clock.now()
-                await self._store.finish([claim], Outcome.FAILED, at, detail)
-                self._journal.ended(RecordKind.FAILED, [claim.message], at, detail)
+    def _doom_of(self, message: DelayedMessage) -> PostdateError | None:
+        """Return why a message leaves for the error queue at once; ``None``: it is attempted.
+
+        So is what has come back from there, or has been attempted by others, or is another message with the same id.
+        """
+        doomed = self._doomed.pop(message.message_id, None) if self._doomed else None
+        if doomed is None or doomed.until < self._clock.monotonic():
+            return None
+        is_it = doomed.mark == mark_of(message) and doomed.failures == message.number_of_failures
+        return doomed.error if is_it else None
+
+    def _retry(self, claim: Claim, error: PostdateError, reason: str) -> GivingBack:
+        pause = retry_delay(claim.message.number_of_failures, error)
+        return GivingBack(claim, later(self._clock.now(), pause), reason)
+
+    async def _move_to_error(self, batch: Batch, claim: Claim, error: PostdateError) -> GivingBack | None:
+        """Send the error copy, then remove: when the error queue fails, too, the message stays (row 41).
+
+        A copy that is too much for the error queue goes in brief. If even that is refused the message stays, and waits
+        longer each time: there is no other place for it.
+        """
+        failure: PostdateError | None = None
+        for headers_of in (error_headers, error_headers_in_brief):
+            if not self._is_ours(batch, claim):
+                return None
+            copy = error_copy(claim.message, error, self._settings, self._clock.now(), headers_of)
+            failure = await self._send_copy(claim, copy, reason_of(error))
+            if not isinstance(failure, MessageError):
+                break
         if failure is None:
-            log.error("message %s moved to error queue %s", claim.message.message_id, copy.destination)
-            return False
-        log.error("error queue %s does not take message %s: %s", copy.destination, claim.message.message_id, failure)
-        self._failure_rate.failure(failure, now)
+            self._refused.succeeded(self._clock.monotonic())
+            log.error("message %s moved to error queue %s", claim.message.message_id, self._settings.error_queue)
+            return None
+        self._refused.failed(failure, self._clock.monotonic())
+        self._failure_rate.failure(failure, self._clock.monotonic())
         batch.error_queue_is_down = failure.transient
-        await self._retry(batch, claim, failure, f"error queue: {reason_of(failure)}")
-        return True
+        return self._retry(claim, failure, f"error queue: {reason_of(failure)}")
 
-    # --- when that fails ----------------------------------------------------------------------------------------
+    async def _send_copy(self, claim: Claim, copy: Envelope, detail: str) -> PostdateError | None:
+        if self._enlisting is not None:
+            return await self._send_enlisted(claim, copy, Outcome.FAILED, detail)
+        (failure,) = await within(self._clock, self._longest_send, lambda: self._send([copy])) or [
+            self._no_answer(copy.destination)
+        ]
+        if failure is None:
+            await self._finisher.finish([claim], Outcome.FAILED, detail)
+        return failure
 
-    async def _guarded(self, batch: Batch, claims: Sequence[Claim], step: Callable[[], Awaitable[None]]) -> None:
-        """Do ``step``. When the handling itself fails, that is counted, and a later attempt gets the messages."""
-        try:
-            with calling_store(self._store):
-                await step()
-        except PostdateError as error:
-            if is_outage(error):
-                self._finishing_outage.failed(error, self._clock.now().timestamp())
-            else:
-                log.error("cannot finish %d messages for %s: %s", len(claims), claims[0].message.destination, error)
-            self._failure_rate.failure(error, self._clock.now())
-            # Those that are finished are not held any more: giving them back has no effect.
-            await self._give_back_all(batch, [each for each in claims if each.message.message_id in batch.held], error)
+    def _no_answer(self, destination: str) -> PostdateError:
+        """Return the error of what was not answered in time: it says nothing about the messages."""
+        text = f"did not answer within {LONGEST_SEND.total_seconds():g} s"
+        if destination:
+            return DestinationUnavailable(f"{destination} {text}")
+        return TransportUnreachable(f"{type(self._transport).__name__} {text}")
 
     async def _let_go(self, batch: Batch) -> None:
         """End a batch in the middle: remove what was sent, give the rest back."""
         sent = batch.sent()
         if sent:
-            await self._guarded(batch, sent, lambda: self._remove(batch, sent))
-        await self._give_back_all(batch, list(batch.held.values()), _stopped())
-
-    async def _give_back_all(self, batch: Batch, claims: Sequence[Claim], error: PostdateError) -> None:
-        """Give many back, several at once: most of the time of each is waiting for its commit.
-
-        A store that cannot be reached is not asked for each of them: finding that out may take seconds.
-        """
-        left = deque(claims)
-        batch.gave_back = True
-
-        async def give_back() -> None:
-            while left:
-                claim = left.popleft()
-                refused = await self._give_back(claim, error)
-                if refused is not None:
-                    self._still_held.append((claim, error))
-                batch.settled([claim])  # not before: whoever is cancelled meanwhile must still know of it
-                if isinstance(refused, StoreUnavailable):
-                    self._still_held.extend((each, error) for each in left)
-                    batch.settled(left)
-                    left.clear()
-
-        async with anyio.create_task_group() as tasks:
-            for _ in range(min(_GIVEN_BACK_AT_ONCE, len(claims))):
-                tasks.start_soon(give_back)
-
-    async def _give_back(self, claim: Claim, error: PostdateError) -> PostdateError | None:
-        """Give a claim back for a later attempt; return why the store refuses that, too."""
-        now = self._clock.now()
-        delay = retry_delay(claim.message.number_of_failures, error)
-        try:
-            with calling_store(self._store):
-                if await self._store.retry_later(claim, now + delay, now, reason_of(error)):
-                    self._journal.ended(RecordKind.RETRIED, [claim.message], now, reason_of(error))
-        except PostdateError as refused:
-            if is_outage(refused):
-                self._finishing_outage.failed(refused, now.timestamp())
-            else:
-                log.error("message %s cannot be given back now: %s", claim.message.message_id, refused)
-            return refused
-        return None
-
-    async def _give_back_again(self) -> None:
-        """Try again with what the store refused to take back; keep it at every look at which it refuses."""
-        for _ in range(len(self._still_held)):
-            claim, error = self._still_held[0]  # it stays there for the case that we are cancelled
-            refused = await self._give_back(claim, error)
-            self._still_held.popleft()
-            if refused is not None:
-                self._still_held.append((claim, error))  # last: should it be the only one refused, others go first
-            if isinstance(refused, StoreUnavailable):
-                return
+            await self._remove(batch, sent)
+        await self._give_back(batch, [GivingBack(claim, None) for claim in batch.held.values()])
 
 
-def _messages(claims: Sequence[Claim]) -> list[DelayedMessage]:
-    return [claim.message for claim in claims]
-
-
-def _stopped() -> TransportUnavailable:
-    return TransportUnavailable("the endpoint was stopped while it was sending")
-
-
-def _no_answer(who: str) -> TransportUnavailable:
-    return TransportUnavailable(f"{who} did not answer within {LONGEST_SEND.total_seconds():g} s")
+async def _stop_at_once(stop_listening: Callable[[], None]) -> None:
+    stop_listening()
 
 
 def _wake_nobody() -> None:
@@ -555,17 +685,23 @@ def has_lapsed(headers: Mapping[str, str], now: datetime, allowance: timedelta) 
         return False
 
 
-def error_copy(message: DelayedMessage, error: BaseException, settings: DispatchSettings, now: datetime) -> Envelope:
+def error_copy(
+    message: DelayedMessage,
+    error: BaseException,
+    settings: DispatchSettings,
+    now: datetime,
+    headers_of: ErrorHeaders = error_headers,
+) -> Envelope:
     """Return what goes to the error queue: everything needed to return it to the timeouts queue (rows 39, 40).
 
     Or, when settings say so, to its destination, as the ordinary message that it is by now (row 84).
 
-    It does not expire: an operator must find it.
+    It does not expire: an operator must find it. ``headers_of`` makes them: all, or in brief.
     """
     if settings.errors_return_to_destination:
         own, failed_queue = to_envelope(message).headers, message.destination
     else:
         clean = replace(message, headers=without_delay_headers(message.headers))  # as on every other way out
         own, failed_queue = delay_headers(clean), settings.timeouts_queue
-    headers = error_headers(own, error, failed_queue, now, settings.host)
+    headers = headers_of(own, error, failed_queue, now, settings.host)
     return Envelope(settings.error_queue, message.message_id, headers, message.body, due=message.due)

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import anyio
 
-from postdate.clock import Clock
+from postdate.clock import Clock, time_left
 from postdate.errors import PostdateError
 from postdate.ports import Claim
 
@@ -44,20 +44,21 @@ class Group:
     Args:
         destination: of all of them; empty where one call takes all destinations.
         claims: in the order of their due times.
-        since: from when on it must be answered: when its batch began, and once it has its turn, when that began.
+        since: from when on it must be answered, in monotonic seconds: when its batch began, and once it has its turn,
+            when that began.
     """
 
     destination: str
     claims: Sequence[Claim]
-    since: datetime
+    since: float
     errors: Sequence[PostdateError | None] | None = None
     attempted: bool = False
     """Whether it had its turn; what only waited has not failed."""
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
-    def begin_turn(self, now: datetime) -> None:
+    def begin_turn(self, seconds: float) -> None:
         """Note that it is being sent: how long it waited for that does not count against the destination."""
-        self.attempted, self.since = True, now
+        self.attempted, self.since = True, seconds
 
     def is_hanging_on(self) -> bool:
         """Return whether it has neither an answer nor been cut off."""
@@ -69,11 +70,13 @@ class Batch:
 
     Args:
         claims: all of them.
-        began: when they were claimed.
+        now: when they were claimed.
+        began: the same in monotonic seconds.
+        is_probe: the transport could not be reached before; so it is one message.
     """
 
-    def __init__(self, claims: Sequence[Claim], began: datetime) -> None:
-        self.began = began
+    def __init__(self, claims: Sequence[Claim], now: datetime, began: float, *, is_probe: bool = False) -> None:
+        self.now, self.began, self.is_probe = now, began, is_probe
         self.held = {claim.message.message_id: claim for claim in claims}
         """What is neither finished nor given back."""
         self.groups: list[Group] = []
@@ -119,11 +122,12 @@ class Batch:
 
     async def cut_off(self, clock: Clock, longest: timedelta) -> None:
         """Wait for all answers, and end each group that has none ``longest`` after it began."""
+        seconds = longest.total_seconds()
         while waiting := [group.since for group in self.groups if group.is_hanging_on()]:
-            await clock.wait(self.all_answered, min(waiting) + longest)
-            now = clock.now()
+            await clock.wait_for(self.all_answered, time_left(min(waiting) + seconds, clock.monotonic()))
+            now = clock.monotonic()
             for group in self.groups:
-                if group.is_hanging_on() and group.since + longest <= now:
+                if group.is_hanging_on() and group.since + seconds <= now:
                     group.scope.cancel()
 
 
@@ -132,23 +136,23 @@ class Lane:
     """The way to one destination: how many groups are on it, and since when each of those that are sent."""
 
     turns: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(GROUPS_OF_ONE_DESTINATION))
-    sending_since: list[datetime] = field(default_factory=list[datetime])
+    sending_since: list[float] = field(default_factory=list[float])
     groups: int = 0
 
     @asynccontextmanager
     async def turn(self, clock: Clock) -> AsyncGenerator[None]:
         """Wait for a turn, and note since when it is being used."""
         async with self.turns:
-            since = clock.now()
+            since = clock.monotonic()
             self.sending_since.append(since)
             try:
                 yield
             finally:
                 self.sending_since.remove(since)
 
-    def is_full(self, now: datetime, hangs_after: timedelta) -> bool:
+    def is_full(self, seconds: float, hangs_after: timedelta) -> bool:
         """Return whether its oldest send waits for too long already and enough groups wait for a turn."""
-        hangs = bool(self.sending_since) and now - self.sending_since[0] >= hangs_after
+        hangs = bool(self.sending_since) and seconds - self.sending_since[0] >= hangs_after.total_seconds()
         return hangs and self.groups >= GROUPS_OF_ONE_DESTINATION + GROUPS_THAT_WAIT
 
 
@@ -219,10 +223,10 @@ class InFlight:
             if not lane.groups:
                 del self._lanes[destination]
 
-    def is_full(self, destination: str, now: datetime) -> bool:
+    def is_full(self, destination: str, seconds: float) -> bool:
         """Return whether a destination hangs and has enough groups waiting for it."""
         lane = self._lanes.get(destination)
-        return lane is not None and lane.is_full(now, self._hangs_after)
+        return lane is not None and lane.is_full(seconds, self._hangs_after)
 
 
 async def within(clock: Clock, longest: timedelta, call: Callable[[], Awaitable[T]]) -> T | None:
@@ -230,7 +234,7 @@ async def within(clock: Clock, longest: timedelta, call: Callable[[], Awaitable[
     done, scope, result = anyio.Event(), anyio.CancelScope(), None
 
     async def end_it() -> None:
-        await clock.wait(done, clock.now() + longest)
+        await clock.wait_for(done, longest)
         scope.cancel()
 
     async with anyio.create_task_group() as tasks:

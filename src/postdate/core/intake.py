@@ -10,17 +10,26 @@ from typing import Final
 import anyio
 
 from postdate.clock import Clock
-from postdate.core.circuit_breaker import RepeatedFailures
+from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
 from postdate.core.dispatcher import DispatchSettings, enlisting, error_copy
-from postdate.core.foreign import calling_store
-from postdate.core.recoverability import error_headers, is_outage
+from postdate.core.guard import calling_store
+from postdate.core.receiving import Watch, WatchedReceiver
+from postdate.core.recoverability import (
+    ErrorHeaders,
+    error_headers,
+    error_headers_in_brief,
+    is_outage,
+    retry_delay,
+)
 from postdate.errors import (
+    DestinationUnavailable,
     DuplicateMessage,
     MessageError,
     NotADelayedMessage,
     PostdateError,
     QueueNotFound,
     StoreNotSetUp,
+    StoreUnreachable,
 )
 from postdate.messages import DelayedMessage, Envelope, Headers, from_delay_headers, to_envelope
 from postdate.metrics import NO_METRICS, Metrics
@@ -32,6 +41,9 @@ log = logging.getLogger("postdate.intake")
 # What goes through the timeouts queue is an ordinary message there, so none of these ends is recorded: the store
 # records the delayed message itself.
 _STORED = End(record=None)
+
+_KEPT: Final = 1_000
+"""Messages that not even the error queue takes, whose pauses are remembered."""
 
 OLD_EXPIRE: Final = Headers.EXPIRE
 OLD_DESTINATION: Final = Headers.ROUTE_EXPIRED_TIMEOUT_TO
@@ -86,7 +98,7 @@ class Intake:
     """Handles the messages of a timeouts queue, or of another with delayed messages; the handler of a message pump.
 
     Args:
-        receiver: of the queue.
+        receiver: of the queue; when it is watched, the calls to the store are, too.
         store: where they wait.
         transport: of the queue.
         settings: where failures go; its number of retries counts here, too.
@@ -94,6 +106,7 @@ class Intake:
         breaker: for failing stores.
         metrics: what is counted.
         read: makes a delayed message of what came.
+        failure_rate: for messages that not even the error queue takes.
     """
 
     def __init__(  # noqa: PLR0913 - collaborators; put together in one place
@@ -106,6 +119,7 @@ class Intake:
         breaker: RepeatedFailures,
         metrics: Metrics = NO_METRICS,
         read: Read = from_timeouts_queue,
+        failure_rate: FailureRate | None = None,
     ) -> None:
         self._read = read
         self._receiver, self._store, self._settings = receiver, store, settings
@@ -113,6 +127,11 @@ class Intake:
         self._enlisting = enlisting(store, transport)
         self._outage = OutageLog(
             log, f"cannot store the delayed messages of {settings.timeouts_queue}", f"{type(store).__name__} is"
+        )
+        self._watch = receiver.watch if isinstance(receiver, WatchedReceiver) else Watch(clock)
+        self._failure_rate, self._kept = failure_rate, dict[str, int]()
+        self._refused = OutageLog(
+            log, f"error queue {settings.error_queue} does not take messages", f"error queue {settings.error_queue} is"
         )
         self._stop = anyio.Event()
 
@@ -150,6 +169,8 @@ class Intake:
             if end is not _STORED:
                 await self._receiver.commit(received, self._clock.now(), end)
         except PostdateError as error:
+            if end.outgoing and isinstance(error, DestinationUnavailable):
+                return await self._try(received, message, is_new=False)  # the store keeps it until its queue has room
             if end.outgoing and is_outage(error):
                 raise  # the queues cannot be reached, whatever the store can: the pump waits for them
             if is_outage(error) or isinstance(error, StoreNotSetUp):
@@ -164,7 +185,7 @@ class Intake:
             await self._receiver.commit(received, self._clock.now(), end)
         if not end.outgoing:
             self._breaker.success()
-            self._outage.succeeded(self._clock.now().timestamp())
+            self._outage.succeeded(self._clock.monotonic())
             self._metrics.stored(1)
         if log.isEnabledFor(logging.DEBUG):
             done = "was due already and is sent to" if end.outgoing else "stored, for"
@@ -172,9 +193,9 @@ class Intake:
         return True
 
     async def _wait_for_store(self, error: PostdateError) -> None:
-        now = self._clock.now()
-        self._outage.failed(error, now.timestamp())
-        await self._clock.wait(self._stop, now + self._breaker.failure(error, now))
+        seconds = self._clock.monotonic()
+        self._outage.failed(error, seconds)
+        await self._clock.wait_for(self._stop, self._breaker.failure(error, seconds))
 
     async def _store_or_send(self, message: DelayedMessage, *, is_new: bool) -> End:
         """Store a message, or return what does it, or sends it, in the transaction that takes it off the queue.
@@ -189,7 +210,7 @@ class Intake:
             return End(record=None, work=[self._enlisting.storing([message], now)])
         try:
             with calling_store(self._store):
-                await self._store.store(message, now)
+                await self._watch.call_apart(self._store.store(message, now), self._store, StoreUnreachable)
         except DuplicateMessage:
             log.info("message %s was stored before", message.message_id)
         return _STORED
@@ -202,19 +223,44 @@ class Intake:
         Its copy names this queue, unless it is of a message that was ``due`` and could be returned to its destination:
         one that is not due yet would come there too early.
         """
-        now, hopeless = self._clock.now(), isinstance(error, (MessageError, QueueNotFound))
+        hopeless = isinstance(error, (MessageError, QueueNotFound))
         log.error("cannot %s delayed message %s: %s", what, received.envelope.message_id, error)
         if not hopeless:
-            pause = self._breaker.failure(error, now)
-            await self._clock.wait(self._stop, now + pause)
+            await self._clock.wait_for(self._stop, self._breaker.failure(error, self._clock.monotonic()))
             if received.failures + 1 < max(1, self._settings.number_of_retries):
                 await self._receiver.roll_back(received)
                 return
-        envelope = received.envelope
-        if due is not None and self._settings.errors_return_to_destination:
-            copy = error_copy(due, error, self._settings, now)
-        else:
-            headers = error_headers(envelope.headers, error, self._settings.timeouts_queue, now, self._settings.host)
-            copy = Envelope(self._settings.error_queue, envelope.message_id, headers, envelope.body)
-        await self._receiver.commit(received, now, End(record=None, outgoing=[copy]))
-        log.error("delayed message %s moved to error queue %s", envelope.message_id, copy.destination)
+        envelope, refused = received.envelope, error
+        for headers_of in (error_headers, error_headers_in_brief):
+            copy = self._error_copy(envelope, error, due, headers_of)
+            try:
+                await self._receiver.commit(received, self._clock.now(), End(record=None, outgoing=[copy]))
+            except MessageError as failure:
+                refused = failure
+            else:
+                self._kept.pop(envelope.message_id, None)
+                log.error("delayed message %s moved to error queue %s", envelope.message_id, copy.destination)
+                return
+        await self._keep(received, refused)
+
+    def _error_copy(
+        self, envelope: Envelope, error: PostdateError, due: DelayedMessage | None, headers_of: ErrorHeaders
+    ) -> Envelope:
+        now, settings = self._clock.now(), self._settings
+        if due is not None and settings.errors_return_to_destination:
+            return error_copy(due, error, settings, now, headers_of)
+        headers = headers_of(envelope.headers, error, settings.timeouts_queue, now, settings.host)
+        return Envelope(settings.error_queue, envelope.message_id, headers, envelope.body)
+
+    async def _keep(self, received: Received, refused: PostdateError) -> None:
+        """Give back what not even the error queue takes, after a pause that is longer each time, up to a minute."""
+        message_id, seconds = received.envelope.message_id, self._clock.monotonic()
+        self._refused.failed(refused, seconds)
+        if self._failure_rate is not None:
+            self._failure_rate.failure(refused, seconds)
+        times = self._kept.pop(message_id, 0)
+        if len(self._kept) >= _KEPT:
+            del self._kept[next(iter(self._kept))]
+        self._kept[message_id] = times + 1
+        await self._clock.wait_for(self._stop, retry_delay(times))
+        await self._receiver.roll_back(received, failed=not self._stop.is_set())

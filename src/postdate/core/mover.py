@@ -9,7 +9,6 @@ from datetime import datetime, timedelta
 
 from postdate.clock import Clock
 from postdate.core.dispatcher import Dispatcher
-from postdate.core.foreign import calling_store
 from postdate.core.journal import NO_JOURNAL, Journal
 from postdate.core.poller import Taken
 from postdate.metrics import NO_METRICS, Metrics
@@ -43,6 +42,7 @@ class Mover:
         journal: Journal = NO_JOURNAL,
     ) -> None:
         self._store, self._dispatcher, self._clock, self._metrics = store, dispatcher, clock, metrics
+        self._asking = dispatcher.asking  # one for all calls of the store: once it is silent, stopping waits but once
         self._journal, self._listing = journal, journal is not NO_JOURNAL
 
     def running(self) -> AbstractAsyncContextManager[None]:
@@ -51,11 +51,11 @@ class Mover:
 
     async def take(self, now: datetime) -> Taken:
         """See :class:`postdate.core.poller.DueWork`."""
-        with calling_store(self._store):
-            report = await self._move(now)
+        began = self._clock.monotonic()
+        report = await self._asking.call(lambda: self._move(now))
         if report.moved is not None:
             self._journal.moved(report.moved, now)
-        self._count(report, self._clock.now() - now)
+        self._count(report, timedelta(seconds=self._clock.monotonic() - began))
         moved = report.delivered + report.expired
         needed = report.left_behind or self._dispatcher.holds_some
         # A few at a look: what has no queue must not hold up what has (a bad destination never holds up the rest).
@@ -63,8 +63,10 @@ class Mover:
             await self._dispatcher.take(now, _LEFT_BEHIND_AT_ONCE) if needed else Taken(0, False, report.next_attempt)
         )
         if moved < _MOVED_AT_ONCE:
-            return Taken(moved + others.count, others.more, others.next_attempt)
-        await self._store.pause()
+            own = None if report.left_behind else report.next_attempt  # what was left behind is theirs by now
+            attempts = [each for each in (own, others.next_attempt) if each is not None]
+            return Taken(moved + others.count, others.more, min(attempts, default=None))
+        await self._asking.call(self._store.pause)
         return Taken(moved + others.count, more=True)
 
     async def _move(self, now: datetime) -> MoveReport:

@@ -1,6 +1,6 @@
 """Sleeps until the next message is due or something was stored that is due earlier; takes what is due; again.
 
-Source: specification 1.7; ADR 0002.
+Source: specification 1.7; ADR 0002; ADR 0019 (pauses are durations, whoever sets the clock).
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from postdate.clock import Clock
+import anyio
+
+from postdate.clock import Clock, in_real_time, time_left
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.core.foreign import calling_store
+from postdate.core.guard import calling_store
 from postdate.errors import PostdateError
 from postdate.outage_log import OutageLog
 from postdate.ports import Wake
@@ -30,8 +32,14 @@ Where messages fall due one by one, thousands a second, a look for each would co
 do; so each look finds the few of a millisecond. A look after a pause begins at once.
 """
 
+_SHORTEST_PAUSE = timedelta(milliseconds=50)
+"""Between two looks that fail, however often it is woken."""
+
 _SHORTEST_LOOK_AGAIN = timedelta(milliseconds=1)
 _LONGEST_LOOK_AGAIN = timedelta(seconds=1)
+LETTING_GO = timedelta(seconds=5)
+"""A look that has not ended so long after a stop is ended; see :data:`postdate.core.guard.LETTING_GO`."""
+
 _JUST_AFTER = timedelta(microseconds=1)
 """A message may go strictly after its due time, and microseconds are what we count in."""
 
@@ -80,42 +88,53 @@ class Poller:
 
     def __init__(self, work: DueWork, clock: Clock, breaker: RepeatedFailures) -> None:
         self._work, self._clock, self._breaker = work, clock, breaker
-        self._stopping = False
+        self._stop = anyio.Event()
         self._alarm: Alarm | None = None
+        self._letting_go = in_real_time(clock, LETTING_GO)
         self._outage = OutageLog(log, "cannot take due messages", "the store is", logging.WARNING)
 
     async def run(self) -> None:
         """Take what is due until stopped; then wait for what was begun."""
         self._alarm = alarm = Alarm()
-        async with self._work.running():
-            stop_listening = await self._listen(alarm)
-            try:
-                await self._look_until_stopped(alarm)
-            finally:
-                stop_listening()
+        async with self._work.running(), anyio.create_task_group() as tasks:
+            looking = anyio.CancelScope()
+            tasks.start_soon(self._end_soon_after_stop, looking)
+            with looking:
+                stop_listening = await self._listen(alarm)
+                try:
+                    await self._look_until_stopped(alarm)
+                finally:
+                    stop_listening()
+            tasks.cancel_scope.cancel()
+
+    async def _end_soon_after_stop(self, looking: anyio.CancelScope) -> None:
+        """End a look that does not end: stopping does not wait for a store that has fallen silent."""
+        await self._stop.wait()
+        await self._clock.wait_for(anyio.Event(), self._letting_go)
+        looking.cancel()
 
     async def _look_until_stopped(self, alarm: Alarm) -> None:
         look_again = _SHORTEST_LOOK_AGAIN
-        while not self._stopping:
+        while not self._stop.is_set():
             alarm.reset()
-            now = self._clock.now()
+            now, began = self._clock.now(), self._clock.monotonic()
             try:
                 with calling_store(self._work):
                     taken = await self._work.take(now)
             except PostdateError as error:
-                self._outage.failed(error, now.timestamp())
-                await self._pause(alarm, self._breaker.failure(error, now))
+                await self._pause_after(error, alarm)
                 continue
             self._breaker.success()
             if self._outage.is_out:
-                self._outage.succeeded(self._clock.now().timestamp())
+                self._outage.succeeded(self._clock.monotonic())
             if taken.more:
                 continue
             due_but_not_taken = taken.count == 0 and taken.next_attempt is not None and taken.next_attempt < now
             look_again = min(look_again * 2, _LONGEST_LOOK_AGAIN) if due_but_not_taken else _SHORTEST_LOOK_AGAIN
             await self._sleep(alarm, taken.next_attempt, look_again)
             if taken.count:
-                await self._pause(alarm, now + _LOOKS_APART - self._clock.now())
+                left = time_left(began + _LOOKS_APART.total_seconds(), self._clock.monotonic())
+                await self._clock.wait_for(self._stop, left)
 
     async def _listen(self, alarm: Alarm) -> Callable[[], None]:
         while True:
@@ -123,9 +142,8 @@ class Poller:
                 with calling_store(self._work):
                     return await self._work.listen(alarm.ring)
             except PostdateError as error:
-                self._outage.failed(error, self._clock.now().timestamp())
-                await self._pause(alarm, self._breaker.failure(error, self._clock.now()))
-                if self._stopping:
+                await self._pause_after(error, alarm)
+                if self._stop.is_set():
                     return lambda: None
 
     async def _sleep(self, alarm: Alarm, next_attempt: datetime | None, look_again: timedelta) -> None:
@@ -133,23 +151,22 @@ class Poller:
 
         ``look_again`` bounds the rate when a message is due but could not be taken: somebody else has it (row 57).
         """
-        now = self._clock.now()
-        until = now + LONGEST_SLEEP
+        duration = LONGEST_SLEEP
         if next_attempt is not None:
-            earliest = now + look_again if look_again > _SHORTEST_LOOK_AGAIN else now
-            until = min(until, max(next_attempt + _JUST_AFTER, earliest))
-        await self._clock.wait(alarm.event, until)
+            at_least = look_again if look_again > _SHORTEST_LOOK_AGAIN else timedelta(0)
+            duration = min(duration, max(next_attempt - self._clock.now() + _JUST_AFTER, at_least))
+        await self._clock.wait_for(alarm.event, duration)
 
-    async def _pause(self, alarm: Alarm, duration: timedelta) -> None:
-        """Pause after a failure, or between two looks; only :meth:`stop` ends it early."""
-        until = self._clock.now() + duration
-        while not self._stopping and (now := self._clock.now()) < until:
-            until = min(until, now + duration)  # should the clock have been set back
-            alarm.reset()
-            await self._clock.wait(alarm.event, until)
+    async def _pause_after(self, error: PostdateError, alarm: Alarm) -> None:
+        """Pause after a failure. A wake-up ends it, as it may say that the store is back; many do not make it spin."""
+        self._outage.failed(error, self._clock.monotonic())
+        pause = self._breaker.failure(error, self._clock.monotonic())
+        await self._clock.wait_for(self._stop, _SHORTEST_PAUSE)
+        if not self._stop.is_set():
+            await self._clock.wait_for(alarm.event, pause - _SHORTEST_PAUSE)
 
     def stop(self) -> None:
         """End :meth:`run` once the batch in hand is done."""
-        self._stopping = True
+        self._stop.set()
         if self._alarm is not None:
             self._alarm.ring()

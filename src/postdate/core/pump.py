@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 from collections import deque
@@ -10,15 +11,19 @@ from typing import Final
 
 import anyio
 
-from postdate.clock import Clock
+from postdate.clock import Clock, in_real_time
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.core.foreign import calling_transport
+from postdate.core.guard import LETTING_GO, Call, calling_transport
+from postdate.core.receiving import WatchedReceiver
 from postdate.core.recoverability import is_outage
 from postdate.errors import ClaimLost, PostdateError, TransportUnavailable
 from postdate.outage_log import OutageLog
 from postdate.ports import Received, Receiver
 
 log = logging.getLogger("postdate.pump")
+
+_left_behind = set[asyncio.Task[None]]()
+"""Pumps that wait for queues that do not answer, and that nobody waits for any more."""
 
 Handle = Callable[[Received], Awaitable[None]]
 """Handles one message completely: it commits or rolls back. What it raises is a failure of that, not of a handler."""
@@ -49,8 +54,10 @@ class MessagePump:
         reads_ahead: bool = False,
     ) -> None:
         self._reading = Reading(concurrency) if reads_ahead else None
-        self._receiver, self._handle, self._concurrency = receiver, handle, concurrency
-        self._clock, self._breaker = clock, breaker
+        self._receiver = receiver if isinstance(receiver, WatchedReceiver) else WatchedReceiver(receiver, clock)
+        self._handle, self._concurrency = handle, concurrency
+        self._clock, self._breaker, self._queue = clock, breaker, queue
+        self._letting_go = in_real_time(clock, LETTING_GO)
         self._stop = anyio.Event()
         self._ready: deque[Received] = deque()
         self._left: deque[Received] = deque()
@@ -60,19 +67,67 @@ class MessagePump:
         self._outage = OutageLog(log, f"cannot receive from {queue}", f"{queue} is")
 
     async def run(self) -> None:
-        """Receive and hand over until stopped; then wait for what is in hand."""
+        """Receive and hand over until stopped; then wait for what is in hand.
+
+        That is for handlers, as long as they take. Queues that have fallen silent are not waited for: what they do not
+        answer is left behind.
+        """
+        pump = Call(self._run)
+        task = asyncio.get_running_loop().create_task(pump.run())
         try:
-            async with anyio.create_task_group() as messages:
-                receiving = anyio.CancelScope()
-                messages.start_soon(self._end_at_stop, receiving)
-                if self._reading is not None:
-                    messages.start_soon(self._give_back_what_waits, self._reading)
-                with receiving:
-                    while not self._stop.is_set():
-                        await self._receive_some(messages)
+            await self._stop_or_end(pump)
+        except BaseException:
+            pump.scope.cancel()
+            with anyio.CancelScope(shield=True):
+                await self._end(pump)
+            raise
+        finally:
+            if not pump.over.is_set():
+                _left_behind.add(task)
+                task.add_done_callback(_left_behind.discard)
+        if pump.error is not None:
+            raise pump.error
+
+    async def _stop_or_end(self, pump: Call[None]) -> None:
+        async with anyio.create_task_group() as waiting:
+            waiting.start_soon(self._tell_at_stop, pump)
+            await pump.told.wait()
+            waiting.cancel_scope.cancel()
+        await self._end(pump)
+
+    async def _tell_at_stop(self, pump: Call[None]) -> None:
+        await self._stop.wait()
+        pump.told.set()
+
+    async def _end(self, pump: Call[None]) -> None:
+        """Wait for the end, unless all that keeps it from ending are queues that do not answer."""
+        self._receiver.watch.hurry()
+        while not pump.over.is_set():
+            await self._clock.wait_for(pump.over, self._letting_go)
+            if not pump.over.is_set() and self._busy <= self._receiver.watch.overdue:
+                log.error("the pump of %s stops without an answer from its queue", self._queue)
+                pump.leave(None)
+                return
+
+    async def _run(self) -> None:
+        try:
+            async with anyio.create_task_group() as watching:
+                watching.start_soon(self._receiver.watch.run)
+                await self._pump()
+                watching.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
                 await self._receiver.close()
+
+    async def _pump(self) -> None:
+        async with anyio.create_task_group() as messages:
+            receiving = anyio.CancelScope()
+            messages.start_soon(self._end_at_stop, receiving)
+            if self._reading is not None:
+                messages.start_soon(self._give_back_what_waits, self._reading)
+            with receiving:
+                while not self._stop.is_set():
+                    await self._receive_some(messages)
 
     async def _end_at_stop(self, receiving: anyio.CancelScope) -> None:
         await self._stop.wait()
@@ -86,7 +141,7 @@ class MessagePump:
             with calling_transport(self._receiver):
                 received = await self._receiver.receive(room)
         except PostdateError as error:
-            self._outage.failed(error, self._clock.now().timestamp())
+            self._outage.failed(error, self._clock.monotonic())
             await self._pause_after(error)
             return
         self._is_well()
@@ -190,14 +245,14 @@ class MessagePump:
 
     def _not_done(self, received: Received, what: str, error: PostdateError) -> None:
         if is_outage(error):  # which every message in hand meets
-            self._outage.failed(error, self._clock.now().timestamp())
+            self._outage.failed(error, self._clock.monotonic())
         else:
             log.error("message %s %s: %s", received.envelope.message_id, what, error)
 
     def _is_well(self) -> None:
         self._breaker.success()
         if self._outage.is_out:
-            self._outage.succeeded(self._clock.now().timestamp())
+            self._outage.succeeded(self._clock.monotonic())
 
     async def _give_back(self, received: Received, *, failed: bool) -> None:
         """Give a message back, however often it takes: one that stays held is received by nobody."""
@@ -217,8 +272,7 @@ class MessagePump:
 
     async def _pause_after(self, error: PostdateError) -> None:
         """Pause as the breaker says; :meth:`stop` ends the pause."""
-        now = self._clock.now()
-        await self._clock.wait(self._stop, now + self._breaker.failure(error, now))
+        await self._clock.wait_for(self._stop, self._breaker.failure(error, self._clock.monotonic()))
 
     def stop(self) -> None:
         """Stop receiving. What was received ahead goes back."""

@@ -15,6 +15,7 @@ from typing import Final, TypeAlias, cast
 
 from postdate.errors import (
     ConfigurationError,
+    DestinationUnavailable,
     InvalidTimestamp,
     MessageError,
     PostdateError,
@@ -222,8 +223,8 @@ def after_dispatch_failed(error: PostdateError, failures: int, number_of_retries
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether a server cannot be reached: no message is to blame, so none is given up for it."""
-    return isinstance(error, (StoreUnreachable, TransportUnreachable))
+    """Return whether a server or a queue takes nothing now: no message is to blame, so none is given up for it."""
+    return isinstance(error, (StoreUnreachable, TransportUnreachable, DestinationUnavailable))
 
 
 def retry_delay(failures: int, error: BaseException | None = None) -> timedelta:
@@ -246,6 +247,10 @@ class Host:
     machine: str = field(default_factory=platform.node)
     host_id: str = field(default_factory=lambda: uuid.uuid5(uuid.NAMESPACE_DNS, platform.node()).hex)
     display_name: str = field(default_factory=lambda: f"{platform.node()} {os.getpid()}")
+
+
+ErrorHeaders: TypeAlias = Callable[[Mapping[str, str], BaseException, str, datetime, Host], dict[str, str]]
+"""Makes the headers of an error copy: :func:`error_headers`, or :func:`error_headers_in_brief`."""
 
 
 def error_headers(

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from postdate.core.foreign import calling_store
+from postdate.core.guard import calling_store
 from postdate.errors import ConfigurationError, DuplicateMessage, PostdateError
 from postdate.messages import DelayedMessage
 from postdate.ports import (
@@ -208,6 +208,13 @@ class SimpleStore:
                 del self._attempts[next(iter(self._attempts))]
             self._attempts[message_id] = attempt_at
         return there
+
+    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+        """Keep them here until they are claimed again: the store has no way to take them back that counts nothing."""
+        held = [claim.message for claim in claims if self._let_go(claim)]
+        for message in held:
+            self._kept[message.message_id] = _Kept(message, attempt_at or message.due)
+        return len(held)
 
     async def next_attempt(self) -> datetime | None:
         """Return when to look again; see :data:`LOOK_BEHIND_HELD` and specification row 57."""

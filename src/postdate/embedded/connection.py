@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
-from postdate.embedded.errors import is_busy, translated
-from postdate.errors import StoreFromNewerVersion, StoreNotSetUp, StoreUnavailable
+from postdate.embedded.errors import damaged, is_busy, translated
+from postdate.embedded.identity import refuse_leftover
+from postdate.errors import StoreFromNewerVersion, StoreNotSetUp, StoreUnreachable
 from postdate.migrations import migrations
 
-LOCK_PATIENCE_SECONDS = 30.0
-"""How long a writer waits for its turn before it reports the store as unavailable."""
+LOCK_PATIENCE_SECONDS = 15.0
+"""How long a writer waits for its turn before it reports the store as out of reach."""
 
 _RETRY_SECONDS = 0.0001
+# Nobody fair keeps others waiting for a second: from then on it costs less to ask seldom.
+_LONG_SECONDS, _SELDOM_SECONDS = 1.0, 0.01
 _CACHE_KIB = 16_384
 _READING_CACHE_KIB = 4_096
 # One checkpoint takes the writer's time; at 4,000 pages (16 MB) it comes seldom enough not to slow a drain and the
 # log is still small. Measured: docs/benchmarks.md.
 _CHECKPOINT_PAGES = 4_000
+
+
+_LOOKED_THROUGH_BYTES = 4 * 1024 * 1024
 
 
 def connect(path: Path, *, synchronous: str = "full", read_only: bool = False) -> sqlite3.Connection:
@@ -33,6 +40,8 @@ def connect(path: Path, *, synchronous: str = "full", read_only: bool = False) -
     Raises:
         StoreNotWritable, NotADatabase, StoreUnavailable
     """
+    if read_only:
+        refuse_leftover(path)
     with translated(path):
         mode = "ro" if read_only else "rwc"
         connection = sqlite3.connect(
@@ -70,22 +79,59 @@ def _configure(connection: sqlite3.Connection, synchronous: str, *, read_only: b
         patiently(connection, statement)
 
 
-def patiently(connection: sqlite3.Connection, statement: str) -> sqlite3.Cursor:
+def lock_patience() -> float:
+    """Return :data:`LOCK_PATIENCE_SECONDS`."""
+    return LOCK_PATIENCE_SECONDS
+
+
+def patiently(
+    connection: sqlite3.Connection, statement: str, patience: Callable[[], float] = lock_patience
+) -> sqlite3.Cursor:
     """Execute a statement that needs a lock, asking again every 0.1 ms; return its cursor.
 
     SQLite's own waiting backs off to 100 ms and so starves whoever waits beside a busy writer
     (facts: 13 instead of 187,000 messages/s); short even waits give every process its turn.
+
+    Args:
+        connection: to the file.
+        statement: to be executed.
+        patience: returns how many seconds to wait; asked again and again, for it ends when the file is closed.
+
+    Raises:
+        StoreUnreachable: others held the lock all that time. No message is to blame, so it is an outage.
     """
-    deadline = time.monotonic() + LOCK_PATIENCE_SECONDS
+    started = time.monotonic()
     while True:
         try:
             return connection.execute(statement)
         except sqlite3.OperationalError as error:
             if not is_busy(error):
                 raise
-            if time.monotonic() > deadline:
-                raise StoreUnavailable(f"the database was locked for {LOCK_PATIENCE_SECONDS:.0f} s") from error
-        time.sleep(_RETRY_SECONDS)  # noqa: TID251 - another process has the lock; nothing tells when it lets go
+            waited = time.monotonic() - started
+            if waited > patience():
+                raise StoreUnreachable(
+                    f"the database was locked for {waited:.0f} s: another process writes all the time, or is frozen "
+                    f"while it writes; nothing was changed"
+                ) from error
+        # Another process has the lock, and nothing tells when it lets go.
+        time.sleep(_RETRY_SECONDS if waited < _LONG_SECONDS else _SELDOM_SECONDS)  # noqa: TID251
+
+
+def check_intact(connection: sqlite3.Connection, path: Path) -> None:
+    """Look through a file that is small when it is opened, so that damage is told then, not when a message meets it.
+
+    That a file was cut short SQLite sees by itself. What is damaged in a large one is found by whoever reads it.
+
+    Raises:
+        NotADatabase: it is damaged; it was left as it is.
+    """
+    with translated(path):
+        sizes = [patiently(connection, f"PRAGMA {each}").fetchone()[0] for each in ("page_count", "page_size")]
+        if sizes[0] * sizes[1] > _LOOKED_THROUGH_BYTES:
+            return
+        said: str = patiently(connection, "PRAGMA quick_check(1)").fetchone()[0]
+    if said != "ok":
+        raise damaged(path, said)
 
 
 def create_schema(connection: sqlite3.Connection, path: Path) -> None:
@@ -95,14 +141,14 @@ def create_schema(connection: sqlite3.Connection, path: Path) -> None:
         StoreFromNewerVersion: the file knows a migration that this version does not.
     """
     with translated(path):
-        if _version(connection, path) == _newest():
+        if schema_version(connection, path) == _newest():
             return
         patiently(connection, "BEGIN IMMEDIATE")
         try:
             connection.execute(
                 "CREATE TABLE IF NOT EXISTS postdate_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL)"
             )
-            current = _version(connection, path)
+            current = schema_version(connection, path)
             for migration in migrations("sqlite"):
                 if migration.version > current:
                     for statement in statements_of(migration.sql):
@@ -125,14 +171,19 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
         StoreFromNewerVersion: see :func:`create_schema`.
     """
     with translated(path):
-        current = _version(connection, path)
+        current = schema_version(connection, path)
     if current < _newest():
         raise StoreNotSetUp(
             f"{path} has schema version {current}, this version of Postdate needs {_newest()}; run `postdate setup`"
         )
 
 
-def _version(connection: sqlite3.Connection, path: Path) -> int:
+def schema_version(connection: sqlite3.Connection, path: Path) -> int:
+    """Return the number of the last migration that was applied; 0: the file has no tables of Postdate.
+
+    Raises:
+        StoreFromNewerVersion: see :func:`create_schema`.
+    """
     # Looks wait, too: while another process puts a new file into WAL mode, nobody reads it.
     if not patiently(connection, "SELECT 1 FROM sqlite_master WHERE name = 'postdate_migration'").fetchone():
         return 0

@@ -51,6 +51,15 @@ def translate(error: sqlite3.Error, path: Path) -> PostdateError:
     return _by_code(_code(error), said, path)
 
 
+def damaged(path: Path, said: str) -> NotADatabase:
+    """Return that the file at ``path`` cannot be used, with what SQLite has said, and what to do."""
+    return NotADatabase(
+        f"{path} is no SQLite database or is damaged ({' '.join(said.split())}); it was left as it is. Name another "
+        f"file, put a backup in its place, or take out what can be read: "
+        f"sqlite3 '{path}' .recover | sqlite3 recovered.db"
+    )
+
+
 def _by_code(code: int, said: str, path: Path) -> PostdateError:
     if code == sqlite3.SQLITE_FULL:
         return StoreFull(f"{path}: the disk or the database is full ({said}); nothing was written; make room and go on")
@@ -61,7 +70,7 @@ def _by_code(code: int, said: str, path: Path) -> PostdateError:
             f"{path} cannot be opened or created ({said}); check that the folder {path.parent} exists and is writable"
         )
     if code in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
-        return NotADatabase(f"{path} is no SQLite database or is damaged ({said}); it was left as it is")
+        return damaged(path, said)
     if code in _PASSING:
         return StoreUnavailable(f"{path}: {said}")
     return StoreError(f"{path}: {said}")

@@ -5,11 +5,15 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
-from postdate.clock import from_microseconds
+from postdate.clock import EARLIEST
+from postdate.embedded.quarantine import QUEUED, set_aside
+from postdate.embedded.rows import content_of, nearest_instant, read_rows
 from postdate.embedded.transaction import Transaction, queue_topic
-from postdate.messages import decode_headers, encode_headers, format_timestamp
+from postdate.errors import InvalidHeaders, InvalidMessage
+from postdate.messages import encode_headers, format_timestamp
 from postdate.ports import Recording, RecordKind
 
 DEAD_LETTERS: Final = "postdate.dead-letters"
@@ -30,6 +34,7 @@ _EXPIRED: Final = """
     FROM queue_message AS m INDEXED BY queue_message_ending CROSS JOIN queue AS q USING (queue_id)
     WHERE m.ends_at < ? AND m.ends_at IS NOT NULL AND m.claimant IS NULL ORDER BY m.ends_at LIMIT ?"""
 _RECORD: Final = "INSERT INTO record (kind, message_id, at, due, destination, detail) VALUES (?, ?, ?, ?, ?, ?)"
+_CONTENT: Final = "SELECT CAST(headers AS BLOB), body FROM content WHERE seq = ?"
 # An end of its own, or an expiry, would take it from the dead letters as well, or from whoever it is returned to.
 _KEEP: Final = """
     UPDATE queue_message SET queue_id = ?, ends_at = NULL, expires_at = NULL, dead_letter = 0, failures = 0
@@ -63,7 +68,10 @@ class _Message:
 
     def detail(self) -> str:
         kept = f"; kept in {DEAD_LETTERS}" if self.dead_letter else ""
-        return f"expired in its queue at {from_microseconds(self.ended_at).isoformat()}{kept}"
+        return f"expired in its queue at {self.at().isoformat()}{kept}"
+
+    def at(self) -> datetime:
+        return nearest_instant(self.ended_at) or EARLIEST
 
 
 def has_expired(connection: sqlite3.Connection, now: int) -> bool:
@@ -79,7 +87,7 @@ def take_out_expired(tx: Transaction, now: int, limit: int = BATCH) -> Expired:
         now: on the clock of the machine, microseconds since 1970 UTC.
         limit: messages at most.
     """
-    found = [_Message(*row) for row in tx.execute(_EXPIRED, (now, limit)).fetchall()]
+    found = [_Message(*row) for row in read_rows(tx.connection, _EXPIRED, (now, limit))]
     dead = [each for each in found if each.dead_letter]
     gone = [each for each in found if not each.dead_letter]
     tx.executemany("DELETE FROM queue_message WHERE seq = ?", [(each.seq,) for each in gone])
@@ -102,10 +110,17 @@ def _record(tx: Transaction, found: Sequence[_Message], now: int) -> None:
 def _keep(tx: Transaction, dead: Sequence[_Message]) -> None:
     tx.execute("INSERT INTO queue (name) VALUES (?) ON CONFLICT DO NOTHING", (DEAD_LETTERS,))
     (queue_id,) = tx.execute("SELECT queue_id FROM queue WHERE name = ?", (DEAD_LETTERS,)).fetchone()
+    bad = dict[int, str]()
     for each in dead:
-        (headers,) = tx.execute("SELECT headers FROM content WHERE seq = ?", (each.content,)).fetchone()
-        said = f"expired in {each.queue} at {format_timestamp(from_microseconds(each.ended_at))}"
-        headers = encode_headers({**decode_headers(headers), DEAD_LETTER_HEADER: said})
+        found = read_rows(tx.connection, _CONTENT, (each.content,))
+        try:
+            headers, _ = content_of(*(found[0] if found else (None, None)))
+        except (InvalidHeaders, InvalidMessage) as error:
+            bad[each.seq] = str(error)
+            continue
+        said = f"expired in {each.queue} at {format_timestamp(each.at())}"
+        headers = encode_headers({**headers, DEAD_LETTER_HEADER: said})
         tx.execute("UPDATE content SET headers = ? WHERE seq = ?", (headers, each.content))
         tx.execute(_KEEP, (queue_id, each.seq))
+    set_aside(tx, QUEUED, bad)
     tx.signal(queue_topic(DEAD_LETTERS))

@@ -10,8 +10,10 @@ import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
@@ -19,23 +21,46 @@ from weakref import WeakKeyDictionary
 import anyio
 from anyio.lowlevel import RunVar
 
-from postdate.embedded.connection import check_schema, connect, create_schema, patiently
+from postdate.embedded.connection import (
+    check_intact,
+    check_schema,
+    connect,
+    create_schema,
+    lock_patience,
+    patiently,
+    schema_version,
+)
 from postdate.embedded.errors import translate, translated
 from postdate.embedded.expiring import BATCH, DEAD_LETTERS, has_expired, take_out_expired
 from postdate.embedded.housekeeping import Chore, Housekeeping
-from postdate.embedded.presence import Presence, is_gone, presence_folder
+from postdate.embedded.identity import Identity, alone, forget_log, identity_of
+from postdate.embedded.presence import (
+    HELD_AT_MOST,
+    SHORTEST_BOUND,
+    Presence,
+    Silence,
+    forget,
+    is_gone,
+    last_sign,
+    presence_folder,
+)
 from postdate.embedded.space import RoomToGiveBack, give_back, shape
-from postdate.embedded.transaction import QueueRules, Transaction, queue_topic
+from postdate.embedded.transaction import DUE, QueueRules, Transaction, queue_topic
+from postdate.embedded.waiting import next_attempt
 from postdate.embedded.wakeup import Wakeups
-from postdate.errors import ConfigurationError, PostdateError, StoreError, StoreNotSetUp, StoreUnavailable
+from postdate.errors import (
+    ConfigurationError,
+    PostdateError,
+    StoreError,
+    StoreNotSetUp,
+    StoreUnavailable,
+    StoreUnreachable,
+)
 from postdate.ports import Recording, Wake
 from postdate.threads import in_thread
 from postdate.together import Job, Together
 
 __all__ = ["DUE", "SqliteFile", "Transaction", "queue_topic"]
-
-DUE = "due"
-"""Topic: a message was stored that is due before all others."""
 
 _DEFAULT_RULES = QueueRules()
 _JOBS_IN_ONE_COMMIT = 500
@@ -45,12 +70,18 @@ _COURTESY_SECONDS = 0.001
 
 log = logging.getLogger("postdate.embedded")
 
-# Not only those that are registered: should a lock file be removed by hand, a living process is taken for gone, and
-# what it holds afterwards must not stay held when it really ends.
-_CLAIMANTS = """
-    SELECT claimant FROM claimant
-    UNION SELECT claimant FROM delayed_message WHERE claimant IS NOT NULL
+_REGISTERED = "SELECT claimant FROM claimant"
+_TAKE_NUMBER = """
+    INSERT INTO claimant (pid, started_at) VALUES (?, CAST(strftime('%s', 'now') AS INTEGER) * 1000000)"""
+_HOLDERS = """
+    SELECT claimant FROM delayed_message WHERE claimant IS NOT NULL
     UNION SELECT claimant FROM queue_message WHERE claimant IS NOT NULL"""
+_HOLDS = """
+    SELECT EXISTS (SELECT 1 FROM delayed_message WHERE claimant = :claimant)
+        OR EXISTS (SELECT 1 FROM queue_message WHERE claimant = :claimant)"""
+# Between two looks no more than this counts as silence of others: this process itself may have been frozen.
+_PATIENCE_AT_THE_END_SECONDS = 1.0
+_LONGEST_BETWEEN_LOOKS_SECONDS = 2 * _HOUSEKEEPING_SECONDS
 
 T = TypeVar("T")
 
@@ -79,6 +110,7 @@ class SqliteFile:
         recording: Recording = Recording.ALL,
         create: bool = True,
         rules: QueueRules | None = None,
+        holds_at_most: timedelta | None = None,
     ) -> SqliteFile:
         """Return the handle of this process for ``path``; nothing is read or written before the first use.
 
@@ -88,12 +120,16 @@ class SqliteFile:
             recording: how much the store and the queues of this process record.
             create: create the file and its tables when they are missing.
             rules: of the queues, from a transport; ``None``, from a store: as the transport on this file has them.
+            holds_at_most: after so long without a sign of life others take what this process holds; ``None``: as
+                whoever opened it first has said, or :data:`~postdate.embedded.presence.HELD_AT_MOST`.
 
         Raises:
             ConfigurationError: it is open already with other settings, or ``synchronous`` is unknown.
         """
         if synchronous not in {"full", "normal"}:
             raise ConfigurationError(f"synchronous must be 'full' or 'normal', not {synchronous!r}")
+        if holds_at_most is not None and holds_at_most < SHORTEST_BOUND:
+            raise ConfigurationError(f"holds_at_most must be {SHORTEST_BOUND} or more, not {holds_at_most}")
         real = Path(path).expanduser().resolve()
         with cls._open_lock:
             file = cls._open.get((os.getpid(), real))
@@ -106,6 +142,7 @@ class SqliteFile:
                     f"recording={file.recording.value!r}; store and transport on one file need the same settings"
                 )
             file._agree_on(rules)
+            file._agree_on_bound(holds_at_most)
             file._users += 1
         return file
 
@@ -118,12 +155,22 @@ class SqliteFile:
         self._pid = os.getpid()
         self._writer: sqlite3.Connection | None = None
         self._reader: sqlite3.Connection | None = None
+        self._writer_of: Identity | None = None
+        self._reader_of: Identity | None = None
+        self._was_here = False
         self._presence: Presence | None = None
         self._claimant = 0
         self._writing = threading.RLock()
         self._reading = threading.RLock()
         self._beside_others = False
         self._data_version = 0
+        self._holds_at_most: timedelta | None = None
+        self._has_written = False
+        self._closing = False
+        self._silence = Silence()
+        self._when_fenced: list[Callable[[int], None]] = []
+        self._next_attempt: datetime | None = None
+        self._looked_at = 0.0
         self._rules: QueueRules | None = None
         self._room = RoomToGiveBack()
         self._wakeups = Wakeups()
@@ -131,6 +178,9 @@ class SqliteFile:
             str(path),
             _HOUSEKEEPING_SECONDS,
             [
+                Chore("cannot show that this process lives", self._show_life),
+                Chore("cannot go on with the file", self._look_at_the_file),
+                Chore("cannot look for what is due", self._look_for_news),
                 Chore("cannot look for processes that ended", self._look_for_the_dead),
                 Chore("cannot take expired messages out of their queues", self._take_out_expired),
                 Chore("cannot give back room on the disk", self._give_back_room),
@@ -148,6 +198,22 @@ class SqliteFile:
                 f"{self.path} is open in this process with {self._rules}; transports on one file need the same clock "
                 f"and rules of expiry, not {rules}"
             )
+
+    def _agree_on_bound(self, holds_at_most: timedelta | None) -> None:
+        """Take the bound on holding; the first who names one decides."""
+        if holds_at_most is None:
+            return
+        if self._holds_at_most not in {None, holds_at_most}:
+            raise ConfigurationError(
+                f"{self.path} is open in this process with holds_at_most={self._holds_at_most}; store and transport on "
+                f"one file need the same, not {holds_at_most}"
+            )
+        self._holds_at_most = holds_at_most
+
+    @property
+    def holds_at_most(self) -> timedelta:
+        """After so long without a sign of life others take what this process holds."""
+        return self._holds_at_most or HELD_AT_MOST
 
     @property
     def rules(self) -> QueueRules:
@@ -187,7 +253,7 @@ class SqliteFile:
 
     def checkpoint_blocking(self) -> None:
         """Bring everything from the log into the database file and start the log anew."""
-        with self._writing, translated(self.path):
+        with self._turn(), translated(self.path):
             self._writing_connection().execute("PRAGMA wal_checkpoint(truncate)")
 
     async def give_way(self) -> None:
@@ -196,25 +262,37 @@ class SqliteFile:
             await anyio.sleep(_COURTESY_SECONDS)
 
     def _commit_together(self, jobs: Sequence[Job[_Work, Any]]) -> None:
-        with self._writing:
-            try:
-                with translated(self.path):
-                    topics, elsewhere = self._transaction(self._writing_connection(), jobs)
-            except BaseException as error:  # noqa: BLE001 - handed to each caller, whose thread this is not
-                for job in jobs:
-                    job.error = job.error or error
-                return
-            finally:
-                for job in jobs:
-                    job.done = True
+        try:
+            with self._turn(), translated(self.path):
+                topics, elsewhere = self._transaction(self._writing_connection(), jobs)
+        except BaseException as error:  # noqa: BLE001 - handed to each caller, whose thread this is not
+            for job in jobs:
+                job.error = job.error or error
+            return
+        finally:
+            for job in jobs:
+                job.done = True
         self._wakeups.signal(topics, elsewhere)
+
+    @contextmanager
+    def _turn(self) -> Generator[None]:
+        """Wait for other threads that write."""
+        if not self._writing.acquire(timeout=self._patience()):
+            raise StoreUnreachable(f"{self.path}: another thread of this process waits to write to it")
+        try:
+            yield
+        finally:
+            self._writing.release()
+
+    def _patience(self) -> float:
+        """Return how many seconds a writer waits for its turn: whoever closes does not wait for who is frozen."""
+        return _PATIENCE_AT_THE_END_SECONDS if self._closing else lock_patience()
 
     def _transaction(
         self, connection: sqlite3.Connection, jobs: Sequence[Job[_Work, Any]]
     ) -> tuple[set[str], list[tuple[str, int]]]:
-        patiently(connection, "BEGIN IMMEDIATE")
+        self._begin(connection)
         try:
-            self._notice_others(connection)
             topics: set[str] = set()
             for job in jobs:
                 topics |= self._part(connection, job, alone=len(jobs) == 1)
@@ -224,7 +302,38 @@ class SqliteFile:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
             raise
+        self._has_written = True
         return topics, elsewhere
+
+    def _begin(self, connection: sqlite3.Connection) -> None:
+        """Begin a transaction under a number that is registered: whatever it claims is this process' then."""
+        while True:
+            patiently(connection, "BEGIN IMMEDIATE", self._patience)
+            self._notice_others(connection)
+            # Only somebody else's commit can have taken it out.
+            if not self._beside_others or self._is_registered(connection):
+                return
+            connection.execute("ROLLBACK")
+            self._register_anew(connection)
+
+    def _is_registered(self, connection: sqlite3.Connection) -> bool:
+        return connection.execute(f"{_REGISTERED} WHERE claimant = ?", (self._claimant,)).fetchone() is not None
+
+    def _register_anew(self, connection: sqlite3.Connection) -> None:
+        """Go on under another number: others took this process for gone, and have what it held."""
+        before, presence = self._claimant, self._presence
+        self._register(connection)
+        log.warning(
+            "%s: this process showed no life, or its lock file was removed: what it held is with others now, and what "
+            "it still does with that has no effect; it goes on as claimant %d instead of %d",
+            self.path,
+            self._claimant,
+            before,
+        )
+        if presence is not None:
+            presence.leave()
+        for fenced in list(self._when_fenced):
+            fenced(before)
 
     def _part(self, connection: sqlite3.Connection, job: Job[_Work, Any], *, alone: bool) -> set[str]:
         transaction = Transaction(connection, self._claimant, self.recording, self.rules)
@@ -281,6 +390,22 @@ class SqliteFile:
             connection.execute("BEGIN")
         return connection
 
+    def when_fenced(self, fenced: Callable[[int], None]) -> Callable[[], None]:
+        """Call ``fenced`` with a number whose claims are void, in the thread that found out; returns how to stop it."""
+        self._when_fenced.append(fenced)
+        return lambda: self._when_fenced.remove(fenced)
+
+    def is_in_force(self, claimant: int) -> bool:
+        """Return whether this process still holds what it claimed under a number. Looks only after a long silence."""
+        presence = self._presence
+        if claimant != self._claimant or presence is None:
+            return False
+        if not presence.is_overdue(time.monotonic()):
+            return True
+        with suppress(PostdateError):
+            return claimant in self.read_blocking(lambda c: _numbers(c.execute(_REGISTERED)))
+        return False
+
     # --- claims and news ----------------------------------------------------------------------------------------
 
     async def listen(self, topic: str, wake: Wake) -> Callable[[], None]:
@@ -297,7 +422,7 @@ class SqliteFile:
 
     def setup_blocking(self) -> None:
         """Create the file and its tables."""
-        with self._writing, translated(self.path):
+        with self._turn(), translated(self.path):
             self._writing_connection()
 
     async def setup(self) -> None:
@@ -308,8 +433,37 @@ class SqliteFile:
         """Do one round of what a thread does every second."""
         self._chores.round()
 
+    def _show_life(self) -> bool:
+        """Give a sign of life from time to time while this process holds something; else its silence harms nobody."""
+        presence, now = self._presence, time.monotonic()
+        if presence is None or not presence.sign_is_wanted(now):
+            return False
+        if self._has_written or self._holds_something():
+            self._has_written = False
+            with suppress(FileNotFoundError):  # removed, which the look for the dead is about
+                presence.show_life(now)
+        return False
+
+    def _look_at_the_file(self) -> bool:
+        """Notice that another file was put in place, though nobody here uses it at the moment."""
+        if self._is_replaced(self._writer_of):
+            self.setup_blocking()
+        return False
+
+    def _look_for_news(self) -> bool:
+        """Wake who waits for what is due when that has come nearer, should the datagram be lost that says so."""
+        if DUE in self._wakeups.topics:
+            before, self._next_attempt = self._next_attempt, self.read_blocking(next_attempt)
+            if self._next_attempt is not None and (before is None or self._next_attempt < before):
+                self._wakeups.signal([DUE], ())
+        return False
+
+    def _holds_something(self) -> bool:
+        values = {"claimant": self._claimant}
+        return self.read_blocking(lambda c: bool(c.execute(_HOLDS, values).fetchone()[0]))
+
     def _look_for_the_dead(self) -> bool:
-        """Free what processes held that are gone."""
+        """Free what processes held that are gone, or show no life."""
         if self._presence is not None and not self._presence.stands():
             self._reappear()
         self.free_claims_of_the_dead()
@@ -355,28 +509,36 @@ class SqliteFile:
 
     def _reappear(self) -> None:
         """Take a lock file anew that somebody has removed: without it other processes take this one for gone."""
-        log.warning("%s was cleaned while processes were at work; leave it alone", self._presence_folder)
-        self._presence = Presence(self._presence_folder, self._claimant)
-        listening = [(self._claimant, topic, self._wakeups.port) for topic in self._wakeups.topics]
-
-        def register(tx: Transaction) -> None:
-            tx.execute(
-                "INSERT OR IGNORE INTO claimant (claimant, pid, started_at) VALUES (?, ?, 0)",
-                (tx.claimant, os.getpid()),
-            )
-            tx.executemany("INSERT OR REPLACE INTO listener VALUES (?, ?, ?)", listening)
-
-        self.write_blocking(register)
+        before = self._claimant
+        self.write_blocking(lambda _: None)  # if they have done so already, it has another number and file now
+        if self._claimant == before:
+            log.warning("%s was cleaned while processes were at work; leave it alone", self._presence_folder)
+            self._presence = Presence(self._presence_folder, self._claimant, self.holds_at_most)
 
     def free_claims_of_the_dead(self) -> int:
-        """Give back what processes held that are gone; return how many were. Blocking."""
-        known = self.read_blocking(lambda c: c.execute(_CLAIMANTS).fetchall())
-        others = {claimant for (claimant,) in known} - {self._claimant}
-        gone = [claimant for claimant in sorted(others) if is_gone(self._presence_folder, claimant)]
+        """Give back what processes held that are gone or show no life; return how many were. Blocking."""
+        registered, holders = self.read_blocking(
+            lambda c: (_numbers(c.execute(_REGISTERED)), _numbers(c.execute(_HOLDERS)))
+        )
+        if self._claimant and self._claimant not in registered:
+            self.write_blocking(lambda _: None)  # which makes it known again
+        folder, others = self._presence_folder, (registered | holders) - {self._claimant}
+        gone = [claimant for claimant in sorted(others) if is_gone(folder, claimant)]
         for claimant in gone:
             log.info("process with claimant number %d is gone; what it held is free again", claimant)
             self.write_blocking(lambda tx, claimant=claimant: _forget(tx, claimant))
-        return len(gone)
+        silent = self._silent(holders - {self._claimant, *gone})
+        for claimant in silent:
+            text = "process with claimant number %d shows no life (frozen, or swapped out); what it held is free again"
+            log.warning(text, claimant)
+            self.write_blocking(lambda tx, claimant=claimant: _forget(tx, claimant))
+            forget(folder, claimant)
+        return len(gone) + len(silent)
+
+    def _silent(self, holders: set[int]) -> list[int]:
+        before, self._looked_at = self._looked_at, time.monotonic()
+        passed = min(self._looked_at - before, _LONGEST_BETWEEN_LOOKS_SECONDS)
+        return self._silence.look(holders, lambda claimant: last_sign(self._presence_folder, claimant), passed)
 
     # --- connections --------------------------------------------------------------------------------------------
 
@@ -385,43 +547,87 @@ class SqliteFile:
         return presence_folder(self.path)
 
     def _writing_connection(self) -> sqlite3.Connection:
+        if self._writer is not None and self._is_replaced(self._writer_of):
+            self._writer.close()  # what is in the log of the old file stays there: SQLite sees that the file has moved
+            self._writer = None
         if self._writer is None:
-            self._check_usable()
+            self._open_writer()
+        assert self._writer is not None
+        return self._writer
+
+    def _is_replaced(self, identity: Identity | None) -> bool:
+        """Return whether another file, or none, is there now; a look costs 2 us."""
+        return identity_of(self.path) != identity
+
+    def _open_writer(self) -> None:
+        """Open the file that is there, or one that was put in its place; which must not be an empty one then."""
+        self._check_usable()
+        again, presence, number = self._was_here, self._presence, self._claimant
+        if again and identity_of(self.path) is None:
+            raise StoreUnreachable(
+                f"{self.path} is gone: it was deleted or moved away while this process had it open. Put it back, or a "
+                f"backup in its place; to begin with an empty one, stop every process that uses it first"
+            )
+        with alone(self.path):
+            before = identity_of(self.path)
             connection = connect(self.path, synchronous=self.synchronous)
             try:
-                if self._create:
-                    create_schema(connection, self.path)
-                else:
-                    check_schema(connection, self.path)
+                self._prepare(connection, may_be_empty=not again)
                 self._register(connection)
+                self._writer_of = self._identity_since(before)
             except OSError as error:
                 connection.close()
                 raise StoreUnavailable(f"{self._presence_folder}: {error}") from error
             except BaseException:
                 connection.close()
                 raise
-            self._writer = connection
-            self._chores.start()
-        return self._writer
+        self._writer, self._was_here = connection, True
+        for fenced in list(self._when_fenced) if again else ():
+            fenced(number)
+        if again:
+            log.error("%s was replaced while this process had it open; it goes on with the one there now", self.path)
+            self._wakeups.signal(self._wakeups.topics, ())
+        if presence is not None:
+            presence.leave()
+        self._chores.start()
+
+    def _identity_since(self, before: Identity | None) -> Identity | None:
+        """Return which file was opened; before that ``before`` was there, or nothing."""
+        after = identity_of(self.path)
+        return after if before in {None, after} else before  # in doubt it is looked at again at the next use
+
+    def _prepare(self, connection: sqlite3.Connection, *, may_be_empty: bool) -> None:
+        check_intact(connection, self.path)
+        if self._create and (may_be_empty or schema_version(connection, self.path)):
+            create_schema(connection, self.path)
+        else:
+            check_schema(connection, self.path)
 
     def _register(self, connection: sqlite3.Connection) -> None:
-        patiently(connection, "BEGIN IMMEDIATE")
+        """Take a number, with a locked file, and be told news under it. If that fails all is as it was."""
+        before, presence = self._claimant, None
+        patiently(connection, "BEGIN IMMEDIATE", self._patience)
         try:
-            cursor = connection.execute(
-                "INSERT INTO claimant (pid, started_at) VALUES (?, CAST(strftime('%s', 'now') AS INTEGER) * 1000000)",
-                (os.getpid(),),
+            # Locked before the commit: nobody ever sees the row without the lock. A number may be locked by a process
+            # that has a file open which was here before.
+            while presence is None:
+                self._claimant = int(connection.execute(_TAKE_NUMBER, (os.getpid(),)).lastrowid or 0)
+                presence = Presence.take(self._presence_folder, self._claimant, self.holds_at_most)
+                if presence is None:
+                    connection.execute("DELETE FROM claimant WHERE claimant = ?", (self._claimant,))
+            connection.executemany(
+                "INSERT INTO listener VALUES (?, ?, ?)",
+                [(self._claimant, topic, self._wakeups.port) for topic in self._wakeups.topics],
             )
-            # Locked before the commit: nobody ever sees the row without the lock.
-            self._claimant = int(cursor.lastrowid or 0)
-            self._presence = Presence(self._presence_folder, self._claimant)
             connection.execute("COMMIT")
         except BaseException:
             if connection.in_transaction:
                 connection.execute("ROLLBACK")
-            if self._presence is not None:
-                self._presence.leave()
-                self._presence = None
+            self._claimant = before
+            if presence is not None:
+                presence.leave()
             raise
+        self._presence = presence
 
     def _check_usable(self) -> None:
         """Refuse a handle that was closed, or that a forked child has inherited: SQLite forbids to share it."""
@@ -432,8 +638,14 @@ class SqliteFile:
 
     def _reading_connection(self) -> sqlite3.Connection:
         self._check_usable()
+        if self._reader is not None and self._is_replaced(self._reader_of):
+            self._reader.close()
+            self._reader = None
+            self.setup_blocking()  # whoever writes puts aside what the old file has left
         if self._reader is None:
+            before = identity_of(self.path)
             self._reader = self._looking_connection()
+            self._reader_of, self._was_here = self._identity_since(before), True
         return self._reader
 
     def _looking_connection(self) -> sqlite3.Connection:
@@ -458,6 +670,7 @@ class SqliteFile:
             return
         with self._open_lock:
             if self._users == 1:
+                self._closing = True
                 self._chores.stop()  # first: what it would begin now would find the file closed
             self._users -= 1
             if self._users > 0:
@@ -471,13 +684,19 @@ class SqliteFile:
                 self._reader = None
             if self._writer is not None:
                 with suppress(PostdateError):  # full or unwritable by now: the next process finds us gone and does it
-                    self.write_blocking(lambda tx: _forget(tx, tx.claimant))
+                    if not self._is_replaced(self._writer_of):
+                        self.write_blocking(lambda tx: _forget(tx, tx.claimant))
                 self._writer.close()
                 self._writer = None
+                forget_log(self.path)
             if self._presence is not None:
                 self._presence.leave()
                 self._presence = None
         self._wakeups.close()
+
+
+def _numbers(cursor: sqlite3.Cursor) -> set[int]:
+    return {claimant for (claimant,) in cursor}
 
 
 def _forget(tx: Transaction, claimant: int) -> None:

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 from typing import Final
 
-from postdate.clock import from_microseconds
+from postdate.clock import LATEST, from_microseconds
 from postdate.embedded.file import Transaction, queue_topic
+from postdate.embedded.rows import nearest_instant, read_rows, shown
 from postdate.embedded.waiting import next_attempt
+from postdate.errors import InvalidHeaders
 from postdate.messages import Headers, decode_headers
 from postdate.ports import NOTHING_MOVED, Moved, MoveReport, Recording
 from postdate.ports.stores import Discarding
 
-# The batch is written down first: every later statement works on exactly these rows, whatever the planner does.
+# The batch is written down first: every later statement works on exactly these rows, whatever the planner does. An
+# expiry that is no number ends nothing, here and in the queue: whoever receives the message sets it aside.
 _TAKE_BATCH: Final = """
     INSERT INTO temp.batch (seq, queue_id, expired)
-    SELECT d.seq, q.queue_id, coalesce(d.expires_at < :now, 0)
+    SELECT d.seq, q.queue_id, typeof(d.expires_at) = 'integer' AND d.expires_at < :now
     FROM delayed_message AS d INDEXED BY delayed_message_attempt CROSS JOIN queue AS q ON q.name = d.destination
     WHERE d.attempt_at < :now ORDER BY d.attempt_at LIMIT :limit"""
 _SEND_BATCH: Final = """
     INSERT INTO queue_message (queue_id, message_id, due, expires_at, ends_at, dead_letter, content)
-    SELECT b.queue_id, d.message_id, d.due, d.expires_at, d.expires_at + :ahead, :dead_letter, d.content
+    SELECT b.queue_id, d.message_id, d.due, d.expires_at,
+        iif(typeof(d.expires_at) = 'integer', d.expires_at + :ahead, NULL), :dead_letter, d.content
     FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq
     WHERE NOT b.expired ORDER BY b.position"""
 _RECORD_BATCH: Final = """
@@ -32,7 +36,7 @@ _RECORD_BATCH: Final = """
 _JUDGE_BATCH: Final = f"""
     UPDATE temp.batch SET expired = 1 WHERE NOT expired AND (
         SELECT (instr(c.headers, '{Headers.TIME_TO_BE_RECEIVED}') OR instr(c.headers, '{Headers.EXPIRES_AT}')
-            OR instr(c.headers, '\\u')) AND postdate_has_lapsed(c.headers)
+            OR instr(c.headers, '\\u')) AND postdate_has_lapsed(CAST(c.headers AS BLOB))
         FROM delayed_message AS d CROSS JOIN content AS c ON c.seq = d.content WHERE d.seq = batch.seq)"""
 _LIST_BATCH: Final = """
     SELECT d.message_id, d.due, d.destination, b.expired
@@ -81,17 +85,28 @@ def _judge(tx: Transaction, now: int, discarding: Discarding) -> None:
     """Mark what has lapsed, by the rule itself."""
     at = from_microseconds(now)
 
-    def has_lapsed(headers: str) -> bool:
-        return discarding.has_lapsed(decode_headers(headers), at, discarding.allowance)
+    def has_lapsed(headers: object) -> bool:
+        if not isinstance(headers, bytes | str):
+            return False  # gone: whoever receives it sets it aside
+        try:
+            said = decode_headers(headers)
+        except InvalidHeaders:
+            return False
+        return discarding.has_lapsed(said, at, discarding.allowance)
 
     tx.connection.create_function("postdate_has_lapsed", 1, has_lapsed, deterministic=True)
     tx.execute(_JUDGE_BATCH)
 
 
 def _listed(tx: Transaction) -> Moved:
-    rows = tx.execute(_LIST_BATCH).fetchall()
+    rows = read_rows(tx.connection, _LIST_BATCH, ())
     ids, dues, destinations, expired = zip(*rows, strict=True)
-    return Moved(ids, [from_microseconds(due) for due in dues], destinations, [bool(each) for each in expired])
+    return Moved(
+        [shown(each) for each in ids],
+        [nearest_instant(due) or LATEST for due in dues],
+        [shown(each) for each in destinations],
+        [bool(each) for each in expired],
+    )
 
 
 def _move_batch(tx: Transaction, now: int) -> tuple[int, int]:

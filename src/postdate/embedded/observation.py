@@ -16,8 +16,10 @@ from postdate.embedded.connection import check_schema, connect
 from postdate.embedded.errors import translated
 from postdate.embedded.file import DUE, SqliteFile, queue_topic
 from postdate.embedded.presence import is_gone, presence_folder
+from postdate.embedded.quarantine import QUEUED, WAITING, looked_at
+from postdate.embedded.rows import Row, envelope_of, message_of, nearest_instant
 from postdate.errors import QueueNotFound
-from postdate.messages import DelayedMessage, Envelope, Headers, decode_headers
+from postdate.messages import Headers
 from postdate.migrations import migrations
 from postdate.ports import Process, Queued, Standing
 
@@ -25,11 +27,12 @@ OLDEST_SQLITE: Final = (3, 35, 0)
 """The first version with RETURNING, which claims are made with."""
 
 _STANDING: Final = """
-    SELECT d.message_id, d.due, d.destination, t.headers, t.body, d.expires_at, d.failures, d.attempt_at, c.pid
-    FROM delayed_message AS d JOIN content AS t ON t.seq = d.content LEFT JOIN claimant AS c USING (claimant)"""
+    SELECT d.seq, d.message_id, d.due, d.destination, d.expires_at, d.failures, CAST(t.headers AS BLOB), t.body,
+        d.attempt_at, c.pid
+    FROM delayed_message AS d LEFT JOIN content AS t ON t.seq = d.content LEFT JOIN claimant AS c USING (claimant)"""
 _QUEUED: Final = """
-    SELECT q.name, m.message_id, t.headers, t.body, m.expires_at, m.due, m.failures, c.pid
-    FROM queue_message AS m JOIN queue AS q USING (queue_id) JOIN content AS t ON t.seq = m.content
+    SELECT m.seq, m.message_id, m.due, m.expires_at, m.failures, CAST(t.headers AS BLOB), t.body, q.name, c.pid
+    FROM queue_message AS m JOIN queue AS q USING (queue_id) LEFT JOIN content AS t ON t.seq = m.content
     LEFT JOIN claimant AS c USING (claimant)"""
 
 _LAST_DELIVERED: Final = """
@@ -53,15 +56,14 @@ class FileObserver:
     async def standing(self, message_id: str) -> Standing | None:
         """See :meth:`postdate.ports.Observer.standing`."""
         sql = f"{_STANDING} WHERE d.seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)"
-        row = await self._file.read(lambda c: c.execute(sql, (message_id,)).fetchone())
-        return None if row is None else _standing(row)
+        found = await looked_at(self._file, WAITING, sql, (message_id,), _standing)
+        return found[0] if found else None
 
     async def retries_of(self, message_id: str) -> Sequence[Standing]:
         """See :meth:`postdate.ports.Observer.retries_of`."""
         sql = f"{_STANDING} WHERE instr(t.headers, ?) AND d.message_id <> ? ORDER BY d.seq"
         values = (_header(message_id), message_id)
-        rows = await self._file.read(lambda c: c.execute(sql, values).fetchall())
-        return [_standing(row) for row in rows]
+        return await looked_at(self._file, WAITING, sql, values, _standing)
 
     async def last_delivered_at(self) -> datetime | None:
         """See :meth:`postdate.ports.Observer.last_delivered_at`."""
@@ -78,25 +80,19 @@ class FileObserver:
 
     async def browse(self, queue: str, limit: int) -> Sequence[Queued]:
         """See :meth:`postdate.ports.Observer.browse`."""
-
-        def look(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
-            row = connection.execute("SELECT queue_id FROM queue WHERE name = ?", (queue,)).fetchone()
-            if row is None:
-                raise QueueNotFound(
-                    f"{self._file.path} has no queue {queue!r}; create it: postdate setup --queue {queue}"
-                )
-            return connection.execute(
-                f"{_QUEUED} WHERE queue_id = ? ORDER BY m.seq LIMIT ?", (row[0], limit)
-            ).fetchall()
-
-        return [_queued(row) for row in await self._file.read(look)]
+        row = await self._file.read(
+            lambda c: c.execute("SELECT queue_id FROM queue WHERE name = ?", (queue,)).fetchone()
+        )
+        if row is None:
+            raise QueueNotFound(f"{self._file.path} has no queue {queue!r}; create it: postdate setup --queue {queue}")
+        sql = f"{_QUEUED} WHERE queue_id = ? ORDER BY m.seq LIMIT ?"
+        return await looked_at(self._file, QUEUED, sql, (row[0], limit), _queued)
 
     async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
         """See :meth:`postdate.ports.Observer.find_in_queues`."""
         sql = f"{_QUEUED} WHERE m.message_id = ? OR instr(t.headers, ?) ORDER BY m.seq"
         values = (message_id, _header(message_id))
-        rows = await self._file.read(lambda c: c.execute(sql, values).fetchall())
-        return [_queued(row) for row in rows]
+        return await looked_at(self._file, QUEUED, sql, values, _queued)
 
 
 def _header(message_id: str) -> str:
@@ -104,30 +100,14 @@ def _header(message_id: str) -> str:
     return f"{json.dumps(Headers.MESSAGE_ID)}:{json.dumps(message_id, ensure_ascii=False)}"
 
 
-def _standing(row: Sequence[Any]) -> Standing:
-    message_id, due, destination, headers, body, expires_at, failures, attempt_at, pid = row
-    message = DelayedMessage(
-        message_id=message_id,
-        due=from_microseconds(due),
-        destination=destination,
-        headers=decode_headers(headers),
-        body=body,
-        expires_at=None if expires_at is None else from_microseconds(expires_at),
-        number_of_failures=failures,
-    )
-    return Standing(message, None if attempt_at is None else from_microseconds(attempt_at), pid)
+def _standing(row: Row) -> Standing:
+    *message, attempt_at, pid = row
+    return Standing(message_of(message), nearest_instant(attempt_at), pid)
 
 
-def _queued(row: Sequence[Any]) -> Queued:
-    queue, message_id, headers, body, expires_at, due, failures, pid = row
-    envelope = Envelope(
-        destination=queue,
-        message_id=message_id,
-        headers=decode_headers(headers),
-        body=body,
-        expires_at=None if expires_at is None else from_microseconds(expires_at),
-        due=None if due is None else from_microseconds(due),
-    )
+def _queued(row: Row) -> Queued:
+    *message, queue, pid = row
+    envelope, failures = envelope_of(message, queue)
     return Queued(queue, envelope, failures, pid)
 
 
@@ -186,6 +166,7 @@ class FileFacts:
         pending: messages that wait.
         overdue: of these, past their due time.
         next_destinations: of the 10,000 messages that are due next.
+        quarantined: rows of the store and of queues that were set aside, since they cannot be read.
     """
 
     schema_version: int
@@ -195,6 +176,7 @@ class FileFacts:
     pending: int
     overdue: int
     next_destinations: Sequence[str]
+    quarantined: int
 
 
 def look_at(path: Path, now_microseconds: int) -> FileFacts:
@@ -216,6 +198,7 @@ def look_at(path: Path, now_microseconds: int) -> FileFacts:
                 pending=_one(connection, "SELECT count(*) FROM delayed_message"),
                 overdue=_one(connection, "SELECT count(*) FROM delayed_message WHERE due < ?", now_microseconds),
                 next_destinations=[name for (name,) in connection.execute(_NEXT_DESTINATIONS)],
+                quarantined=_one(connection, "SELECT count(*) FROM quarantine"),
             )
     finally:
         connection.close()

@@ -2,32 +2,75 @@
 
 A lock needs no clock: a slow handler never loses its message, and after kill -9 the message is free at once
 (ADR 0003; a lease would have to choose between the two).
+
+A process that is frozen keeps its lock. So each one that holds something also touches a file of its own from time to
+time: others take over what is held by one that shows no sign for as long as its file says (ADR 0019). Whoever judges
+counts only the time in which it looked itself: no clock is compared with another, and a machine that slept takes nobody
+for silent.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from typing import Final
 
 from filelock import FileLock, Timeout
 
+HELD_AT_MOST: Final = timedelta(seconds=60)
+"""By default a process loses what it holds after so long without a sign of life."""
+
+SHORTEST_BOUND: Final = timedelta(seconds=3)
+"""Signs and looks are a second apart at best."""
+
+_SIGNS_IN_A_BOUND: Final = 4
+"""A sign may come late three times before it is missed."""
+
 
 class Presence:
-    """The locked file of one claimant.
+    """The locked file of one claimant, and the file that it touches as a sign of life.
 
     Args:
-        folder: where the lock files of one database live; created here.
+        folder: where these files of one database live; created here.
         claimant: number of the process in the database.
+        holds_at_most: after so long without a sign others may take what it holds.
     """
 
-    def __init__(self, folder: Path, claimant: int) -> None:
+    def __init__(self, folder: Path, claimant: int, holds_at_most: timedelta) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._path = _lock_path(folder, claimant)
+        self._path, self._sign = _lock_path(folder, claimant), _sign_path(folder, claimant)
         self._lock = FileLock(self._path, thread_local=False, is_singleton=False)
         self._lock.acquire(timeout=0)
         self._taken = self._path.stat()
+        self._sign.write_text(f"{holds_at_most.total_seconds():g}", encoding="ascii")
         self._pid = os.getpid()
+        self._every = holds_at_most.total_seconds() / _SIGNS_IN_A_BOUND
+        self._next_sign = 0.0
+
+    @classmethod
+    def take(cls, folder: Path, claimant: int, holds_at_most: timedelta) -> Presence | None:
+        """Return the presence of a claimant, or ``None``: another process has the lock of that number."""
+        try:
+            return cls(folder, claimant, holds_at_most)
+        except Timeout:
+            return None
+
+    def sign_is_wanted(self, at: float) -> bool:
+        """Return whether it is time for a sign, if anything is held; ``at``: seconds of a clock that nobody sets."""
+        return at >= self._next_sign
+
+    def is_overdue(self, at: float) -> bool:
+        """Return whether so much time has passed without a sign that others may have taken what is held."""
+        return at >= self._next_sign + (_SIGNS_IN_A_BOUND - 1) * self._every
+
+    def show_life(self, at: float) -> None:
+        """Give a sign: the time of a file changes, which costs the disk one small write."""
+        os.utime(self._sign)
+        self._next_sign = at + self._every
 
     def stands(self) -> bool:
         """Return whether the locked file is still the one that others look at."""
@@ -40,8 +83,7 @@ class Presence:
         """Let go; a forked child does not let go for its parent."""
         if os.getpid() == self._pid:
             self._lock.release()
-            with suppress(OSError):  # another process may just be looking whether we are alive, and removes it then
-                self._path.unlink()
+            _remove(self._path, self._sign)
 
 
 def is_gone(folder: Path, claimant: int) -> bool:
@@ -54,10 +96,66 @@ def is_gone(folder: Path, claimant: int) -> bool:
         lock.acquire(timeout=0)
     except Timeout:
         return False
-    with suppress(OSError):  # two processes may find it gone at once
-        path.unlink()
+    _remove(path, _sign_path(folder, claimant))
     lock.release()
     return True
+
+
+def forget(folder: Path, claimant: int) -> None:
+    """Remove the files of a process that shows no life: should it die so, nobody else would."""
+    _remove(_lock_path(folder, claimant), _sign_path(folder, claimant))
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        with suppress(OSError):  # two processes may find it gone at once, or just be looking whether it is
+            path.unlink()
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """What others see of a process.
+
+    Args:
+        mark: changes with every sign.
+        bound: seconds without one after which it loses what it holds.
+    """
+
+    mark: int
+    bound: float
+
+
+def last_sign(folder: Path, claimant: int) -> Sign | None:
+    """Return the last sign of a process; ``None``: it gives none, as those of an older Postdate."""
+    path = _sign_path(folder, claimant)
+    try:
+        return Sign(path.stat().st_mtime_ns, float(path.read_text(encoding="ascii")))
+    except (OSError, ValueError):  # it ends just now; or begins, and has not written yet
+        return None
+
+
+class Silence:
+    """How long others have shown no sign of life, as far as this process has looked; pure."""
+
+    def __init__(self) -> None:
+        self._silent_for: dict[int, tuple[Sign, float]] = {}
+
+    def look(self, holders: Iterable[int], sign_of: Callable[[int], Sign | None], passed: float) -> list[int]:
+        """Return those who have lost what they hold.
+
+        Args:
+            holders: claimants that hold something; whoever holds nothing need give no sign.
+            sign_of: returns the last one.
+            passed: seconds since the look before, in which this process was awake itself.
+        """
+        seen = dict[int, tuple[Sign, float]]()
+        for holder in holders:
+            sign = sign_of(holder)
+            if sign is not None:
+                before, silent_for = self._silent_for.get(holder, (None, 0.0))
+                seen[holder] = (sign, silent_for + passed if sign == before else 0.0)
+        self._silent_for = seen
+        return sorted(holder for holder, (sign, silent_for) in seen.items() if silent_for >= sign.bound)
 
 
 def presence_folder(path: Path) -> Path:
@@ -67,3 +165,7 @@ def presence_folder(path: Path) -> Path:
 
 def _lock_path(folder: Path, claimant: int) -> Path:
     return folder / f"{claimant}.lock"
+
+
+def _sign_path(folder: Path, claimant: int) -> Path:
+    return folder / f"{claimant}.alive"

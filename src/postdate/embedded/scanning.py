@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from postdate.clock import to_microseconds
+from postdate.embedded.errors import translate
 from postdate.embedded.file import SqliteFile
+from postdate.embedded.rows import is_undecodable, shown
 from postdate.errors import PipelineError
 from postdate.ports import Scan, ScanFilter, ScanPart
 
@@ -24,21 +27,37 @@ def scan_parts(file: SqliteFile, what: str, parts: int) -> Sequence[ScanPart]:
 
 
 def read_scan(file: SqliteFile, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
-    """See :meth:`postdate.ports.ScannableStore.scan`."""
+    """See :meth:`postdate.ports.ScannableStore.scan`.
+
+    One text that is no UTF-8 does not end an audit: of a record or a message in a queue it is read as far as it goes.
+    What waits is copied to other stores, and must not become another message on the way.
+
+    Raises:
+        StoreError: a text of a waiting message is no UTF-8; whoever claims or lists it sets it aside.
+    """
     source = _scanned(scan.what)
     unknown = [column for column in scan.columns if column not in source.columns]
     if unknown:
         raise PipelineError(f"{scan.what} has no column {unknown[0]!r}; it has {', '.join(source.columns)}")
     wanted = ", ".join(source.columns[column] for column in scan.columns) or "1"
     conditions = {"t.seq >= ?": part.first, "t.seq < ?": part.end, **_conditions(source, scan.where)}
+    sql = f"SELECT {wanted} FROM {source.relation} WHERE {' AND '.join(conditions)} ORDER BY t.seq LIMIT -1 OFFSET ?"
     connection = file.snapshot()
     try:
-        cursor = connection.execute(
-            f"SELECT {wanted} FROM {source.relation} WHERE {' AND '.join(conditions)} ORDER BY t.seq",
-            tuple(conditions.values()),
-        )
-        while rows := cursor.fetchmany(page):
+        done, cursor = 0, connection.execute(sql, (*conditions.values(), 0))
+        while True:
+            try:
+                rows = cursor.fetchmany(page)
+            except sqlite3.Error as error:
+                if not is_undecodable(error) or scan.what == "pending" or connection.text_factory is shown:
+                    raise translate(error, file.path) from error
+                connection.text_factory = shown  # not from the beginning: it costs every text a call
+                cursor = connection.execute(sql, (*conditions.values(), done))
+                continue
+            if not rows:
+                return
             yield rows
+            done += len(rows)
     finally:
         connection.close()
 

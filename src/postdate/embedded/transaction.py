@@ -11,6 +11,9 @@ from postdate.clock import Clock, SystemClock, to_microseconds
 from postdate.ports import Recording
 from postdate.ports.expiry import ExpiryRules
 
+DUE: Final = "due"
+"""Topic: a message was stored that is due before all others."""
+
 _THE_MACHINE: Final = SystemClock()
 
 

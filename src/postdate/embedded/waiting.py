@@ -6,7 +6,7 @@ import sqlite3
 from datetime import datetime
 from typing import Final
 
-from postdate.clock import from_microseconds
+from postdate.embedded.rows import nearest_instant
 from postdate.ports import StoreStatistics
 
 _FIRST_DUE: Final = """
@@ -16,10 +16,10 @@ _FIRST_DUE: Final = """
         UNION ALL SELECT min(due) FROM delayed_message WHERE attempt_at IS NULL)"""
 
 
-def first_due(connection: sqlite3.Connection) -> int | None:
+def first_due(connection: sqlite3.Connection) -> datetime | None:
     """Return the earliest due time without reading every row: only failed and held rows differ from attempt_at."""
     (first,) = connection.execute(_FIRST_DUE).fetchone()
-    return first
+    return nearest_instant(first)
 
 
 def next_attempt(connection: sqlite3.Connection) -> datetime | None:
@@ -27,7 +27,7 @@ def next_attempt(connection: sqlite3.Connection) -> datetime | None:
     row = connection.execute(
         "SELECT attempt_at FROM delayed_message WHERE attempt_at IS NOT NULL ORDER BY attempt_at LIMIT 1"
     ).fetchone()
-    return None if row is None else from_microseconds(row[0])
+    return None if row is None else nearest_instant(row[0])
 
 
 def statistics(connection: sqlite3.Connection, now: int) -> StoreStatistics:
@@ -38,11 +38,12 @@ def statistics(connection: sqlite3.Connection, now: int) -> StoreStatistics:
         number: int = connection.execute(sql, values).fetchone()[0]
         return number
 
-    first = first_due(connection)
+    quarantined: int = connection.execute("SELECT count(*) FROM quarantine WHERE place = ''").fetchone()[0]
     return StoreStatistics(
         pending=count("1"),
         overdue=count("attempt_at < ?", now) + count("failures > 0 AND attempt_at >= ? AND due < ?", now, now),
         claimed=count("attempt_at IS NULL"),
         failing=count("failures > 0"),
-        next_due=None if first is None else from_microseconds(first),
+        next_due=first_due(connection),
+        quarantined=quarantined,
     )

@@ -10,7 +10,7 @@ from postdate.core.recoverability import Host
 from postdate.endpoint.time_to_be_received import checked_span, finite
 from postdate.errors import ConfigurationError, InvalidMessage
 from postdate.messages import DESTINATION_LIMIT, Envelope, Headers, check_text, format_timestamp
-from postdate.ports import TransactionMode, TransportCapabilities
+from postdate.ports import TransportCapabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,14 @@ class Audit:
         if self.time_to_be_received is not None:
             checked_span(self.time_to_be_received, "the time to be received of audit copies")
 
-    def check(self, mode: TransactionMode, can: TransportCapabilities, own_queues: Collection[str]) -> None:
+    def check(self, can: TransportCapabilities, own_queues: Collection[str], *, in_transactions: bool) -> None:
         """Refuse copies that come back, and copies that expire where that could cost other messages (row 73).
 
         Args:
-            mode: of the endpoint.
-            can: what its queues can.
+            can: what the queues of the endpoint can.
             own_queues: queues that the endpoint itself reads, and its error queue.
+            in_transactions: whether copies leave in the transaction that takes their message off its queue; with an
+                outbox, or in transaction mode ``none``, they do not.
 
         Raises:
             ConfigurationError: as the specification has it.
@@ -57,7 +58,7 @@ class Audit:
             return
         if not can.expires_messages:
             raise ConfigurationError("audit copies cannot expire: the queues of this transport do not expire messages")
-        if mode is not TransactionMode.NONE and not can.time_to_be_received_in_transactions:
+        if in_transactions and not can.time_to_be_received_in_transactions:
             raise ConfigurationError(
                 "Setting a custom OverrideTimeToBeReceived for audits is not supported on transactional MSMQ."
             )

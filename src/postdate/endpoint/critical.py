@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import anyio
 from anyio.abc import TaskGroup
 
-from postdate.clock import Clock
+from postdate.clock import Clock, time_left
 from postdate.core.circuit_breaker import Breaker
 from postdate.errors import PostdateError
 
@@ -79,11 +79,12 @@ class BreakerTimers:
         """Watch until stopped."""
         while not self._stopping:
             self._armed = anyio.Event()
+            seconds = self._clock.monotonic()
             for breaker in self._breakers:
-                breaker.check(self._clock.now())
+                breaker.check(seconds)
             deadlines = [breaker.deadline for breaker in self._breakers if breaker.deadline is not None]
             if deadlines:
-                await self._clock.wait(self._armed, min(deadlines))
+                await self._clock.wait_for(self._armed, time_left(min(deadlines), seconds))
             else:
                 await self._armed.wait()
 

@@ -17,6 +17,7 @@ from postdate.core.intake import Intake, from_timeouts_queue
 from postdate.core.mover import Mover
 from postdate.core.poller import DueWork, Poller
 from postdate.core.pump import Handle, MessagePump
+from postdate.core.receiving import WatchedReceiver
 from postdate.core.recoverability import Host
 from postdate.core.simple_store import SimpleStore
 from postdate.endpoint.critical import BreakerTimers
@@ -180,28 +181,30 @@ class DelayedDeliveryService:
             critical = f"Failed to receive messages to be delayed from {queue.name!r}"
             receiving.append(self._breaker("DelayedDeliveryIntake", critical, RECEIVE_BREAKER))
         self._ways_in = [
-            self._way_in(queue, breakers.store, breaker) for queue, breaker in zip(queues, receiving, strict=True)
+            self._way_in(queue, breakers, breaker) for queue, breaker in zip(queues, receiving, strict=True)
         ]
         self._poller = Poller(self._work(breakers), around.clock, breakers.fetch)
         self._timers = BreakerTimers([*breakers.all, *receiving[1:]], around.clock)
 
-    def _way_in(self, queue: IntakeQueue, storing: RepeatedFailures, receiving: RepeatedFailures) -> _WayIn:
+    def _way_in(self, queue: IntakeQueue, breakers: _Breakers, receiving: RepeatedFailures) -> _WayIn:
         around = self._around
+        receiver = WatchedReceiver(queue.receiver, around.clock)
         intake = Intake(
-            queue.receiver,
+            receiver,
             self._settings.claims,
             around.transport,
             replace(self._dispatch, timeouts_queue=queue.name),
             around.clock,
-            storing,
+            breakers.store,
             around.metrics,
             queue.read,
+            breakers.failure_handling,
         )
         handle: Handle = intake.handle
         if self._orders_before is not None and queue.name == self._dispatch.timeouts_queue:
-            handle = self._orders_before(queue.name, queue.receiver, handle)
+            handle = self._orders_before(queue.name, receiver, handle)
         concurrency = max(16, os.cpu_count() or 1)
-        pump = MessagePump(queue.receiver, handle, concurrency, around.clock, receiving, queue.name)
+        pump = MessagePump(receiver, handle, concurrency, around.clock, receiving, queue.name)
         return _WayIn(intake, pump)
 
     async def run(self) -> None:

@@ -14,10 +14,11 @@ from typing import Any, Self, TypeVar, Unpack
 import anyio
 from anyio.abc import TaskGroup
 
-from postdate.clock import Clock, SystemClock
+from postdate.clock import Clock, SystemClock, checked_clock, later
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.expiry import discard_reason, end_of_use
 from postdate.core.pump import Handle, MessagePump
+from postdate.core.receiving import WatchedReceiver
 from postdate.core.recoverability import (
     DEFAULT_ERROR_QUEUE,
     DelayedRetry,
@@ -32,6 +33,7 @@ from postdate.core.recoverability import (
     error_headers_in_brief,
     text_of,
 )
+from postdate.core.store_clock import FollowingClock, clock_of_store
 from postdate.endpoint.audit import Audit
 from postdate.endpoint.critical import BreakerTimers, CriticalErrorAction, CriticalErrors, log_critical_error
 from postdate.endpoint.delayed_delivery import (
@@ -49,7 +51,15 @@ from postdate.endpoint.retries import Retries
 from postdate.endpoint.saga_handling import Sagas, check_saga_mode, check_saga_outbox, is_saga_timeout
 from postdate.endpoint.saga_instance import SagaSurroundings
 from postdate.endpoint.sagas import Saga
-from postdate.endpoint.sending import Sender, SendKeywords, SendOptions, kept, outgoing_message, transactional
+from postdate.endpoint.sending import (
+    Sender,
+    SendKeywords,
+    SendOptions,
+    check_headers_fit,
+    kept,
+    outgoing_message,
+    transactional,
+)
 from postdate.endpoint.serialization import MessageTypes, type_name
 from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, ModeName, TimeoutManager, mode_of
 from postdate.endpoint.time_to_be_received import Convention, TimesToBeReceived, finite
@@ -69,6 +79,7 @@ from postdate.messages import (
     check_text,
     headers_with_expiry,
     new_message_id,
+    without_delay_headers,
 )
 from postdate.metrics import NO_METRICS, Metrics
 from postdate.ports import (
@@ -118,7 +129,8 @@ class Endpoint:
         time_to_be_received: from a message type to how long its messages are wanted; goes before what the decorator
             :func:`~postdate.time_to_be_received` says on the type.
         audit: keep copies of handled messages.
-        clock: only tests and simulations need another.
+        clock: only tests and simulations need another. The machine's follows that of the store, where the store is on a
+            server; see :class:`DelayedDelivery`.
         critical_error: what to do when the endpoint cannot do its work any more: a function, async or not, of a text
             and the last error. By default it is logged.
         metrics: what is counted and measured is told to it.
@@ -157,7 +169,7 @@ class Endpoint:
         if concurrency < 1:
             raise ConfigurationError(f"concurrency must be 1 or more, not {concurrency}")
         self.name, self.transport, self.send_only = name, transport, send_only
-        self.clock = clock or SystemClock()
+        self.clock = _judging(checked_clock(clock or SystemClock()), delayed_delivery)
         self.delayed_delivery = delayed_delivery
         managing = checked_timeout_manager(timeout_manager, name, delayed_delivery)
         self.mode = mode_of(transaction_mode) or strongest_mode(transport, delayed_delivery, managing, sagas)
@@ -175,7 +187,8 @@ class Endpoint:
         self._allowance = _checked_allowance(time_to_be_received_allowance)
         self._times_to_be_received = TimesToBeReceived(time_to_be_received)
         if audit is not None:
-            audit.check(self.mode, transport.capabilities, [name, self._error_queue])
+            in_transactions = outbox is None and self.mode is not TransactionMode.NONE
+            audit.check(transport.capabilities, [name, self._error_queue], in_transactions=in_transactions)
         self.audit = audit
         self._critical_errors, self._metrics = CriticalErrors(critical_error), metrics
         self._types = MessageTypes()
@@ -201,6 +214,7 @@ class Endpoint:
         self._timers: BreakerTimers | None = None
         self._running: AsyncExitStack | None = None
         self._tasks: TaskGroup | None = None
+        self._following: anyio.CancelScope | None = None
 
     def _sagas_in(self, store: SagaStore) -> Sagas:
         """Return the sagas; what is kept of them is part of the transactions of outbox or queues, where it is there."""
@@ -255,7 +269,15 @@ class Endpoint:
             self._add_type(message_type, None)
 
     def route(self, message_type: type[Any], destination: str, *, name: str | None = None) -> None:
-        """Send messages of ``message_type`` to ``destination`` unless a send says otherwise."""
+        """Send messages of ``message_type`` to ``destination`` unless a send says otherwise.
+
+        Raises:
+            ConfigurationError: ``destination`` is no address.
+        """
+        try:
+            check_text(destination, f"the route of {type_name(message_type)}", DESTINATION_LIMIT)
+        except InvalidMessage as error:
+            raise ConfigurationError(str(error)) from error
         self._add_type(message_type, name)
         self._routes[message_type] = destination
 
@@ -290,6 +312,9 @@ class Endpoint:
             self._critical_errors.tasks = tasks
             if self._pump is not None:
                 tasks.start_soon(self._run_pump, self._pump)
+            if isinstance(self.clock, FollowingClock):
+                self._following = anyio.CancelScope()
+                tasks.start_soon(self._follow, self.clock, self._following)
             for service in self._services:
                 tasks.start_soon(service.run)
             for clean_up in self._clean_up:
@@ -309,6 +334,10 @@ class Endpoint:
             self._tasks.cancel_scope.cancel()
         return await running.__aexit__(None, None, None)
 
+    async def _follow(self, clock: FollowingClock, scope: anyio.CancelScope) -> None:
+        with scope:
+            await clock.follow()
+
     async def _run_pump(self, pump: MessagePump) -> None:
         async with anyio.create_task_group() as timers:
             if self._timers is not None:
@@ -325,11 +354,15 @@ class Endpoint:
             service.stop()
         for clean_up in self._clean_up:
             clean_up.stop()
+        if self._following is not None:
+            self._following.cancel()
 
     async def _prepare(self) -> None:
         self._check_expiring_types()
         for service in self._services:
             await service.prepare(set_up=self._create_queues)
+        if isinstance(self.clock, FollowingClock):  # before anything is taken that may not be due by it
+            await self.clock.measure()
         if self.send_only:
             return
         if self._create_queues:
@@ -343,8 +376,8 @@ class Endpoint:
             "Receive", "Failed to receive messages", RECEIVE_BREAKER, self._critical_errors, self._metrics
         )
         self._timers = BreakerTimers([breaker], self.clock)
-        receiver = self.transport.receiver(self.name)
-        handling = Handling(self, receiver.commit, receiver.roll_back)
+        receiver = WatchedReceiver(self.transport.receiver(self.name), self.clock)
+        handling = Handling(self, receiver.commit, receiver.roll_back, receiver.watch)
         handle = handling.handle if self._outbox is None else await self._with_outbox(self._outbox, handling)
         ahead = self.transport.capabilities.reads_ahead
         self._pump = MessagePump(receiver, handle, self._concurrency, self.clock, breaker, self.name, reads_ahead=ahead)
@@ -383,7 +416,8 @@ class Endpoint:
             ConfigurationError: ``transaction`` with a store that cannot take part in it, or outside of any.
             DelayedDeliveryNotConfigured: a delayed send without ``delayed_delivery`` or a timeout manager (row 15).
             UnknownMessageType: no destination is given and none is routed.
-            QueueNotFound, MessageTooLarge, TransportUnavailable, StoreUnavailable: nothing was sent.
+            QueueNotFound, MessageTooLarge, TransportUnavailable, StoreUnavailable: nothing was sent. A delayed message
+                whose headers no queue would take when it is due is refused now.
             NotSupported: a time to be received, or dead letters, with queues that have none; nothing was sent.
             DuplicateMessage: ``message_id`` was used for a delayed message before.
         """
@@ -440,7 +474,9 @@ class Endpoint:
         if related_to:
             content = {**_conversation(related_to), **content}
         sender = Sender(self.name, None if self.send_only else self.name)
-        return outgoing_message(content, body, destination, options, sender, self.clock.now())
+        outgoing = outgoing_message(content, body, destination, options, sender, self.clock.now())
+        check_headers_fit(outgoing, self.transport.capabilities.largest_headers_bytes)
+        return outgoing
 
     def _handles(self, message_type: type[Any]) -> bool:
         return message_type in self._handlers or (self._sagas is not None and self._sagas.handles(message_type))
@@ -526,12 +562,12 @@ class Endpoint:
             case ImmediateRetry():
                 log.info("message %s is retried at once: %s", _id(received), reason)
                 return None
-            case DelayedRetry(delay) if self._expires_before(received, now + delay):
+            case DelayedRetry(delay) if self._expires_before(received, later(now, delay)):
                 log.warning("message %s is not retried, as it would expire before that: %s", _id(received), reason)
                 return self.discarded(received, f"expires before its retry: {reason}")
             case DelayedRetry(delay):
                 log.warning("message %s is retried in %s: %s", _id(received), delay, reason)
-                retry = self._retry(received, now + delay, now)
+                retry = self._retry(received, later(now, delay), now)
                 return self.end_of([retry], RecordKind.RETRIED, f"retried as {retry.message_id}: {reason}")
             case Discard(why):
                 log.info("message %s is discarded by the recoverability policy: %s", _id(received), why)
@@ -544,7 +580,9 @@ class Endpoint:
         """Return the message for its delayed retry: a send of its own, so it has an id of its own in the store."""
         envelope = received.envelope
         own = _own_headers(envelope)
-        headers = {Headers.MESSAGE_ID: envelope.message_id, **delayed_retry_headers(own, now)}
+        # Without those that would steer the delay: on the way through a queue they would be taken for its own.
+        retried = without_delay_headers(delayed_retry_headers(own, now))
+        headers = {Headers.MESSAGE_ID: envelope.message_id, **retried}
         return DelayedMessage(new_message_id(), due, self.name, headers, envelope.body)
 
     def _expires_before(self, received: Received, instant: datetime) -> bool:
@@ -585,6 +623,13 @@ def _own_headers(envelope: Envelope) -> Mapping[str, str]:
     if Headers.TIME_TO_BE_RECEIVED in envelope.headers:
         return envelope.headers
     return headers_with_expiry(envelope.headers, envelope.expires_at)
+
+
+def _judging(own: Clock, delayed_delivery: DelayedDelivery | None) -> Clock:
+    """Return the clock that judges what is due: that of the store, where it has one and is asked for."""
+    if delayed_delivery is None:
+        return own
+    return clock_of_store(own, delayed_delivery.store, judges=delayed_delivery.use_store_clock) or own
 
 
 def _checked_allowance(allowance: timedelta) -> timedelta:

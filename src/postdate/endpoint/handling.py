@@ -6,10 +6,12 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Unpack
 
 import anyio
 
+from postdate.core.receiving import Watch
 from postdate.core.recoverability import text_of
 from postdate.endpoint.cancelling import is_being_cancelled
 from postdate.endpoint.outbox import BusinessTransaction, Handled
@@ -24,6 +26,7 @@ from postdate.errors import (
     PostdateError,
     QueueNotFound,
     SagaConflict,
+    TransportUnreachable,
 )
 from postdate.messages import DelayedMessage, Envelope, Headers
 from postdate.ports import End, NativeTransaction, Received, RecordKind, TransactionMode, Work
@@ -43,6 +46,7 @@ class HandlerContext:
 
     def __init__(self, endpoint: Endpoint, received: Received, business: BusinessTransaction | None = None) -> None:
         self._endpoint, self._received, self._business = endpoint, received, business
+        self._headers = MappingProxyType(received.envelope.headers)
         self.outgoing: list[Envelope | DelayedMessage] = []
         self.work: list[Work] = []
         """Done in the transaction in which what was sent leaves; only with queues, or an outbox, in the database of the
@@ -60,8 +64,11 @@ class HandlerContext:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Headers of the incoming message."""
-        return self._received.envelope.headers
+        """Headers of the incoming message; read-only, since a retry and the error queue get them as they came.
+
+        What is sent takes its own: ``headers={**context.headers, "Mine": "1"}``.
+        """
+        return self._headers
 
     @property
     def message_id(self) -> str:
@@ -152,6 +159,7 @@ class Handling:
     endpoint: Endpoint
     commit: Callable[[Received, datetime, End], Awaitable[None]]
     roll_back: Callable[[Received], Awaitable[None]]
+    watch: Watch
 
     async def handle(self, received: Received) -> None:
         """See :data:`postdate.core.pump.Handle`."""
@@ -252,7 +260,9 @@ class Handling:
             await self._send(end.outgoing, end.work)
 
     async def _send(self, envelopes: Sequence[Envelope], work: Sequence[Work]) -> None:
-        for error in await self.endpoint.transport.send(envelopes, self.endpoint.clock.now(), work=work):
+        transport = self.endpoint.transport
+        sending = transport.send(envelopes, self.endpoint.clock.now(), work=work)
+        for error in await self.watch.call(sending, transport, TransportUnreachable):
             if error is not None:
                 raise error
 

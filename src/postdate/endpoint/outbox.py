@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
-from postdate.clock import Clock
-from postdate.core.foreign import calling_store
+from postdate.clock import Clock, later
+from postdate.core.guard import calling_store
 from postdate.core.recoverability import is_outage
 from postdate.endpoint.cancelling import is_being_cancelled
 from postdate.endpoint.retries import cancels_itself, is_lasting
@@ -338,15 +338,16 @@ class OutboxCleanUp:
     async def run(self) -> None:
         """Clean up now and then, until stopped; what fails is tried again the next time."""
         while not self._stop.is_set():
-            now = self._clock.now()
+            began = self._clock.monotonic()
             try:
                 with calling_store(self._outbox.store):
-                    await self._forget(now - self._outbox.retention)
+                    await self._forget(later(self._clock.now(), -self._outbox.retention))
             except PostdateError as error:
-                self._outage.failed(error, now.timestamp())
+                self._outage.failed(error, began)
             else:
-                self._outage.succeeded(now.timestamp())
-            await self._clock.wait(self._stop, now + self._outbox.clean_up_every)
+                self._outage.succeeded(began)
+            took = timedelta(seconds=self._clock.monotonic() - began)
+            await self._clock.wait_for(self._stop, self._outbox.clean_up_every - took)
 
     async def _forget(self, before: datetime) -> None:
         forgotten = CLEAN_UP_BATCH

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from postdate.core.foreign import calling_store
+from postdate.core.guard import calling_store
 from postdate.core.recoverability import is_outage
 from postdate.endpoint.saga_instance import Handling, SagaInstance, SagaSurroundings, name_of
 from postdate.endpoint.saga_timeouts import SagaDetails, decoded, originator_of

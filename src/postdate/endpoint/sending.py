@@ -8,25 +8,32 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypedDict
 
+from postdate.clock import later
 from postdate.endpoint.time_to_be_received import INFINITE, finite
 from postdate.errors import (
     ConfigurationError,
     DelayConflict,
     DelayedDeliveryNotConfigured,
     InvalidMessage,
-    InvalidTimestamp,
+    MessageTooLarge,
 )
 from postdate.messages import (
+    DESTINATION_LIMIT,
     LONGEST_TIME_TO_BE_RECEIVED,
+    MESSAGE_ID_LIMIT,
     DelayedMessage,
     Envelope,
     Headers,
     aware_utc,
     check_headers,
+    check_not_reserved,
+    check_text,
     delay_headers,
+    encode_headers,
     format_time_span,
     format_timestamp,
     new_message_id,
+    size_in_bytes,
 )
 from postdate.ports import DelayedMessageStore, TransactionalStore
 
@@ -37,7 +44,7 @@ class SendOptions:
 
     Args:
         destination: queue; ``None``: where messages of this type are routed.
-        delay: not to be delivered before this long from now; zero is allowed.
+        delay: not to be delivered before this long from now; zero is allowed, and ``timedelta.max`` means never.
         deliver_at: not to be delivered before this instant; aware; a past one is delivered promptly.
         expires_at: not to be delivered after this instant; aware; may go together with a delay.
         time_to_be_received: discarded if not received this long after sending; excludes a delay, because it counts
@@ -49,7 +56,8 @@ class SendOptions:
 
     Raises:
         DelayConflict: options that exclude each other.
-        InvalidMessage: a negative delay, or a time to be received of zero or less.
+        InvalidMessage: a destination or an id that is blank or too long, a negative delay, or a time to be received of
+            zero or less.
         InvalidTimestamp: a date-time without a time zone.
     """
 
@@ -63,6 +71,10 @@ class SendOptions:
     message_id: str | None = None
 
     def __post_init__(self) -> None:
+        if self.destination is not None:
+            check_text(self.destination, "destination", DESTINATION_LIMIT)
+        if self.message_id is not None:
+            check_text(self.message_id, "message id", MESSAGE_ID_LIMIT)
         if self.delay is not None and self.deliver_at is not None:
             raise DelayConflict("delay and deliver_at exclude each other: give one of them")
         for name in ("delay", "time_to_be_received"):
@@ -92,15 +104,15 @@ class SendOptions:
         return self.delay is not None or self.deliver_at is not None
 
     def due(self, now: datetime) -> datetime | None:
-        """Return the absolute due time in UTC, or ``None`` for a message to be sent at once."""
+        """Return the absolute due time in UTC, or ``None`` for a message to be sent at once.
+
+        A delay that ends after the year 9999 ends with it: ``timedelta.max`` means never, as it does elsewhere.
+        """
         if self.deliver_at is not None:
             return aware_utc(self.deliver_at, "deliver_at")
         if self.delay is None:
             return None
-        try:
-            return now + self.delay
-        except OverflowError as error:
-            raise InvalidTimestamp(f"a delay of {self.delay} ends after the year 9999") from error
+        return later(now, self.delay)
 
 
 class SendKeywords(TypedDict, total=False):
@@ -131,9 +143,12 @@ def outgoing_headers(
 
     Raises:
         DelayConflict: a delay together with a time to be received (row 75); names the message type.
+        InvalidHeaders: headers that are no texts, or, with a delay, one with the prefix that is reserved for it.
     """
     own = options.headers or {}
     check_headers(own)
+    if options.is_delayed:
+        check_not_reserved(own)
     headers = {
         Headers.MESSAGE_ID: message_id,
         Headers.CORRELATION_ID: message_id,
@@ -177,7 +192,7 @@ def outgoing_message(
         sender: who sends.
         now: UTC.
     """
-    message_id = options.message_id or new_message_id()
+    message_id = new_message_id() if options.message_id is None else options.message_id
     headers = outgoing_headers(content, options, sender, message_id, now)
     due = options.due(now)
     if due is None or due <= now:
@@ -193,18 +208,43 @@ def outgoing_message(
     return DelayedMessage(message_id, due, destination, headers, body, options.expires_at)
 
 
+def check_headers_fit(message: Envelope | DelayedMessage, limit: int | None) -> None:
+    """Refuse headers that no queue takes: found out when the message is due, that would be too late.
+
+    Args:
+        message: to be sent or stored.
+        limit: bytes of encoded headers that the queues take; ``None``: they have no limit of their own.
+
+    Raises:
+        MessageTooLarge: with the size and the limit.
+    """
+    if limit is None:
+        return
+    size = size_in_bytes(encode_headers(message.headers), b"")
+    if size > limit:
+        raise MessageTooLarge(
+            f"message {message.message_id!r} has {size:,} bytes of headers, more than the {limit:,} that its queues "
+            f"take: put what is large into the body"
+        )
+
+
 def through_queue(message: DelayedMessage, queue: str) -> Envelope:
     """Return the envelope that carries a delayed message to a timeouts queue."""
     return Envelope(queue, message.message_id, delay_headers(message), message.body)
 
 
 def kept(message: Envelope | DelayedMessage, now: datetime) -> DelayedMessage:
-    """Return what a store keeps of a message, also of one that is due already: its time begins now."""
+    """Return what a store keeps of a message, also of one that is due already: its time begins now.
+
+    Raises:
+        InvalidHeaders: a header with the prefix that is reserved for delayed delivery.
+    """
     if isinstance(message, DelayedMessage):
         return message
+    check_not_reserved(message.headers)
     expires_at, span = message.expires_at, message.time_to_be_received
     if span is not None:
-        end = now + span
+        end = later(now, span)
         expires_at = end if expires_at is None else min(expires_at, end)
     return DelayedMessage(message.message_id, now, message.destination, message.headers, message.body, expires_at)
 

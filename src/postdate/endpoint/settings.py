@@ -46,6 +46,9 @@ class DelayedDelivery:
         drain_timeout_manager: also receive from ``{endpoint}.timeoutsdispatcher``, a queue of the timeout manager that
             the endpoint had before, and which is created with the others: for when that does not run any more
             (specification 3.7).
+        use_store_clock: judge by the clock of the store's server what is due, where it has one, so that services whose
+            own clocks differ agree; ``False``: each by the clock of its machine. What a clock of tests shows goes
+            before both.
 
     Raises:
         ConfigurationError: a value is out of range or of the wrong type, or a method of the store is missing or not
@@ -62,6 +65,7 @@ class DelayedDelivery:
     poison_queue: str | None = None
     errors_return_to: ErrorsReturnTo = "timeouts_queue"
     drain_timeout_manager: bool = False
+    use_store_clock: bool = True
     claims: ClaimingStore = field(init=False, repr=False, compare=False)
     """The store as the core uses it: the same, or its six methods put to work in batches."""
 

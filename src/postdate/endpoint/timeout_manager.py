@@ -10,9 +10,10 @@ import logging
 import anyio
 
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.core.foreign import calling_store
+from postdate.core.guard import calling_store
 from postdate.core.poller import Poller
 from postdate.core.pump import Handle, MessagePump
+from postdate.core.receiving import WatchedReceiver
 from postdate.core.recoverability import Host
 from postdate.core.timeout_manager.dispatching import DispatchStep
 from postdate.core.timeout_manager.looking import DueTimeouts
@@ -122,7 +123,7 @@ class TimeoutManagerService:
         )
         self._satellites, self._pumps, breakers = [], [], list[RepeatedFailures]()
         for queue in own:
-            receiver = around.transport.receiver(queue)
+            receiver = WatchedReceiver(around.transport.receiver(queue), around.clock)
             satellite = self._satellite(queue, receiver, self._step(queue, due))
             critical = f"Failed to receive messages of the timeout manager from {queue!r}"
             breaker = RepeatedFailures(

@@ -12,14 +12,18 @@ Source: ADR 0008.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from postdate.errors import PostdateError
 from postdate.locking.parts import Tables
 from postdate.locking.pool import Pool
 from postdate.ports import Claim
+
+_ASKED_FOR_SECONDS: Final = 1.0
+"""How long a server is asked at least that should have ended the transaction: it may have been as slow as we."""
 
 Step = Callable[[Any, Sequence[int], int | None], int]
 """Does something to messages, given by ascending numbers, of one holder; returns to how many."""
@@ -32,6 +36,7 @@ class Batch:
         self.session: Any | None = session
         self.tokens = [Token(number, attempt_at, self) for number, attempt_at in rows]
         self.lock = threading.Lock()
+        self.heard_at = time.monotonic()
 
 
 class Token:
@@ -51,10 +56,17 @@ class Batches:
         pool: where connections come from and go to.
         tables: of the store.
         holder: returns the number under which this process is alive; blocking.
+        left_out: returns the numbers of what is not to be claimed for now, without being held.
     """
 
-    def __init__(self, pool: Pool, tables: Tables, holder: Callable[[], int]) -> None:
-        self._pool, self._tables, self._holder = pool, tables, holder
+    def __init__(
+        self,
+        pool: Pool,
+        tables: Tables,
+        holder: Callable[[], int],
+        left_out: Callable[[], Collection[int]] = frozenset,
+    ) -> None:
+        self._pool, self._tables, self._holder, self._left_out = pool, tables, holder, left_out
         self._held: dict[int, Token] = {}
         self._abandoned: dict[int, int] = {}
         self._lock = threading.Lock()
@@ -69,9 +81,10 @@ class Batches:
         return batch.tokens
 
     def locked(self) -> list[int]:
-        """Return the numbers that are held by row locks."""
+        """Return the numbers that are held by row locks, and those that are left out: what not to be woken for."""
         with self._lock:
-            return [token.number for token in self._held.values() if token.holder is None]
+            held = [token.number for token in self._held.values() if token.holder is None]
+        return [*held, *self._left_out()]
 
     def holders(self) -> set[int]:
         """Return the numbers of this process under which something is leased."""
@@ -111,6 +124,43 @@ class Batches:
         with self._lock:
             for number in numbers:
                 self._abandoned.pop(number, None)
+
+    def silent(self, after_seconds: float) -> Sequence[Batch]:
+        """Return the batches on whose connections nothing was said for so long."""
+        with self._lock:
+            batches = {token.batch for token in self._held.values()}
+        return [each for each in batches if each.session and time.monotonic() - each.heard_at >= after_seconds]
+
+    def keep(self, batches: Iterable[Batch], ends_after_seconds: float) -> int:
+        """Say something on each connection that holds one of these batches, so that it stays; blocking.
+
+        The server ends the transaction of a process that falls silent: a frozen one must not hold messages for ever. It
+        has as long to answer as to anything else: while it stands still it ends nothing, and what is given up here
+        is sent twice.
+
+        Args:
+            batches: of :meth:`silent`.
+            ends_after_seconds: after so long a silence the server ends the transaction, and an answer need not be
+                waited for.
+
+        Returns:
+            How many messages are found to be held no more, because their connection is gone.
+        """
+        return sum(self._keep(batch, ends_after_seconds) for batch in batches)
+
+    def _keep(self, batch: Batch, ends_after_seconds: float) -> int:
+        if not batch.lock.acquire(blocking=False):  # it is being settled just now
+            return 0
+        try:
+            left = ends_after_seconds - (time.monotonic() - batch.heard_at)
+            if batch.session is None or batch.session.is_alive(max(left, _ASKED_FOR_SECONDS)):
+                batch.heard_at = time.monotonic()
+                return 0
+            batch.session.close()
+            self._unlocked(batch, batch.tokens, None)
+            return len(batch.tokens)
+        finally:
+            batch.lock.release()
 
     def forget(self, number: int) -> None:
         """Note that a message is not held any more, whatever it was held by."""

@@ -7,12 +7,14 @@ Times in rows are whole microseconds since 1970-01-01 UTC. Every method blocks a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple, Protocol
 
-from postdate.clock import from_microseconds, to_microseconds
-from postdate.errors import PipelineError, StoreUnavailable
-from postdate.messages import DelayedMessage, decode_headers
+from postdate.clock import from_microseconds, later, to_microseconds
+from postdate.errors import InvalidHeaders, InvalidMessage, PipelineError, StoreUnavailable
+from postdate.messages import DelayedMessage, encoded_deliver_at, opened
 from postdate.ports import Recording, Scan, ScanFilter, ScanPart, ServerFacts
 
 
@@ -32,6 +34,15 @@ class Row(NamedTuple):
     body: bytes
 
 
+class Aside(NamedTuple):
+    """A message that was set aside, as it is written and read; columns of :class:`Row` may hold what is no message."""
+
+    number: int
+    at: int
+    reason: str
+    row: Row
+
+
 class Waiting(NamedTuple):
     """A waiting message, locked, without its content."""
 
@@ -40,6 +51,15 @@ class Waiting(NamedTuple):
     attempt_at: int | None
     expires_at: int | None
     holder: int | None
+
+
+def headers_retimed(old: int, new: int) -> dict[str, str]:
+    """Return which piece of encoded headers says an old due time, and what takes its place; microseconds since 1970."""
+    will_be = encoded_deliver_at(from_microseconds(new))
+    try:
+        return {"was": encoded_deliver_at(from_microseconds(old)), "is": will_be}
+    except OverflowError:  # outside the calendar: no header says it
+        return {"was": will_be, "is": will_be}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +96,21 @@ class Session(Protocol):
         """Close the connection; whatever it locked is free. Never raises."""
         ...
 
-    def is_alive(self) -> bool:
-        """Ask the server; for connections that were idle."""
+    def is_alive(self, at_most: float | None = None) -> bool:
+        """Ask the server.
+
+        Args:
+            at_most: seconds; it has as long to answer as to anything else, but no longer than this. ``None``: two
+                seconds, for a connection that was idle, in place of which there may as well be another one.
+        """
+        ...
+
+    def abort(self) -> None:
+        """End the connection from another thread: whoever waits for an answer hears that none comes. Never raises."""
+        ...
+
+    def patient(self) -> AbstractContextManager[None]:
+        """Wait longer for answers within the block: for what reads or changes whole tables."""
         ...
 
 
@@ -105,7 +138,7 @@ class Tables(Protocol):
         """Write messages and their records, but for ids that are known; return the ids that were not."""
         ...
 
-    def revive(self, session: Any, row: Row, at: int) -> bool:
+    def come_back(self, session: Any, row: Row, note: Ending) -> bool:
         """Write a message under its old number if its last record says that it went to the error queue."""
         ...
 
@@ -133,6 +166,14 @@ class Tables(Protocol):
         """Give back what the holders hold, or those of ``numbers``; may be attempted at their due times."""
         ...
 
+    def release(self, session: Any, numbers: Sequence[int], holder: int | None, attempt_at: int | None) -> int:
+        """Give back those of ``numbers`` (ascending) that ``holder`` holds; ``attempt_at`` ``None``: they are due.
+
+        Returns:
+            How many.
+        """
+        ...
+
     def retry(self, session: Any, number: int, holder: int | None, attempt_at: int | None, note: Ending) -> bool:
         """Count a failure of what ``holder`` holds and give it back; ``attempt_at`` ``None``: at its due time."""
         ...
@@ -141,8 +182,8 @@ class Tables(Protocol):
         """Lock a waiting message; ``None``: there is none, or somebody has it locked."""
         ...
 
-    def reschedule(self, session: Any, number: int, due: int, at: int) -> None:
-        """Give a locked message another due time."""
+    def reschedule(self, session: Any, found: Waiting, due: int, at: int) -> None:
+        """Give a locked message another due time, also in the header that says it."""
         ...
 
     def appear(self, session: Any) -> int:
@@ -179,16 +220,58 @@ class Tables(Protocol):
 
     def list_pending(
         self, session: Any, destination: str | None, due_from: int | None, due_to: int | None, limit: int
-    ) -> Sequence[Row]:
-        """Return waiting messages by due time and number."""
+    ) -> Sequence[tuple[int, Row]]:
+        """Return waiting messages with their numbers, by due time and number."""
         ...
 
-    def get(self, session: Any, message_id: str) -> Row | None:
-        """Return a waiting message; waits for nobody."""
+    def get(self, session: Any, message_id: str) -> Sequence[tuple[int, Row]]:
+        """Return a waiting message with its number, or nothing; waits for nobody."""
+        ...
+
+    def free_ones(self, session: Any, numbers: Sequence[int]) -> Sequence[tuple[int, Row]]:
+        """Lock those of ``numbers`` (ascending) that nobody holds, and return them."""
+        ...
+
+    def set_aside(self, session: Any, bad: Mapping[int, str], at: int) -> None:
+        """Take locked messages out of the way with their bytes, and record it.
+
+        Args:
+            session: in a transaction.
+            bad: why each cannot be read, by its number.
+            at: time of the record.
+        """
+        ...
+
+    def set_aside_count(self, session: Any) -> int:
+        """Count what is set aside."""
+        ...
+
+    def all_aside(self, session: Any, limit: int) -> Sequence[Aside]:
+        """Return what is set aside, oldest first."""
+        ...
+
+    def lock_aside(self, session: Any, number: int) -> Aside | None:
+        """Lock what is set aside under a number; ``None``: there is nothing."""
+        ...
+
+    def end_aside(self, session: Any, aside: Aside, ending: Ending | None) -> None:
+        """Delete what is set aside; recorded unless ``ending`` is ``None``."""
         ...
 
     def history(self, session: Any, message_id: str) -> Sequence[tuple[Any, ...]]:
         """Return kind, id, at, due, destination and detail of each record of a message, in order."""
+        ...
+
+    def now(self, session: Any) -> int:
+        """Return the time of the server."""
+        ...
+
+    def report_clock(self, session: Any, holder: int, ahead: int) -> None:
+        """Note how far the clock of ``holder`` is ahead of the server's."""
+        ...
+
+    def reported_clocks(self, session: Any) -> Sequence[tuple[str, int, int]]:
+        """Return machine, process id and how far the clock is ahead, of holders that live and have noted it."""
         ...
 
     def facts(self, session: Any) -> ServerFacts:
@@ -242,13 +325,46 @@ def filter_values(where: ScanFilter) -> dict[str, Any]:
 
 
 def from_row(row: Row) -> DelayedMessage:
-    """Return the message of a row."""
-    return DelayedMessage(
+    """Return the message of a row. What is stored was checked before, and is not held against limits again.
+
+    Raises:
+        InvalidMessage, InvalidHeaders: it cannot be read; the error says why.
+    """
+    body = bytes(row.body)
+    return DelayedMessage.restored(
         row.message_id,
-        from_microseconds(row.due),
+        _instant(row.due, "the due time"),
         row.destination,
-        decode_headers(row.headers),
-        bytes(row.body),
-        None if row.expires_at is None else from_microseconds(row.expires_at),
+        opened(row.headers, body),
+        body,
+        None if row.expires_at is None else _instant(row.expires_at, "the expiry"),
         row.failures,
     )
+
+
+def _instant(microseconds: int, what: str) -> datetime:
+    try:
+        return from_microseconds(microseconds)
+    except OverflowError as error:
+        raise InvalidMessage(f"{what} is outside the years 1 to 9999: {microseconds} us since 1970") from error
+
+
+def nearest_instant(microseconds: int) -> datetime:
+    """Return the time of a column, or the end of the calendar that is nearest: for what is shown or slept for."""
+    return later(from_microseconds(0), timedelta(microseconds=microseconds))
+
+
+def readable_due(row: Row) -> int | None:
+    """Return the due time for a record; ``None`` where it cannot be one."""
+    return row.due if to_microseconds(nearest_instant(row.due)) == row.due else None
+
+
+def decoded(rows: Iterable[tuple[int, Row]]) -> tuple[dict[int, DelayedMessage], dict[int, str]]:
+    """Return by number, in order, what can be read, and of the others why not: each row is read by itself."""
+    good, bad = dict[int, DelayedMessage](), dict[int, str]()
+    for number, row in rows:
+        try:
+            good[number] = from_row(row)
+        except (InvalidMessage, InvalidHeaders) as error:
+            bad[number] = str(error)
+    return good, bad

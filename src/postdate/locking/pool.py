@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from postdate.errors import PostdateError, StoreUnavailable
@@ -16,6 +17,8 @@ T = TypeVar("T")
 
 _MOST_IDLE: Final = 16
 _TRIES: Final = 8
+_GIVE_UP_AFTER_SECONDS: Final = 20.0
+"""What loses against others for so long is not tried again: most likely somebody has locked a whole table."""
 _TRUSTED_SECONDS: Final = 0.5
 """A connection that was used so lately is taken for alive without asking."""
 
@@ -30,6 +33,7 @@ class Pool:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._idle: list[tuple[Any, float]] = []
+        self._lent: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._closed = False
 
@@ -45,14 +49,34 @@ class Pool:
                     raise StoreUnavailable(f"{self._server.where}: closed")
                 session, used_at = self._idle.pop() if self._idle else (None, 0.0)
             if session is None:
-                return self._server.connect()
+                return self._now_lent(self._server.connect())
             if time.monotonic() - used_at < _TRUSTED_SECONDS or session.is_alive():
-                return session
+                return self._now_lent(session)
             session.close()
+            self._close_idle()  # most likely they all are gone, and to ask each may take two seconds
+
+    def _now_lent(self, session: Any) -> Any:
+        with self._lock:
+            self._lent.add(session)
+        return session
+
+    def _close_idle(self) -> None:
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for session, _ in idle:
+            session.close()
+
+    def abort(self) -> None:
+        """End every connection that is lent: who waits on one hears that no answer comes."""
+        with self._lock:
+            lent = list(self._lent)
+        for session in lent:
+            session.abort()
 
     def put(self, session: Any) -> None:
         """Take a connection back that is in no transaction."""
         with self._lock:
+            self._lent.discard(session)
             if not self._closed and len(self._idle) < _MOST_IDLE:
                 self._idle.append((session, time.monotonic()))
                 return
@@ -71,6 +95,7 @@ class Pool:
 
     def transaction(self, work: Callable[[Any], T]) -> T:
         """Do ``work`` in one transaction, again if it lost against another, and return its result."""
+        started = time.monotonic()
         for tries in range(1, _TRIES + 1):
             session = self.take()
             try:
@@ -79,7 +104,7 @@ class Pool:
                 session.commit()
             except Conflict:
                 self.roll_back(session)
-                if tries == _TRIES:
+                if tries == _TRIES or time.monotonic() - started >= _GIVE_UP_AFTER_SECONDS:
                     raise
                 continue
             except PostdateError as error:
@@ -106,11 +131,24 @@ class Pool:
 
     def run(self, work: Callable[[Any], T]) -> T:
         """Do ``work``, one statement, without a transaction around it."""
-        for _ in range(_TRIES - 1):
-            with suppress(Conflict), self.lent() as session:
+        started = time.monotonic()
+        for tries in range(1, _TRIES + 1):
+            try:
+                with self.lent() as session:
+                    return work(session)
+            except Conflict:
+                if tries == _TRIES or time.monotonic() - started >= _GIVE_UP_AFTER_SECONDS:
+                    raise
+        raise AssertionError
+
+    def run_patiently(self, work: Callable[[Any], T]) -> T:
+        """Do the same as :meth:`run` with what reads or changes whole tables: the server may take long to answer."""
+
+        def patiently(session: Any) -> T:
+            with session.patient():
                 return work(session)
-        with self.lent() as session:
-            return work(session)
+
+        return self.run(patiently)
 
     async def transaction_in_thread(self, work: Callable[[Any], T]) -> T:
         """Do the same as :meth:`transaction` in one of our threads."""
@@ -124,6 +162,4 @@ class Pool:
         """Close what is idle; what is given back later is closed then."""
         with self._lock:
             self._closed = True
-            idle, self._idle = self._idle, []
-        for session, _ in idle:
-            session.close()
+        self._close_idle()

@@ -14,21 +14,29 @@ index, ten times a second, and only while somebody listens. Source: ADR 0008.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from datetime import timedelta
 from typing import Any, Final
 
 from postdate.errors import PostdateError, StoreFull, StoreUnreachable
-from postdate.locking.batches import Batches
+from postdate.locking.batches import Batch, Batches
 from postdate.locking.parts import Conflict, Server, Tables
 from postdate.locking.watch import Watch
 
 _LOOK_EVERY_SECONDS: Final = 0.1
 _FREE_EVERY_SECONDS: Final = 1.0
+_SPEAK_AFTER_SECONDS: Final = 10.0
+"""How long a connection that holds a batch is silent at most; less where silence is taken for an end earlier."""
+_SPEAKS_IN_TIME: Final = 4
+"""Times that something is said before silence would be taken for an end."""
 _CONNECT_AGAIN_AFTER_SECONDS: Final = (0.1, 0.2, 0.5, 1.0)
 _START_WITHIN_SECONDS: Final = 15.0
+_STOP_WITHIN_SECONDS: Final = 20.0
+"""As long as it takes to find out that nobody answers; the thread ends after that by itself."""
 
 log = logging.getLogger("postdate.stores")
 
@@ -40,13 +48,19 @@ class Presence:
         server: to appear at.
         tables: of the store.
         watch: told of the next attempt.
+        holds_at_most: after so long a silence the server ends connections; ``None``: it does not.
     """
 
-    def __init__(self, server: Server, tables: Tables, watch: Watch) -> None:
+    def __init__(self, server: Server, tables: Tables, watch: Watch, holds_at_most: timedelta | None = None) -> None:
+        in_time = _SPEAK_AFTER_SECONDS if holds_at_most is None else holds_at_most.total_seconds() / _SPEAKS_IN_TIME
+        self._speak_after_seconds = min(_SPEAK_AFTER_SECONDS, in_time)
+        self._ends_after_seconds = math.inf if holds_at_most is None else holds_at_most.total_seconds()
+        self._keeper: threading.Thread | None = None
         self._server, self._tables, self._watch = server, tables, watch
         self._batches: Batches | None = None
         self._ready, self._stop = threading.Event(), threading.Event()
         self._holder: int | None = None
+        self._session: Any | None = None
         self._failure: PostdateError | None = None
         self._failures = 0
         self._troubled: set[str] = set()
@@ -78,13 +92,23 @@ class Presence:
             self._stop.set()
             thread = self._thread
         if thread is not None:
-            thread.join()
+            thread.join(_STOP_WITHIN_SECONDS)
+        keeper = self._keeper
+        if keeper is not None:
+            keeper.join(_STOP_WITHIN_SECONDS)
         self._ready.set()
+
+    def abort(self) -> None:
+        """End the connection from another thread, whatever is waited for on it."""
+        session = self._session
+        if session is not None:
+            session.abort()
 
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
                 with closing(self._server.connect()) as session:
+                    self._session = session
                     self._live(session)
             except Exception as error:  # noqa: BLE001 - without this thread nothing that we hold would be ours
                 self._failed(error)
@@ -118,6 +142,7 @@ class Presence:
         self._try(session, self._free_what_nobody_holds)
         self._try(session, self._free_what_the_dead_hold)
         while not self._stop.is_set():
+            self._keep_batches()
             if time.monotonic() - freed_at >= _FREE_EVERY_SECONDS:
                 freed_at = time.monotonic()
                 self._try(session, self._free_what_the_dead_hold)
@@ -142,6 +167,23 @@ class Presence:
             self._troubled.add(name)
         else:
             self._troubled.discard(name)
+
+    def _keep_batches(self) -> None:
+        """Keep what has been silent, beside this thread: what waits for one connection must not silence another."""
+        if self._batches is None or (self._keeper is not None and self._keeper.is_alive()):
+            return
+        silent = self._batches.silent(self._speak_after_seconds)
+        if silent:
+            self._keeper = threading.Thread(
+                target=self._keep, args=(self._batches, silent), name="postdate-store-keeper", daemon=True
+            )
+            self._keeper.start()
+
+    def _keep(self, batches: Batches, silent: Sequence[Batch]) -> None:
+        lost = batches.keep(silent, self._ends_after_seconds)
+        if lost:
+            log.warning("%d messages are held no more: the connection that held them is gone", lost)
+            self._watch.forget()
 
     def _look(self, session: Any) -> None:
         """Tell the watch of the next attempt."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
@@ -16,11 +18,12 @@ from postdate.errors import (
     UnsupportedTransactionMode,
 )
 from postdate.locking.batches import Batches, Token
-from postdate.locking.parts import Ending, Row, Server, Tables, Waiting, check_columns, from_row
+from postdate.locking.parts import Ending, Row, Server, Tables, Waiting, check_columns, decoded, nearest_instant
 from postdate.locking.pool import Pool
 from postdate.locking.presence import Presence
+from postdate.locking.quarantine import SetsAside, Shelf
 from postdate.locking.watch import Watch
-from postdate.messages import DelayedMessage, encode_headers, size_in_bytes
+from postdate.messages import DelayedMessage, encode_headers, sealed, size_in_bytes
 from postdate.ports import (
     OUTCOME_RECORDS,
     Claim,
@@ -41,10 +44,15 @@ from postdate.threads import in_thread
 
 T = TypeVar("T")
 
+_MICROSECOND: Final = timedelta(microseconds=1)
+_CLOSE_WITHIN_SECONDS: Final = 5.0
+
+log = logging.getLogger("postdate.stores")
+
 _MODES: Final = frozenset(TransactionMode) - {TransactionMode.TRANSACTION_SCOPE}
 
 
-class LockingStore:
+class LockingStore(SetsAside):
     """Keeps delayed messages in a table of a database server. The queues are elsewhere, so delivery is at least once.
 
     Args:
@@ -52,34 +60,47 @@ class LockingStore:
         tables: makes the SQL of a store from the name of its table.
         table: its name; ``None``: ``{endpoint}.timeouts``.
         largest_message_bytes: of headers and body together.
+        holds_at_most: the server ends the connections of a process that is silent for so long; ``None``: it does not.
+        checksum: store one of headers and body with each message; who reads it checks it, whatever this says.
     """
 
     def __init__(
-        self, server: Server, tables: Callable[[str], Tables], table: str | None, largest_message_bytes: int
+        self,
+        server: Server,
+        tables: Callable[[str], Tables],
+        table: str | None,
+        largest_message_bytes: int,
+        holds_at_most: timedelta | None = None,
+        *,
+        checksum: bool = False,
     ) -> None:
+        self._checksum = checksum
         self._server, self._make_tables, self._table = server, tables, table
+        self._holds_at_most = holds_at_most
         self._pool, self._watch = Pool(server), Watch()
-        self._parts: tuple[Tables, Batches, Presence] | None = None
+        self._parts: tuple[Tables, Batches, Presence, Shelf] | None = None
         self._capabilities = StoreCapabilities(
             durable=True,
             shared=True,
             time_precision=timedelta(microseconds=1),
             transaction_modes=_MODES,
             largest_message_bytes=largest_message_bytes,
+            holds_at_most=holds_at_most,
         )
         if table is not None:
             self._assemble(table)
 
     def _assemble(self, table: str) -> None:
         tables = self._make_tables(table)
-        presence = Presence(self._server, tables, self._watch)
+        presence = Presence(self._server, tables, self._watch, self._holds_at_most)
 
         def holder() -> int:
             presence.start(batches)
             return presence.holder()
 
-        batches = Batches(self._pool, tables, holder)
-        self._parts = (tables, batches, presence)
+        shelf = Shelf(self._pool, tables, self._watch)
+        batches = Batches(self._pool, tables, holder, shelf.left_out)
+        self._parts = (tables, batches, presence, shelf)
 
     @property
     def capabilities(self) -> StoreCapabilities:
@@ -100,15 +121,18 @@ class LockingStore:
         """Create the tables; idempotent, and several processes may do it at once."""
 
         def setup() -> None:
-            with self._pool.lent() as session:
+            with self._pool.lent() as session, session.patient():
                 self._tables.setup(session)
 
         await in_thread(setup)
 
     async def close(self) -> None:
-        """Give back what is held and close every connection; a second time without effect."""
+        """Give back what is held and close every connection; a second time without effect.
 
-        def close() -> None:
+        A server that does not answer is not waited for: without connections it gives back by itself.
+        """
+
+        def give_back() -> None:
             try:
                 if self._parts is not None:
                     self._held.give_up()
@@ -117,10 +141,15 @@ class LockingStore:
                     self._presence.stop()
                 self._pool.close()
 
-        await in_thread(close)
+        await in_thread(_done_within, _CLOSE_WITHIN_SECONDS, give_back, self._abort)
+
+    def _abort(self) -> None:
+        self._pool.abort()
+        if self._parts is not None:
+            self._presence.abort()
 
     @property
-    def _assembled(self) -> tuple[Tables, Batches, Presence]:
+    def _assembled(self) -> tuple[Tables, Batches, Presence, Shelf]:
         if self._parts is None:
             name = type(self).__name__
             raise ConfigurationError(
@@ -131,6 +160,10 @@ class LockingStore:
     @property
     def _tables(self) -> Tables:
         return self._assembled[0]
+
+    @property
+    def _shelf(self) -> Shelf:
+        return self._assembled[3]
 
     @property
     def _held(self) -> Batches:
@@ -145,11 +178,19 @@ class LockingStore:
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         """See :meth:`postdate.ports.DelayedMessageStore.store`."""
         row, at = self._row(message), to_microseconds(now)
+        back = Ending(at, int(RecordKind.RESCHEDULED), "came back from the error queue")
 
         def store(session: Any) -> bool:
-            return bool(self._tables.insert(session, [row], at)) or self._tables.revive(session, row, at)
+            return bool(self._tables.insert(session, [row], at))
 
-        if not await self._pool.transaction_in_thread(store):
+        def store_again(session: Any) -> bool:
+            return self._tables.come_back(session, row, back)
+
+        def stored() -> bool:
+            # Apart: who finds the id there has a lock on it, shared with others who do; each would wait for the rest.
+            return self._pool.transaction(store) or self._pool.transaction(store_again)
+
+        if not await in_thread(stored):
             raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
         self._watch.heard(row.due)
 
@@ -177,6 +218,8 @@ class LockingStore:
                 f"message {message.message_id!r} has {size:,} bytes, this store takes {limit:,}; keep large content "
                 f"elsewhere and send a reference, or raise largest_message_bytes"
             )
+        if self._checksum:
+            headers = sealed(headers, message.body)
         expires_at = None if message.expires_at is None else to_microseconds(message.expires_at)
         due = to_microseconds(message.due)
         return Row(message.message_id, due, message.destination, expires_at, 0, headers, message.body)
@@ -239,18 +282,26 @@ class LockingStore:
     def _claim(self, at: int, limit: int) -> list[Claim]:
         session = self._pool.take()
         try:
-            session.begin()
-            found = self._tables.claim(session, at, limit)
+            while True:
+                session.begin()
+                left_out = self._shelf.left_out()
+                found = self._tables.claim(session, at, limit + len(left_out))
+                messages, bad = decoded((number, row) for number, _, row in found)
+                if bad.keys() <= left_out:
+                    break
+                self._shelf.clear_away(session, bad, at)  # for all to see, before anything is held
+            found = [each for each in found if each[0] in messages][:limit]
             if not found:
                 session.rollback()
-        except BaseException:
+        except BaseException:  # what was locked is free
             session.close()
             raise
         if not found:
             self._pool.put(session)
             return []
         tokens = self._held.hold(session, [(number, attempt_at) for number, attempt_at, _ in found])
-        return [Claim(from_row(row), token) for (_, _, row), token in zip(found, tokens, strict=True)]
+        self._presence.start(self._held)  # which keeps the connection alive
+        return [Claim(messages[token.number], token) for token in tokens]
 
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
         """See :meth:`postdate.ports.ClaimingStore.finish`."""
@@ -273,6 +324,22 @@ class LockingStore:
         if done:
             self._watch.heard(then)
         return bool(done)
+
+    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+        """See :meth:`postdate.ports.ReleasingStore.release`."""
+        then = _microseconds(attempt_at)
+
+        def give_back(session: Any, numbers: Sequence[int], holder: int | None) -> int:
+            if then is None and holder is None:
+                return len(numbers)  # by row locks alone: with the transaction they are free, as they were before
+            return self._tables.release(session, numbers, holder, then)
+
+        done = await in_thread(self._held.settle, claims, give_back)
+        if done and then is not None:
+            self._watch.heard(then)
+        elif done:
+            self._watch.forget()
+        return done
 
     async def next_attempt(self) -> datetime | None:
         """See :meth:`postdate.ports.ClaimingStore.next_attempt`; what others have locked is not left out."""
@@ -318,9 +385,9 @@ class LockingStore:
             if found is None or found.holder is not None:
                 return False
             if found.expires_at is not None and new_due > found.expires_at:
-                expiry = from_microseconds(found.expires_at).isoformat()
+                expiry = nearest_instant(found.expires_at).isoformat()
                 raise InvalidMessage(f"message {message_id!r} expires at {expiry}, before that")
-            self._tables.reschedule(session, found.number, new_due, at)
+            self._tables.reschedule(session, found, new_due, at)
             return True
 
         done = await self._pool.transaction_in_thread(reschedule)
@@ -331,38 +398,69 @@ class LockingStore:
     async def statistics(self, now: datetime) -> StoreStatistics:
         """See :meth:`postdate.ports.InspectableStore.statistics`."""
         at = to_microseconds(now)
-        *counts, next_due = await self._pool.run_in_thread(lambda session: self._tables.statistics(session, at))
-        return StoreStatistics(*counts, next_due=_instant(next_due))
+
+        def count(session: Any) -> StoreStatistics:
+            *counts, next_due = self._tables.statistics(session, at)
+            aside = self._shelf.count(session)
+            return StoreStatistics(*counts, next_due=_instant(next_due), quarantined=aside)
+
+        return await in_thread(self._pool.run_patiently, count)
 
     async def record_counts(self) -> Mapping[RecordKind, int]:
         """See :meth:`postdate.ports.InspectableStore.record_counts`."""
-        counts = await self._pool.run_in_thread(self._tables.record_counts)
+        counts = await in_thread(self._pool.run_patiently, self._tables.record_counts)
         return {RecordKind(kind): count for kind, count in counts.items()}
 
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
         """See :meth:`postdate.ports.InspectableStore.list_pending`."""
         first, end = _microseconds(where.due_from), _microseconds(where.due_to)
-        rows = await self._pool.run_in_thread(
-            lambda session: self._tables.list_pending(session, where.destination, first, end, limit)
-        )
-        return [from_row(row) for row in rows]
+
+        def look(session: Any) -> Sequence[tuple[int, Row]]:
+            return self._tables.list_pending(session, where.destination, first, end, limit)
+
+        return await in_thread(self._shelf.looked_at, look)
 
     async def get(self, message_id: str) -> DelayedMessage | None:
         """See :meth:`postdate.ports.InspectableStore.get`."""
-        row = await self._pool.run_in_thread(lambda session: self._tables.get(session, message_id))
-        return None if row is None else from_row(row)
+
+        def look(session: Any) -> Sequence[tuple[int, Row]]:
+            return self._tables.get(session, message_id)
+
+        found = await in_thread(self._shelf.looked_at, look)
+        return found[0] if found else None
 
     async def history(self, message_id: str) -> Sequence[Record]:
         """See :meth:`postdate.ports.InspectableStore.history`."""
         rows = await self._pool.run_in_thread(lambda session: self._tables.history(session, message_id))
         return [
-            Record(RecordKind(kind), id_, from_microseconds(at), _instant(due), destination, detail or "")
+            Record(RecordKind(kind), id_, nearest_instant(at), _instant(due), destination, detail or "")
             for kind, id_, at, due, destination, detail in rows
         ]
 
     async def server_facts(self) -> ServerFacts:
         """See :meth:`postdate.ports.DescribesServer.server_facts`."""
         return await self._pool.run_in_thread(self._tables.facts)
+
+    # --- the clock of the server --------------------------------------------------------------------------------
+
+    async def server_now(self) -> datetime:
+        """See :meth:`postdate.ports.TimekeepingStore.server_now`."""
+        return from_microseconds(await self._pool.run_in_thread(self._tables.now))
+
+    async def report_clock(self, ahead: timedelta) -> None:
+        """See :meth:`postdate.ports.TimekeepingStore.report_clock`; others see it for as long as this process lives."""
+
+        def report() -> None:
+            self._presence.start(self._held)
+            holder = self._presence.holder()
+            self._pool.run(lambda session: self._tables.report_clock(session, holder, ahead // _MICROSECOND))
+
+        await in_thread(report)
+
+    async def reported_clocks(self) -> Mapping[str, timedelta]:
+        """See :meth:`postdate.ports.TimekeepingStore.reported_clocks`."""
+        found = await self._pool.run_in_thread(self._tables.reported_clocks)
+        return {f"{machine}:{pid}": ahead * _MICROSECOND for machine, pid, ahead in found}
 
     # --- scans --------------------------------------------------------------------------------------------------
 
@@ -375,7 +473,7 @@ class LockingStore:
         check_columns(what)
         if what == "queued":
             return []
-        first, end = self._pool.run(lambda session: self._tables.bounds(session, what))
+        first, end = self._pool.run_patiently(lambda session: self._tables.bounds(session, what))
         step = max(-(-(end - first) // max(parts, 1)), 1)
         return [ScanPart(start, min(start + step, end)) for start in range(first, end, step)]
 
@@ -391,6 +489,28 @@ class LockingStore:
             session.close()
 
 
+def _done_within(seconds: float, work: Callable[[], None], abort: Callable[[], None]) -> None:
+    """Do ``work`` in a thread of its own; after ``seconds`` call ``abort`` and leave it behind unless that ends it."""
+    failed = list[BaseException]()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised below, in the thread of who called
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="postdate-store-closing", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        abort()
+        thread.join(seconds)
+        log.warning("the server of the store does not answer; its connections were ended")
+        return
+    for error in failed:
+        raise error
+
+
 def _others(rows: Sequence[Row], fresh: set[str]) -> Iterable[str]:
     """Yield the ids that were there, or stand a second time, in order."""
     expected = set(fresh)
@@ -402,7 +522,7 @@ def _others(rows: Sequence[Row], fresh: set[str]) -> Iterable[str]:
 
 
 def _instant(microseconds: int | None) -> datetime | None:
-    return None if microseconds is None else from_microseconds(microseconds)
+    return None if microseconds is None else nearest_instant(microseconds)
 
 
 def _microseconds(instant: datetime | None) -> int | None:

@@ -72,11 +72,13 @@ def _number_and_text(error: pymysql.Error) -> tuple[int, str]:
 
 
 @contextmanager
-def translated(where: str) -> Generator[None]:
-    """Raise errors of MariaDB and of its connection as errors of Postdate."""
+def translated(where: str, seconds: float | None = None) -> Generator[None]:
+    """Raise errors of MariaDB and of its connection as errors of Postdate; it has ``seconds`` to answer."""
     try:
         yield
     except pymysql.Error as error:
+        if isinstance(error.__context__, TimeoutError) and seconds is not None:  # the driver has ended the connection
+            raise StoreUnreachable(f"{where}: did not answer within {seconds:g} s") from error
         raise translate(error, where) from error
     except (OSError, EOFError) as error:
         raise StoreUnreachable(f"{where}: {error or type(error).__name__}") from error

@@ -19,6 +19,10 @@ _MICROSECONDS_NOW: Final = "CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)
 _ROW: Final = "p.message_id, p.due, p.destination, p.expires_at, p.failures, p.headers, p.body"
 
 
+NOW: Final = f"SELECT {_MICROSECONDS_NOW}"
+"""The time of the server."""
+
+
 class Statements:
     """Every statement of one store.
 
@@ -42,7 +46,7 @@ class Statements:
         self.insert_records_end = b" RETURNING number, message_id"
         self.insert_messages = _complete(
             f"INSERT INTO {pending} "
-            f"(number, due, attempt_at, expires_at, message_id, destination, headers, body) VALUES "
+            f"(number, due, attempt_at, expires_at, failures, message_id, destination, headers, body) VALUES "
         )
         of_id = "message_id = %(id)s AND store_id = %(store)s"
         self.lock_scheduled = f"SELECT number FROM {record} WHERE {of_id} AND once = 1 FOR UPDATE"
@@ -73,6 +77,10 @@ class Statements:
             f"UPDATE {by_number} SET failures = failures + 1, holder = NULL, "
             f"attempt_at = COALESCE(%(attempt_at)s, due) WHERE number = %(number)s AND holder <=> %(holder)s"
         )
+        self.release = (
+            f"UPDATE {by_number} SET holder = NULL, attempt_at = COALESCE(%(attempt_at)s, due) "
+            f"WHERE number IN %(numbers)s AND holder <=> %(holder)s"
+        )
         self.record_one = f"{into_record} {of_message} FROM {pending} WHERE number = %(number)s"
         known = f"FROM {record} AS r JOIN {pending} AS p ON p.number = r.number"
         scheduled = "r.message_id = %(id)s AND r.store_id = %(store)s AND r.once = 1"
@@ -81,7 +89,10 @@ class Statements:
             f"SELECT number, due, attempt_at, expires_at, holder FROM {pending} WHERE number = %(number)s "
             f"FOR UPDATE WAIT 1"
         )
-        self.reschedule = f"UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s WHERE number = %(number)s"
+        self.reschedule = (
+            f"UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s, headers = REPLACE(headers, %(was)s, %(is)s) "
+            f"WHERE number = %(number)s"
+        )
         after = f"SELECT p.attempt_at FROM {attempt} WHERE p.attempt_at > %(from)s"
         self.next_attempt = f"{after} ORDER BY p.attempt_at LIMIT 1"
         self.next_attempt_but = f"{after} AND p.number NOT IN %(locked)s ORDER BY p.attempt_at LIMIT 1"
@@ -104,12 +115,12 @@ class Statements:
             f"SELECT kind, COUNT(*) FROM {record} WHERE store_id = %(store)s GROUP BY kind ORDER BY kind"
         )
         self.list_pending = (
-            f"SELECT {_ROW} FROM {pending} AS p FORCE INDEX (due) "
+            f"SELECT p.number, {_ROW} FROM {pending} AS p FORCE INDEX (due) "
             f"WHERE (%(destination)s IS NULL OR p.destination = %(destination)s) "
             f"AND p.due >= %(due_from)s AND (%(due_to)s IS NULL OR p.due < %(due_to)s) "
             f"ORDER BY p.due, p.number LIMIT %(limit)s"
         )
-        self.get_one = f"SELECT {_ROW} {known} WHERE {scheduled}"
+        self.get_one = f"SELECT p.number, {_ROW} {known} WHERE {scheduled}"
         self.history_of = (
             f"SELECT kind, message_id, at, due, destination, detail FROM {record} WHERE {of_id} ORDER BY number"
         )
@@ -119,6 +130,11 @@ class Statements:
             f"INSERT INTO {holder} (store_id, lock_name, pid, machine, started_at) "
             f"VALUES (%(store)s, %(lock)s, %(pid)s, %(machine)s, {_MICROSECONDS_NOW}) RETURNING holder"
         )
+        self.report_clock = f"UPDATE {holder} SET ahead = %(ahead)s WHERE holder = %(holder)s"
+        self.reported_clocks = (
+            f"SELECT machine, pid, ahead FROM {holder} "
+            f"WHERE store_id = %(store)s AND ahead IS NOT NULL AND IS_FREE_LOCK(lock_name) = 0"
+        )
         self.find_dead = f"SELECT holder FROM {holder} WHERE store_id = %(store)s AND IS_FREE_LOCK(lock_name) = 1"
         self.find_unknown = (
             f"SELECT DISTINCT p.holder FROM {attempt} WHERE p.attempt_at IS NULL AND p.holder IS NOT NULL "
@@ -127,6 +143,37 @@ class Statements:
         # Both touch the rows they name and no other: a look at all would wait for every process that leases just now.
         self.keep_holder = f"SELECT holder FROM {holder} WHERE holder = %(holder)s LOCK IN SHARE MODE"
         self.drop_holders = f"DELETE FROM {holder} USING {holder} FORCE INDEX (PRIMARY) WHERE holder IN %(holders)s"
+
+
+class AsideStatements:
+    """What sets rows aside that cannot be read.
+
+    Args:
+        names: of the tables.
+    """
+
+    def __init__(self, names: Names) -> None:
+        pending, record = names.pending, names.of("record")
+        into_record = f"INSERT INTO {record} (at, due, store_id, kind, message_id, destination, detail)"
+        aside, content = names.of("quarantine"), "message_id, due, destination, expires_at, failures, headers, body"
+        self.free_ones = (
+            f"SELECT p.number, {_ROW} FROM {pending} AS p FORCE INDEX (PRIMARY) "
+            f"WHERE p.number IN %(numbers)s AND p.holder IS NULL ORDER BY p.number FOR UPDATE SKIP LOCKED"
+        )
+        self.set_aside = (
+            f"INSERT INTO {aside} (store_id, at, reason, {content}) "
+            f"SELECT %(store)s, %(at)s, %(reason)s, {content} "
+            f"FROM {pending} FORCE INDEX (PRIMARY) WHERE number = %(number)s"
+        )
+        self.remove_one = f"DELETE FROM {pending} WHERE number = %(number)s"
+        self.record_aside = (
+            f"{into_record} VALUES (%(at)s, %(due)s, %(store)s, %(kind)s, %(id)s, %(destination)s, %(detail)s)"
+        )
+        of_store = f"FROM {aside} WHERE store_id = %(store)s"
+        self.set_aside_count = f"SELECT COUNT(*) {of_store}"
+        self.all_aside = f"SELECT number, at, reason, {content} {of_store} ORDER BY number LIMIT %(limit)s"
+        self.lock_aside = f"SELECT number, at, reason, {content} {of_store} AND number = %(number)s FOR UPDATE"
+        self.end_aside = f"DELETE FROM {aside} WHERE number = %(number)s"
 
 
 class ScanStatements:

@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from postdate.errors import MessageTooLarge, StoreNotSetUp, StoreUnreachable
 from postdate.locking import Ending, Row, Waiting
-from postdate.locking.parts import filter_values
+from postdate.locking.parts import Aside, filter_values, headers_retimed, readable_due
 from postdate.mariadb import setup
 from postdate.mariadb.connection import MariaDbSession, literal
 from postdate.mariadb.errors import LockedTooLong
 from postdate.mariadb.facts import server_facts
 from postdate.mariadb.names import Names
-from postdate.mariadb.statements import EARLIEST, ScanStatements, Statements
+from postdate.mariadb.statements import EARLIEST, NOW, AsideStatements, ScanStatements, Statements
 from postdate.migrations import setup_command
 from postdate.ports import Recording, RecordKind, Scan, ScanPart, ServerFacts
 
@@ -39,7 +39,7 @@ class MariaDbTables:
         self.names = names
         self._recording = recording
         self._store_id: int | None = None
-        self._sql, self._scans = Statements(names), ScanStatements(names)
+        self._sql, self._scans, self._aside = Statements(names), ScanStatements(names), AsideStatements(names)
 
     @property
     def recording(self) -> Recording:
@@ -83,12 +83,13 @@ class MariaDbTables:
 
     def _insert_messages(self, session: MariaDbSession, numbered: Sequence[tuple[int, Row]]) -> None:
         values = [
-            b"(%d,%d,%d,%b,%b,%b,%b,%b)"
+            b"(%d,%d,%d,%b,%d,%b,%b,%b,%b)"
             % (
                 number,
                 row.due,
                 row.due,
                 b"NULL" if row.expires_at is None else b"%d" % row.expires_at,
+                row.failures,
                 *(literal(each) for each in (row.message_id, row.destination, row.headers, row.body)),
             )
             for number, row in numbered
@@ -105,7 +106,7 @@ class MariaDbTables:
         for part in _statements(values, session.largest_packet):
             session.change_bytes(self._sql.insert_messages + part)
 
-    def revive(self, session: MariaDbSession, row: Row, at: int) -> bool:
+    def come_back(self, session: MariaDbSession, row: Row, note: Ending) -> bool:
         """See :class:`postdate.locking.Tables`."""
         store = self._store(session)
         of_id = {"id": row.message_id, "store": store}
@@ -117,12 +118,7 @@ class MariaDbTables:
         if not last or last[0][0] not in {RecordKind.FAILED, RecordKind.RETURNED}:
             return False
         self._insert_messages(session, [(number, row)])
-        self._record_one(
-            session,
-            number,
-            Ending(at, int(RecordKind.RESCHEDULED), "came back from the error queue"),
-            Recording.OUTCOMES,
-        )
+        self._record_one(session, number, note, Recording.OUTCOMES)
         return True
 
     def _record_one(self, session: MariaDbSession, number: int, note: Ending, from_level: Recording) -> None:
@@ -174,6 +170,12 @@ class MariaDbTables:
             freed += session.change(self._sql.free, {"numbers": some, "holders": holders})
         return freed
 
+    def release(
+        self, session: MariaDbSession, numbers: Sequence[int], holder: int | None, attempt_at: int | None
+    ) -> int:
+        """See :class:`postdate.locking.Tables`."""
+        return session.change(self._sql.release, {"numbers": numbers, "holder": holder, "attempt_at": attempt_at})
+
     def retry(
         self, session: MariaDbSession, number: int, holder: int | None, attempt_at: int | None, note: Ending
     ) -> bool:
@@ -196,10 +198,55 @@ class MariaDbTables:
             return None
         return Waiting(*locked[0]) if locked else None
 
-    def reschedule(self, session: MariaDbSession, number: int, due: int, at: int) -> None:
+    def reschedule(self, session: MariaDbSession, found: Waiting, due: int, at: int) -> None:
         """See :class:`postdate.locking.Tables`."""
-        session.change(self._sql.reschedule, {"number": number, "due": due})
-        self._record_one(session, number, Ending(at, int(RecordKind.RESCHEDULED)), Recording.OUTCOMES)
+        session.change(self._sql.reschedule, {"number": found.number, "due": due, **headers_retimed(found.due, due)})
+        self._record_one(session, found.number, Ending(at, int(RecordKind.RESCHEDULED)), Recording.OUTCOMES)
+
+    # --- what cannot be read ------------------------------------------------------------------------------------
+
+    def free_ones(self, session: MariaDbSession, numbers: Sequence[int]) -> Sequence[tuple[int, Row]]:
+        """See :class:`postdate.locking.Tables`."""
+        return _numbered(session.rows(self._aside.free_ones, {"numbers": numbers}))
+
+    def set_aside(self, session: MariaDbSession, bad: Mapping[int, str], at: int) -> None:
+        """See :class:`postdate.locking.Tables`."""
+        for number, reason in bad.items():
+            of_row = {"number": number, "at": at, "store": self._store(session)}
+            session.change(self._aside.set_aside, {**of_row, "reason": reason})
+            ((aside,),) = session.rows("SELECT LAST_INSERT_ID()")
+            found = self.lock_aside(session, aside)
+            assert found is not None
+            self._record_aside(session, found, Ending(at, int(RecordKind.FAILED), f"unreadable: {reason}"))
+            session.change(self._aside.remove_one, {"number": number})
+            if self._recording is Recording.NONE:
+                session.change(self._sql.forget_scheduled, {"numbers": [number]})
+
+    def _record_aside(self, session: MariaDbSession, aside: Aside, note: Ending) -> None:
+        if self._recording is Recording.NONE:
+            return
+        of_message = {"id": aside.row.message_id, "due": readable_due(aside.row), "destination": aside.row.destination}
+        session.change(self._aside.record_aside, {**of_message, **self._note(session, note)})
+
+    def set_aside_count(self, session: MariaDbSession) -> int:
+        """See :class:`postdate.locking.Tables`."""
+        return _only(session.rows(self._aside.set_aside_count, {"store": self._store(session)}))
+
+    def all_aside(self, session: MariaDbSession, limit: int) -> Sequence[Aside]:
+        """See :class:`postdate.locking.Tables`."""
+        found = session.rows(self._aside.all_aside, {"store": self._store(session), "limit": limit})
+        return [_aside(row) for row in found]
+
+    def lock_aside(self, session: MariaDbSession, number: int) -> Aside | None:
+        """See :class:`postdate.locking.Tables`."""
+        found = session.rows(self._aside.lock_aside, {"store": self._store(session), "number": number})
+        return _aside(found[0]) if found else None
+
+    def end_aside(self, session: MariaDbSession, aside: Aside, ending: Ending | None) -> None:
+        """See :class:`postdate.locking.Tables`."""
+        session.change(self._aside.end_aside, {"number": aside.number})
+        if ending is not None:
+            self._record_aside(session, aside, ending)
 
     # --- who is alive -------------------------------------------------------------------------------------------
 
@@ -207,6 +254,7 @@ class MariaDbTables:
         """See :class:`postdate.locking.Tables`. The lock comes first: without it the number would be taken for dead."""
         lock = self.names.lock(uuid.uuid4().hex)
         session.rows("SELECT GET_LOCK(%(name)s, 0)", {"name": lock})
+        session.show_life()
         values = {"store": self._store(session), "lock": lock, "pid": os.getpid(), "machine": platform.node()}
         ((holder,),) = session.rows(self._sql.add_holder, values)
         return holder
@@ -251,7 +299,7 @@ class MariaDbTables:
 
     def list_pending(
         self, session: MariaDbSession, destination: str | None, due_from: int | None, due_to: int | None, limit: int
-    ) -> Sequence[Row]:
+    ) -> Sequence[tuple[int, Row]]:
         """See :class:`postdate.locking.Tables`."""
         values = {
             "destination": destination,
@@ -259,16 +307,28 @@ class MariaDbTables:
             "due_to": due_to,
             "limit": limit,
         }
-        return [Row(*row) for row in session.rows(self._sql.list_pending, values)]
+        return _numbered(session.rows(self._sql.list_pending, values))
 
-    def get(self, session: MariaDbSession, message_id: str) -> Row | None:
+    def get(self, session: MariaDbSession, message_id: str) -> Sequence[tuple[int, Row]]:
         """See :class:`postdate.locking.Tables`."""
-        found = session.rows(self._sql.get_one, {"id": message_id, "store": self._store(session)})
-        return Row(*found[0]) if found else None
+        return _numbered(session.rows(self._sql.get_one, {"id": message_id, "store": self._store(session)}))
 
     def history(self, session: MariaDbSession, message_id: str) -> Sequence[tuple[Any, ...]]:
         """See :class:`postdate.locking.Tables`."""
         return session.rows(self._sql.history_of, {"id": message_id, "store": self._store(session)})
+
+    def now(self, session: MariaDbSession) -> int:
+        """See :class:`postdate.locking.Tables`."""
+        return _only(session.rows(NOW))
+
+    def report_clock(self, session: MariaDbSession, holder: int, ahead: int) -> None:
+        """See :class:`postdate.locking.Tables`."""
+        session.change(self._sql.report_clock, {"holder": holder, "ahead": ahead})
+
+    def reported_clocks(self, session: MariaDbSession) -> Sequence[tuple[str, int, int]]:
+        """See :class:`postdate.locking.Tables`."""
+        found = session.rows(self._sql.reported_clocks, {"store": self._store(session)})
+        return [(machine, pid, ahead) for machine, pid, ahead in found]
 
     def facts(self, session: MariaDbSession) -> ServerFacts:
         """See :class:`postdate.locking.Tables`."""
@@ -284,6 +344,15 @@ class MariaDbTables:
         given = filter_values(scan.where)
         values = {**given, "first": part.first, "end": part.end, "store": self._store(session)}
         return session.pages(self._scans.scanned(scan, given), values, page)
+
+
+def _numbered(rows: Sequence[tuple[Any, ...]]) -> list[tuple[int, Row]]:
+    return [(number, Row(*row)) for number, *row in rows]
+
+
+def _aside(row: tuple[Any, ...]) -> Aside:
+    number, at, reason, *content = row
+    return Aside(number, at, reason, Row(*content))
 
 
 def _only(rows: Sequence[tuple[Any, ...]]) -> Any:

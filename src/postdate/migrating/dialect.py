@@ -138,6 +138,8 @@ class Dialect(ABC):
     """What a SELECT ends with that locks its row."""
     locking_hint = ""
     """The same, behind the name of the table."""
+    run = "%(run)s"
+    """The id of a run, as a value to compare the column with."""
     exchange: PostgresExchange | None = None
     """How a large table is hidden; ``None``: as any other, timeout by timeout."""
     state_table = STATE_TABLE

@@ -36,7 +36,7 @@ class MariaDbDialect(Dialect):
 
     def connect(self) -> Session:
         """See :class:`Dialect`."""
-        session = cast("Session", self._server.connect())
+        session = cast("Session", self._server.connect_patiently())
         try:
             session.change(
                 f"USE {self.quoted(self.schema)}", {}

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from postdate.errors import PostdateError, StoreError, StoreUnreachable
+from postdate.errors import PostdateError, StoreError, StoreUnavailable, StoreUnreachable
 from postdate.migrating.dialect import TURN_SECONDS, Dialect, Hidden, Hiding, Session
 from postdate.migrating.exchange import PostgresExchange
 from postdate.migrating.names import NUMBER
@@ -72,6 +72,8 @@ class PostgresSession:
         except StoreError as error:
             if self._connection.closed and not isinstance(error, StoreUnreachable):
                 raise StoreUnreachable(str(error)) from error  # the server has ended it: a limit of ours, for one
+            if not self._connection.closed and isinstance(error, StoreUnreachable):
+                raise StoreUnavailable(str(error)) from error  # a lock that was not waited for longer; it is connected
             raise
 
     def close(self) -> None:

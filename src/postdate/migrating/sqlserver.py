@@ -52,6 +52,9 @@ class SqlServerDialect(Dialect):
     long_text = "nvarchar(max)"
     instant = "datetime2"
     locking_hint = " WITH (UPDLOCK, ROWLOCK)"
+    run = (
+        "CAST(%(run)s AS char(32))"  # as it comes, it would have the column converted, and every batch read and locked
+    )
 
     def __init__(self, url: str, schema: str | None) -> None:
         self._server = SqlServer(url)
@@ -59,7 +62,7 @@ class SqlServerDialect(Dialect):
 
     def connect(self) -> Session:
         """See :class:`Dialect`."""
-        return PlainSession(self._server.connect())
+        return PlainSession(self._server.connect_patiently())
 
     def now(self, session: Session) -> datetime:
         """See :class:`Dialect`."""
@@ -133,8 +136,10 @@ class SqlServerDialect(Dialect):
         )
 
     def _earliest(self, hiding: Hiding) -> str:
-        # READPAST skips what is locked; UPDLOCK keeps what was read until it is taken out.
+        # READPAST skips what is locked, and is refused without READCOMMITTEDLOCK where row versions are switched on;
+        # UPDLOCK keeps what was read until it is taken out.
         return (
             f"SELECT TOP ({hiding.limit}) {self.list_of(hiding.columns)} FROM {self.table(hiding.live)} "
-            f"WITH (UPDLOCK, ROWLOCK, READPAST) WHERE {self.is_due_from()} ORDER BY {self.quoted(TIME)}"
+            f"WITH (UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK) "
+            f"WHERE {self.is_due_from()} ORDER BY {self.quoted(TIME)}"
         )

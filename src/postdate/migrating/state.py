@@ -115,7 +115,7 @@ class State:
         """
         rows = session.rows(
             f"{self._select_runs(self._sql.locking_hint)} "
-            f"WHERE {self._sql.quoted(RUN_ID)} = %(run)s{self._sql.locking}",
+            f"WHERE {self._sql.quoted(RUN_ID)} = {self._sql.run}{self._sql.locking}",
             {"run": run.run_id},
         )
         if not rows:
@@ -127,7 +127,7 @@ class State:
 
     def status(self, session: Session, run: MigrationRun) -> MigrationStatus | None:
         """Return how far a run is; ``None``: it never began."""
-        sql = f"SELECT {self._sql.quoted(STATUS)} FROM {self._runs} WHERE {self._sql.quoted(RUN_ID)} = %(run)s"
+        sql = f"SELECT {self._sql.quoted(STATUS)} FROM {self._runs} WHERE {self._sql.quoted(RUN_ID)} = {self._sql.run}"
         rows = session.rows(sql, {"run": run.run_id})
         return MigrationStatus(rows[0][0]) if rows else None
 
@@ -138,7 +138,7 @@ class State:
         if not end:
             del values["at"]
         session.change(
-            f"UPDATE {self._runs} SET {name(STATUS)} = %(status)s{end} WHERE {name(RUN_ID)} = %(run)s", values
+            f"UPDATE {self._runs} SET {name(STATUS)} = %(status)s{end} WHERE {name(RUN_ID)} = {self._sql.run}", values
         )
 
     def _select_runs(self, hint: str = "") -> str:
@@ -174,10 +174,10 @@ class State:
     def _count(self, session: Session, run: MigrationRun, count: int) -> None:
         """Write down that a run has so many timeouts more, in the batches that are written down."""
         name, number = self._sql.quoted, self._sql.quoted(NUMBER)
-        last = f"SELECT MAX({number}) FROM {self._batches} WHERE {name(RUN_ID)} = %(run)s"
+        last = f"SELECT MAX({number}) FROM {self._batches} WHERE {name(RUN_ID)} = {self._sql.run}"
         session.change(
             f"UPDATE {self._runs} SET {name(BATCHES)} = ({last}), {name(TIMEOUTS)} = {name(TIMEOUTS)} + {count} "
-            f"WHERE {name(RUN_ID)} = %(run)s",
+            f"WHERE {name(RUN_ID)} = {self._sql.run}",
             {"run": run.run_id},
         )
 
@@ -185,7 +185,7 @@ class State:
         """Return the batches of a run from number ``first`` on."""
         wanted = self._sql.list_of((NUMBER, STATUS, TIMEOUTS, EARLIEST))
         rows = session.rows(
-            f"SELECT {wanted} FROM {self._batches} WHERE {self._sql.quoted(RUN_ID)} = %(run)s "
+            f"SELECT {wanted} FROM {self._batches} WHERE {self._sql.quoted(RUN_ID)} = {self._sql.run} "
             f"AND {self._sql.quoted(NUMBER)} >= {first} ORDER BY {self._sql.quoted(NUMBER)}",
             {"run": run.run_id},
         )
@@ -199,7 +199,7 @@ class State:
         """Write down how far a batch is, if it is as far as ``before`` says."""
         name = self._sql.quoted
         found = session.change(
-            f"UPDATE {self._batches} SET {name(STATUS)} = %(after)s WHERE {name(RUN_ID)} = %(run)s "
+            f"UPDATE {self._batches} SET {name(STATUS)} = %(after)s WHERE {name(RUN_ID)} = {self._sql.run} "
             f"AND {name(NUMBER)} = %(number)s AND {name(STATUS)} = %(before)s",
             {"run": run.run_id, "number": number, "before": int(before), "after": int(after)},
         )

@@ -12,8 +12,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from postdate.clock import from_microseconds, to_microseconds
-from postdate.errors import StoreUnavailable
-from postdate.messages import DelayedMessage, decode_headers
+from postdate.errors import InvalidMessage, MessageError, StoreUnavailable
+from postdate.messages import DelayedMessage, opened
 from postdate.migrating.dialect import Dialect, Given, Hiding, Session
 from postdate.migrating.names import NUMBER, run_of, staging_table
 from postdate.ports.common import RecordKind
@@ -157,6 +157,8 @@ class StoreDialect(Dialect):
         self, message_id: str, due: Any, destination: str, expires_at: Any, failures: int, headers: str, body: bytes
     ) -> DelayedMessage:
         ends = None if expires_at is None else self.instant_of(expires_at)
-        return DelayedMessage.restored(
-            message_id, self.instant_of(due), destination, decode_headers(headers), body, ends, failures
-        )
+        try:
+            found = opened(headers, body)
+        except MessageError as error:
+            raise InvalidMessage(f"message {message_id!r} cannot be read: {error}") from error
+        return DelayedMessage.restored(message_id, self.instant_of(due), destination, found, body, ends, failures)

@@ -52,6 +52,8 @@ UNREADABLE: Final = PREFIX + "Unreadable"
 _MESSAGE_ID: Final = PREFIX + "MessageId"
 _DUE: Final = PREFIX + "Due"
 _EXPIRES_AT: Final = PREFIX + "ExpiresAt"
+_THEIRS: Final = PREFIX + "Header."
+"""Stands before the name of a header of an application that could be taken for one of these."""
 
 LARGEST_NATIVE_BYTES: Final = 4 * 1024 * 1024 - 8 * 1024
 """MSMQ takes 4 MB in all; this much of it is left after the properties that it adds itself."""
@@ -128,7 +130,7 @@ def outgoing(
         log.debug("message %s to %s is past its expiry: not sent", envelope.message_id, shown)
         return None
     _check_size(envelope, headers, shown, rules.largest_message_bytes)
-    extension = encode_headers_xml({**headers, **_carried(envelope)})
+    extension = encode_headers_xml({**_apart(headers), **_carried(envelope)})
     size = len(extension) + len(envelope.body)
     if size > LARGEST_NATIVE_BYTES:
         raise MessageTooLarge(
@@ -170,6 +172,20 @@ def _check_size(envelope: Envelope, headers: Mapping[str, str], shown: str, larg
         )
 
 
+def _apart(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return headers among which none can be taken for what travels with them; see :func:`_together`."""
+    return {_THEIRS + name if _is_in_the_way(name) else name: text for name, text in headers.items()}
+
+
+def _is_in_the_way(name: str) -> bool:
+    return name.startswith(PREFIX) and name != UNREADABLE
+
+
+def _together(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return headers under the names that the application gave them."""
+    return {name.removeprefix(_THEIRS): text for name, text in headers.items()}
+
+
 def _carried(envelope: Envelope) -> dict[str, str]:
     headers = {_MESSAGE_ID: envelope.message_id}
     if envelope.due is not None:
@@ -205,7 +221,7 @@ def arrived(queue: str, message: Message) -> Envelope:
     native_id = native_id_of(message)
     message_id = headers.pop(_MESSAGE_ID, native_id)
     due, expires_at = _take_instant(headers, _DUE), _take_instant(headers, _EXPIRES_AT)
-    return Envelope(queue, _valid_id(message_id, native_id), headers, body, expires_at, due)
+    return Envelope(queue, _valid_id(message_id, native_id), _together(headers), body, expires_at, due)
 
 
 def id_of(message: Message, queue: str) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from postdate.errors import (
+    DestinationUnavailable,
     PostdateError,
     QueueNotFound,
     TransportError,
-    TransportUnavailable,
     TransportUnreachable,
 )
 
@@ -41,12 +41,12 @@ _MEANINGS: Final[tuple[tuple[type[TransportError], frozenset[int], str], ...]] =
         "MSMQ does not answer for {where} ({said}); is the service MSMQ running?",
     ),
     (
-        TransportUnavailable,
+        DestinationUnavailable,
         frozenset({INSUFFICIENT_RESOURCES, 0xC00E002A}),  # also what it says of a quota that is reached
         "MSMQ has no room for {where} ({said}); look at the quotas of the queue and of the machine, and its disk",
     ),
     (
-        TransportUnavailable,
+        DestinationUnavailable,
         frozenset({IO_TIMEOUT, 0xC00E0008, 0xC00E0009}),  # too late, cancelled, sharing violation
         "MSMQ cannot do that to {where} now: {said}",
     ),

@@ -29,8 +29,20 @@ from postdate.operations.messages import (
     show_message,
     statistics,
 )
+from postdate.operations.needs import present
 from postdate.operations.outgoing import Outgoing, Sent, SetUp, send, set_up
-from postdate.operations.readiness import check_set_up
+from postdate.operations.readiness import check_readable, check_set_up
+from postdate.operations.set_aside import (
+    Mended,
+    SetAside,
+    SetAsideDetails,
+    SetAsideList,
+    count_set_aside,
+    delete_set_aside,
+    list_set_aside,
+    put_back,
+    show_set_aside,
+)
 
 __all__ = [
     "Change",
@@ -40,6 +52,7 @@ __all__ = [
     "ErrorLine",
     "ErrorList",
     "Explanation",
+    "Mended",
     "MessageDetails",
     "MessageLine",
     "MessageList",
@@ -48,15 +61,24 @@ __all__ = [
     "Result",
     "Returned",
     "Sent",
+    "SetAside",
+    "SetAsideDetails",
+    "SetAsideList",
     "SetUp",
     "State",
     "Statistics",
     "cancel",
+    "check_readable",
     "check_set_up",
+    "count_set_aside",
+    "delete_set_aside",
     "diagnose",
     "explain",
     "list_errors",
     "list_messages",
+    "list_set_aside",
+    "present",
+    "put_back",
     "reschedule",
     "return_all",
     "return_messages",
@@ -64,5 +86,6 @@ __all__ = [
     "set_up",
     "show_error",
     "show_message",
+    "show_set_aside",
     "statistics",
 ]

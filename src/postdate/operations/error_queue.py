@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import anyio
@@ -13,6 +13,7 @@ from postdate.errors import InvalidTimestamp, MessageNotFound, PostdateError, Qu
 from postdate.messages import Envelope, Headers, parse_timestamp
 from postdate.operations.needs import lengths, queue_view, taking
 from postdate.operations.plain import Body, body_of
+from postdate.operations.set_aside import SetAsideList, list_set_aside
 from postdate.ports import End, Queued, Received, Receiver, RecordKind
 from postdate.wiring import Plant
 
@@ -73,11 +74,12 @@ class ErrorLine:
 
 @dataclass(frozen=True, slots=True)
 class ErrorList:
-    """Failed messages, the oldest first; ``total`` counts the whole queue."""
+    """Failed messages, the oldest first; ``total`` counts the whole queue. And what cannot be read, wherever it was."""
 
     queue: str
     total: int
     messages: Sequence[ErrorLine]
+    set_aside: SetAsideList = field(default_factory=SetAsideList)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ async def list_errors(plant: Plant, queue: str, limit: int) -> ErrorList:
     view = queue_view(plant, "list failed messages")
     found = await view.browse(queue, limit)
     total = (await view.queue_lengths()).get(queue, 0)
-    return ErrorList(queue, total, [_line(each) for each in found])
+    return ErrorList(queue, total, [_line(each) for each in found], await list_set_aside(plant, limit))
 
 
 def _line(queued: Queued) -> ErrorLine:

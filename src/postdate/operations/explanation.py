@@ -31,6 +31,7 @@ from postdate.operations.plain import (
     shown_span,
     shown_time,
 )
+from postdate.operations.set_aside import SetAside, set_aside_of
 from postdate.ports import ARCHIVED, Process, Queued, Record, Recording, RecordKind, Standing
 from postdate.ports.migrating import MOVED_AWAY
 from postdate.wiring import Plant
@@ -60,6 +61,7 @@ class State(enum.Enum):
     HANDLED = "handled"
     HANDLING_RETRIED = "handling_retried"
     FAILED = "failed"
+    SET_ASIDE = "set_aside"
     EXPIRED = "expired"
     CANCELLED = "cancelled"
     MOVED_AWAY = "moved_away"
@@ -121,10 +123,26 @@ class _Question:
             return await self._retry(retries[-1].message.message_id)
         if queued:
             return await self._retry(queued[-1].envelope.message_id)
+        set_aside = await set_aside_of(self.plant, self.message_id)
+        if set_aside is not None:
+            return self._set_aside(set_aside)
         return self._gone() if self.history else await self._unknown()
 
     def _say(self, state: State, headline: str, facts: Sequence[str] = (), advice: Sequence[str] = ()) -> Explanation:
         return Explanation(self.message_id, state, headline, tuple(facts), tuple(advice))
+
+    def _set_aside(self, found: SetAside) -> Explanation:
+        where = "in the store" if found.queue is None else f"in queue {found.queue!r}"
+        return self._say(
+            State.SET_ASIDE,
+            f"it was set aside because {found.reason}",
+            [f"it was {where}, and was set aside at {shown_time(found.at)}: nothing else waits for it"],
+            [
+                f"see what it holds: postdate errors show --set-aside {found.name}",
+                f"mend it, and put it back: postdate errors return --set-aside {found.name} --headers @FILE",
+                f"or delete it for good: postdate errors delete {found.name}",
+            ],
+        )
 
     # --- waiting in the store -----------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from postdate.messages import DelayedMessage
 from postdate.operations.explanation import explain
 from postdate.operations.needs import administrable, in_queues, inspectable, lengths, standing_of, users_of_store
 from postdate.operations.plain import Body, Event, body_of, delivering, events_of
+from postdate.operations.set_aside import count_set_aside
 from postdate.ports import MessageFilter, Queued, Standing
 from postdate.wiring import Plant, own_queues
 
@@ -27,6 +28,7 @@ class Statistics:
         queues: how many messages each queue holds; where not every queue can be known, the endpoint's own and those of
             the settings; ``None`` where none can be counted.
         services: processes that deliver due messages at the moment; ``None`` where that cannot be seen.
+        set_aside: rows of the store and the queues that cannot be read.
     """
 
     at: datetime
@@ -39,6 +41,7 @@ class Statistics:
     records: Mapping[str, int]
     queues: Mapping[str, int] | None
     services: int | None
+    set_aside: int = 0
 
 
 async def statistics(plant: Plant, now: datetime) -> Statistics:
@@ -58,6 +61,7 @@ async def statistics(plant: Plant, now: datetime) -> Statistics:
         records={kind.name.lower(): count for kind, count in records.items()},
         queues=await lengths(plant, own_queues(plant.settings, plant.transport.capabilities)),
         services=None if processes is None else len(delivering(processes)),
+        set_aside=await count_set_aside(plant),
     )
 
 

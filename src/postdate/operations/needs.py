@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 
+from postdate.clock import SystemClock
 from postdate.config import Settings
-from postdate.errors import NotSupported
+from postdate.errors import NotSupported, StoreNotSetUp
 from postdate.ports import (
     AdministrableStore,
     CountsQueues,
@@ -17,6 +19,7 @@ from postdate.ports import (
     Receiver,
     Standing,
     TakingReceiver,
+    TimekeepingStore,
     Transport,
 )
 from postdate.wiring import Plant, delay_exchange, intake_queues
@@ -69,6 +72,20 @@ def taking(plant: Plant, receiver: Receiver, purpose: str) -> TakingReceiver:
 
 def _cannot(purpose: str, why: str) -> NotSupported:
     return NotSupported(f"cannot {purpose}: {why}")
+
+
+async def present(plant: Plant) -> datetime:
+    """Return the time, UTC, by which services judge what is due: that of the store where it has one.
+
+    Raises:
+        StoreUnavailable: it does not answer.
+    """
+    if plant.settings.delayed_delivery.use_store_clock and isinstance(plant.store, TimekeepingStore):
+        try:
+            return await plant.store.server_now()
+        except StoreNotSetUp:  # as when it is about to be set up: nothing waits there that could be judged
+            return SystemClock().now()
+    return SystemClock().now()
 
 
 # --- what is asked where it can be ---------------------------------------------------------------------------------

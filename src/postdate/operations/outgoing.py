@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from postdate.config import Settings
+from postdate.core.store_clock import FollowingClock
 from postdate.endpoint.sending import SendOptions
 from postdate.endpoint.serialization import JSON_CONTENT_TYPE
 from postdate.errors import StoreNotSetUp
@@ -168,6 +169,8 @@ async def send(plant: Plant, message: Outgoing) -> Sent:
         headers={**_content_headers(message), **message.headers},
         message_id=message.message_id,
     )
+    if isinstance(endpoint.clock, FollowingClock):  # so that a delay ends by the clock that judges it
+        await endpoint.clock.read()
     outgoing = endpoint.outgoing(message.body, options)
     await endpoint.send_now([outgoing])
     processes = await users_of_store(plant)

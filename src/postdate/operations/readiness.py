@@ -3,10 +3,28 @@
 from __future__ import annotations
 
 from postdate.clock import SystemClock
-from postdate.errors import StoreNotSetUp
+from postdate.errors import PostdateError, StoreNotSetUp
 from postdate.operations.needs import lengths, sources
 from postdate.ports import TransactionMode
 from postdate.wiring import Plant, dispatcher_queues, placing_errors
+
+
+async def check_readable(plant: Plant) -> None:
+    """Return if what is due can be looked for, now or after an outage.
+
+    Args:
+        plant: open, with its store initialized and set up.
+
+    Raises:
+        StoreError: no waiting will mend it, as a damaged file: it would be said by the poller only, again and again.
+    """
+    if plant.store is None:
+        return
+    try:
+        await plant.store.next_attempt()
+    except PostdateError as error:
+        if not error.transient:
+            raise
 
 
 async def check_set_up(plant: Plant) -> None:

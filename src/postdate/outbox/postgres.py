@@ -7,12 +7,12 @@ connections are made for our own statements. The outbox itself uses the same con
 
 from __future__ import annotations
 
-import os
 import select
+import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from datetime import datetime
-from typing import Any, Final
+from datetime import datetime, timedelta
+from typing import Final
 
 import anyio
 import psycopg
@@ -25,13 +25,15 @@ from postdate.migrations import migrations
 from postdate.outbox.operations import decode_operations, encode_operations, storable
 from postdate.ports import NativeTransaction, Work
 from postdate.ports.outbox import Operation, OutboxRecord
-from postdate.postgres import Connection, PostgresDatabase
+from postdate.postgres import PostgresDatabase
+from postdate.postgres.answering import ANSWERS_WITHIN, BoundedAsyncConnection, BoundedConnection
 from postdate.postgres.errors import translate
 from postdate.postgres.names import DEFAULT_SCHEMA, Step, foundation, quoted, sql
 from postdate.postgres.scripts import part_script
+from postdate.postgres.sessions import session_name
 from postdate.threads import in_thread
 
-AsyncConnection = psycopg.AsyncConnection[Any]
+AsyncConnection = BoundedAsyncConnection
 
 _DIALECT: Final = "outbox_postgres"
 _SUBJECT: Final = "outbox"
@@ -52,15 +54,24 @@ class PostgresOutbox:
             the tables of the application.
         schema: where the table is; it may be that of a delayed message store and of queues.
         connections: open at once, 1 or more; as many messages can be handled at once that use the transaction.
+        answers_within: after so long a silence of the server a connection is given up; above 0. The statements of
+            handlers are theirs, and may take as long as they like.
 
     Raises:
-        ConfigurationError: the address or the schema cannot be, or there would be no connection.
+        ConfigurationError: the address, the schema or the duration cannot be, or there would be no connection.
     """
 
-    def __init__(self, url: str, *, schema: str = DEFAULT_SCHEMA, connections: int = 16) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = DEFAULT_SCHEMA,
+        connections: int = 16,
+        answers_within: timedelta = ANSWERS_WITHIN,
+    ) -> None:
         if connections < 1:
             raise ConfigurationError(f"connections must be 1 or more, not {connections}")
-        self._database = PostgresDatabase(url, schema)
+        self._database = PostgresDatabase(url, schema, answers_within=answers_within)
         self.statements = _Statements(self._database.names.of("outbox"))
         self._conninfo = _for_applications(url)
         self._idle: list[AsyncConnection] = []
@@ -94,7 +105,7 @@ class PostgresOutbox:
     def _set_up(self) -> None:
         database, schema = self._database, self._database.names.schema
         wanted = _steps(schema)
-        with database.leased() as connection, connection.transaction():
+        with database.translating(), database.connect() as connection, connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s, 0)", (database.names.lock_class,))
             marks = f"{quoted(schema)}.migration"
             if connection.execute("SELECT to_regclass(%s)", (marks,)).fetchone() == (None,):
@@ -139,6 +150,7 @@ class PostgresOutbox:
     async def close(self) -> None:
         """Close every connection; a second time without effect."""
         self._closed = True
+        self._database.leave()
         idle, self._idle = self._idle, []
         for connection in idle:
             await connection.close()
@@ -171,16 +183,27 @@ class PostgresOutbox:
             raise StoreError(f"the outbox in {self.where} was closed in this process")
         while self._idle:
             connection = self._idle.pop()
-            if _is_quiet(connection):
+            if self._database.answers.distrusts(connection):
+                self._database.answers.give_up(connection, silent=False)
+            elif _is_quiet(connection):
                 return connection
-            await connection.close()
-        connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True)
+            else:
+                await connection.close()
+        await in_thread(self._database.end_given_up)
+        connection = await BoundedAsyncConnection.connect(self._conninfo, autocommit=True)
+        connection.opened_at = time.monotonic()
+        self.bound(connection)
         _as_opened(connection)
         return connection
+
+    def bound(self, connection: AsyncConnection) -> None:
+        """Have a connection that is lent to a handler wait no longer than ours do: what comes now is ours."""
+        connection.answers = self._database.answers
 
     async def put(self, connection: AsyncConnection) -> None:
         """Take a connection back as it was lent; one that cannot be is closed."""
         _as_opened(connection)
+        self.bound(connection)
         self._free.release()
         idle = not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE
         if idle and not self._closed:
@@ -229,6 +252,7 @@ class PostgresOutboxTransaction:
                     await self._give_back()
                     raise
                 self._block = block
+                self._connection.answers = None
                 self._check_not_over()  # else the roll-back, which waits for this, ends what it has begun
             return self._connection
 
@@ -255,6 +279,7 @@ class PostgresOutboxTransaction:
                     f"connection.transaction()`, or let the error out"
                 )
             _as_opened(connection)
+            self._outbox.bound(connection)
             new = (await connection.execute(self._outbox.statements.insert, row)).rowcount == 1
             if new and work:
                 await in_thread(_do, connection, work)
@@ -275,7 +300,8 @@ class PostgresOutboxTransaction:
 
     async def _rolled_back(self) -> None:
         try:
-            if self._block is not None:
+            if self._block is not None and self._connection is not None:
+                self._outbox.bound(self._connection)
                 async with self._translating():
                     await self._block.__aexit__(*_undone())
         finally:
@@ -330,7 +356,7 @@ def _as_opened(connection: AsyncConnection) -> None:
     connection.prepare_threshold = 2
 
 
-class _Borrowed(Connection):
+class _Borrowed(BoundedConnection):
     """A second way to use an open connection to the server, which it does not own."""
 
     def __del__(self, *_: object) -> None:
@@ -340,6 +366,7 @@ class _Borrowed(Connection):
 def _do(connection: AsyncConnection, work: Sequence[Work]) -> None:
     """Do the work of other adapters, which block, on the same connection to the server while nobody else uses it."""
     blocking = _Borrowed(connection.pgconn)
+    blocking.answers, blocking.opened_at = connection.answers, connection.opened_at
     blocking.prepare_threshold = None  # the names of what was prepared are counted by the other object
     for each in work:
         each(blocking)
@@ -351,17 +378,18 @@ def _undone() -> tuple[type[psycopg.Rollback], psycopg.Rollback, None]:
 
 
 def _for_applications(url: str) -> str:
-    """Return the connection string of handlers: a server that vanished is noticed, all else is as it was given."""
+    """Return the connection string of handlers: a server that vanished is noticed, we find it, all else is as given."""
     defaults = {
-        "application_name": f"postdate outbox {os.getpid()}",
         "connect_timeout": "5",
         "keepalives_idle": "5",
         "keepalives_interval": "3",
         "keepalives_count": "3",
         "tcp_user_timeout": "15000",
+        "client_encoding": "UTF8",
     }
     given = {key: str(value) for key, value in conninfo_to_dict(url).items() if value is not None}
-    return make_conninfo("", **{**defaults, **given})
+    name = session_name(given.get("application_name", "outbox"))  # ended with the process, should it stand still
+    return make_conninfo("", **{**defaults, **given, "application_name": name})
 
 
 def _is_quiet(connection: AsyncConnection) -> bool:

@@ -19,7 +19,7 @@ import anyio
 import pyarrow as pa
 from anyio.from_thread import start_blocking_portal
 
-from postdate.clock import SystemClock
+from postdate.clock import Clock, SystemClock, later
 from postdate.config import Settings
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures, State
 from postdate.core.dispatcher import Dispatcher, DispatchSettings, enlisting
@@ -27,6 +27,7 @@ from postdate.core.journal import NO_JOURNAL, Journal
 from postdate.core.mover import Mover
 from postdate.core.poller import DueWork, Poller, Taken
 from postdate.core.recoverability import LONGEST_OUTAGE_DELAY, Host
+from postdate.core.store_clock import clock_of_store
 from postdate.endpoint.critical import BreakerTimers
 from postdate.endpoint.delayed_delivery import RECEIVE_BREAKER, timeouts_queue
 from postdate.errors import PostdateError
@@ -229,16 +230,17 @@ class _Trouble:
 class _Sending(RepeatedFailures):
     """Trips at a failure only: a dispatcher that has nothing more to send does not fail."""
 
-    failed_at: datetime | None = None
+    failed_at: float | None = None
 
-    def failure(self, error: BaseException, now: datetime) -> timedelta:
+    def failure(self, error: BaseException, seconds: float) -> timedelta:
         """See :class:`RepeatedFailures`."""
-        self.failed_at = now
-        return super().failure(error, now)
+        self.failed_at = seconds
+        return super().failure(error, seconds)
 
-    def fails_still(self, now: datetime) -> bool:
+    def fails_still(self, seconds: float) -> bool:
         """Return whether the next attempt of what failed may be yet to come."""
-        recently = self.failed_at is not None and now - self.failed_at < 2 * LONGEST_OUTAGE_DELAY
+        patience = 2 * LONGEST_OUTAGE_DELAY.total_seconds()
+        recently = self.failed_at is not None and seconds - self.failed_at < patience
         return self.state is not State.DISARMED and recently
 
 
@@ -247,6 +249,7 @@ class _Machine:
     """What looks for due messages, and what trips when that goes wrong for too long."""
 
     work: DueWork
+    clock: Clock
     fetching: RepeatedFailures
     sending: _Sending
     timers: BreakerTimers
@@ -255,7 +258,7 @@ class _Machine:
     @property
     def fails(self) -> bool:
         """Whether it goes wrong at the moment."""
-        return self.fetching.state is State.ARMED or self.sending.fails_still(SystemClock().now())
+        return self.fetching.state is State.ARMED or self.sending.fails_still(SystemClock().monotonic())
 
     def check(self) -> None:
         """Raise what it went wrong with for too long."""
@@ -284,13 +287,17 @@ class _Held:
 
 @asynccontextmanager
 async def _machine(spec: SweepSpec, counts: Counts, journal: Journal) -> AsyncGenerator[_Machine]:
-    clock, trouble, endpoint = SystemClock(), _Trouble(), spec.store.endpoint
+    trouble, endpoint = _Trouble(), spec.store.endpoint
     async with AsyncExitStack() as stack:
         store = spec.store.open(create=False)
         stack.push_async_callback(_whole, store.close)
         transport = spec.open_transport()
         stack.push_async_callback(_whole, transport.close)
         await store.initialize(endpoint, TransactionMode.RECEIVE_ONLY)
+        following = clock_of_store(SystemClock(), store)
+        clock: Clock = following or SystemClock()
+        if following is not None:  # before anything is taken that may not be due by it
+            await following.measure()
         fetching = RepeatedFailures("SweepFetch", "cannot take due messages", spec.patience, trouble)
         sending = _Sending("SweepDispatch", "cannot send due messages", spec.patience, trouble)
         rate = FailureRate("SweepFailureHandling", "cannot deal with failures", 1, trouble)
@@ -306,7 +313,7 @@ async def _machine(spec: SweepSpec, counts: Counts, journal: Journal) -> AsyncGe
         if isinstance(store, MovingStore) and _moves(store, spec) and enlisting(store, transport) is not None:
             work = Mover(store, dispatcher, clock, counts, journal)
         held = _Held(work, journal) if isinstance(journal, Ledger) else work
-        yield _Machine(held, fetching, sending, BreakerTimers([fetching, rate], clock), trouble)
+        yield _Machine(held, clock, fetching, sending, BreakerTimers([fetching, rate], clock), trouble)
 
 
 def _moves(store: MovingStore, spec: SweepSpec) -> bool:
@@ -322,13 +329,12 @@ async def _whole(close: Callable[[], Awaitable[None]]) -> None:
 
 async def _drain(machine: _Machine) -> None:
     """Dispatch what is due, until nothing is that this process could have."""
-    clock = SystemClock()
     while True:
         async with machine.work.running():  # whose end waits for what is in flight
             count, next_attempt, error = await _round(machine)
         if error is not None:  # raised only here: a task group would wrap it up
             raise error
-        soon = clock.now() + LONGEST_OUTAGE_DELAY
+        soon = later(machine.clock.now(), LONGEST_OUTAGE_DELAY)
         # Whoever took what was given back may have sent it: it is not this process that must have succeeded.
         nothing_left = count == 0 and (next_attempt is None or next_attempt > soon)
         if machine.sending.state is State.DISARMED or nothing_left:
@@ -345,12 +351,12 @@ async def _round(machine: _Machine) -> tuple[int, datetime | None, BaseException
     clock, count = SystemClock(), 0
     while machine.trouble.error is None:
         try:
-            taken = await machine.work.take(clock.now())
+            taken = await machine.work.take(machine.clock.now())
         except PostdateError as error:
             if not error.transient:
                 return count, None, error
-            pause = machine.fetching.failure(error, clock.now())
-            machine.fetching.check(clock.now() + pause)
+            pause = machine.fetching.failure(error, clock.monotonic())
+            machine.fetching.check(clock.monotonic() + pause.total_seconds())
             if machine.trouble.error is None:
                 await anyio.sleep(pause.total_seconds())
             continue
@@ -364,13 +370,13 @@ async def _round(machine: _Machine) -> tuple[int, datetime | None, BaseException
 async def _reside(machine: _Machine, seconds: float, stop: Callable[[], bool]) -> None:
     """Be a poller for some seconds; longer while it fails, so that patience is not counted anew in each task."""
     clock = SystemClock()
-    poller = Poller(machine.work, clock, machine.fetching)
-    until = clock.now() + timedelta(seconds=seconds)
+    poller = Poller(machine.work, machine.clock, machine.fetching)
+    until = clock.monotonic() + seconds
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(poller.run)
         tasks.start_soon(machine.timers.run)
-        while not stop() and machine.trouble.error is None and (clock.now() < until or machine.fails):
-            left = max((until - clock.now()).total_seconds(), 0.001)
+        while not stop() and machine.trouble.error is None and (clock.monotonic() < until or machine.fails):
+            left = max(until - clock.monotonic(), 0.001)
             await anyio.sleep(min(left, _LOOKS_FOR_A_STOP_EVERY_SECONDS))
         poller.stop()
         machine.timers.stop()

@@ -61,6 +61,7 @@ class StoreSpec:
         endpoint: whose messages they are.
         recording: how much is kept for audits.
         largest_message_bytes: headers and body together; ``None``: the store's default.
+        checksum: store one with each message; what is stored as columns gets none.
     """
 
     address: str
@@ -70,6 +71,7 @@ class StoreSpec:
     endpoint: str = "postdate"
     recording: str = Recording.ALL.value
     largest_message_bytes: int | None = None
+    checksum: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "address", absolute(self.address))
@@ -93,6 +95,7 @@ class StoreSpec:
             endpoint=settings.endpoint.name,
             recording=chosen.recording.value,
             largest_message_bytes=chosen.largest_message_bytes,
+            checksum=chosen.checksum,
         )
 
     def __repr__(self) -> str:
@@ -116,6 +119,7 @@ class StoreSpec:
             "table": self.table,
             "recording": self.recording,
             "largest_message_bytes": self.largest_message_bytes,
+            "checksum": self.checksum,
             "create": create,
         }
         return open_store(place, **taken_by_store(place, known))

@@ -7,6 +7,7 @@ Source: specification 1.1 and 6; design.md sections 3 and 4; ADR 0002 (claims), 
 """
 
 from postdate.ports.auditing import AuditableStore
+from postdate.ports.clocks import TimekeepingStore
 from postdate.ports.common import (
     OUTCOME_RECORDS,
     NativeTransaction,
@@ -42,6 +43,7 @@ from postdate.ports.observation import (
 from postdate.ports.outbox import Operation, OutboxRecord, OutboxStore, OutboxTransaction
 from postdate.ports.pruning import ARCHIVED, PrunableStore, StoredRecord
 from postdate.ports.publishing import PublishingTransport
+from postdate.ports.quarantine import Mending, Quarantine, Quarantined
 from postdate.ports.record_streams import RecordStreamStore
 from postdate.ports.sagas import (
     Correlation,
@@ -66,6 +68,7 @@ from postdate.ports.stores import (
     Moved,
     MoveReport,
     MovingStore,
+    ReleasingStore,
     RevocableStore,
     SetsUp,
     StoreCapabilities,
@@ -110,6 +113,7 @@ __all__ = [
     "InspectableStore",
     "IntakeQueue",
     "KnowsDestinations",
+    "Mending",
     "MessageFilter",
     "MoveReport",
     "Moved",
@@ -128,6 +132,8 @@ __all__ = [
     "Process",
     "PrunableStore",
     "PublishingTransport",
+    "Quarantine",
+    "Quarantined",
     "QueueObserver",
     "Queued",
     "Read",
@@ -137,6 +143,7 @@ __all__ = [
     "RecordKind",
     "RecordStreamStore",
     "Recording",
+    "ReleasingStore",
     "RevocableStore",
     "SagaChange",
     "SagaFate",
@@ -160,6 +167,7 @@ __all__ = [
     "StoreStatistics",
     "StoredRecord",
     "TakingReceiver",
+    "TimekeepingStore",
     "TransactionMode",
     "TransactionalStore",
     "Transport",

@@ -22,6 +22,8 @@ class StoreCapabilities:
         transaction_modes: modes in which the store can keep its part of the promise.
         database: identity of the database; a transport with an equal identity can share a transaction with it.
         largest_message_bytes: headers and body together.
+        holds_at_most: a process that shows no life for so long loses what it holds to others, and is fenced off;
+            ``None``: what a frozen process holds stays with it until it ends or wakes.
     """
 
     durable: bool
@@ -30,6 +32,7 @@ class StoreCapabilities:
     transaction_modes: frozenset[TransactionMode]
     database: object | None = None
     largest_message_bytes: int = 16 * 1024 * 1024
+    holds_at_most: timedelta | None = None
 
 
 SIMPLE_STORE = StoreCapabilities(
@@ -223,8 +226,33 @@ class ClaimingStore(DelayedMessageStore, Protocol):
 
 
 @runtime_checkable
+class ReleasingStore(Protocol):
+    """A store that takes claims back without holding anything against the messages. Every built-in store is one."""
+
+    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+        """Give claims back, in one transaction: no failure is counted and no record is written.
+
+        For what an outage kept from being sent, and for what a stopping process has not begun with.
+
+        Args:
+            claims: any number; those that are not held any more are passed over.
+            attempt_at: not eligible again before it, UTC; ``None``: as before the claim, that is at once.
+
+        Returns:
+            How many were still held.
+
+        Raises:
+            StoreUnavailable: transient; what was held is still held, or is free because its connection was lost.
+
+        Guarantees:
+            claims.a_released_claim_counts_nothing, a_released_message_waits_until_then, a_released_claim_is_void.
+        """
+        ...
+
+
+@runtime_checkable
 class RevocableStore(Protocol):
-    """A store whose claims end with a lease, which this process may lose to another while it lives."""
+    """A store whose claims end with a lease, or a bound on holding: this process may lose them while it lives."""
 
     def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
         """Call ``lost`` with the ids of messages whose claims are void from now on; returns the way to stop it.
@@ -233,7 +261,19 @@ class RevocableStore(Protocol):
         whoever sends them here stops.
 
         Guarantees:
-            integration/azure/test_lease.py::test_row_81_what_is_being_sent_is_cut_off_when_the_lease_is_lost.
+            integration/azure/test_lease.py::test_row_81_what_is_being_sent_is_cut_off_when_the_lease_is_lost;
+            integration/test_frozen_processes.py::test_whoever_sends_is_told_that_others_have_it.
+        """
+        ...
+
+    def still_holds(self, claim: Claim) -> bool:
+        """Return whether a claim is in force by our own clock; asks nobody, and so costs nothing.
+
+        To be looked at right before anything leaves because of a claim, such as an error copy: in a process that was
+        frozen the lease may be over before anybody said so.
+
+        Guarantees:
+            integration/azure/test_lease.py::test_a_claim_is_void_as_soon_as_its_lease_is_over_by_our_own_clock.
         """
         ...
 
@@ -395,6 +435,7 @@ class StoreStatistics:
         claimed: of these, held by a process at the moment.
         failing: of these, with at least one failed attempt.
         next_due: earliest due time, UTC.
+        quarantined: rows set aside because they cannot be read; not among those pending.
     """
 
     pending: int
@@ -402,6 +443,7 @@ class StoreStatistics:
     claimed: int
     failing: int
     next_due: datetime | None
+    quarantined: int = 0
 
 
 @dataclass(frozen=True, slots=True)

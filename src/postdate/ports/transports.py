@@ -21,6 +21,9 @@ class TransportCapabilities:
         transaction_modes: modes whose promise it keeps.
         database: identity of the database that its queues live in, if any; see :class:`StoreCapabilities`.
         largest_message_bytes: headers and body together.
+        largest_headers_bytes: headers alone, as :func:`postdate.messages.encode_headers` has them, in UTF-8: with more,
+            no queue takes the message, or none takes its brief error copy, so it is refused before it is stored.
+            ``None``: the limit of the whole message is the only one.
         expires_messages: a message past its expiry is discarded by the queue itself: it is never received.
         time_to_be_received_in_transactions: every message of one transaction may have a time to be received of its own;
             without it, sends with one are refused in a transaction (specification 2.2).
@@ -39,6 +42,7 @@ class TransportCapabilities:
     transaction_modes: frozenset[TransactionMode]
     database: object | None = None
     largest_message_bytes: int = 16 * 1024 * 1024
+    largest_headers_bytes: int | None = None
     expires_messages: bool = False
     time_to_be_received_in_transactions: bool = True
     time_to_be_received_precision: timedelta = timedelta(milliseconds=1)
@@ -188,7 +192,8 @@ class Transport(Protocol):
 
         Guarantees:
             sending.order_is_kept, headers_and_body_are_unchanged, unicode_survives,
-            expiry_and_due_time_are_carried, a_missing_queue_is_a_value, too_large_is_a_value;
+            expiry_and_due_time_are_carried, a_missing_queue_is_a_value, too_large_is_a_value,
+            headers_at_their_limit_and_a_copy_of_them_are_sent, headers_with_reserved_names_are_unchanged;
             expiry.within_its_time_a_message_is_received, past_its_time_a_message_is_never_received,
             the_clock_of_the_sender_does_not_count, an_expired_message_leaves_the_queue_without_a_receiver;
             capabilities.work_of_a_database_is_done_or_refused.

@@ -14,8 +14,6 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-import psycopg
-
 from postdate.errors import PostdateError
 from postdate.ports import Claim
 from postdate.postgres.database import Connection, PostgresDatabase
@@ -117,6 +115,20 @@ class Holds:
             self.forget(tokens)
             return done
 
+    def give_back(self, batch: Batch, tokens: Sequence[Token]) -> int | None:
+        """Give a batch back that is locked, as it was; ``None``: it is not, or a part of it is not to be given back."""
+        with batch.lock:
+            if batch.connection is None or len(tokens) < len(batch.tokens):
+                return None
+            connection, batch.connection = batch.connection, None
+            try:
+                with self._database.translating():
+                    connection.execute("ROLLBACK")
+            finally:
+                self.forget(batch.tokens)
+                self._database.put(connection)  # which closes it when that has failed, and frees them so
+        return len(tokens)
+
     def _settle_leased(self, tokens: Sequence[Token], step: Step | None) -> int:
         if step is None:
             return 0
@@ -180,8 +192,14 @@ class Holds:
         with self._lock:
             tokens = list(self._held.values())
         for batch in {token.batch for token in tokens}:
-            _end(batch)
+            self._end(batch)
         self.release(tokens, sql)
+
+    def _end(self, batch: Batch) -> None:
+        with batch.lock:
+            connection, batch.connection = batch.connection, None
+        if connection is not None:
+            self._database.roll_back(connection)
 
 
 def by_holder(tokens: Iterable[Token]) -> list[tuple[int | None, list[int]]]:
@@ -194,12 +212,3 @@ def by_holder(tokens: Iterable[Token]) -> list[tuple[int | None, list[int]]]:
 
 def _turned(step: Step, holder: int | None, numbers: Sequence[int], connection: Connection) -> int:
     return step(connection, numbers, holder)
-
-
-def _end(batch: Batch) -> None:
-    with batch.lock:
-        connection, batch.connection = batch.connection, None
-    if connection is not None:
-        with suppress(psycopg.Error):  # free at once, not when the server has noticed that we are gone
-            connection.execute("ROLLBACK")
-        connection.close()

@@ -10,7 +10,7 @@ import psycopg
 
 from postdate.clock import to_microseconds
 from postdate.errors import MessageTooLarge, StoreNotSetUp
-from postdate.messages import DelayedMessage, encode_headers, size_in_bytes
+from postdate.messages import DelayedMessage, encode_headers, sealed, size_in_bytes
 from postdate.migrations import setup_command
 from postdate.ports import StoreReport
 from postdate.postgres.bulk import insert_bulk
@@ -49,8 +49,8 @@ def find_store(connection: Connection, sql: Statements, where: str) -> int:
     return sql.store_id
 
 
-def row_of(message: DelayedMessage, limit: int) -> Row:
-    """Return a message as a row.
+def row_of(message: DelayedMessage, limit: int, *, checksum: bool) -> Row:
+    """Return a message as a row, with a checksum of its content if that is wanted.
 
     Raises:
         MessageTooLarge: headers and body have more than ``limit`` bytes together.
@@ -62,6 +62,8 @@ def row_of(message: DelayedMessage, limit: int) -> Row:
             f"message {message.message_id!r} has {size:,} bytes, this store takes {limit:,}; keep large content "
             f"elsewhere and send a reference, or raise largest_message_bytes"
         )
+    if checksum:
+        headers = sealed(headers, message.body)
     return (message.message_id, message.due, message.destination, message.expires_at, headers, message.body)
 
 

@@ -2,7 +2,11 @@
 
 Every holder of messages has a number and an advisory lock on it, held by this connection. When the process dies, or its
 machine, the server closes the connection, and with it the lock is gone: whoever looks next frees what was held. No
-clock is involved. Source: ADR 0007.
+clock is involved.
+
+A process that is frozen keeps its connections, and with them what it holds. So each shows life on the row of its
+number, and whoever sees a number that has shown none for as long as it promised ends the sessions of that process: from
+there on it is a dead one. What it does when it wakes finds no claim. Source: ADR 0007, ADR 0019 point 7.
 """
 
 from __future__ import annotations
@@ -13,18 +17,22 @@ import platform
 import select
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final, TypeVar
 from weakref import WeakSet
 
 import psycopg
 
-from postdate.errors import PostdateError, StoreUnavailable, StoreUnreachable
+from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable, StoreUnreachable
 from postdate.outage_log import OutageLog
 from postdate.postgres.errors import translate
 from postdate.postgres.expiring import Reaper
 from postdate.postgres.names import Names, sql
+from postdate.postgres.sessions import carries
 
 Connection = psycopg.Connection[Any]
 Heard = Callable[[str, int, int], None]
@@ -33,13 +41,54 @@ Heard = Callable[[str, int, int], None]
 _LOOK_EVERY_SECONDS: Final = 1.0
 _RECONNECT_AFTER_SECONDS: Final = (0.05, 0.2, 0.5, 1.0)
 _START_WITHIN_SECONDS: Final = 15.0
+_STOP_WITHIN_SECONDS: Final = 6.0
+"""Enough to try once more to free what is held, where nobody answers; then the thread is left behind."""
 
-_EXPIRED: Final = "(expired)"
-"""What is complained of once, as tables are by their names, which are quoted."""
+HOLDS_AT_MOST: Final = timedelta(seconds=60)
+_SHOW_LIFE_AT_LEAST_EVERY_SECONDS: Final = 5.0
+_LOST_SIGHT_SECONDS: Final = 3.0
+"""Whoever has not looked for so long beyond its time has stood still itself, and begins to watch others anew."""
+
+_EXPIRED: Final = "what expires in the queues cannot be removed, and stays until received"
+
+# The one that holds the number too, should somebody have given its session another name since.
+_END_SESSIONS: Final = sql(f"""
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid() AND ({carries("application_name", "%(mark)s::text")}
+        OR pid IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND granted
+            AND classid = %(class)s::integer::oid AND objid::bigint = %(holder)s
+            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())))""")
+
+T = TypeVar("T")
 
 log = logging.getLogger("postdate.postgres")
 
 _HERE: Final = WeakSet["Listener"]()
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """By what others know that a process lives, and for how long they believe it.
+
+    Args:
+        mark: at the end of the name of every session of the process.
+        holds_at_most: shows it no life for so long, it loses what it holds; above 0.
+
+    Raises:
+        ConfigurationError: that is not above 0.
+    """
+
+    mark: str
+    holds_at_most: timedelta
+
+    def __post_init__(self) -> None:
+        if self.holds_at_most <= timedelta(0):
+            raise ConfigurationError(f"holds_at_most must be above 0, not {self.holds_at_most}")
+
+    @property
+    def every_seconds(self) -> float:
+        """How often it shows life."""
+        return min(_SHOW_LIFE_AT_LEAST_EVERY_SECONDS, self.holds_at_most.total_seconds() / 6)
 
 
 def holders_here(names: Names) -> set[int]:
@@ -47,17 +96,37 @@ def holders_here(names: Names) -> set[int]:
     return {each.number for each in list(_HERE) if each.names == names and each.number is not None}
 
 
+def living(names: Names) -> str:
+    """Return the query for the numbers of holders in such a schema whose connections live."""
+    return (
+        "SELECT objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND granted "
+        f"AND classid = ({names.lock_class})::integer::oid "
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
+
+
 class Listener:
     """One thread. See the module.
 
     Args:
-        connect: opens its connection.
+        connect: opens its connection, which waits for locks and answers for a short time only.
+        end_given_up: ends sessions of this process that nobody listens to.
         names: of the schema.
         reaper: of what expires in the queues; the thread has the time for it, and lives as long as its process works.
+        life: of this process.
     """
 
-    def __init__(self, connect: Callable[[], Connection], names: Names, reaper: Reaper) -> None:
-        self._connect, self._names, self._reaper = connect, names, reaper
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        end_given_up: Callable[[Connection], None],
+        names: Names,
+        reaper: Reaper,
+        life: Life,
+    ) -> None:
+        self._connect, self._end_given_up = connect, end_given_up
+        self._names, self._reaper, self._life = names, reaper, life
+        self._watched = Watched()
         _HERE.add(self)
         self._ears: list[Heard] = []
         self._lock = threading.Lock()
@@ -68,11 +137,7 @@ class Listener:
         self._failure: PostdateError | None = None
         self._delivers, self._receives = False, set[str]()
         self._told = False
-        self._living = (
-            "SELECT objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND granted "
-            f"AND classid = ({names.lock_class})::integer::oid "
-            "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-        )
+        self._living = living(names)
         self._complained = set[str]()
         self._thread = threading.Thread(target=self._run, name="postdate-postgres-listener", daemon=True)
 
@@ -91,12 +156,13 @@ class Listener:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and the connection."""
+        """End the thread and the connection; a server that does not answer is not waited for."""
         self._stopping = True
         os.write(self._wake, b"x")
-        self._thread.join()
-        os.close(self._waking)
-        os.close(self._wake)
+        self._thread.join(_STOP_WITHIN_SECONDS)
+        if not self._thread.is_alive():
+            os.close(self._waking)
+            os.close(self._wake)
 
     def hear(self, heard: Heard) -> Callable[[], None]:
         """Have ``heard`` called, in the thread, for each notification; return the way to stop that."""
@@ -162,10 +228,12 @@ class Listener:
         assert row is not None
         connection.execute(
             sql(
-                f"INSERT INTO {names.of('holder')} (holder, pid, machine, started_at) VALUES (%s, %s, %s, now()) "
-                f"ON CONFLICT (holder) DO UPDATE SET pid = excluded.pid, machine = excluded.machine"
+                f"INSERT INTO {names.of('holder')} (holder, pid, machine, started_at, mark, seen, holds_at_most) "
+                f"VALUES (%s, %s, %s, now(), %s, clock_timestamp(), %s) ON CONFLICT (holder) DO UPDATE SET "
+                f"(pid, machine, mark, seen, holds_at_most, ahead) = "
+                f"(excluded.pid, excluded.machine, excluded.mark, excluded.seen, excluded.holds_at_most, NULL)"
             ),
-            (row[0], os.getpid(), platform.node()),
+            (row[0], os.getpid(), platform.node(), self._life.mark, self._life.holds_at_most),
         )
         # What comes in the middle of an answer to a statement of ours, the driver gives to whoever has asked for it.
         connection.add_notify_handler(lambda notification: self._notice(notification.payload))
@@ -178,8 +246,10 @@ class Listener:
     def _listen(self, connection: Connection) -> None:
         # Also whoever lives for a moment only, as a command that sends, looks once.
         socket, looked_at, more_to_reap = connection.fileno(), time.monotonic(), True
+        seen_at = looked_at
+        look_every = min(_LOOK_EVERY_SECONDS, self._life.every_seconds)
         while not self._stopping:
-            patience = 0.0 if more_to_reap else _LOOK_EVERY_SECONDS
+            patience = 0.0 if more_to_reap else look_every
             readable, _, _ = select.select([socket, self._waking], [], [], patience)
             if self._waking in readable:
                 os.read(self._waking, 1024)
@@ -188,25 +258,30 @@ class Listener:
                 if connection.pgconn.status != psycopg.pq.ConnStatus.OK:
                     raise psycopg.OperationalError("the server closed the connection")
             if not self._told:
-                self._introduce(connection)
-            if time.monotonic() - looked_at >= _LOOK_EVERY_SECONDS:
+                self._try(connection, "who this process is cannot be written down", self._introduce)
+            if time.monotonic() - seen_at >= self._life.every_seconds:
+                seen_at = time.monotonic()
+                self._try(connection, "this process cannot show that it lives", self._show_life)
+                self._try(connection, "who lives cannot be read", self._end_the_frozen)
+            if time.monotonic() - looked_at >= look_every:
                 looked_at = time.monotonic()
-                self._free_what_the_dead_hold(connection)
-            more_to_reap = self._reap(connection)
+                self._end_given_up(connection)
+                self._try(connection, "what dead processes hold cannot be freed", self._free_what_the_dead_hold)
+            more_to_reap = self._try(connection, _EXPIRED, self._reaper.reap_in_turn) or False
             self._hear(connection)
         self._free(connection, [self._holder])  # whatever could not be given back: nobody looks for it after this
 
-    def _reap(self, connection: Connection) -> bool:
-        """Take out of the queues what has expired; return whether there is more. Whoever may not do it leaves it."""
+    def _try(self, connection: Connection, what: str, step: Callable[[Connection], T]) -> T | None:
+        """Do one of the things that have their time; what others keep us from is complained of once, and left."""
         try:
-            return self._reaper.reap_in_turn(connection)
+            return step(connection)
         except psycopg.Error as error:
             if connection.closed:
                 raise
-            if _EXPIRED not in self._complained:
-                self._complained.add(_EXPIRED)
-                log.warning("what expires in the queues cannot be removed, and stays until received: %s", error)
-            return False
+            if what not in self._complained:
+                self._complained.add(what)
+                log.warning("%s: %s", what, error)
+            return None
 
     def _hear(self, connection: Connection) -> None:
         """Take note of what has come, also behind the answer to a statement of ours: nothing else may wake us."""
@@ -234,6 +309,39 @@ class Listener:
         connection.execute(
             sql(f"UPDATE {self._names.of('holder')} SET delivers = %s, receives = %s WHERE holder = %s"), what
         )
+
+    def _show_life(self, connection: Connection) -> None:
+        connection.execute(
+            sql(f"UPDATE {self._names.of('holder')} SET seen = clock_timestamp() WHERE holder = %s"), (self._holder,)
+        )
+
+    def _end_the_frozen(self, connection: Connection) -> None:
+        """End the sessions of processes that have shown no life for as long as they said; the rest is as for the dead.
+
+        How long, this process measures by its own watch: whoever sets the server's clock makes nobody look frozen.
+        """
+        find = sql(
+            f"SELECT holder, mark, seen::text, extract(epoch FROM holds_at_most)::float8, pid, machine "
+            f"FROM {self._names.of('holder')} "
+            f"WHERE holds_at_most IS NOT NULL AND holder <> %s AND holder IN ({self._living})"
+        )
+        rows = connection.execute(find, (self._holder,)).fetchall()
+        seen = {holder: (said, seconds) for holder, _, said, seconds, _, _ in rows}
+        silent = self._watched.silent(seen, time.monotonic(), self._life.every_seconds + _LOST_SIGHT_SECONDS)
+        # Where another adapter of the same process shows life only the session goes that holds the silent number.
+        lively = {self._life.mark, *(mark for holder, mark, *_ in rows if holder not in silent)}
+        for holder, mark, _, seconds, pid, machine in rows:
+            if holder not in silent:
+                continue
+            who = f"process {pid} on {machine} (number {holder})"
+            if who not in self._complained:
+                self._complained.add(who)
+                log.warning(
+                    "%s has shown no life for %g s: its sessions are ended, what it holds is free", who, seconds
+                )
+            values = {"mark": None if mark in lively else mark, "class": self._names.lock_class, "holder": holder}
+            what = f"sessions of {who} cannot be ended; that needs its role, or one that is a member of it"
+            self._try(connection, what, partial(_end_sessions, values))
 
     def _free_what_the_dead_hold(self, connection: Connection) -> None:
         """Free the messages of holders whose lock is gone; whoever comes first does it for all.
@@ -276,6 +384,34 @@ class Listener:
         connection.execute(sql(f"DELETE FROM {names.of('holder')} WHERE holder = ANY(%s)"), (dead,))
         if freed:
             connection.execute("SELECT pg_notify(%s, 'lost 0 0')", (names.channel,))
+
+
+class Watched:
+    """What others have shown of life, and since when it is the same, by the watch of this process."""
+
+    def __init__(self) -> None:
+        self._since = dict[int, tuple[object, float]]()
+        self._looked_at = float("-inf")
+
+    def silent(self, seen: Mapping[int, tuple[object, float]], now: float, within: float) -> set[int]:
+        """Return which have shown nothing new for longer than they may.
+
+        Args:
+            seen: by number, what is shown there now, and for how many seconds it may be the same.
+            now: seconds, of a watch that nobody sets.
+            within: look again; whoever stood still for longer has not seen what others have shown meanwhile.
+        """
+        lost_sight, self._looked_at = now - self._looked_at > within, now
+        before = {} if lost_sight else self._since
+        self._since = {
+            number: before[number] if number in before and before[number][0] == shown else (shown, now)
+            for number, (shown, _) in seen.items()
+        }
+        return {number for number, (_, at_most) in seen.items() if now - self._since[number][1] >= at_most}
+
+
+def _end_sessions(values: Mapping[str, object], connection: Connection) -> None:
+    connection.execute(_END_SESSIONS, values)
 
 
 def _as_ours(error: Exception) -> PostdateError:

@@ -11,16 +11,19 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from postdate.errors import QueueNotFound
-from postdate.messages import DelayedMessage, Envelope, Headers, decode_headers
+from postdate.messages import DelayedMessage, Envelope, Headers, opened
 from postdate.migrations import migrations
 from postdate.ports import OldSnapshot, Process, Queued, ServerFacts, Standing
 from postdate.postgres.database import Connection, PostgresDatabase
 from postdate.postgres.listening import holders_here
 from postdate.postgres.names import sql
 from postdate.postgres.queues import lengths_query
+from postdate.postgres.rows import read
+
+T = TypeVar("T")
 
 _SETTINGS: Final = ("fsync", "full_page_writes", "synchronous_commit")
 _OLD: Final = timedelta(minutes=1)
@@ -66,12 +69,24 @@ class PostgresQueueObserver:
         names = database.names
         self._holder = names.of("holder")
         self._queued = f"""
-            SELECT q.name, m.message_id, c.headers, c.body, m.expires_at, m.due, m.failures, h.pid
+            SELECT m.number, q.name, m.message_id, c.headers, c.body, m.expires_at, m.due, m.failures, h.pid
             FROM {names.of("queue_message")} AS m JOIN {names.of("queue")} AS q USING (queue_id)
             JOIN {names.of("content")} AS c ON c.number = m.content LEFT JOIN {self._holder} AS h USING (holder)"""
 
     async def _rows(self, statement: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
-        return await self._database.run(lambda connection: connection.execute(sql(statement), values).fetchall())
+        return await self._database.run(
+            lambda connection: connection.execute(sql(statement), values).fetchall(), patiently=True
+        )
+
+    async def _readable(
+        self, statement: str, values: Mapping[str, object], decode: Callable[[tuple[Any, ...]], T]
+    ) -> list[T]:
+        """Return what a question finds without what cannot be read: whoever takes such a row sets it aside."""
+
+        def find(connection: Connection) -> list[T]:
+            return read(connection.execute(sql(statement), values), 0, decode)[0]
+
+        return await self._database.run(find, patiently=True)
 
     async def processes(self) -> Sequence[Process]:
         """See :meth:`postdate.ports.QueueObserver.processes`."""
@@ -112,13 +127,13 @@ class PostgresQueueObserver:
                 f"{self._database.where} has no queue {queue!r}; create it: postdate setup --queue {queue}"
             )
         one = f"{self._queued} WHERE m.queue_id = %(queue)s ORDER BY m.queue_id, m.number LIMIT %(limit)s"
-        return [_queued(row) for row in await self._rows(one, {"queue": found[0][0], "limit": limit})]
+        return await self._readable(one, {"queue": found[0][0], "limit": limit}, _queued)
 
     async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
         """See :meth:`postdate.ports.QueueObserver.find_in_queues`."""
         where = "WHERE m.message_id = %(id)s OR strpos(c.headers, %(header)s) > 0 ORDER BY m.number"
         values = {"id": message_id, "header": _header(message_id)}
-        return [_queued(row) for row in await self._rows(f"{self._queued} {where}", values)]
+        return await self._readable(f"{self._queued} {where}", values, _queued)
 
 
 class PostgresObserver(PostgresQueueObserver):
@@ -144,7 +159,8 @@ class PostgresObserver(PostgresQueueObserver):
     @property
     def _standing(self) -> str:
         return f"""
-            SELECT p.message_id, p.due, p.destination, c.headers, c.body, p.expires_at, p.failures, p.attempt_at, h.pid,
+            SELECT p.number, p.message_id, p.due, p.destination, c.headers, c.body, p.expires_at, p.failures,
+                p.attempt_at, h.pid,
                 (SELECT a.pid || ' ' || a.application_name FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
                  WHERE l.locktype = 'transactionid' AND l.granted AND l.transactionid = p.xmax)
             FROM {self._pending} AS p JOIN {self._database.names.of("content")} AS c USING (number)
@@ -158,14 +174,14 @@ class PostgresObserver(PostgresQueueObserver):
         """See :meth:`postdate.ports.StoreObserver.standing`."""
         record = f"SELECT number FROM {self._database.names.of('record')} WHERE kind = 1 AND message_id = %(id)s"
         one = f"{self._standing} WHERE p.number = ({record} AND {self._ours})"
-        rows = await self._rows(one, {"id": message_id, "table": self._table})
-        return _standing(rows[0]) if rows else None
+        found = await self._readable(one, {"id": message_id, "table": self._table}, _standing)
+        return found[0] if found else None
 
     async def retries_of(self, message_id: str) -> Sequence[Standing]:
         """See :meth:`postdate.ports.StoreObserver.retries_of`."""
         where = "WHERE strpos(c.headers, %(header)s) > 0 AND p.message_id <> %(id)s ORDER BY p.number"
         values = {"id": message_id, "header": _header(message_id)}
-        return [_standing(row) for row in await self._rows(f"{self._standing} {where}", values)]
+        return await self._readable(f"{self._standing} {where}", values, _standing)
 
     async def last_delivered_at(self) -> datetime | None:
         """See :meth:`postdate.ports.StoreObserver.last_delivered_at`; records are appended to their table."""
@@ -257,7 +273,7 @@ def _header(message_id: str) -> str:
 
 def _pid_of(session: str) -> int:
     """Return the number of the process that a session says it belongs to; of one that does not say it, its own."""
-    found = re.fullmatch(r"\d+ postdate (\d+)", session)
+    found = re.search(r" postdate (\d+)( [0-9a-f]+)?$", session)
     return int(session.partition(" ")[0]) if found is None else int(found[1])
 
 
@@ -272,10 +288,10 @@ def _joined(one: Process, other: Process) -> Process:
 
 
 def _standing(row: Sequence[Any]) -> Standing:
-    message_id, due, destination, headers, body, expires_at, failures, attempt_at, leased_by, locked_by = row
-    message = DelayedMessage(
-        message_id, due, destination, decode_headers(headers), body, expires_at, number_of_failures=failures
-    )
+    _, message_id, due, destination, headers, body, expires_at, failures, attempt_at, leased_by, locked_by = row
+    due, expires_at = due.astimezone(UTC), _utc(expires_at)
+    found = opened(headers, body)
+    message = DelayedMessage.restored(message_id, due, destination, found, body, expires_at, failures)
     if locked_by is not None:
         return Standing(message, None, _pid_of(locked_by))
     if attempt_at is None:
@@ -284,8 +300,8 @@ def _standing(row: Sequence[Any]) -> Standing:
 
 
 def _queued(row: Sequence[Any]) -> Queued:
-    queue, message_id, headers, body, expires_at, due, failures, pid = row
-    envelope = Envelope(queue, message_id, decode_headers(headers), body, _utc(expires_at), _utc(due))
+    _, queue, message_id, headers, body, expires_at, due, failures, pid = row
+    envelope = Envelope.restored(queue, message_id, opened(headers, body), body, _utc(expires_at), _utc(due))
     return Queued(queue, envelope, failures, pid)
 
 

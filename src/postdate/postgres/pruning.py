@@ -58,7 +58,7 @@ def _change(database: PostgresDatabase, statement: str) -> int:
         connection.execute(_HURRIED)
         return connection.execute(sql(statement)).rowcount
 
-    return database.transaction_blocking(change)
+    return database.transaction_blocking(change, patiently=True)
 
 
 def restore(database: PostgresDatabase, store_id: int, records: Sequence[StoredRecord]) -> int:
@@ -95,7 +95,7 @@ def restore(database: PostgresDatabase, store_id: int, records: Sequence[StoredR
         return len(back)
 
     _lift_sequence(database, max((record.number for record in records), default=0))
-    return database.transaction_blocking(put_back)
+    return database.transaction_blocking(put_back, patiently=True)
 
 
 def _row(record: StoredRecord, store_id: int) -> tuple[Any, ...]:
@@ -129,7 +129,7 @@ def _lift_sequence(database: PostgresDatabase, number: int) -> None:
             connection.execute(sql(f"ALTER SEQUENCE {sequence} RESTART WITH {number + 1:d}"))
 
     if database.run_blocking(lambda connection: connection.execute(lower).fetchone()) is not None:
-        database.transaction_blocking(lift)
+        database.transaction_blocking(lift, patiently=True)
 
 
 def _plain(database: PostgresDatabase, name: str) -> str:

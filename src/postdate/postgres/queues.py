@@ -30,7 +30,8 @@ class QueueStatements:
             m AS (
                 UPDATE {queue_message} AS m SET holder = %(holder)s FROM free
                 WHERE m.queue_id = %(queue)s AND m.number = free.number RETURNING m.*)
-            SELECT {has_ended}, {columns} FROM m JOIN {content} AS c ON c.number = m.content ORDER BY m.number""")
+            SELECT {has_ended}, {columns} FROM m LEFT JOIN {content} AS c ON c.number = m.content
+            ORDER BY m.number""")
         self.take = sql(f"""
             WITH found AS MATERIALIZED (
                 SELECT number FROM {queue_message}
@@ -39,7 +40,7 @@ class QueueStatements:
             m AS (
                 UPDATE {queue_message} AS m SET holder = %(holder)s FROM found
                 WHERE m.queue_id = %(queue)s AND m.number = found.number RETURNING m.*)
-            SELECT {has_ended}, {columns} FROM m JOIN {content} AS c ON c.number = m.content""")
+            SELECT {has_ended}, {columns} FROM m LEFT JOIN {content} AS c ON c.number = m.content""")
         # That they are held is asked in words from which the index of held messages does not follow: it is empty when
         # the plan is made, and full of those that have just ended when it is used.
         self.commit = sql(f"""

@@ -14,6 +14,7 @@ from postdate.errors import PipelineError
 from postdate.ports import Scan, ScanPart
 from postdate.postgres.database import Connection, PostgresDatabase
 from postdate.postgres.names import Names, literal, quoted, sql
+from postdate.postgres.rows import in_calendar
 
 _COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "pending": {
@@ -115,7 +116,7 @@ def scan_query(names: Names, table: str, scan: Scan, part: ScanPart, *, plain: b
 
 
 def _selected(column: str, *, is_time: bool) -> str:
-    return f"(extract(epoch FROM {column}) * 1000000)::bigint" if is_time else column
+    return f"(extract(epoch FROM {in_calendar(column)}) * 1000000)::bigint" if is_time else column
 
 
 def _relation(names: Names, table: str, scan: Scan) -> str:

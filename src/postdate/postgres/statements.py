@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from postdate.messages import Headers
 from postdate.ports import Recording
 from postdate.postgres.lapsing import lapsed
 from postdate.postgres.names import Names, sql
+from postdate.postgres.quarantine import QuarantineStatements
+from postdate.postgres.rows import in_calendar
 
 _RECORD_INTO = "(at, due, store_id, kind, message_id, destination, detail)"
 
@@ -52,6 +55,8 @@ class Statements:
             notified = f"pg_notify('{names.channel}', %(notice)s::text)"
             return f"SELECT number, CASE WHEN %(notice)s::text IS NOT NULL THEN {notified} END FROM {of}"
 
+        self.aside = QuarantineStatements(names, recording)
+        self.set_aside, self.put_back = self.aside.from_store(table), self.aside.into_store(table)
         self.find_store = sql(f"SELECT store_id FROM {names.of('store')} WHERE name = %s")
         self.notify_due = sql(f"SELECT pg_notify('{names.channel}', %s)")
 
@@ -108,7 +113,7 @@ class Statements:
         due = f"p.attempt_at < %(now)s AND p.attempt_at >= {since} ORDER BY p.attempt_at, p.number LIMIT %(limit)s"
         self.claim = sql(f"""
             WITH batch AS MATERIALIZED (SELECT p.* FROM {pending} AS p WHERE {due} FOR UPDATE SKIP LOCKED)
-            SELECT p.number, {columns} FROM batch AS p JOIN {content} AS c USING (number)
+            SELECT p.number, {columns} FROM batch AS p LEFT JOIN {content} AS c USING (number)
             ORDER BY p.attempt_at, p.number""")
         held = "number = ANY(%(numbers)s::bigint[]) AND holder IS NOT DISTINCT FROM %(holder)s::bigint"
         self.finish = sql(f"""
@@ -127,6 +132,12 @@ class Statements:
                 UPDATE {pending} SET holder = NULL, attempt_at = due
                 WHERE number = ANY(%(numbers)s::bigint[]) AND holder = ANY(%(holders)s) RETURNING 1)
             SELECT count(*), pg_notify('{names.channel}', 'lost 0 0') FROM freed HAVING count(*) > 0""")
+        self.give_back = sql(f"""
+            WITH back AS (
+                UPDATE {pending} SET holder = NULL, attempt_at = coalesce(%(attempt_at)s::timestamptz, due) WHERE {held}
+                RETURNING attempt_at)
+            SELECT count(*)::integer, pg_notify('{names.channel}', 'due ' || %(store)s || ' '
+                || (extract(epoch FROM min(attempt_at)) * 1000000)::bigint) FROM back HAVING count(*) > 0""")
         self.retry = sql(f"""
             WITH counted AS (
                 UPDATE {pending} SET failures = failures + 1, holder = NULL, attempt_at = %(attempt_at)s WHERE {held}
@@ -136,11 +147,12 @@ class Statements:
         has_queue = f"EXISTS (SELECT 1 FROM {queue} AS q WHERE q.name = p.destination)"
         free = f"p.attempt_at >= {since} AND p.number <> ALL(%(held)s::bigint[])"
         self.next = sql(f"""
-            SELECT p.attempt_at, {has_queue} FROM {pending} AS p WHERE {free}
+            SELECT {in_calendar("p.attempt_at")}, {has_queue} FROM {pending} AS p WHERE {free}
             ORDER BY p.attempt_at, p.number LIMIT 1""")
-        first_due = f"""
-            SELECT least((SELECT min(attempt_at) FROM {pending}), (SELECT min(due) FROM {pending} WHERE failures > 0),
-                (SELECT min(due) FROM {pending} WHERE holder IS NOT NULL))"""
+        earliest = f"""least((SELECT min(attempt_at) FROM {pending}),
+            (SELECT min(due) FROM {pending} WHERE failures > 0),
+            (SELECT min(due) FROM {pending} WHERE holder IS NOT NULL))"""
+        first_due = f"SELECT {in_calendar('first.due')} FROM (SELECT {earliest} AS due) AS first"
         self.first_due = sql(first_due)
 
         # --- moving: one statement. The batch is written down first, so that every part works on exactly these rows.
@@ -148,18 +160,20 @@ class Statements:
         # then the statement fails (division by zero, see errors.is_conflict) and is run again.
         listed = ", ".join(
             f"array_agg({column}) FILTER (WHERE %(listing)s)"
-            for column in ("message_id", "due", "destination", "expired")
+            for column in ("message_id", in_calendar("due"), "destination", "expired")
         )
         taken = f"""
                 SELECT p.ctid AS place, p.number, p.message_id, p.due, p.expires_at, p.destination, q.queue_id,
                     coalesce(p.expires_at < %(now)s, false) AS expired
                 FROM {pending} AS p JOIN {queue} AS q ON q.name = p.destination
                 WHERE {due} FOR UPDATE OF p SKIP LOCKED"""
-        # Headers are looked at only once it is settled which messages are taken: they are in another table.
+        # Headers are looked at only once it is settled which messages are taken: they are in another table. Where they
+        # are gone from there the message moves, as without the rule, and whoever receives it sets it aside.
         past_use = lapsed("c.headers", "%(now)s::timestamptz", "%(allowance)s::interval")
         wanted = f"""
                 SELECT place, number, message_id, due, expires_at, destination, queue_id,
-                    expired OR (SELECT {past_use} FROM {content} AS c WHERE c.number = t.number) AS expired
+                    expired OR coalesce((SELECT {past_use} FROM {content} AS c WHERE c.number = t.number), false)
+                        AS expired
                 FROM taken AS t"""
         move = f"""
             gone AS (DELETE FROM {pending} WHERE ctid = ANY (ARRAY(SELECT place FROM batch)) RETURNING 1),
@@ -183,7 +197,7 @@ class Statements:
         nothing_next = "CROSS JOIN (SELECT NULL::timestamptz, NULL::boolean) AS next"
         next_one = f"""
             LEFT JOIN (
-                SELECT p.attempt_at, {has_queue} FROM {pending} AS p
+                SELECT {in_calendar("p.attempt_at")}, {has_queue} FROM {pending} AS p
                 WHERE {free} AND p.number NOT IN (SELECT number FROM batch)
                 ORDER BY p.attempt_at, p.number LIMIT 1) AS next ON true"""
         of_all = f"WITH batch AS MATERIALIZED ({taken}),"
@@ -213,23 +227,32 @@ class Statements:
                 WHERE p.number = target.number RETURNING p.number, message_id, due, destination),
             recorded AS ({noted("counted", 4, "NULL", wanted=recording is Recording.ALL)})
             SELECT number, pg_notify('{names.channel}', 'lost 0 0') FROM counted""")
+
+        def said(due: str) -> str:
+            """Return SQL of how the header of a due time stands among encoded headers; see ``encoded_deliver_at``."""
+            time = f"to_char({due}::timestamptz AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS:US')"
+            return f"""'"{Headers.DELIVER_AT}":"' || {time} || ' Z"'"""
+
         self.reschedule = sql(f"""
             WITH target AS (
-                SELECT p.number FROM {record} AS r JOIN {pending} AS p ON p.number = r.number
+                SELECT p.number, p.due FROM {record} AS r JOIN {pending} AS p ON p.number = r.number
                 WHERE {scheduled} AND p.holder IS NULL AND (p.expires_at IS NULL OR p.expires_at >= %(due)s)
                 FOR UPDATE OF p SKIP LOCKED),
             moved AS (
                 UPDATE {pending} AS p SET due = %(due)s, attempt_at = %(due)s FROM target
-                WHERE p.number = target.number RETURNING p.number, message_id, due, destination),
+                WHERE p.number = target.number RETURNING p.number, p.message_id, p.due, p.destination),
+            retimed AS (
+                UPDATE {content} AS c SET headers = replace(c.headers, {said("target.due")}, {said("%(due)s")})
+                FROM target WHERE c.number = target.number AND strpos(c.headers, {said("target.due")}) > 0),
             recorded AS ({noted("moved", 8, "NULL", wanted=keeps)})
             SELECT number FROM moved""")
         self.get = sql(f"""
-            SELECT {columns} FROM {record} AS r JOIN {pending} AS p ON p.number = r.number
+            SELECT p.number, {columns} FROM {record} AS r JOIN {pending} AS p ON p.number = r.number
             JOIN {content} AS c ON c.number = r.number WHERE {scheduled}""")
 
         # --- what an operator asks
         self.list = sql(f"""
-            SELECT {columns} FROM {pending} AS p JOIN {content} AS c USING (number)
+            SELECT p.number, {columns} FROM {pending} AS p JOIN {content} AS c USING (number)
             WHERE (%(destination)s::text IS NULL OR p.destination = %(destination)s)
                 AND p.due >= coalesce(%(from)s::timestamptz, '-infinity')
                 AND p.due < coalesce(%(to)s::timestamptz, 'infinity')
@@ -250,10 +273,12 @@ class Statements:
         locked = (
             "p.xmax::text IN (SELECT transactionid::text FROM pg_locks WHERE locktype = 'transactionid' AND granted)"
         )
-        self.statistics = sql(f"""
+        counted = f"""
             SELECT (SELECT count(*) FROM {pending}),
                 (SELECT count(*) FROM {pending} AS p WHERE attempt_at < %(now)s AND NOT {locked})
                     + (SELECT count(*) FROM {pending} WHERE failures > 0 AND attempt_at >= %(now)s AND due < %(now)s),
                 (SELECT count(*) FROM {pending} WHERE holder IS NOT NULL)
                     + (SELECT count(*) FROM {pending} AS p WHERE attempt_at < %(now)s AND {locked}),
-                (SELECT count(*) FROM {pending} WHERE failures > 0), ({first_due})""")
+                (SELECT count(*) FROM {pending} WHERE failures > 0), ({first_due})"""
+        aside = f"SELECT count(*) FROM {names.of('quarantine')} WHERE queue_id IS NULL AND store_id = %(store)s"
+        self.statistics, self.statistics_of_waiting = sql(f"{counted}, ({aside})"), sql(f"{counted}, 0")

@@ -6,17 +6,22 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from postdate.messages import DelayedMessage, decode_headers
+import psycopg
+
+from postdate.messages import DelayedMessage, opened
 from postdate.ports import MessageFilter, Record, RecordKind, StoreStatistics
 from postdate.postgres.database import Connection
+from postdate.postgres.errors import is_refused
+from postdate.postgres.rows import Row, present, read
 from postdate.postgres.statements import Statements
 
 
 def message_of(  # noqa: PLR0913 - the columns
-    message_id: str, due: Any, destination: str, expires_at: Any, failures: int, headers: str, body: bytes
+    message_id: str, due: Any, destination: str, expires_at: Any, failures: int, headers: str | None, body: bytes
 ) -> DelayedMessage:
     """Return a row of the table as a message."""
-    return DelayedMessage.restored(message_id, due, destination, decode_headers(headers), body, expires_at, failures)
+    found = opened(present(headers), body)
+    return DelayedMessage.restored(message_id, due, destination, found, body, expires_at, failures)
 
 
 def first_due(connection: Connection, sql: Statements) -> datetime | None:
@@ -25,11 +30,17 @@ def first_due(connection: Connection, sql: Statements) -> datetime | None:
     return None if row is None else _utc(row[0])
 
 
-def statistics(connection: Connection, sql: Statements, now: datetime) -> StoreStatistics:
+def statistics(connection: Connection, sql: Statements, now: datetime, store_id: int) -> StoreStatistics:
     """See :meth:`postdate.ports.InspectableStore.statistics`."""
-    row = connection.execute(sql.statistics, {"now": now}).fetchone()
+    values = {"now": now, "store": store_id}
+    try:
+        row = connection.execute(sql.statistics, values).fetchone()
+    except psycopg.Error as error:
+        if not is_refused(error):
+            raise
+        row = connection.execute(sql.statistics_of_waiting, values).fetchone()  # who sets nothing aside counts none
     assert row is not None
-    return StoreStatistics(*row[:4], next_due=_utc(row[4]))
+    return StoreStatistics(*row[:4], next_due=_utc(row[4]), quarantined=row[5])
 
 
 def record_counts(connection: Connection, sql: Statements, store_id: int) -> Mapping[RecordKind, int]:
@@ -41,13 +52,17 @@ def record_counts(connection: Connection, sql: Statements, store_id: int) -> Map
 def list_pending(connection: Connection, sql: Statements, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
     """See :meth:`postdate.ports.InspectableStore.list_pending`."""
     values = {"destination": where.destination, "from": where.due_from, "to": where.due_to, "limit": limit}
-    return [message_of(*row) for row in connection.execute(sql.list, values, binary=True).fetchall()]
+    return read(connection.execute(sql.list, values, binary=True), 0, _message_of)[0]
 
 
 def get(connection: Connection, sql: Statements, message_id: str, store_id: int) -> DelayedMessage | None:
     """See :meth:`postdate.ports.InspectableStore.get`."""
-    row = connection.execute(sql.get, {"id": message_id, "store": store_id}, binary=True).fetchone()
-    return None if row is None else message_of(*row)
+    found, _ = read(connection.execute(sql.get, {"id": message_id, "store": store_id}, binary=True), 0, _message_of)
+    return found[0] if found else None
+
+
+def _message_of(row: Row) -> DelayedMessage:
+    return message_of(*row[1:])
 
 
 def history(connection: Connection, sql: Statements, message_id: str, store_id: int) -> Sequence[Record]:

@@ -58,7 +58,8 @@ class Watch:
             now = time.monotonic()
             if now - self._swept_at >= _SWEEP_EVERY_SECONDS:
                 self._swept_at, self._since = now, None
-            return self._since
+            # What lies before the calendar is damaged, and only a look from the beginning finds it.
+            return None if self._since == _BEGINNING else self._since
 
     def lags(self) -> bool:
         """Return whether so many batches were claimed since the last look that looks begin far behind by now."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from postdate.errors import PostdateError, QueueNotFound
 from postdate.rabbitmq import wire
-from postdate.rabbitmq.link import NOT_FOUND, Channel, ChannelClosed, Link
+from postdate.rabbitmq.link import NOT_FOUND, Channel, ChannelClosed, Link, is_node_away, node_away
 from postdate.rabbitmq.properties import Arrived
 from postdate.rabbitmq.wire import Arguments, Method, ack_frame, method_frame, requeue_frame
 
@@ -75,6 +75,7 @@ class ConsumingChannel(Channel):
 
         Raises:
             QueueNotFound: there is no such queue, or none any more.
+            DestinationUnavailable: the node of the queue is away.
             TransportUnavailable: the channel or the connection ended.
         """
         self._waiting += 1
@@ -128,6 +129,8 @@ class ConsumingChannel(Channel):
                 self._idle = self.link.loop.call_later(_IDLE_SECONDS, self._stop_if_idle)
             await self.call(wire.BASIC_CONSUME, arguments, wire.BASIC_CONSUME_OK)
         except ChannelClosed as error:
+            if is_node_away(error):
+                raise node_away(error, self._queue) from error
             if error.reply_code == NOT_FOUND:
                 raise QueueNotFound(
                     f"there is no queue {self._queue!r}; create it: postdate setup --queue {self._queue}"

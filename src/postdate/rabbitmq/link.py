@@ -11,7 +11,7 @@ from typing import Final, TypeVar, cast
 
 import anyio
 
-from postdate.errors import PostdateError, TransportUnavailable, TransportUnreachable
+from postdate.errors import DestinationUnavailable, PostdateError, TransportUnavailable, TransportUnreachable
 from postdate.outage_log import OutageLog
 from postdate.rabbitmq import wire
 from postdate.rabbitmq.login import Login
@@ -21,12 +21,20 @@ ANSWERS_WITHIN_SECONDS = 15.0
 """How long the server may take to answer; a quorum queue that elects a leader takes a while."""
 
 CLOSES_WITHIN_SECONDS = 2.0
-_LONGEST_PAUSE_SECONDS = 5.0
+_LONGEST_PAUSE_SECONDS = 1.0
+"""Between two attempts to connect: a server that is back is found out within this."""
+
+_LATE_SECONDS = 2.0
+"""How late a heartbeat may be before a server that owes an answer besides is taken for dead."""
+
+_SILENT_SECONDS = 12.0
+"""The same where there are no heartbeats: nothing came for so long."""
+
 CONTENT_TOO_LARGE: Final = 311
 NOT_FOUND: Final = 404
 PRECONDITION_FAILED: Final = 406
 _CLOSE_ARGUMENTS: Final = wire.uint16(200) + bytes(5)
-_LARGEST_FRAME: Final = 131_072
+LARGEST_FRAME: Final = 131_072
 _MOST_CHANNELS: Final = 2_047
 _CAPABILITIES: Final = {
     "publisher_confirms": True,
@@ -40,8 +48,8 @@ _CAPABILITIES: Final = {
 log = logging.getLogger("postdate.rabbitmq")
 
 
-class ChannelClosed(TransportUnavailable):
-    """The server closed a channel, because of what was asked for on it.
+class ChannelClosed(TransportUnreachable):
+    """The server closed a channel, because of one thing asked for on it: nothing is known of all the others.
 
     Args:
         reply_code: what the server says, in the numbers of AMQP.
@@ -65,18 +73,20 @@ class Link(asyncio.Protocol):
         self.ended: PostdateError | None = None
         self.blocked: str | None = None
         self.server: dict[str, str] = {}
-        self.frame_limit = _LARGEST_FRAME
+        self.frame_limit = LARGEST_FRAME
         self.loop = asyncio.get_running_loop()
         self._channels: dict[int, Channel] = {}
         self._channel_limit = _MOST_CHANNELS
         self._transport: asyncio.Transport | None = None
-        self._reader = FrameReader(_LARGEST_FRAME)
+        self._reader = FrameReader(LARGEST_FRAME)
         self.opened: asyncio.Future[None] = self.loop.create_future()
         self._over: asyncio.Future[None] = self.loop.create_future()
         self._may_go_on = asyncio.Event()
         self._may_go_on.set()
+        self.heard_at = self.loop.time()
         self._wrote = self._received = True
         self._silences = 0
+        self._alive_within = _SILENT_SECONDS
         self._heartbeat: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -124,7 +134,7 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Hand each frame to its channel."""
-        self._received = True
+        self._received, self.heard_at = True, self.loop.time()
         try:
             for kind, number, payload in self._reader.frames(data):
                 if number:
@@ -134,8 +144,7 @@ class Link(asyncio.Protocol):
                 elif kind == wire.METHOD:
                     self._control(_method_of(payload), Arguments(payload))
         except MalformedFrame as error:
-            self._end(error)
-            self._abort()
+            self.abandon(error)
 
     def pause_writing(self) -> None:
         """Hold senders back: the socket takes no more."""
@@ -173,12 +182,12 @@ class Link(asyncio.Protocol):
             raise self.ended
         number = next((n for n in range(1, self._channel_limit + 1) if n not in self._channels), None)
         if number is None:
-            raise TransportUnavailable(f"all {self._channel_limit} channels of a connection are open")
+            raise TransportUnreachable(f"all {self._channel_limit} channels of a connection are open")
         channel = self._channels[number] = make(self, number)
         try:
             await channel.call(wire.CHANNEL_OPEN, b"\0", wire.CHANNEL_OPEN_OK, within_seconds)
         except BaseException:
-            channel.close(TransportUnavailable("this channel was not waited for"))
+            channel.close(TransportUnreachable("this channel was not waited for"))
             raise
         return channel
 
@@ -202,6 +211,16 @@ class Link(asyncio.Protocol):
             if self._transport is not None:
                 await asyncio.shield(self._over)
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing came for longer than a server that lives keeps silent: it sends heartbeats at least."""
+        return self.loop.time() - self.heard_at > self._alive_within
+
+    def abandon(self, error: PostdateError) -> None:
+        """End the connection at once, without waiting: whoever needs one gets another."""
+        self._end(error)
+        self._abort()
+
     def _abort(self) -> None:
         if self._transport is not None:
             self._transport.abort()
@@ -222,7 +241,7 @@ class Link(asyncio.Protocol):
             self._end(TransportUnreachable(f"{self.login.place} closed the connection: {reason}"))
             self._close_stream()
         elif method == wire.CONNECTION_CLOSE_OK:
-            self._end(TransportUnavailable("the connection was closed here"))
+            self._end(TransportUnreachable("the connection was closed here"))
             self._close_stream()
         elif method == wire.CONNECTION_BLOCKED:
             self.blocked = arguments.short_text()
@@ -245,7 +264,7 @@ class Link(asyncio.Protocol):
         self.server = {_text(field.name): _text(field.value) for field in told if field.kind == b"S"}
         mechanisms = arguments.long_bytes().split()
         if b"PLAIN" not in mechanisms:
-            self._end(TransportUnavailable(f"{self.login.place} takes no password: {mechanisms}"))
+            self._end(TransportUnreachable(f"{self.login.place} takes no password: {mechanisms}"))
             self._abort()
             return
         properties = wire.table(
@@ -257,13 +276,14 @@ class Link(asyncio.Protocol):
 
     def _tune(self, channels: int, frame: int, heartbeat: int) -> None:
         self._channel_limit = min(channels or _MOST_CHANNELS, _MOST_CHANNELS)
-        self.frame_limit = self._reader.largest = min(frame or _LARGEST_FRAME, _LARGEST_FRAME)
+        self.frame_limit = self._reader.largest = min(frame or LARGEST_FRAME, LARGEST_FRAME)
         seconds = min(heartbeat, self.login.heartbeat_seconds) if heartbeat else self.login.heartbeat_seconds
         agreed = wire.uint16(self._channel_limit) + wire.uint32(self.frame_limit) + wire.uint16(seconds)
         self.write(method_frame(0, wire.CONNECTION_TUNE_OK, agreed))
         host = wire.short_text(self.login.virtual_host)
         self.write(method_frame(0, wire.CONNECTION_OPEN, host + b"\0\0"))
         if seconds:
+            self._alive_within = seconds / 2 + _LATE_SECONDS
             self._beat(seconds / 2)
 
     def _beat(self, seconds: float) -> None:
@@ -275,8 +295,7 @@ class Link(asyncio.Protocol):
         if self._silences < 4:
             self._heartbeat = self.loop.call_later(seconds, self._beat, seconds)
         else:
-            self._end(TransportUnreachable(f"{self.login.place} has been silent for {4 * seconds:g} s"))
-            self._abort()
+            self.abandon(TransportUnreachable(f"{self.login.place} has been silent for {4 * seconds:g} s"))
 
     def _end(self, error: PostdateError) -> None:
         if self.ended is not None:
@@ -328,6 +347,8 @@ class Channel:
                 except TimeoutError as error:
                     text = f"{self.link.login.place} gave no answer within {within_seconds:.3g} s"
                     late = TransportUnreachable(text)
+                    if self.link.is_silent:
+                        self.link.abandon(late)
                     self.close(late)
                     raise late from error
                 finally:
@@ -347,7 +368,7 @@ class Channel:
             TransportUnavailable: the channel or the connection ended otherwise.
         """
         await self.call(wire.CHANNEL_CLOSE, _CLOSE_ARGUMENTS, wire.CHANNEL_CLOSE_OK)
-        self.end(TransportUnavailable("this channel was closed here"))
+        self.end(TransportUnreachable("this channel was closed here"))
 
     def end(self, error: PostdateError) -> None:
         """Take note that the channel has ended."""
@@ -413,6 +434,16 @@ class Channel:
 C = TypeVar("C", bound=Channel)
 
 
+def is_node_away(error: ChannelClosed) -> bool:
+    """Return whether a queue is known and the node that it lives on is not there: the server says 404 then, too."""
+    return error.reply_code == NOT_FOUND and "inaccessible" in error.text
+
+
+def node_away(error: ChannelClosed, queue: str) -> DestinationUnavailable:
+    """Return the error of :func:`is_node_away`."""
+    return DestinationUnavailable(f"the node of queue {queue!r} is away: {error.reply_code} {error.text}")
+
+
 def _method_of(payload: bytes) -> Method:
     return (payload[0] << 8 | payload[1], payload[2] << 8 | payload[3])
 
@@ -434,7 +465,7 @@ async def declare_exchange_passively(link: Link, exchange: str, within_seconds: 
     try:
         await channel.call(wire.EXCHANGE_DECLARE, arguments, wire.EXCHANGE_DECLARE_OK, within_seconds)
     finally:
-        channel.close(TransportUnavailable("this channel has done its work"))
+        channel.close(TransportUnreachable("this channel has done its work"))
 
 
 async def declare_queue(link: Link, queue: str, queue_type: str, **more: str) -> None:
@@ -472,7 +503,7 @@ async def declare_queue(link: Link, queue: str, queue_type: str, **more: str) ->
         if error.reply_code != PRECONDITION_FAILED:  # somebody else created it just now, as another type
             raise
     finally:
-        channel.close(TransportUnavailable("this channel has done its work"))
+        channel.close(TransportUnreachable("this channel has done its work"))
 
 
 async def _compare_queue_type(link: Link, queue: str, queue_type: str) -> None:
@@ -485,7 +516,7 @@ async def _compare_queue_type(link: Link, queue: str, queue_type: str) -> None:
         if error.reply_code == PRECONDITION_FAILED and "'x-queue-type'" in error.text:
             log.warning("queue %s exists and is not of the type %s: left as it is (%s)", queue, queue_type, error.text)
     finally:
-        channel.close(TransportUnavailable("this channel has done its work"))
+        channel.close(TransportUnreachable("this channel has done its work"))
 
 
 class Line:
@@ -506,6 +537,8 @@ class Line:
         self._failures = 0
         self._not_before = 0.0
         self._closed = False
+        self.frame_limit = LARGEST_FRAME
+        """What a frame may have, as the server said last; before it was asked, what it says as a rule."""
         self._outage = OutageLog(log, f"no connection for {purpose}", f"for {purpose}, {login.place} is")
 
     async def link(self) -> Link:
@@ -521,7 +554,7 @@ class Line:
             return self._link
         async with self._turn:
             if self._closed:
-                raise TransportUnavailable("this transport was closed")
+                raise TransportUnreachable("this transport was closed")
             if self._link is None or self._link.ended is not None:
                 self._link = await self._connect(loop)
             return self._link
@@ -539,6 +572,7 @@ class Line:
             raise
         self._failures = 0
         self._outage.succeeded(loop.time())
+        self.frame_limit = link.frame_limit
         return link
 
     async def close(self) -> None:

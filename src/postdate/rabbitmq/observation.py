@@ -12,7 +12,7 @@ from typing import Final
 
 import anyio
 
-from postdate.errors import PostdateError, QueueNotFound, TransportError, TransportUnavailable
+from postdate.errors import PostdateError, QueueNotFound, TransportError, TransportUnreachable
 from postdate.ports import ServerFacts
 from postdate.rabbitmq import wire
 from postdate.rabbitmq.address import Address, parse_address
@@ -65,7 +65,7 @@ async def _why_blocked(link: Link) -> str | None:
     with anyio.move_on_after(ANSWERS_WITHIN_SECONDS) as scope:
         await probe.settled.wait()
     if scope.cancelled_caught:
-        raise TransportUnavailable(f"{link.login.place} did not answer a message within {ANSWERS_WITHIN_SECONDS:g} s")
+        raise TransportUnreachable(f"{link.login.place} did not answer a message within {ANSWERS_WITHIN_SECONDS:g} s")
     if link.ended is not None:
         raise link.ended
     if link.blocked is not None:
@@ -147,7 +147,7 @@ async def _queue_length(link: Link, queue: str) -> int:
             return 0
         raise _refusal(f"queue {queue!r}", error) from error
     finally:
-        channel.close(TransportUnavailable("this channel has done its work"))
+        channel.close(TransportUnreachable("this channel has done its work"))
     answer.short_text()
     return answer.unsigned(4)
 

@@ -10,7 +10,15 @@ from datetime import datetime, timedelta
 
 import anyio
 
-from postdate.errors import MessageTooLarge, PostdateError, QueueNotFound, TransportError, TransportUnavailable
+from postdate.errors import (
+    DestinationUnavailable,
+    MessageTooLarge,
+    PostdateError,
+    QueueNotFound,
+    TransportError,
+    TransportUnavailable,
+    TransportUnreachable,
+)
 from postdate.messages import Envelope
 from postdate.rabbitmq.address import EVENT_PREFIX, OR_QUEUE_PREFIX, PREFIXES, exchange_address, parse_address
 from postdate.rabbitmq.content import redirected
@@ -22,10 +30,15 @@ from postdate.rabbitmq.link import (
     Line,
     Link,
     declare_exchange_passively,
+    is_node_away,
+    node_away,
 )
 from postdate.rabbitmq.publishing import Answers, PublishingChannel, Sending
 
 _ACCESS_REFUSED = 403
+_PASSING = frozenset({405, 506, 541})
+"""Locked by another connection, out of resources, a fault of the server: none of it is because of the message."""
+
 _PARTS_AT_ONCE = 8
 
 
@@ -57,7 +70,8 @@ class Publisher:
             try:
                 await self._send_all(sending)
             except anyio.get_cancelled_exc_class():
-                sending.give_up(self._late())
+                if sending.is_open:
+                    sending.give_up(self._late(sending))
                 if not _is_cancelled_for_good() or None not in sending.answers:
                     raise
                 # What is known to have arrived must be told: without that all of it would be sent again.
@@ -72,7 +86,7 @@ class Publisher:
             await self._send_each(sending)
         except BaseException:
             for place in _stranded(sending):  # that no exchange leads there is half an answer
-                sending.answers[place] = self._late()
+                sending.answers[place] = self._late(sending)
             raise
         stranded = _stranded(sending)
         if stranded:
@@ -90,7 +104,6 @@ class Publisher:
         try:
             await self._send_each(later)
         finally:
-            later.give_up(self._late())
             for (place, _), answer in zip(sent, later.answers, strict=True):
                 first = sending.answers[place]
                 both = QueueNotFound(f"{first}; and {answer}")
@@ -101,12 +114,14 @@ class Publisher:
             return
         try:
             link = await self.line.link()
+            sending.began = link.loop.time()
             await self._look_for_exchanges(link, sending)
             await (await self._open(link)).publish(sending)
         except PostdateError as error:
             sending.give_up(error)
         finally:
-            sending.give_up(self._late())
+            if sending.is_open:
+                sending.give_up(self._late(sending))
         suspects = [place for place, answer in enumerate(sending.answers) if isinstance(answer, ChannelClosed)]
         if suspects:
             self._exchanges.clear()
@@ -148,15 +163,17 @@ class Publisher:
         channel: PublishingChannel | None = None
         try:
             link = await self.line.link()
+            part.began = link.loop.time()
             await self._look_for_exchanges(link, part)
             channel = await self._new_channel(link)
             await channel.publish(part)
         except PostdateError as error:
             part.give_up(error)
         finally:
-            part.give_up(self._late())
+            if part.is_open:
+                part.give_up(self._late(part))
             if channel is not None:
-                channel.close(TransportUnavailable("this channel has done its work"))
+                channel.close(TransportUnreachable("this channel has done its work"))
             for place, answer in zip(places, part.answers, strict=True):
                 sending.answers[place] = answer
 
@@ -165,7 +182,7 @@ class Publisher:
         if not self._is_of(link):
             channel = await self._new_channel(link)
             if self._is_of(link):  # another task was faster
-                channel.close(TransportUnavailable("this channel is not needed"))
+                channel.close(TransportUnreachable("this channel is not needed"))
             else:
                 self._channel = channel
         assert self._channel is not None
@@ -181,17 +198,28 @@ class Publisher:
         try:
             await channel.start(_seconds_left())
         except BaseException:
-            channel.close(TransportUnavailable("this channel was not waited for"))
+            channel.close(TransportUnreachable("this channel was not waited for"))
             raise
         return channel
 
-    def _late(self) -> TransportUnavailable:
-        blocked = None if self._channel is None else self._channel.link.blocked
-        if blocked is not None:
-            reason = f"it has blocked publishers: {blocked}"
-        else:
-            reason = "a queue may have no leader, or the server may be overloaded"
-        return TransportUnavailable(f"{self.line.login.place} did not confirm within {self._within:g} s; {reason}")
+    def _late(self, sending: Sending) -> TransportUnavailable:
+        """Return why there are no confirms: the server takes nothing now, says nothing, or it is this queue alone.
+
+        A server that says nothing is left: what is written to it now it would read when it wakes, long after it was
+        sent again.
+        """
+        late = f"{self.line.login.place} did not confirm within {self._within:g} s"
+        link = None if self._channel is None else self._channel.link
+        if link is None or link.ended is not None:
+            return TransportUnreachable(late)
+        if link.blocked is not None:
+            return TransportUnreachable(f"{late}; it has blocked publishers: {link.blocked}")
+        if link.heard_at > sending.began and not link.is_silent:
+            return DestinationUnavailable(f"{late}, though it speaks; a queue may have no leader, or no room")
+        silent = TransportUnreachable(f"{late}, and says nothing")
+        if link.is_silent:
+            link.abandon(silent)
+        return silent
 
     async def _look_for_exchanges(self, link: Link, sending: Sending) -> None:
         """Answer messages to exchanges that do not exist: to publish one would close the channel for all."""
@@ -238,6 +266,10 @@ def _is_cancelled_for_good() -> bool:
 def _refusal(error: ChannelClosed, destination: str) -> PostdateError:
     """Return the answer to the message that made the broker close a channel on which nothing else was."""
     text = f"RabbitMQ refuses the message to {destination!r}: {error.reply_code} {error.text}"
+    if is_node_away(error):
+        return node_away(error, destination)
+    if error.reply_code in _PASSING:
+        return DestinationUnavailable(text)
     if error.reply_code == NOT_FOUND:
         return QueueNotFound(text)
     if error.reply_code == CONTENT_TOO_LARGE or "message size" in error.text:

@@ -10,7 +10,13 @@ from datetime import UTC, datetime
 from itertools import chain
 from typing import Final
 
-from postdate.errors import MessageTooLarge, PostdateError, QueueNotFound, TransportUnavailable
+from postdate.errors import (
+    DestinationUnavailable,
+    MessageTooLarge,
+    PostdateError,
+    QueueNotFound,
+    TransportUnreachable,
+)
 from postdate.messages import Envelope, encode_headers, size_in_bytes, size_limit
 from postdate.rabbitmq import wire
 from postdate.rabbitmq.address import Address, parse_address
@@ -33,6 +39,18 @@ _JSON_GROWTH: Final = 6
 """What a byte of a header may become in JSON, in which messages are measured."""
 
 
+_BESIDE_HEADERS: Final = 8 * 1024
+"""Bytes kept for other properties, and for what a brief error copy says besides."""
+
+
+def largest_headers(frame_limit: int) -> int:
+    """Return how many bytes headers may have in JSON, so that they and those of a brief error copy fit in one frame.
+
+    In JSON no header is shorter than in a table of AMQP, or as a property.
+    """
+    return frame_limit - FRAME_OVERHEAD - HEADER_FRAME.size - _BESIDE_HEADERS
+
+
 class Sending:
     """Messages of one send, and what became of them.
 
@@ -40,9 +58,11 @@ class Sending:
         envelopes: to be sent, in order.
         now: time of sending.
         limit: bytes in a message.
+
+    ``began`` is when it was first written, by the clock of the event loop.
     """
 
-    __slots__ = ("answers", "envelopes", "flights", "limit", "news", "now", "on_the_way", "position")
+    __slots__ = ("answers", "began", "envelopes", "flights", "limit", "news", "now", "on_the_way", "position")
 
     def __init__(self, envelopes: Sequence[Envelope], now: datetime, limit: int) -> None:
         self.envelopes, self.now, self.limit = envelopes, now, limit
@@ -50,6 +70,12 @@ class Sending:
         self.flights: list[Flight] = []
         self.position = self.on_the_way = 0
         self.news = asyncio.Event()
+        self.began = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether some of it has no answer yet."""
+        return self.on_the_way > 0 or self.position < len(self.envelopes)
 
     def answer(self, destination: str, error: PostdateError) -> None:
         """Answer everything to one destination."""
@@ -295,9 +321,7 @@ class PublishingChannel(Channel):
             self._settle(int.from_bytes(payload[4:12], "big"), multiple=payload[12] & 1 == 1)
         elif method == wire.BASIC_NACK:
             tag, multiple = int.from_bytes(payload[4:12], "big"), payload[12] & 1 == 1
-            error = TransportUnavailable(
-                "RabbitMQ did not take the message (nack): the queue is full, or has no leader"
-            )
+            error = DestinationUnavailable("the queue takes no message now (nack): it is full, or has no leader")
             for flight in self._flights:
                 for each in flight.unsettled():
                     if each == tag or (multiple and each < tag):
@@ -336,7 +360,7 @@ class PublishingChannel(Channel):
             waited_for, given_up = self._find(frame, its, given_up=False), self._find(frame, its, given_up=True)
             if waited_for is not None and given_up is not None:
                 given_up[0].fail(given_up[1], error)
-                error = TransportUnavailable(f"perhaps not this message, but one like it came back: {error}")
+                error = TransportUnreachable(f"perhaps not this message, but one like it came back: {error}")
             found = waited_for or given_up
             if found is not None:
                 found[0].fail(found[1], error)
@@ -344,7 +368,7 @@ class PublishingChannel(Channel):
         if any(flight.is_given_up for flight in self._flights):  # one of those that were forgotten
             return
         log.error("RabbitMQ returned a message that is not on the way: %d %s: %s", code, text, error)
-        self.close(TransportUnavailable("RabbitMQ returned a message that is not on the way"))
+        self.close(TransportUnreachable("RabbitMQ returned a message that is not on the way"))
 
     def _find(self, method: bytes, properties: bytes | None, *, given_up: bool) -> tuple[Flight, int] | None:
         for flight in self._flights:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Final
 
-from postdate.errors import ConfigurationError, TransportUnavailable
+from postdate.errors import ConfigurationError, TransportUnreachable
 from postdate.ports import DelayExchange
 from postdate.ports.intake import DUE_EXCHANGE_TYPES
 from postdate.rabbitmq import wire
@@ -75,7 +75,7 @@ async def declare_exchange(link: Link, exchange: str, kind: str) -> None:
             f"the one of the plugin, or choose another name with intake.exchange"
         ) from error
     finally:
-        channel.close(TransportUnavailable(_DONE))
+        channel.close(TransportUnreachable(_DONE))
 
 
 async def declare_due_exchange(link: Link, exchange: str, kind: str) -> None:
@@ -100,7 +100,7 @@ async def declare_due_exchange(link: Link, exchange: str, kind: str) -> None:
             return
         raise
     finally:
-        channel.close(TransportUnavailable(_DONE))
+        channel.close(TransportUnreachable(_DONE))
 
 
 def _is_of_another_type(text: str) -> bool:
@@ -121,4 +121,4 @@ async def bind_queue(link: Link, queue: str, exchange: str) -> None:
     try:
         await channel.call(wire.QUEUE_BIND, b"\0\0" + names + b"\0" + wire.table({}), wire.QUEUE_BIND_OK)
     finally:
-        channel.close(TransportUnavailable(_DONE))
+        channel.close(TransportUnreachable(_DONE))

@@ -13,7 +13,7 @@ from decimal import Decimal
 from struct import Struct
 from typing import Any, Final
 
-from postdate.errors import TransportUnavailable
+from postdate.errors import TransportUnreachable
 
 PROTOCOL_HEADER: Final = b"AMQP\x00\x00\x09\x01"
 METHOD, HEADER, BODY, HEARTBEAT = 1, 2, 3, 8
@@ -68,7 +68,7 @@ CONFIRM_SELECT: Final = (85, 10)
 CONFIRM_SELECT_OK: Final = (85, 11)
 
 
-class MalformedFrame(TransportUnavailable):
+class MalformedFrame(TransportUnreachable):
     """The other side sent something that is not AMQP 0-9-1: the connection is of no more use."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, Final
 
 from postdate.errors import SagaConflict, StoreFromNewerVersion, StoreNotSetUp
@@ -10,6 +11,7 @@ from postdate.migrations import Migration, migrations
 from postdate.ports import Correlation, Recording, SagaChange, SagaFate, SagaRecord, SagaStoreCapabilities, Work
 from postdate.ports.sagas import SET_UP
 from postdate.postgres import Connection, PostgresDatabase
+from postdate.postgres.answering import ANSWERS_WITHIN
 from postdate.postgres.names import DEFAULT_SCHEMA, Step, quoted, sql
 from postdate.postgres.scripts import part_script
 from postdate.threads import in_thread
@@ -27,13 +29,14 @@ class PostgresSagaStore:
     Args:
         url: ``postgresql://user:password@host:port/database``, or any connection string of libpq.
         schema: where the table is; store and queues in the same one share their transactions with it.
+        answers_within: after so long a silence of the server a connection is given up; above 0.
 
     Raises:
-        ConfigurationError: the address or the schema cannot be.
+        ConfigurationError: the address, the schema or the duration cannot be.
     """
 
-    def __init__(self, url: str, *, schema: str = DEFAULT_SCHEMA) -> None:
-        self.database = PostgresDatabase(url, schema, Recording.ALL)
+    def __init__(self, url: str, *, schema: str = DEFAULT_SCHEMA, answers_within: timedelta = ANSWERS_WITHIN) -> None:
+        self.database = PostgresDatabase(url, schema, Recording.ALL, answers_within=answers_within)
         table = self.database.names.of(_SUBJECT)
         self._find = f"SELECT {_COLUMNS} FROM {table} WHERE saga_type = %s AND property = %s AND value = %s"
         self._load = f"SELECT {_COLUMNS} FROM {table} WHERE saga_type = %s AND saga_id = %s"
@@ -58,7 +61,7 @@ class PostgresSagaStore:
     def _set_up(self) -> None:
         self.database.setup_blocking()
         names = self.database.names
-        with self.database.leased() as connection, connection.transaction():
+        with self.database.translating(), self.database.connect() as connection, connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s, 0)", (names.lock_class,))
             marks = f"SELECT coalesce(max(version), 0) FROM {names.of('migration')} WHERE subject = %s"
             row = connection.execute(sql(marks), (_SUBJECT,)).fetchone()

@@ -10,7 +10,7 @@ from postdate.errors import StoreUnavailable
 from postdate.locking import migrating
 from postdate.locking.migrating import Step
 from postdate.migrations import Migration
-from postdate.sqlserver.connection import SqlServerSession
+from postdate.sqlserver.connection import ADMINISTRATORS_SETTINGS, SqlServerSession
 from postdate.sqlserver.names import Names, literal, quoted
 
 _WAIT_MILLISECONDS: Final = 30_000
@@ -61,7 +61,7 @@ def setup_statements(names: Names) -> str:
         f"GRANT SELECT, INSERT, UPDATE, DELETE ON SCHEMA::{quoted(names.schema)} TO the_user;\n"
     )
     comment = textwrap.indent(rights, "-- ", lambda line: True)
-    return f"SET XACT_ABORT ON;\n\nBEGIN TRANSACTION;\n\n{body}COMMIT TRANSACTION;\n\n{comment}"
+    return f"{ADMINISTRATORS_SETTINGS};\n\nBEGIN TRANSACTION;\n\n{body}COMMIT TRANSACTION;\n\n{comment}"
 
 
 def _guarded(names: Names, step: Step, statement: str) -> str:

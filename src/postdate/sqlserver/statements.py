@@ -38,6 +38,10 @@ def _texts(name: str, column: str) -> str:
     )
 
 
+NOW: Final = f"SELECT {_MICROSECONDS_NOW}"
+"""The time of the server."""
+
+
 class Statements:
     """Every statement of one store.
 
@@ -49,7 +53,11 @@ class Statements:
         pending, record, store, holder = names.pending, names.of("record"), names.of("store"), names.of("holder")
         of_id = f"message_id = {_ID} AND message_id_bytes = DATALENGTH({_ID}) AND store_id = %(store)s"
         into_record = f"{record} (at, due, store_id, kind, message_id, destination, detail)"
-        held = f"number IN {_numbers('numbers')} AND (holder = %(holder)s OR (holder IS NULL AND %(holder)s IS NULL))"
+        # FORCESEEK: a small table would be read from its beginning to its end, through rows that others have locked;
+        # and statistics made while it was small must not turn a change of some rows into a scan of millions later.
+        by_number = f"FROM {pending} AS p WITH (FORCESEEK, ROWLOCK)"
+        is_holder = "(p.holder = %(holder)s OR (p.holder IS NULL AND %(holder)s IS NULL))"
+        held = f"{by_number} WHERE p.number IN {_numbers('numbers')} AND {is_holder}"
         attempt = f"{pending} AS p WITH (INDEX ([attempt]))"
         due_first = "p.attempt_at > %(from)s AND p.attempt_at < %(at)s ORDER BY p.attempt_at, p.number"
         claimable = f"{pending} AS p WITH (INDEX ([attempt]), READPAST, {_LOCKED})"
@@ -68,10 +76,10 @@ class Statements:
         )
         self.insert_messages = (
             f"INSERT INTO {pending} "
-            f"(number, due, attempt_at, expires_at, message_id, destination, headers, body) "
-            f"SELECT i.number, i.due, i.due, i.expires_at, i.message_id, i.destination, i.headers, i.body "
+            f"(number, due, attempt_at, expires_at, failures, message_id, destination, headers, body) SELECT "
+            f"i.number, i.due, i.due, i.expires_at, i.failures, i.message_id, i.destination, i.headers, i.body "
             f"FROM OPENJSON(%(rows)s) WITH (number bigint '$.number', due bigint '$.due', "
-            f"expires_at bigint '$.expires_at', message_id nvarchar(500) '$.message_id', "
+            f"expires_at bigint '$.expires_at', failures int '$.failures', message_id nvarchar(500) '$.message_id', "
             f"destination nvarchar(400) '$.destination', headers nvarchar(max) '$.headers', "
             f"body varbinary(max) '$.body') AS i"
         )
@@ -83,22 +91,26 @@ class Statements:
 
         self.claim = f"SELECT TOP (%(limit)s) p.number, p.attempt_at, {_ROW} FROM {claimable} WHERE {due_first}"
         self.finish = (
-            f"DELETE FROM {pending} OUTPUT %(at)s, deleted.due, %(store)s, %(kind)s, deleted.message_id, "
-            f"deleted.destination, %(detail)s INTO {into_record} WHERE {held}"
+            f"DELETE p OUTPUT %(at)s, deleted.due, %(store)s, %(kind)s, deleted.message_id, "
+            f"deleted.destination, %(detail)s INTO {into_record} {held}"
         )
-        self.remove = f"DELETE FROM {pending} OUTPUT deleted.number WHERE {held}"
-        self.forget_scheduled = f"DELETE FROM {record} WHERE number IN {_numbers('numbers')}"
+        self.remove = f"DELETE p OUTPUT deleted.number {held}"
+        self.forget_scheduled = (
+            f"DELETE r FROM {record} AS r WITH (FORCESEEK, ROWLOCK) WHERE r.number IN {_numbers('numbers')}"
+        )
         self.lease = (
-            f"UPDATE {pending} SET holder = %(holder)s, attempt_at = NULL WHERE number IN {_numbers('numbers')}"
+            f"UPDATE p SET holder = %(holder)s, attempt_at = NULL {by_number} WHERE p.number IN {_numbers('numbers')}"
         )
-        leased = f"attempt_at IS NULL AND holder IN {_numbers('holders')}"
-        self.free = f"UPDATE {pending} SET holder = NULL, attempt_at = due WHERE {leased}"
-        self.free_some = f"{self.free} AND number IN {_numbers('numbers')}"
+        leased = f"p.attempt_at IS NULL AND p.holder IN {_numbers('holders')}"
+        free = "UPDATE p SET holder = NULL, attempt_at = p.due"
+        self.free = f"{free} FROM {pending} AS p WITH (FORCESEEK ([attempt] ([attempt_at])), ROWLOCK) WHERE {leased}"
+        self.free_some = f"{free} {by_number} WHERE {leased} AND p.number IN {_numbers('numbers')}"
+        given_back = "holder = NULL, attempt_at = COALESCE(CAST(%(attempt_at)s AS bigint), p.due)"
         self.retry = (
-            f"UPDATE {pending} SET failures = failures + 1, holder = NULL, "
-            f"attempt_at = COALESCE(CAST(%(attempt_at)s AS bigint), due) "
-            f"WHERE number = %(number)s AND (holder = %(holder)s OR (holder IS NULL AND %(holder)s IS NULL))"
+            f"UPDATE p SET failures = p.failures + 1, {given_back} {by_number} "
+            f"WHERE p.number = %(number)s AND {is_holder}"
         )
+        self.release = f"UPDATE p SET {given_back} {held}"
         self.record_one = (
             f"INSERT INTO {into_record} SELECT %(at)s, due, %(store)s, %(kind)s, message_id, destination, %(detail)s "
             f"FROM {pending} WHERE number = %(number)s"
@@ -108,11 +120,19 @@ class Statements:
             f"SELECT p.number, p.due, p.attempt_at, p.expires_at, p.holder "
             f"FROM {pending} AS p WITH (READPAST, {_LOCKED}) WHERE p.number = {known}"
         )
-        self.reschedule = f"UPDATE {pending} SET due = %(due)s, attempt_at = %(due)s WHERE number = %(number)s"
+        self.reschedule = (
+            f"UPDATE p SET due = %(due)s, attempt_at = %(due)s, headers = REPLACE(headers, %(was)s, %(is)s) "
+            f"{by_number} WHERE p.number = %(number)s"
+        )
 
         after = f"SELECT TOP (1) p.attempt_at FROM {attempt} WHERE p.attempt_at > %(from)s"
         self.next_attempt = f"{after} ORDER BY p.attempt_at"
-        self.next_attempt_but = f"{after} AND p.number NOT IN {_numbers('locked')} ORDER BY p.attempt_at"
+        # In a table with a key: as a condition, thousands of numbers would be parsed anew for each row that is passed.
+        self.next_attempt_but = (
+            f"DECLARE @locked TABLE (number bigint NOT NULL PRIMARY KEY); "
+            f"INSERT INTO @locked (number) SELECT CAST(j.[value] AS bigint) FROM OPENJSON(%(locked)s) AS j; "
+            f"{after} AND NOT EXISTS (SELECT 1 FROM @locked AS l WHERE l.number = p.number) ORDER BY p.attempt_at"
+        )
         self.next_due = f"SELECT TOP (1) due FROM {pending} WITH (INDEX ([due])) ORDER BY due"
         # What is locked are the oldest, up to the first that can be locked: that one is touched, and no other.
         self.first_free = f"SELECT TOP (1) p.attempt_at, p.number FROM {claimable} WHERE {due_first}"
@@ -132,23 +152,58 @@ class Statements:
         )
         destination = "CAST(%(destination)s AS nvarchar(400))"
         self.list_pending = (
-            f"SELECT TOP (%(limit)s) {_ROW} FROM {pending} AS p WITH (INDEX ([due])) "
+            f"SELECT TOP (%(limit)s) p.number, {_ROW} FROM {pending} AS p WITH (INDEX ([due])) "
             f"WHERE p.due >= %(due_from)s AND p.due < %(due_to)s AND (%(destination)s IS NULL OR "
             f"(p.destination = {destination} AND DATALENGTH(p.destination) = DATALENGTH({destination}))) "
             f"ORDER BY p.due, p.number"
         )
-        self.get = f"SELECT {_ROW} FROM {pending} AS p WHERE p.number = {known}"
+        self.get = f"SELECT p.number, {_ROW} FROM {pending} AS p WHERE p.number = {known}"
         self.history = (
             f"SELECT kind, message_id, at, due, destination, detail FROM {record} WHERE {of_id} ORDER BY number"
         )
 
+        # REPEATABLEREAD: a shared lock until the transaction ends, also with row versions switched on in the database.
+        self.keep_holder = f"SELECT holder FROM {holder} WITH (REPEATABLEREAD, ROWLOCK) WHERE holder = %(holder)s"
+        self.facts = (
+            f"SELECT CAST(SERVERPROPERTY('ProductVersion') AS nvarchar(128)), {_MICROSECONDS_NOW}, "
+            f"(SELECT delayed_durability_desc FROM sys.databases WHERE database_id = DB_ID())"
+        )
+        self.snapshots = "SELECT snapshot_isolation_state FROM sys.databases WHERE database_id = DB_ID()"
+
+
+class LifeStatements:
+    """What shows which processes live.
+
+    Args:
+        names: of the tables.
+    """
+
+    def __init__(self, names: Names) -> None:
+        holder, attempt = names.of("holder"), f"{names.pending} AS p WITH (INDEX ([attempt]))"
         self.take_lock = (
             "DECLARE @granted int; EXEC @granted = sp_getapplock @Resource = %(name)s, @LockMode = 'Exclusive', "
             "@LockOwner = 'Session', @LockTimeout = 0; SELECT @granted"
         )
         self.add_holder = (
-            f"INSERT INTO {holder} (store_id, lock_name, pid, machine, started_at) OUTPUT inserted.holder "
-            f"VALUES (%(store)s, %(lock)s, %(pid)s, %(machine)s, {_MICROSECONDS_NOW})"
+            f"INSERT INTO {holder} (store_id, lock_name, pid, machine, started_at, seen_at) OUTPUT inserted.holder "
+            f"VALUES (%(store)s, %(lock)s, %(pid)s, %(machine)s, {_MICROSECONDS_NOW}, {_MICROSECONDS_NOW})"
+        )
+        self.report_clock = f"UPDATE {holder} SET ahead = %(ahead)s WHERE holder = %(holder)s"
+        lives = "APPLOCK_TEST('public', lock_name, 'Exclusive', 'Session') = 0"
+        self.reported_clocks = (
+            f"SELECT machine, pid, ahead FROM {holder} "
+            f"WHERE store_id = %(store)s AND ahead IS NOT NULL AND (lock_name = %(own)s OR {lives})"
+        )
+        # A frozen process keeps its connections: whoever has the rights ends them.
+        self.show_life = f"UPDATE {holder} SET seen_at = {_MICROSECONDS_NOW} WHERE lock_name = %(own)s"
+        self.find_silent = (
+            f"SELECT holder, pid, machine FROM {holder} WHERE store_id = %(store)s AND lock_name <> %(own)s "
+            f"AND seen_at < {_MICROSECONDS_NOW} - %(silence)s AND {lives}"
+        )
+        self.find_silent_sessions = (
+            "SELECT session_id FROM sys.dm_exec_sessions WHERE program_name = N'postdate' "
+            "AND host_process_id = %(pid)s AND host_name = %(machine)s AND session_id <> @@SPID "
+            "AND DATEDIFF(second, last_request_start_time, SYSDATETIME()) >= %(seconds)s"
         )
         # A session may have a lock twice, so it would take itself for dead.
         self.find_dead = (
@@ -159,14 +214,42 @@ class Statements:
             f"SELECT DISTINCT p.holder FROM {attempt} WHERE p.attempt_at IS NULL AND p.holder IS NOT NULL "
             f"AND NOT EXISTS (SELECT 1 FROM {holder} AS h WHERE h.holder = p.holder)"
         )
-        # REPEATABLEREAD: a shared lock until the transaction ends, also with row versions switched on in the database.
-        self.keep_holder = f"SELECT holder FROM {holder} WITH (REPEATABLEREAD, ROWLOCK) WHERE holder = %(holder)s"
-        self.drop_holders = f"DELETE FROM {holder} WHERE holder IN {_numbers('holders')}"
-        self.facts = (
-            f"SELECT CAST(SERVERPROPERTY('ProductVersion') AS nvarchar(128)), {_MICROSECONDS_NOW}, "
-            f"(SELECT delayed_durability_desc FROM sys.databases WHERE database_id = DB_ID())"
+        self.drop_holders = (
+            f"DELETE h FROM {holder} AS h WITH (FORCESEEK, ROWLOCK) WHERE h.holder IN {_numbers('holders')}"
         )
-        self.snapshots = "SELECT snapshot_isolation_state FROM sys.databases WHERE database_id = DB_ID()"
+
+
+class AsideStatements:
+    """What sets rows aside that cannot be read.
+
+    Args:
+        names: of the tables.
+    """
+
+    def __init__(self, names: Names) -> None:
+        pending, record = names.pending, names.of("record")
+        into_record = f"{record} (at, due, store_id, kind, message_id, destination, detail)"
+        by_number = f"FROM {pending} AS p WITH (FORCESEEK, ROWLOCK)"
+        aside, content = names.of("quarantine"), "message_id, due, destination, expires_at, failures, headers, body"
+        self.free_ones = (
+            f"SELECT p.number, {_ROW} FROM {pending} AS p WITH (FORCESEEK, READPAST, {_LOCKED}) "
+            f"WHERE p.number IN {_numbers('numbers')} AND p.holder IS NULL ORDER BY p.number"
+        )
+        self.set_aside = (
+            f"INSERT INTO {aside} (store_id, at, reason, {content}) OUTPUT inserted.number "
+            f"SELECT %(store)s, %(at)s, %(reason)s, {content} {by_number} WHERE p.number = %(number)s"
+        )
+        self.remove_one = f"DELETE p {by_number} WHERE p.number = %(number)s"
+        self.record_aside = (
+            f"INSERT INTO {into_record} "
+            f"VALUES (%(at)s, %(due)s, %(store)s, %(kind)s, %(id)s, %(destination)s, %(detail)s)"
+        )
+        of_store = "WHERE store_id = %(store)s"
+        aside_row = f"number, at, reason, {content} FROM {aside}"
+        self.set_aside_count = f"SELECT COUNT(*) FROM {aside} {of_store}"
+        self.all_aside = f"SELECT TOP (%(limit)s) {aside_row} {of_store} ORDER BY number"
+        self.lock_aside = f"SELECT {aside_row} WITH (UPDLOCK, ROWLOCK) {of_store} AND number = %(number)s"
+        self.end_aside = f"DELETE FROM {aside} WHERE number = %(number)s"
 
 
 class ScanStatements:

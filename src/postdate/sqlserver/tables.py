@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
 import platform
+import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Final
 
 from postdate.clock import from_microseconds
-from postdate.errors import StoreNotSetUp, StoreUnavailable, StoreUnreachable
+from postdate.errors import StoreNotSetUp, StoreNotWritable, StoreUnavailable, StoreUnreachable
 from postdate.locking import Ending, Row, Waiting
 from postdate.locking.migrating import standing
-from postdate.locking.parts import filter_values
+from postdate.locking.parts import Aside, filter_values, headers_retimed, readable_due
 from postdate.migrations import setup_command
 from postdate.ports import Recording, RecordKind, Scan, ScanPart, ServerFacts
 from postdate.sqlserver import setup
 from postdate.sqlserver.connection import SqlServerSession
 from postdate.sqlserver.names import Names
-from postdate.sqlserver.statements import EARLIEST, ScanStatements, Statements
+from postdate.sqlserver.statements import EARLIEST, NOW, AsideStatements, LifeStatements, ScanStatements, Statements
+
+log = logging.getLogger("postdate.stores")
 
 _LATEST: Final = 2**63 - 1
+HOLDS_AT_MOST: Final = timedelta(seconds=60)
+_SPEAK_EVERY_SECONDS: Final = 5.0
 _STATEMENT_CHARACTERS: Final = 2 * 1024 * 1024
 
 
@@ -32,14 +39,17 @@ class SqlServerTables:
     Args:
         names: of its tables.
         recording: what is recorded.
+        holds_at_most: a process that shows no life for so long is ended, where we have the rights.
     """
 
-    def __init__(self, names: Names, recording: Recording) -> None:
-        self.names = names
+    def __init__(self, names: Names, recording: Recording, holds_at_most: timedelta = HOLDS_AT_MOST) -> None:
+        self.names, self._holds_at_most = names, holds_at_most
+        self._spoke_at, self._told = time.monotonic(), set[int]()
         self._recording = recording
         self._store_id: int | None = None
         self._own_lock = ""
-        self._sql, self._scans = Statements(names), ScanStatements(names)
+        self._sql, self._scans, self._aside = Statements(names), ScanStatements(names), AsideStatements(names)
+        self._life = LifeStatements(names)
 
     @property
     def recording(self) -> Recording:
@@ -74,6 +84,8 @@ class SqlServerTables:
             {"position": position, "message_id": row.message_id, "due": row.due, "destination": row.destination}
             for position, row in enumerate(rows)
         ]
+        # By id: two writers lock the gaps between ids in one order, and wait for each other instead of deadlocking.
+        keys.sort(key=lambda key: str(key["message_id"]))
         numbers = dict[str, int]()
         for part in _json_lists(keys):
             found = session.rows(self._sql.insert_records, {**values, "rows": part})
@@ -85,7 +97,7 @@ class SqlServerTables:
         for part in _json_lists([_content(number, row) for number, row in numbered]):
             session.change(self._sql.insert_messages, {"rows": part})
 
-    def revive(self, session: SqlServerSession, row: Row, at: int) -> bool:
+    def come_back(self, session: SqlServerSession, row: Row, note: Ending) -> bool:
         """See :class:`postdate.locking.Tables`."""
         of_id = {"id": row.message_id, "store": self._store(session)}
         found = session.rows(self._sql.lock_scheduled, of_id)
@@ -96,7 +108,6 @@ class SqlServerTables:
         if not last or last[0][0] not in {RecordKind.FAILED, RecordKind.RETURNED}:
             return False
         self._insert_messages(session, [(number, row)])
-        note = Ending(at, int(RecordKind.RESCHEDULED), "came back from the error queue")
         self._record_one(session, number, note, Recording.OUTCOMES)
         return True
 
@@ -138,6 +149,13 @@ class SqlServerTables:
             return session.change(self._sql.free, values)
         return session.change(self._sql.free_some, {**values, "numbers": json.dumps(list(numbers))})
 
+    def release(
+        self, session: SqlServerSession, numbers: Sequence[int], holder: int | None, attempt_at: int | None
+    ) -> int:
+        """See :class:`postdate.locking.Tables`."""
+        values = {"numbers": json.dumps(list(numbers)), "holder": holder, "attempt_at": attempt_at}
+        return session.change(self._sql.release, values)
+
     def retry(
         self, session: SqlServerSession, number: int, holder: int | None, attempt_at: int | None, note: Ending
     ) -> bool:
@@ -152,35 +170,107 @@ class SqlServerTables:
         found = session.rows(self._sql.lock, {"id": message_id, "store": self._store(session)})
         return Waiting(*found[0]) if found else None
 
-    def reschedule(self, session: SqlServerSession, number: int, due: int, at: int) -> None:
+    def reschedule(self, session: SqlServerSession, found: Waiting, due: int, at: int) -> None:
         """See :class:`postdate.locking.Tables`."""
-        session.change(self._sql.reschedule, {"number": number, "due": due})
-        self._record_one(session, number, Ending(at, int(RecordKind.RESCHEDULED)), Recording.OUTCOMES)
+        session.change(self._sql.reschedule, {"number": found.number, "due": due, **headers_retimed(found.due, due)})
+        self._record_one(session, found.number, Ending(at, int(RecordKind.RESCHEDULED)), Recording.OUTCOMES)
+
+    # --- what cannot be read ------------------------------------------------------------------------------------
+
+    def free_ones(self, session: SqlServerSession, numbers: Sequence[int]) -> Sequence[tuple[int, Row]]:
+        """See :class:`postdate.locking.Tables`."""
+        return _numbered(session.rows(self._aside.free_ones, {"numbers": json.dumps(list(numbers))}))
+
+    def set_aside(self, session: SqlServerSession, bad: Mapping[int, str], at: int) -> None:
+        """See :class:`postdate.locking.Tables`."""
+        for number, reason in bad.items():
+            values = {"number": number, "at": at, "store": self._store(session), "reason": reason}
+            ((aside,),) = session.rows(self._aside.set_aside, values)
+            found = self.lock_aside(session, aside)
+            assert found is not None
+            self._record_aside(session, found, Ending(at, int(RecordKind.FAILED), f"unreadable: {reason}"))
+            session.change(self._aside.remove_one, {"number": number})
+            if self._recording is Recording.NONE:
+                session.change(self._sql.forget_scheduled, {"numbers": json.dumps([number])})
+
+    def _record_aside(self, session: SqlServerSession, aside: Aside, note: Ending) -> None:
+        if self._recording is Recording.NONE:
+            return
+        of_message = {"id": aside.row.message_id, "due": readable_due(aside.row), "destination": aside.row.destination}
+        session.change(self._aside.record_aside, {**of_message, **self._note(session, note)})
+
+    def set_aside_count(self, session: SqlServerSession) -> int:
+        """See :class:`postdate.locking.Tables`."""
+        return _only(session.rows(self._aside.set_aside_count, {"store": self._store(session)}))
+
+    def all_aside(self, session: SqlServerSession, limit: int) -> Sequence[Aside]:
+        """See :class:`postdate.locking.Tables`."""
+        found = session.rows(self._aside.all_aside, {"store": self._store(session), "limit": limit})
+        return [_aside(row) for row in found]
+
+    def lock_aside(self, session: SqlServerSession, number: int) -> Aside | None:
+        """See :class:`postdate.locking.Tables`."""
+        found = session.rows(self._aside.lock_aside, {"store": self._store(session), "number": number})
+        return _aside(found[0]) if found else None
+
+    def end_aside(self, session: SqlServerSession, aside: Aside, ending: Ending | None) -> None:
+        """See :class:`postdate.locking.Tables`."""
+        session.change(self._aside.end_aside, {"number": aside.number})
+        if ending is not None:
+            self._record_aside(session, aside, ending)
 
     # --- who is alive -------------------------------------------------------------------------------------------
 
     def appear(self, session: SqlServerSession) -> int:
         """See :class:`postdate.locking.Tables`. The lock comes first: without it the number would be taken for dead."""
         self._own_lock = self.names.lock(uuid.uuid4().hex)
-        ((granted,),) = session.rows(self._sql.take_lock, {"name": self._own_lock})
+        ((granted,),) = session.rows(self._life.take_lock, {"name": self._own_lock})
         if granted < 0:
             raise StoreUnavailable(f"SQL Server did not grant the application lock {self._own_lock!r} ({granted})")
         values = {"store": self._store(session), "lock": self._own_lock, "pid": os.getpid(), "machine": platform.node()}
-        ((holder,),) = session.rows(self._sql.add_holder, values)
+        ((holder,),) = session.rows(self._life.add_holder, values)
         return holder
 
     def dead(self, session: SqlServerSession) -> Sequence[int]:
-        """See :class:`postdate.locking.Tables`."""
+        """See :class:`postdate.locking.Tables`; those that show no life any more are ended first, where we may."""
         values = {"store": self._store(session), "own": self._own_lock}
-        return [holder for (holder,) in session.rows(self._sql.find_dead, values)]
+        if time.monotonic() - self._spoke_at >= _SPEAK_EVERY_SECONDS:
+            self._spoke_at = time.monotonic()
+            session.change(self._life.show_life, {"own": self._own_lock})
+            self._end_silent(session, values)
+        return [holder for (holder,) in session.rows(self._life.find_dead, values)]
+
+    def _end_silent(self, session: SqlServerSession, values: Mapping[str, Any]) -> None:
+        """End the connections of frozen processes: the server never does so by itself.
+
+        That takes the rights to see them and to end them. Without, it is said once that such a process is there.
+        """
+        silence = int(self._holds_at_most.total_seconds())
+        for holder, pid, machine in session.rows(self._life.find_silent, {**values, "silence": silence * 1_000_000}):
+            of_process = {"pid": pid, "machine": machine, "seconds": silence}
+            try:
+                found = session.rows(self._life.find_silent_sessions, of_process)
+                for (number,) in found:
+                    session.change(f"KILL {int(number)}")
+            except StoreNotWritable:
+                found = []
+            if not found and holder not in self._told:
+                log.warning(
+                    "process %d on %s has shown no life for %d s and keeps what it holds; others may end its "
+                    "connections with the rights VIEW SERVER STATE and ALTER ANY CONNECTION",
+                    pid,
+                    machine,
+                    silence,
+                )
+                self._told.add(holder)
 
     def unknown(self, session: SqlServerSession) -> Sequence[int]:
         """See :class:`postdate.locking.Tables`."""
-        return [holder for (holder,) in session.rows(self._sql.find_unknown)]
+        return [holder for (holder,) in session.rows(self._life.find_unknown, {})]
 
     def bury(self, session: SqlServerSession, holders: Sequence[int]) -> None:
         """See :class:`postdate.locking.Tables`."""
-        session.change(self._sql.drop_holders, {"holders": json.dumps(list(holders))})
+        session.change(self._life.drop_holders, {"holders": json.dumps(list(holders))})
 
     # --- looking ------------------------------------------------------------------------------------------------
 
@@ -210,7 +300,7 @@ class SqlServerTables:
 
     def list_pending(
         self, session: SqlServerSession, destination: str | None, due_from: int | None, due_to: int | None, limit: int
-    ) -> Sequence[Row]:
+    ) -> Sequence[tuple[int, Row]]:
         """See :class:`postdate.locking.Tables`."""
         values = {
             "destination": destination,
@@ -218,16 +308,28 @@ class SqlServerTables:
             "due_to": _LATEST if due_to is None else due_to,
             "limit": limit,
         }
-        return [Row(*row) for row in session.rows(self._sql.list_pending, values)]
+        return _numbered(session.rows(self._sql.list_pending, values))
 
-    def get(self, session: SqlServerSession, message_id: str) -> Row | None:
+    def get(self, session: SqlServerSession, message_id: str) -> Sequence[tuple[int, Row]]:
         """See :class:`postdate.locking.Tables`."""
-        found = session.rows(self._sql.get, {"id": message_id, "store": self._store(session)})
-        return Row(*found[0]) if found else None
+        return _numbered(session.rows(self._sql.get, {"id": message_id, "store": self._store(session)}))
 
     def history(self, session: SqlServerSession, message_id: str) -> Sequence[tuple[Any, ...]]:
         """See :class:`postdate.locking.Tables`."""
         return session.rows(self._sql.history, {"id": message_id, "store": self._store(session)})
+
+    def now(self, session: SqlServerSession) -> int:
+        """See :class:`postdate.locking.Tables`."""
+        return _only(session.rows(NOW))
+
+    def report_clock(self, session: SqlServerSession, holder: int, ahead: int) -> None:
+        """See :class:`postdate.locking.Tables`."""
+        session.change(self._life.report_clock, {"holder": holder, "ahead": ahead})
+
+    def reported_clocks(self, session: SqlServerSession) -> Sequence[tuple[str, int, int]]:
+        """See :class:`postdate.locking.Tables`."""
+        found = session.rows(self._life.reported_clocks, {"store": self._store(session), "own": self._own_lock})
+        return [(machine, pid, ahead) for machine, pid, ahead in found]
 
     def facts(self, session: SqlServerSession) -> ServerFacts:
         """See :class:`postdate.locking.Tables`."""
@@ -255,6 +357,15 @@ class SqlServerTables:
         return session.pages(self._scans.scanned(scan, given), values, page)
 
 
+def _numbered(rows: Sequence[tuple[Any, ...]]) -> list[tuple[int, Row]]:
+    return [(number, Row(*row)) for number, *row in rows]
+
+
+def _aside(row: tuple[Any, ...]) -> Aside:
+    number, at, reason, *content = row
+    return Aside(number, at, reason, Row(*content))
+
+
 def _only(rows: Sequence[tuple[Any, ...]]) -> Any:
     return rows[0][0] if rows else None
 
@@ -264,6 +375,7 @@ def _content(number: int, row: Row) -> dict[str, Any]:
         "number": number,
         "due": row.due,
         "expires_at": row.expires_at,
+        "failures": row.failures,
         "message_id": row.message_id,
         "destination": row.destination,
         "headers": row.headers,

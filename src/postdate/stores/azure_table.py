@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -26,18 +26,19 @@ from postdate.azure.layout import (
     check_size,
     share_of,
 )
-from postdate.azure.lease import ContainerLease, Leases
+from postdate.azure.lease import LASTS_SECONDS, ContainerLease, Leases
 from postdate.azure.login import AzureLogin, parse_login
 from postdate.azure.pages import BackOff, Entity, Pages, Polling
+from postdate.azure.quarantine import TableQuarantine
 from postdate.azure.records import Records
 from postdate.azure.storing import Storing
 from postdate.azure.table_names import checked_table, default_table, lease_container, records_table
+from postdate.azure.timekeeping import Timekeeping
 from postdate.clock import to_microseconds
 from postdate.errors import (
     ConfigurationError,
     InvalidMessage,
     MessageError,
-    StoreError,
     UnsupportedTransactionMode,
 )
 from postdate.locking.watch import Watch
@@ -45,8 +46,10 @@ from postdate.messages import DelayedMessage
 from postdate.ports import (
     OUTCOME_RECORDS,
     Claim,
+    Mending,
     MessageFilter,
     Outcome,
+    Quarantined,
     Record,
     Recording,
     RecordKind,
@@ -84,12 +87,13 @@ class AzureTableStore:
         leases: among how many the messages are divided; at most 64. With one, one process dispatches and the others
             stand by; with more, that many processes can. All processes have the same number.
         polling: how to look for what other processes stored.
+        checksum: store one of headers and body with each message; who reads it checks it, whatever this says.
 
     Raises:
         ConfigurationError: the address, the table or a number cannot be.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the settings that stand beside an address
         self,
         address: str | AzureLogin,
         *,
@@ -98,7 +102,9 @@ class AzureTableStore:
         largest_message_bytes: int = LARGEST_BODY,
         leases: int = 1,
         polling: Polling | None = None,
+        checksum: bool = False,
     ) -> None:
+        self._checksum = checksum
         self._login = address if isinstance(address, AzureLogin) else parse_login(address)
         for service in ("table", "blob"):
             self._login.endpoint(service)
@@ -118,6 +124,7 @@ class AzureTableStore:
             time_precision=timedelta(microseconds=1),
             transaction_modes=_MODES,
             largest_message_bytes=largest_message_bytes,
+            holds_at_most=timedelta(seconds=LASTS_SECONDS),
         )
         self._holding, self._stride = Holding(), Stride(self.polling.page_size)
         self._waits_for_room = False
@@ -200,20 +207,27 @@ class AzureTableStore:
         leases = Leases(lease, self.leases, self._lost)
         attendance = Attendance(records.table)
         keeper = Keeper(leases, attendance, self._watch.forget, self._holding.is_idle, self._look, self._back_off)
-        pages = Pages(table, self._set_aside)
-        return _Rooms(table, Rounds(table), records, leases, pages, Storing(table, records, pages), keeper)
+
+        async def set_aside(entity: Entity, error: MessageError, now: datetime) -> None:
+            await quarantine.set_aside(entity, error, now)
+
+        pages = Pages(table, set_aside)
+        storing = Storing(table, records, pages, checksum=self._checksum)
+        quarantine = TableQuarantine(table, records, storing)
+        clocks = Timekeeping(records.table)
+        return _Rooms(table, Rounds(table), records, leases, pages, storing, quarantine, clocks, keeper)
 
     # --- storing ------------------------------------------------------------------------------------------------
 
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         """See :meth:`postdate.ports.DelayedMessageStore.store`."""
-        check_size(message, self._capabilities.largest_message_bytes)
+        check_size(message, self._capabilities.largest_message_bytes, checksum=self._checksum)
         self._stored([await self._opened.storing.store(message, now)])
 
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
         """See :meth:`postdate.ports.ClaimingStore.store_many`; repeat it when it was interrupted."""
         for message in messages:
-            check_size(message, self._capabilities.largest_message_bytes)
+            check_size(message, self._capabilities.largest_message_bytes, checksum=self._checksum)
         if not messages:
             return StoreReport(0)
         stored = await self._opened.storing.store_many(messages, now)
@@ -242,6 +256,8 @@ class AzureTableStore:
             room = self._stride.room(len(self._holding), asyncio.get_running_loop().time())
             self._waits_for_room = not room
             limit = min(limit, room)
+            if self._holding.end_deferring(now):
+                rooms.pages.forget()
             found = await rooms.pages.take(now, limit, lambda each: self._is_free(each, shares))
             if found:
                 self._back_off.reset()
@@ -250,7 +266,9 @@ class AzureTableStore:
             return await self._claimed(rooms, [each for each in found if self._share(each.row) in still])
 
     def _is_free(self, waiting: Waiting, shares: set[int]) -> bool:
-        return waiting.message.message_id not in self._holding and self._share(waiting.row) in shares
+        id_ = waiting.message.message_id
+        is_free = id_ not in self._holding and not self._holding.is_deferred(id_)
+        return is_free and self._share(waiting.row) in shares
 
     def _share(self, row: str) -> int:
         return share_of(row, self.leases)
@@ -277,6 +295,32 @@ class AzureTableStore:
     def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
         """See :meth:`postdate.ports.RevocableStore.when_lost`."""
         return self._holding.when_lost(lost)
+
+    def still_holds(self, claim: Claim) -> bool:
+        """See :meth:`postdate.ports.RevocableStore.still_holds`."""
+        return self._rooms is not None and self._holding.still_holds(claim, self._rooms.leases)
+
+    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+        """See :meth:`postdate.ports.ReleasingStore.release`: not written down, since nobody else dispatches meanwhile.
+
+        In mode ``none`` the messages are put back into the table.
+        """
+        rooms = self._opened
+        held = await self._holding.still_held(claims, rooms.leases)
+        await rooms.table.each(
+            [Operation("upsert", each.waiting.entity(checksum=self._checksum)) for each in held if each.is_removed]
+        )
+        self._holding.let_go(held)
+        for each in held:
+            if attempt_at is not None:
+                self._holding.defer(each.waiting.message.message_id, attempt_at)
+        if held:
+            rooms.pages.forget()
+        if attempt_at is None or self._waits_for_room:
+            self._watch.forget()
+        elif held:
+            self._watch.heard(to_microseconds(attempt_at))
+        return len(held)
 
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
         """See :meth:`postdate.ports.ClaimingStore.finish`; recorded first, then removed."""
@@ -318,7 +362,7 @@ class AzureTableStore:
         new = old.after_failure(attempt_at, old.records + rooms.records.records_of_a_retry)
         await rooms.records.retried(old, new, now, reason)
         if held.is_removed:
-            await rooms.table.atomically([Operation("upsert", new.entity())])
+            await rooms.table.atomically([Operation("upsert", new.entity(checksum=self._checksum))])
             moved = True
         else:
             moved = await self._move(old, new)
@@ -330,9 +374,9 @@ class AzureTableStore:
     async def _move(self, old: Waiting, new: Waiting) -> bool:
         """Give a message another key: in one transaction, or first there and then here when the hour is another."""
         table = self._opened.table
-        put = Operation("upsert", new.entity())
+        put = Operation("upsert", new.entity(checksum=self._checksum))
         if old.row == new.row:
-            return await table.atomically([Operation("replace", new.entity(), old.etag)])
+            return await table.atomically([Operation("replace", new.entity(checksum=self._checksum), old.etag)])
         if old.partition == new.partition:
             return await table.atomically([_deletion(old), put])
         await table.atomically([put])
@@ -353,14 +397,16 @@ class AzureTableStore:
         shares = rooms.leases.held()
         if not shares and rooms.leases.others_have_all and rooms.keeper.is_listening:
             return None
+        deferred = self._holding.next_deferred
         if shares and rooms.pages.next_ahead is not None:
-            return rooms.pages.next_ahead
+            return _sooner(rooms.pages.next_ahead, deferred)
 
         def is_wanted(entity: Entity) -> bool:
-            is_free = entity.get("MessageId") not in self._holding
+            id_ = entity.get("MessageId")
+            is_free = id_ not in self._holding and not self._holding.is_deferred(id_)
             return is_free and (not shares or self._share(entity["RowKey"]) in shares)
 
-        return await rooms.pages.first(is_wanted)
+        return _sooner(await rooms.pages.first(is_wanted), deferred)
 
     async def listen(self, wake: Wake) -> Callable[[], None]:
         """See :meth:`postdate.ports.ClaimingStore.listen`; others' messages are heard of within the pause of looks."""
@@ -382,23 +428,24 @@ class AzureTableStore:
         if first is not None:
             self._watch.heard(to_microseconds(first))
 
-    async def _set_aside(self, entity: Entity, error: MessageError) -> None:
-        """Take an entity that is no message out of the way of the others, and keep it where it can be looked at."""
-        rooms = self._opened
-        row = entity["RowKey"]
-        try:
-            await rooms.records.set_aside(entity, str(error))
-            await rooms.table.atomically([Operation("delete", {"PartitionKey": entity["PartitionKey"], "RowKey": row})])
-        except StoreError as failure:
-            if failure.transient:
-                raise
-            log.error("entity %s of %s is no message, and cannot be set aside: %s", row, rooms.table.what, failure)
-            return
-        log.error("entity %s of %s is no message and was set aside: %s", row, rooms.table.what, error)
+    # --- what cannot be read ------------------------------------------------------------------------------------
 
-    async def malformed(self) -> Sequence[tuple[str, str]]:
-        """Return the row key of each entity that was set aside because it is no message, and the reason."""
-        return await self._opened.records.malformed()
+    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
+        """See :meth:`postdate.ports.Quarantine.quarantined`; their numbers follow from their row keys."""
+        return await self._opened.quarantine.all(limit)
+
+    async def quarantined_count(self) -> int:
+        """See :meth:`postdate.ports.Quarantine.quarantined_count`."""
+        return await self._opened.quarantine.count()
+
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
+        """See :meth:`postdate.ports.Quarantine.put_back`; copied back first, then removed: no transaction has both."""
+        self._stored([await self._opened.quarantine.put_back(number, mending, now)])
+        self._watch.forget()
+
+    async def discard_quarantined(self, number: int, now: datetime) -> None:
+        """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
+        await self._opened.quarantine.discard(number, now)
 
     # --- the simple contract ------------------------------------------------------------------------------------
 
@@ -477,13 +524,15 @@ class AzureTableStore:
             record = Record(RecordKind.RESCHEDULED, message_id, now, new.message.due, old.message.destination)
             done = await records.append(known, new, record) and await self._move(old, new)
         if done:
+            self._holding.no_longer_defer(message_id)
             self._opened.pages.forget()
             self._watch.heard(to_microseconds(new.attempt_at))
         return done
 
     async def statistics(self, now: datetime) -> StoreStatistics:
         """See :meth:`postdate.ports.InspectableStore.statistics`; reads the keys of all, and knows our own claims."""
-        return await questions.statistics(self._opened.pages, self._holding, now)
+        found = await questions.statistics(self._opened.pages, self._holding, now)
+        return replace(found, quarantined=await self._opened.quarantine.count())
 
     async def record_counts(self) -> Mapping[RecordKind, int]:
         """See :meth:`postdate.ports.InspectableStore.record_counts`."""
@@ -501,6 +550,18 @@ class AzureTableStore:
     async def history(self, message_id: str) -> Sequence[Record]:
         """See :meth:`postdate.ports.InspectableStore.history`."""
         return await self._opened.records.history(message_id)
+
+    async def server_now(self) -> datetime:
+        """See :meth:`postdate.ports.TimekeepingStore.server_now`; two round trips, after :meth:`setup`."""
+        return await self._opened.clocks.now()
+
+    async def report_clock(self, ahead: timedelta) -> None:
+        """See :meth:`postdate.ports.TimekeepingStore.report_clock`."""
+        await self._opened.clocks.report(ahead)
+
+    async def reported_clocks(self) -> Mapping[str, timedelta]:
+        """See :meth:`postdate.ports.TimekeepingStore.reported_clocks`: of those that wrote within two minutes."""
+        return await self._opened.clocks.reported()
 
     async def server_facts(self) -> ServerFacts:
         """See :meth:`postdate.ports.DescribesServer.server_facts`; the clock tells whole seconds."""
@@ -529,11 +590,19 @@ class _Rooms:
     leases: Leases
     pages: Pages
     storing: Storing
+    quarantine: TableQuarantine
+    clocks: Timekeeping
     keeper: Keeper
 
 
 def _deletion(waiting: Waiting) -> Operation:
     return Operation("delete", waiting.keys, waiting.etag)
+
+
+def _sooner(one: datetime | None, other: datetime | None) -> datetime | None:
+    if one is None or other is None:
+        return one or other
+    return min(one, other)
 
 
 def _others(messages: Sequence[DelayedMessage], stored: Sequence[Waiting]) -> Iterable[str]:

@@ -7,11 +7,12 @@ write. Source: specification 1.1, 1.3; ADR 0008.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 from postdate.errors import ConfigurationError
 from postdate.locking import LockingStore
 from postdate.mariadb import pruning
-from postdate.mariadb.connection import MariaDbServer
+from postdate.mariadb.connection import HOLDS_AT_MOST, MariaDbServer
 from postdate.mariadb.facts import old_snapshots
 from postdate.mariadb.names import Names, check_name
 from postdate.mariadb.setup import setup_statements
@@ -32,12 +33,17 @@ class MariaDbStore(LockingStore):
         largest_message_bytes: of headers and body together. A message travels in one statement, in which a byte may
             take two: the default fits whatever the bytes are into the packet of 16 MiB that servers allow by default
             (``max_allowed_packet``).
+        holds_at_most: a process that shows no life for so long (frozen, swapped out, cut off) loses what it holds: the
+            server ends its connections. Whole seconds, 1 at least.
+        answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: 30 s. What
+            reads or changes whole tables may take 10 minutes.
+        checksum: store one of headers and body with each message; who reads it checks it, whatever this says.
 
     Raises:
         ConfigurationError: the address, the schema or the table cannot be.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the settings that stand beside an address
         self,
         url: str,
         *,
@@ -45,14 +51,17 @@ class MariaDbStore(LockingStore):
         table: str | None = None,
         recording: Recording = Recording.ALL,
         largest_message_bytes: int = 7 * 1024 * 1024,
+        holds_at_most: timedelta = HOLDS_AT_MOST,
+        answers_within: timedelta | None = None,
+        checksum: bool = False,
     ) -> None:
-        self.server = MariaDbServer(url)
+        self.server = MariaDbServer(url, holds_at_most, answers_within)
         self._schema = self.server.database if schema is None else schema
         self._recording = recording
         if not self._schema:
             raise ConfigurationError("MariaDbStore needs a database: mariadb://user@host/database, or schema=...")
         check_name(self._schema, "schema")
-        super().__init__(self.server, self._tables_of, table, largest_message_bytes)
+        super().__init__(self.server, self._tables_of, table, largest_message_bytes, holds_at_most, checksum=checksum)
 
     def _tables_of(self, table: str) -> MariaDbTables:
         return MariaDbTables(Names(self._schema, table), self._recording)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from postdate.errors import DuplicateMessage, InvalidMessage, MessageTooLarge
-from postdate.messages import DelayedMessage, encode_headers, size_in_bytes, with_failures
+from postdate.messages import DelayedMessage, encode_headers, rescheduled, size_in_bytes, with_failures
 from postdate.ports import (
     OUTCOME_RECORDS,
     Claim,
@@ -33,6 +33,8 @@ class _Entry:
     message: DelayedMessage
     attempt_at: datetime | None
     token: int | None = None
+    claimed_from: datetime | None = None
+    """What ``attempt_at`` was before it was claimed."""
 
 
 class MemoryStore:
@@ -141,7 +143,7 @@ class MemoryStore:
         due = [entry for entry in self._entries.values() if entry.attempt_at is not None and entry.attempt_at < now]
         due.sort(key=lambda entry: entry.attempt_at or entry.message.due)
         for entry in due[:limit]:
-            entry.attempt_at, entry.token = None, next(self._tokens)
+            entry.claimed_from, entry.attempt_at, entry.token = entry.attempt_at, None, next(self._tokens)
         return [Claim(entry.message, entry.token) for entry in due[:limit]]
 
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
@@ -153,6 +155,15 @@ class MemoryStore:
         """See :meth:`postdate.ports.ClaimingStore.retry_later`."""
         entry = self._held(claim)
         return entry is not None and self._count_failure(entry, attempt_at, now, reason)
+
+    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+        """See :meth:`postdate.ports.ReleasingStore.release`."""
+        held = [entry for claim in claims if (entry := self._held(claim)) is not None]
+        for entry in held:
+            entry.attempt_at, entry.token = attempt_at or entry.claimed_from, None
+        for wake in self._wakes if held else ():
+            wake()
+        return len(held)
 
     async def next_attempt(self) -> datetime | None:
         """See :meth:`postdate.ports.ClaimingStore.next_attempt`."""
@@ -176,7 +187,7 @@ class MemoryStore:
         expires_at = entry.message.expires_at
         if expires_at is not None and due > expires_at:
             raise InvalidMessage(f"message {message_id!r} expires at {expires_at.isoformat()}, before that")
-        entry.message, entry.attempt_at = replace(entry.message, due=due), due
+        entry.message, entry.attempt_at = rescheduled(entry.message, due), due
         self._record(RecordKind.RESCHEDULED, entry.message, now)
         for wake in self._wakes:
             wake()

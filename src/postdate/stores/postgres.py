@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
+import psycopg
+
+from postdate.clock import to_microseconds
 from postdate.errors import (
     ClaimLost,
     ConfigurationError,
@@ -25,12 +28,14 @@ from postdate.ports import (
     OUTCOME_RECORDS,
     ArrowBatch,
     Claim,
+    Mending,
     MessageFilter,
     Moved,
     MoveReport,
     NativeTransaction,
     OldSnapshot,
     Outcome,
+    Quarantined,
     Record,
     Recording,
     RecordKind,
@@ -46,13 +51,18 @@ from postdate.ports import (
 )
 from postdate.ports.pruning import StoredRecord
 from postdate.ports.stores import Discarding
-from postdate.postgres import Connection, PostgresDatabase, inserting, pruning, waiting
+from postdate.postgres import Connection, PostgresDatabase, clocks, inserting, pruning, waiting
+from postdate.postgres.answering import ANSWERS_WITHIN
 from postdate.postgres.bulk import open_columns
 from postdate.postgres.enqueue import Values, enqueue, enqueue_blocking, values_of
+from postdate.postgres.errors import is_conflict
 from postdate.postgres.holds import Holds, by_holder
 from postdate.postgres.inserting import Row
+from postdate.postgres.listening import HOLDS_AT_MOST
 from postdate.postgres.names import DEFAULT_SCHEMA, array, check_name
 from postdate.postgres.observation import PostgresObserver, old_snapshots, server_facts
+from postdate.postgres.quarantine import SettingAside, Shelf, named, number_for
+from postdate.postgres.rows import Unreadable, read
 from postdate.postgres.scanning import exported_snapshot, read_scan, scan_parts
 from postdate.postgres.scripts import tables_script
 from postdate.postgres.statements import Statements
@@ -64,6 +74,10 @@ if TYPE_CHECKING:
     from postdate.postgres.columnar import Columns
 
 
+_MANY: Final = 5_000
+"""To store more at once may take longer than any other call."""
+
+
 class PostgresStore:
     """Keeps delayed messages in a table of PostgreSQL. Needs direct connections: a pooler would swallow wake-ups.
 
@@ -73,12 +87,18 @@ class PostgresStore:
         table: of the waiting messages; any characters. ``None``: ``{endpoint}.timeouts``.
         recording: how much is kept for audits.
         largest_message_bytes: of headers and body together.
+        answers_within: after so long a silence of the server a connection is given up; above 0. What reads or writes
+            whole tables may take ten minutes.
+        holds_at_most: when this process shows no life for so long, others that use the schema end its sessions, which
+            frees what it holds; above 0. They need the same role, or one that is a member of it.
+        checksum: store one of headers and body with each message; who reads it checks it, whatever this says. What is
+            stored as columns gets none.
 
     Raises:
-        ConfigurationError: the address, the schema or the table cannot be.
+        ConfigurationError: the address, the schema, the table or a duration cannot be.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the settings that stand beside an address
         self,
         url: str,
         *,
@@ -86,8 +106,14 @@ class PostgresStore:
         table: str | None = None,
         recording: Recording = Recording.ALL,
         largest_message_bytes: int = 16 * 1024 * 1024,
+        answers_within: timedelta = ANSWERS_WITHIN,
+        holds_at_most: timedelta = HOLDS_AT_MOST,
+        checksum: bool = False,
     ) -> None:
-        self.database = PostgresDatabase(url, schema, recording)
+        self._checksum = checksum
+        self.database = PostgresDatabase(
+            url, schema, recording, answers_within=answers_within, holds_at_most=holds_at_most
+        )
         self._table = None if table is None else check_name(table, "table")
         self._recording = recording
         self._statements: Statements | None = None
@@ -95,6 +121,7 @@ class PostgresStore:
         self._watch = Watch()
         self._columnar: Columns | None = None
         self._many_due = False
+        self._setting_aside = SettingAside()
         self._capabilities = StoreCapabilities(
             durable=True,
             shared=True,
@@ -102,6 +129,7 @@ class PostgresStore:
             transaction_modes=frozenset(TransactionMode),
             database=self.database.identity,
             largest_message_bytes=largest_message_bytes,
+            holds_at_most=holds_at_most,
         )
 
     @property
@@ -129,6 +157,7 @@ class PostgresStore:
         await in_thread(self._close)
 
     def _close(self) -> None:
+        self.database.leave()
         try:
             if self._table is not None:
                 self._holds.give_up(self._sql)
@@ -170,7 +199,7 @@ class PostgresStore:
         rows = [self._row(message) for message in messages]
         if not rows:
             return StoreReport(0)
-        report = self.database.transaction_blocking(lambda c: self._insert(c, rows, now))
+        report = self.database.transaction_blocking(lambda c: self._insert(c, rows, now), patiently=len(rows) > _MANY)
         if report.stored:
             self._watch.stored(min(message.due for message in messages))
         return report
@@ -203,7 +232,7 @@ class PostgresStore:
         return store
 
     def _row(self, message: DelayedMessage) -> Row:
-        return inserting.row_of(message, self._capabilities.largest_message_bytes)
+        return inserting.row_of(message, self._capabilities.largest_message_bytes, checksum=self._checksum)
 
     def _insert(self, connection: Connection, rows: Sequence[Row], now: datetime) -> StoreReport:
         return inserting.insert(connection, self._sql, rows, now, self._store_id(connection))
@@ -268,25 +297,43 @@ class PostgresStore:
         return await in_thread(self._claim, now, limit)
 
     def _claim(self, now: datetime, limit: int) -> list[Claim]:
-        connection = self.database.take()
-        try:
-            with self.database.translating():
-                self._holds.forget_finished(connection, self._sql)
-                if self._watch.lags():
-                    self._look(connection)
-                connection.execute("BEGIN")
-                values = {"now": now, "limit": limit, "from": self._watch.since()}
-                rows = connection.execute(self._sql.claim, values, prepare=True, binary=True).fetchall()
-                if not rows:
-                    connection.execute("ROLLBACK")
-        except BaseException:
-            connection.close()
-            raise
-        if not rows:
+        while True:
+            connection = self.database.take()
+            try:
+                with self.database.translating():
+                    self._holds.forget_finished(connection, self._sql)
+                    if self._watch.lags():
+                        self._look(connection)
+                    connection.execute("BEGIN")
+                    found, bad = self._claimed(connection, now, limit)
+                    if not found or bad:
+                        connection.execute("COMMIT")
+                    else:
+                        self.database.listener()  # by which others know that we live, and may have what is held
+            except BaseException:  # what was claimed is free with the end of its transaction, whatever went wrong
+                connection.close()
+                raise
+            if found and not bad:
+                break
             self.database.put(connection)
-            return []
-        tokens = self._holds.add(connection, [(row[0], row[2]) for row in rows])
-        return [Claim(message_of(*row[1:]), token) for row, token in zip(rows, tokens, strict=True)]
+            if not bad:
+                return []  # otherwise the others are free again: a look for them finds no such rows any more
+        tokens = self._holds.add(connection, [(number, message.due) for number, message in found])
+        return [Claim(message, token) for (_, message), token in zip(found, tokens, strict=True)]
+
+    def _claimed(
+        self, connection: Connection, now: datetime, limit: int
+    ) -> tuple[list[tuple[int, DelayedMessage]], list[Unreadable]]:
+        """Lock what is due, in a transaction; what of it cannot be read is set aside in it, or held."""
+        values = {"now": now, "limit": limit, "from": self._watch.since()}
+        rows = connection.execute(self._sql.claim, values, prepare=True, binary=True)
+        found, bad = read(rows, 0, _numbered)
+        if bad:
+            values = {**named(bad), "now": now, "store": self._store_id(connection)}
+            if not self._setting_aside.do(connection, self._sql.set_aside, values, bad):
+                holder = self.database.listener().holder()
+                connection.execute(self._sql.lease, {"numbers": values["numbers"], "holder": holder})
+        return found, bad
 
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
         """See :meth:`postdate.ports.ClaimingStore.finish`."""
@@ -351,6 +398,25 @@ class PostgresStore:
 
         return await in_thread(give_back)
 
+    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+        """See :meth:`postdate.ports.ReleasingStore.release`; for a whole batch, the end of its transaction."""
+
+        def give_back(connection: Connection, numbers: Sequence[int], holder: int | None) -> int:
+            values = {"numbers": array(numbers), "holder": holder, "attempt_at": attempt_at}
+            row = connection.execute(self._sql.give_back, {**values, "store": self._store_id(connection)}).fetchone()
+            return 0 if row is None else row[0]
+
+        def release() -> int:
+            done = 0
+            for batch, tokens in self._holds.of(claims):
+                whole = self._holds.give_back(batch, tokens) if attempt_at is None else None
+                done += self._holds.settle(batch, tokens, give_back, self._sql) if whole is None else whole
+            if done:
+                self._watch.stored(attempt_at or min(claim.message.due for claim in claims))
+            return done
+
+        return await in_thread(release)
+
     async def next_attempt(self) -> datetime | None:
         """See :meth:`postdate.ports.ClaimingStore.next_attempt`."""
         return await self.database.run(self._look)
@@ -413,7 +479,12 @@ class PostgresStore:
             values = {"now": now, "limit": limit, "store": self._store_id(connection), "from": self._watch.since()}
             sql = many if self._many_due else few
             values |= {"held": array(held), "listing": listing, "allowance": allowance}
-            row = connection.execute(sql, values, prepare=True, binary=True).fetchone()
+            try:
+                row = connection.execute(sql, values, prepare=True, binary=True).fetchone()
+            except psycopg.DataError as error:  # one row may keep all others from moving
+                if is_conflict(error) or not self._set_aside_due(connection, now, limit):
+                    raise
+                row = connection.execute(sql, values, prepare=True, binary=True).fetchone()
             assert row is not None
             delivered, expired, _, _, *listed, head, has_queue = row
             if self._many_due:
@@ -427,8 +498,45 @@ class PostgresStore:
 
         return await self.database.run(move)
 
+    def _set_aside_due(self, connection: Connection, now: datetime, limit: int) -> bool:
+        """Set aside what of a batch cannot be read; return whether there was any. All else is as it was."""
+        with connection.transaction():
+            _, bad = self._claimed(connection, now, limit)
+        return bool(bad)
+
     async def pause(self) -> None:
         """See :meth:`postdate.ports.MovingStore.pause`: nobody waits here for anybody."""
+
+    # --- what cannot be read ------------------------------------------------------------------------------------
+
+    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
+        """See :meth:`postdate.ports.Quarantine.quarantined`."""
+        return await self._shelf.listed(limit)
+
+    async def quarantined_count(self) -> int:
+        """See :meth:`postdate.ports.Quarantine.quarantined_count`."""
+        return await self._shelf.count()
+
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
+        """See :meth:`postdate.ports.Quarantine.put_back`."""
+        await self._shelf.put_back(number, mending, now)
+        self._watch.forget()
+
+    async def discard_quarantined(self, number: int, now: datetime) -> None:
+        """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
+        await self._shelf.discard(number, now)
+
+    @property
+    def _shelf(self) -> Shelf:
+        def place(connection: Connection) -> str:
+            return f"t.queue_id IS NULL AND t.store_id = {self._store_id(connection):d}"
+
+        return Shelf(self.database, self._sql.aside, place, self._put_back)
+
+    def _put_back(self, connection: Connection, mended: dict[str, Any]) -> None:
+        number = number_for(connection, self._sql.aside, mended)
+        said = f"due {mended['store']} {to_microseconds(mended['due'])}"
+        connection.execute(self._sql.put_back, {**mended, "row": number, "notice": said})
 
     # --- administration -----------------------------------------------------------------------------------------
 
@@ -458,15 +566,17 @@ class PostgresStore:
 
     async def statistics(self, now: datetime) -> StoreStatistics:
         """See :meth:`postdate.ports.InspectableStore.statistics`; what is locked is seen without being touched."""
-        return await self.database.run(lambda c: waiting.statistics(c, self._sql, now))
+        return await self.database.run(
+            lambda c: waiting.statistics(c, self._sql, now, self._store_id(c)), patiently=True
+        )
 
     async def record_counts(self) -> Mapping[RecordKind, int]:
         """See :meth:`postdate.ports.InspectableStore.record_counts`."""
-        return await self.database.run(lambda c: waiting.record_counts(c, self._sql, self._store_id(c)))
+        return await self.database.run(lambda c: waiting.record_counts(c, self._sql, self._store_id(c)), patiently=True)
 
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
         """See :meth:`postdate.ports.InspectableStore.list_pending`."""
-        return await self.database.run(lambda c: waiting.list_pending(c, self._sql, where, limit))
+        return await self.database.run(lambda c: waiting.list_pending(c, self._sql, where, limit), patiently=True)
 
     async def get(self, message_id: str) -> DelayedMessage | None:
         """See :meth:`postdate.ports.InspectableStore.get`."""
@@ -477,7 +587,9 @@ class PostgresStore:
 
     async def history(self, message_id: str) -> Sequence[Record]:
         """See :meth:`postdate.ports.InspectableStore.history`."""
-        return await self.database.transaction(lambda c: waiting.history(c, self._sql, message_id, self._store_id(c)))
+        return await self.database.transaction(
+            lambda c: waiting.history(c, self._sql, message_id, self._store_id(c)), patiently=True
+        )
 
     def observer(self) -> PostgresObserver:
         """See :meth:`postdate.ports.ObservableStore.observer`."""
@@ -486,6 +598,18 @@ class PostgresStore:
     async def server_facts(self) -> ServerFacts:
         """See :meth:`postdate.ports.DescribesServer.server_facts`."""
         return await server_facts(self.database, self._table)
+
+    async def server_now(self) -> datetime:
+        """See :meth:`postdate.ports.TimekeepingStore.server_now`."""
+        return await self.database.run(clocks.server_now)
+
+    async def report_clock(self, ahead: timedelta) -> None:
+        """See :meth:`postdate.ports.TimekeepingStore.report_clock`; kept with the number of this process."""
+        await in_thread(clocks.report, self.database, ahead)
+
+    async def reported_clocks(self) -> Mapping[str, timedelta]:
+        """See :meth:`postdate.ports.TimekeepingStore.reported_clocks`."""
+        return await self.database.run(lambda c: clocks.reported(c, self.database.names))
 
     async def old_snapshots(self) -> Sequence[OldSnapshot]:
         """See :meth:`postdate.ports.SeesSnapshots.old_snapshots`."""
@@ -548,7 +672,7 @@ class PostgresStore:
         report = columns.store(batch, self._sql, now, inserting.notice(store_id, due, now))
         if report is None:
             rows = columns.rows(batch)
-            report = self.database.transaction_blocking(lambda c: self._insert(c, rows, now))
+            report = self.database.transaction_blocking(lambda c: self._insert(c, rows, now), patiently=True)
         if report.stored:
             self._watch.stored(due)
         return report
@@ -557,3 +681,7 @@ class PostgresStore:
         if self._columnar is None:
             self._columnar = open_columns(self.database)
         return self._columnar
+
+
+def _numbered(row: tuple[Any, ...]) -> tuple[int, DelayedMessage]:
+    return row[0], message_of(*row[1:])

@@ -6,21 +6,26 @@ one transaction, by set-based SQL: bodies never pass through Python. Source: ADR
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
+from weakref import WeakSet
 
-from postdate.clock import from_microseconds, to_microseconds
+from postdate.clock import EARLIEST, to_microseconds
 from postdate.embedded import pruning
 from postdate.embedded.file import DUE, SqliteFile, Transaction
 from postdate.embedded.moving import move
+from postdate.embedded.quarantine import WAITING, SetsAside, claimed, looked_at
+from postdate.embedded.recording import insert, insert_or_revive, record, signal_if_first
+from postdate.embedded.rows import WAITING_COLUMNS, Row, message_of, nearest_instant
 from postdate.embedded.scanning import read_scan, scan_parts
 from postdate.embedded.waiting import first_due, next_attempt, statistics
-from postdate.errors import ClaimLost, DuplicateMessage, InvalidMessage, MessageTooLarge
-from postdate.messages import DelayedMessage, decode_headers, encode_headers, size_in_bytes
+from postdate.errors import ClaimLost, DuplicateMessage, InvalidMessage, MessageTooLarge, PostdateError
+from postdate.messages import DelayedMessage, encode_headers, encoded_deliver_at, sealed, size_in_bytes
 from postdate.ports import (
     OUTCOME_RECORDS,
     Claim,
@@ -42,28 +47,41 @@ from postdate.ports import (
 from postdate.ports.pruning import StoredRecord
 from postdate.ports.stores import Discarding
 
-_COLUMNS: Final = (
-    "message_id, due, destination, expires_at, failures, "
-    "(SELECT headers FROM content AS c WHERE c.seq = content), (SELECT body FROM content AS c WHERE c.seq = content)"
-)
-
-_INSERT_SCHEDULED: Final = """
-    INSERT INTO record (seq, kind, message_id, at, due, destination) VALUES (?, 1, ?, ?, ?, ?)
-    ON CONFLICT (message_id) WHERE kind = 1 DO NOTHING"""
-_INSERT_MESSAGE: Final = """
-    INSERT INTO delayed_message (seq, message_id, due, attempt_at, destination, expires_at, content)
-    VALUES (?, ?, ?, ?, ?, ?, ?)"""
-_INSERT_CONTENT: Final = "INSERT INTO content (seq, headers, body) VALUES (?, ?, ?)"
+_RETIME: Final = """
+    UPDATE content SET headers = replace(headers, ?, ?)
+    WHERE seq = (SELECT content FROM delayed_message WHERE seq = ?)"""
 
 
-class _Token(NamedTuple):
-    """What fences a claim: the number of the waiting message, and of the latest record when it was claimed."""
+class _Claimed:
+    """Messages that were claimed together, and under which number; kept as long as any of their claims is.
+
+    Args:
+        claimant: number of this process then.
+        message_ids: of the messages.
+    """
+
+    def __init__(self, claimant: int, message_ids: Sequence[str]) -> None:
+        self.claimant, self.message_ids = claimant, message_ids
+
+
+@dataclass(slots=True, eq=False)
+class _Token:
+    """What fences a claim.
+
+    Args:
+        seq: number of the waiting message.
+        batch: with which it was claimed.
+        latest: number of the latest record then.
+        released: given back; what holds the message now, if anything does, is another claim.
+    """
 
     seq: int
+    batch: _Claimed
     latest: int
+    released: bool = False
 
 
-class SqliteStore:
+class SqliteStore(SetsAside):
     """Keeps delayed messages in an SQLite file.
 
     Several processes may use one file at once; one file is one store, whatever endpoints are on it.
@@ -74,9 +92,14 @@ class SqliteStore:
         recording: how much is kept for audits.
         largest_message_bytes: of headers and body together.
         create: create the file and its tables when they are missing.
+        holds_at_most: a process that is frozen for so long loses what it holds to others, and is fenced off; at least
+            3 s. By default what the transport on this file has, or 60 s.
+        checksum: store one of headers and body with each message; who reads it checks it, whatever this says.
     """
 
-    def __init__(
+    _place = "place = ''"
+
+    def __init__(  # noqa: PLR0913 - the settings that stand beside a path
         self,
         path: str | Path,
         *,
@@ -84,9 +107,15 @@ class SqliteStore:
         recording: Recording = Recording.ALL,
         largest_message_bytes: int = 16 * 1024 * 1024,
         create: bool = True,
+        holds_at_most: timedelta | None = None,
+        checksum: bool = False,
     ) -> None:
-        self.file = SqliteFile.open(path, synchronous=synchronous, recording=recording, create=create)
+        self._checksum = checksum
+        self.file = SqliteFile.open(
+            path, synchronous=synchronous, recording=recording, create=create, holds_at_most=holds_at_most
+        )
         self._closed = False
+        self._claimed = WeakSet[_Claimed]()
         self._capabilities = StoreCapabilities(
             durable=True,
             shared=True,
@@ -99,6 +128,8 @@ class SqliteStore:
     @property
     def capabilities(self) -> StoreCapabilities:
         """See :class:`postdate.ports.DelayedMessageStore`."""
+        if self._capabilities.holds_at_most != self.file.holds_at_most:  # said by a transport that was opened later
+            self._capabilities = replace(self._capabilities, holds_at_most=self.file.holds_at_most)
         return self._capabilities
 
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
@@ -120,7 +151,7 @@ class SqliteStore:
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         """See :meth:`postdate.ports.DelayedMessageStore.store`."""
         work, at = self._row(message), to_microseconds(now)
-        report = await self.file.write(lambda tx: _insert_or_revive(tx, [work], at))
+        report = await self.file.write(lambda tx: insert_or_revive(tx, [work], at))
         if report.already_there:
             raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
 
@@ -138,14 +169,14 @@ class SqliteStore:
         rows, at = [self._row(message) for message in messages], to_microseconds(now)
 
         def store(tx: Transaction) -> None:
-            _insert_or_revive(tx, rows, at)
+            insert_or_revive(tx, rows, at)
 
         return store
 
     def _storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Callable[[Transaction], StoreReport]:
         rows = [self._row(message) for message in messages]
         at = to_microseconds(now)
-        return lambda tx: _insert(tx, rows, at)
+        return lambda tx: insert(tx, rows, at)
 
     def _row(self, message: DelayedMessage) -> tuple[Any, ...]:
         due = to_microseconds(message.due)
@@ -156,6 +187,8 @@ class SqliteStore:
                 f"message {message.message_id!r} has {size:,} bytes, this store takes {limit:,}; keep large content "
                 f"elsewhere and send a reference, or raise largest_message_bytes"
             )
+        if self._checksum:
+            headers = sealed(headers, message.body)
         expires_at = None if message.expires_at is None else to_microseconds(message.expires_at)
         return (message.message_id, due, due, message.destination, expires_at, headers, message.body)
 
@@ -174,32 +207,47 @@ class SqliteStore:
         """See :meth:`postdate.ports.DelayedMessageStore.increment_failure_count`."""
 
         def count(tx: Transaction) -> bool:
-            row = _find(tx.connection, message_id)
-            return row is not None and _count_failure(tx, row[0], row[1].due, to_microseconds(now), "")
+            row = _find(tx, message_id)
+            return row is not None and _count_failure(tx, row[0], None, to_microseconds(now), "")
 
         return await self.file.write(count)
 
     async def next_due(self) -> datetime | None:
         """See :meth:`postdate.ports.DelayedMessageStore.next_due`; looks at every message, claimed ones too."""
-        return _instant(await self.file.read(first_due))
+        return await self.file.read(first_due)
 
     # --- claims -------------------------------------------------------------------------------------------------
 
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
         """See :meth:`postdate.ports.ClaimingStore.claim_due`."""
+        at = to_microseconds(now)
 
-        def claim(tx: Transaction) -> tuple[list[tuple[Any, ...]], int]:
+        def claim(tx: Transaction) -> tuple[list[tuple[int, DelayedMessage]], int, int]:
             (latest,) = tx.execute("SELECT coalesce(max(seq), 0) FROM record").fetchone()
-            rows = tx.execute(
-                f"UPDATE delayed_message SET claimant = ?, attempt_at = NULL WHERE seq IN (SELECT seq "
-                f"FROM delayed_message WHERE attempt_at < ? ORDER BY attempt_at LIMIT ?) RETURNING seq, {_COLUMNS}",
-                (tx.claimant, to_microseconds(now), limit),
-            ).fetchall()
-            return rows, latest
+            return claimed(tx, WAITING, _CLAIM, (tx.claimant, at, limit), _numbered, at), tx.claimant, latest
 
-        rows, latest = await self.file.write(claim)
-        rows.sort(key=lambda row: (row[2], row[0]))
-        return [Claim(_message(row[1:]), token=_Token(row[0], latest)) for row in rows]
+        found, claimant, latest = await self.file.write(claim)
+        found.sort(key=lambda each: (each[1].due, each[0]))
+        batch = _Claimed(claimant, [message.message_id for _, message in found])
+        self._claimed.add(batch)
+        return [Claim(message, token=_Token(seq, batch, latest)) for seq, message in found]
+
+    def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
+        """See :meth:`postdate.ports.RevocableStore.when_lost`: after this process was frozen, or the file replaced."""
+        loop = asyncio.get_running_loop()
+
+        def fenced(claimant: int) -> None:
+            ids = [id_ for batch in list(self._claimed) if batch.claimant == claimant for id_ in batch.message_ids]
+            with suppress(RuntimeError):  # the loop is closed: nobody sends anything there any more
+                loop.call_soon_threadsafe(lost, ids)
+
+        return self.file.when_fenced(fenced)
+
+    def still_holds(self, claim: Claim) -> bool:
+        """See :meth:`postdate.ports.RevocableStore.still_holds`."""
+        token = claim.token
+        assert isinstance(token, _Token)
+        return not token.released and self.file.is_in_force(token.batch.claimant)
 
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
         """See :meth:`postdate.ports.ClaimingStore.finish`."""
@@ -224,9 +272,33 @@ class SqliteStore:
 
         def give_back(tx: Transaction) -> bool:
             held = tx.execute(f"SELECT seq FROM delayed_message WHERE {_HELD}", _held_by(tx, claim)).fetchone()
-            return held is not None and _count_failure(tx, held[0], attempt_at, to_microseconds(now), reason)
+            return held is not None and _count_failure(
+                tx, held[0], to_microseconds(attempt_at), to_microseconds(now), reason
+            )
 
         return await self.file.write(give_back)
+
+    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+        """See :meth:`postdate.ports.ReleasingStore.release`."""
+        at = None if attempt_at is None else to_microseconds(attempt_at)
+        released = list[_Token]()
+
+        def give_back(tx: Transaction) -> int:
+            for claim in claims:
+                if tx.execute(_RELEASE, (at, *_held_by(tx, claim))).rowcount:
+                    assert isinstance(claim.token, _Token)
+                    claim.token.released = True
+                    released.append(claim.token)
+            if released:
+                tx.signal(DUE)
+            return len(released)
+
+        try:
+            return await self.file.write(give_back)
+        except PostdateError:  # nothing of it was kept: they are still held
+            for token in released:
+                token.released = False
+            raise
 
     async def next_attempt(self) -> datetime | None:
         """See :meth:`postdate.ports.ClaimingStore.next_attempt`."""
@@ -271,15 +343,19 @@ class SqliteStore:
         new_due, at = to_microseconds(due), to_microseconds(now)
 
         def reschedule(tx: Transaction) -> bool:
-            row = _find(tx.connection, message_id)
+            row = _find(tx, message_id)
             if row is None or _is_claimed(tx, message_id):
                 return False
-            seq, message = row
-            if message.expires_at is not None and due > message.expires_at:
-                raise InvalidMessage(f"message {message_id!r} expires at {message.expires_at.isoformat()}, before that")
-            _signal_if_first(tx, new_due)
+            seq, old_due, destination, expires_at = row
+            if expires_at is not None and new_due > expires_at:
+                said = nearest_instant(expires_at)
+                raise InvalidMessage(f"message {message_id!r} expires at {said and said.isoformat()}, before that")
+            signal_if_first(tx, new_due)
             tx.execute("UPDATE delayed_message SET due = ?, attempt_at = ? WHERE seq = ?", (new_due, new_due, seq))
-            _record(tx, RecordKind.RESCHEDULED, (message_id, new_due, message.destination), at)
+            old = nearest_instant(old_due)
+            if old is not None:
+                tx.execute(_RETIME, (encoded_deliver_at(old), encoded_deliver_at(due), seq))
+            record(tx, RecordKind.RESCHEDULED, (message_id, new_due, destination), at)
             return True
 
         return await self.file.write(reschedule)
@@ -306,14 +382,16 @@ class SqliteStore:
             if value is not None:
                 conditions.append(condition)
                 values.append(value)
-        sql = f"SELECT {_COLUMNS} FROM delayed_message WHERE {' AND '.join(conditions)} ORDER BY due, seq LIMIT ?"
-        rows = await self.file.read(lambda c: c.execute(sql, (*values, limit)).fetchall())
-        return [_message(row) for row in rows]
+        sql = (
+            f"SELECT {WAITING_COLUMNS} FROM delayed_message WHERE {' AND '.join(conditions)} ORDER BY due, seq LIMIT ?"
+        )
+        return await looked_at(self.file, WAITING, sql, (*values, limit), message_of)
 
     async def get(self, message_id: str) -> DelayedMessage | None:
         """See :meth:`postdate.ports.InspectableStore.get`."""
-        row = await self.file.read(lambda c: _find(c, message_id))
-        return None if row is None else row[1]
+        sql = f"SELECT {WAITING_COLUMNS} FROM delayed_message {_OF_ID}"
+        found = await looked_at(self.file, WAITING, sql, (message_id,), message_of)
+        return found[0] if found else None
 
     async def history(self, message_id: str) -> Sequence[Record]:
         """See :meth:`postdate.ports.InspectableStore.history`."""
@@ -324,7 +402,9 @@ class SqliteStore:
             ).fetchall()
         )
         return [
-            Record(RecordKind(kind), id_, from_microseconds(at), _instant(due), destination, detail or "")
+            Record(
+                RecordKind(kind), id_, nearest_instant(at) or EARLIEST, nearest_instant(due), destination, detail or ""
+            )
             for kind, id_, at, due, destination, detail in rows
         ]
 
@@ -371,70 +451,13 @@ class SqliteStore:
         return pruning.restore(self.file, records)
 
 
-def _insert(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> StoreReport:
-    if not rows:
-        return StoreReport(0)
-    (base,) = tx.execute("SELECT coalesce(max(seq), 0) + 1 FROM record").fetchone()
-    numbered = [(base + offset, *row) for offset, row in enumerate(rows)]
-    records = [(seq, id_, at, due, destination) for seq, id_, due, _, destination, *_ in numbered]
-    new, duplicates = numbered, tuple[str, ...]()
-    if tx.executemany(_INSERT_SCHEDULED, records).rowcount < len(rows):
-        fresh = {seq for (seq,) in tx.execute("SELECT seq FROM record WHERE seq >= ?", (base,))}
-        new = [row for row in numbered if row[0] in fresh]
-        duplicates = tuple(row[1] for row in numbered if row[0] not in fresh)
-    if new:
-        _signal_if_first(tx, min(row[2] for row in new))
-        (content,) = tx.execute("SELECT coalesce(max(seq), 0) + 1 FROM content").fetchone()
-        tx.executemany(_INSERT_CONTENT, [(content + number, *row[6:]) for number, row in enumerate(new)])
-        tx.executemany(_INSERT_MESSAGE, [(*row[:6], content + number) for number, row in enumerate(new)])
-    return StoreReport(len(new), duplicates)
-
-
-_FAILED_LAST: Final = """
-    SELECT s.seq FROM record AS s WHERE s.kind = 1 AND s.message_id = :id
-        AND NOT EXISTS (SELECT 1 FROM delayed_message AS d WHERE d.seq = s.seq)
-        AND NOT EXISTS (SELECT 1 FROM record AS later WHERE later.message_id = :id AND later.kind IN (2, 3, 5, 6, 9)
-            AND later.seq > (SELECT max(f.seq) FROM record AS f WHERE f.kind = 7 AND f.message_id = :id))
-        AND EXISTS (SELECT 1 FROM record AS f WHERE f.kind = 7 AND f.message_id = :id)"""
-
-
-def _insert_or_revive(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> StoreReport:
-    """Insert; what is known and went to the error queue last comes back under its old number."""
-    report = _insert(tx, rows, at)
-    content_of = {row[0]: row for row in reversed(rows)}  # of an id that stands twice the first one counts
-    still_there = list[str]()
-    for id_ in report.already_there:
-        row = content_of.pop(id_, None)
-        if row is None or not _revive(tx, row, at):
-            still_there.append(id_)
-    return StoreReport(len(rows) - len(still_there), tuple(still_there))
-
-
-def _revive(tx: Transaction, row: tuple[Any, ...], at: int) -> bool:
-    found = tx.execute(_FAILED_LAST, {"id": row[0]}).fetchone()
-    if found is None:
-        return False
-    message_id, due, _, destination, *_ = row
-    _signal_if_first(tx, due)
-    content = tx.execute("INSERT INTO content (headers, body) VALUES (?, ?)", row[5:]).lastrowid
-    tx.execute(_INSERT_MESSAGE, (found[0], *row[:5], content))
-    _record(tx, RecordKind.RESCHEDULED, (message_id, due, destination), at, "came back from the error queue")
-    return True
-
-
-def _signal_if_first(tx: Transaction, due: int) -> None:
-    """Wake the poller only when it would otherwise sleep too long: most messages are due after the first one."""
-    (first,) = tx.execute("SELECT min(attempt_at) FROM delayed_message").fetchone()
-    if first is None or due < first:
-        tx.signal(DUE)
-
-
 def _end(tx: Transaction, message_id: str, kind: RecordKind, at: int, detail: str) -> bool:
-    row = _find(tx.connection, message_id)
+    row = _find(tx, message_id)
     if row is None:
         return False
-    _delete(tx, "seq = ?", (row[0],))
-    _record(tx, kind, (message_id, to_microseconds(row[1].due), row[1].destination), at, detail)
+    seq, due, destination, _ = row
+    _delete(tx, "seq = ?", (seq,))
+    record(tx, kind, (message_id, due, destination), at, detail)
     return True
 
 
@@ -445,81 +468,66 @@ def _delete(tx: Transaction, condition: str, values: Sequence[Any]) -> int:
     return len(found)
 
 
+_OF_ID: Final = "WHERE seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)"
+_CLAIM: Final = f"""
+    UPDATE delayed_message SET claimant = ?, attempt_at = NULL WHERE seq IN (
+        SELECT seq FROM delayed_message WHERE attempt_at < ? ORDER BY attempt_at LIMIT ?)
+    RETURNING {WAITING_COLUMNS}"""
+
+
+def _numbered(row: Row) -> tuple[int, DelayedMessage]:
+    return row[0], message_of(row)
+
+
 # Every claim that ends without removing the message counts a failure: with the count, an old claim is told apart. A
-# message that came back from the error queue begins again at none: it has failed since an old claim was made.
+# message that came back from the error queue begins again at none: it has failed since an old claim was made. What is
+# released counts nothing: its token says so.
 _HELD: Final = """
     seq = ? AND claimant = ? AND message_id = ? AND failures = ? AND NOT EXISTS (
         SELECT 1 FROM record AS failed WHERE failed.kind = 7 AND failed.message_id = ? AND failed.seq > ?)"""
+_RELEASE: Final = f"UPDATE delayed_message SET claimant = NULL, attempt_at = coalesce(?, due) WHERE {_HELD}"
 
 
 def _held_by(tx: Transaction, claim: Claim) -> tuple[object, ...]:
     """Return the values of :data:`_HELD`."""
     id_, token = claim.message.message_id, claim.token
     assert isinstance(token, _Token)
-    return (token.seq, tx.claimant, id_, claim.message.number_of_failures, id_, token.latest)
+    # Nothing is numbered 0: so it is not held by a process that has lost what it held, or by another one.
+    claimant = 0 if token.released or token.batch.claimant != tx.claimant else tx.claimant
+    return (token.seq, claimant, id_, claim.message.number_of_failures, id_, token.latest)
 
 
 def _finish(tx: Transaction, claim: Claim, kind: RecordKind, at: int, detail: str) -> int:
     held = _delete(tx, _HELD, _held_by(tx, claim))
     if held:
         message = claim.message
-        _record(tx, kind, (message.message_id, to_microseconds(message.due), message.destination), at, detail)
+        record(tx, kind, (message.message_id, to_microseconds(message.due), message.destination), at, detail)
     return held
 
 
-def _count_failure(tx: Transaction, seq: object, attempt_at: datetime, at: int, reason: str) -> bool:
+def _count_failure(tx: Transaction, seq: object, attempt_at: int | None, at: int, reason: str) -> bool:
     row = tx.execute(
-        "UPDATE delayed_message SET failures = failures + 1, claimant = NULL, attempt_at = ? "
+        "UPDATE delayed_message SET failures = failures + 1, claimant = NULL, attempt_at = coalesce(?, due) "
         "WHERE seq = ? AND (claimant IS NULL OR claimant = ?) RETURNING message_id, due, destination",
-        (to_microseconds(attempt_at), seq, tx.claimant),
+        (attempt_at, seq, tx.claimant),
     ).fetchone()
     if row is None:
         return False
     if tx.recording is Recording.ALL:
-        _record(tx, RecordKind.RETRIED, row, at, reason)
+        record(tx, RecordKind.RETRIED, row, at, reason)
     return True
 
 
-def _record(tx: Transaction, kind: RecordKind, of: tuple[str, int, str], at: int, detail: str = "") -> None:
-    """Record what happened to the message given as id, due time and destination."""
-    if tx.recording is Recording.NONE:
-        tx.execute("DELETE FROM record WHERE kind = 1 AND message_id = ?", of[:1])
-        return
-    tx.execute(
-        "INSERT INTO record (kind, at, detail, message_id, due, destination) VALUES (?, ?, ?, ?, ?, ?)",
-        (int(kind), at, detail or None, *of),
-    )
-
-
-def _find(connection: sqlite3.Connection, message_id: str) -> tuple[int, DelayedMessage] | None:
-    row = connection.execute(
-        f"SELECT seq, {_COLUMNS} FROM delayed_message "
-        f"WHERE seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)",
-        (message_id,),
+def _find(tx: Transaction, message_id: str) -> tuple[int, int, str, int | None] | None:
+    """Return number, due time, destination and expiry of a waiting message, which need not be readable otherwise."""
+    return tx.execute(
+        f"SELECT seq, due, destination, expires_at FROM delayed_message {_OF_ID}", (message_id,)
     ).fetchone()
-    return None if row is None else (row[0], _message(row[1:]))
 
 
 def _is_claimed(tx: Transaction, message_id: str) -> bool:
     row = tx.execute(
-        "SELECT claimant FROM delayed_message WHERE seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)",
+        f"SELECT claimant FROM delayed_message {_OF_ID}",
         (message_id,),
     ).fetchone()
     return row is not None and row[0] is not None
-
-
-def _message(row: Sequence[Any]) -> DelayedMessage:
-    message_id, due, destination, expires_at, failures, headers, body = row
-    return DelayedMessage(
-        message_id=message_id,
-        due=from_microseconds(due),
-        destination=destination,
-        headers=decode_headers(headers),
-        body=body,
-        expires_at=_instant(expires_at),
-        number_of_failures=failures,
-    )
-
-
-def _instant(microseconds: int | None) -> datetime | None:
-    return None if microseconds is None else from_microseconds(microseconds)

@@ -3,7 +3,7 @@ conformance suites that every store and every transport must pass, those of user
 """  # noqa: D205
 
 from postdate.testing.clock import VirtualClock
-from postdate.testing.conformance import Check, ConformanceFailure
+from postdate.testing.conformance import Check, ConformanceFailure, Damage
 from postdate.testing.endpoints import EndpointTest, Sent, Waiting
 from postdate.testing.faults import Call, Fault, Faults, FaultyMovingStore, FaultyStore, FaultyTransport, Plan
 from postdate.testing.matrix import capability_matrix, promise_matrix
@@ -20,6 +20,7 @@ __all__ = [
     "Call",
     "Check",
     "ConformanceFailure",
+    "Damage",
     "EndpointTest",
     "Fault",
     "Faults",

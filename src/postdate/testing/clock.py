@@ -12,6 +12,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
+from postdate.clock import later
 from postdate.messages import aware_utc
 from postdate.threads import our_threads
 
@@ -46,13 +47,21 @@ class VirtualClock:
         """Return the virtual instant, in UTC."""
         return self._now
 
+    def monotonic(self) -> float:
+        """Return the virtual seconds that have passed; :meth:`step` does not change them."""
+        return self._elapsed.total_seconds()
+
     async def wait(self, event: anyio.Event, until: datetime) -> None:
         """Return when ``event`` is set or the clock was moved to ``until``."""
-        if until <= self._now:
+        await self.wait_for(event, until - self._now)
+
+    async def wait_for(self, event: anyio.Event, duration: timedelta) -> None:
+        """Return when ``event`` is set or the clock was moved on by ``duration``."""
+        if duration <= timedelta(0):
             await anyio.lowlevel.checkpoint()
             return
         with anyio.CancelScope() as scope:
-            heapq.heappush(self._waits, (self._elapsed + (until - self._now), next(self._numbers), scope))
+            heapq.heappush(self._waits, (self._elapsed + duration, next(self._numbers), scope))
             try:
                 await event.wait()
             finally:
@@ -66,7 +75,7 @@ class VirtualClock:
 
     async def sleep(self, duration: timedelta) -> None:
         """Return when the clock was moved on by ``duration``."""
-        await self.wait(anyio.Event(), self._now + duration)
+        await self.wait_for(anyio.Event(), duration)
 
     async def advance(self, duration: timedelta) -> None:
         """Move on by ``duration``, letting everything happen that happens in it.
@@ -103,7 +112,7 @@ class VirtualClock:
     @property
     def next_wait(self) -> datetime | None:
         """When the next wait ends; ``None`` when nobody waits for this clock."""
-        return self._now + (self._waits[0][0] - self._elapsed) if self._waits else None
+        return later(self._now, self._waits[0][0] - self._elapsed) if self._waits else None
 
     async def settle(self) -> None:
         """Let every other task run until all of them wait."""

@@ -9,8 +9,9 @@ Run a suite from any of them; with pytest, one parametrized test is enough::
 
 from __future__ import annotations
 
+import enum
 import inspect
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Collection, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -18,6 +19,7 @@ from typing import Generic, TypeVar
 import anyio
 
 from postdate.errors import PostdateError
+from postdate.ports import Quarantine
 
 S = TypeVar("S")
 
@@ -68,6 +70,31 @@ class Topic(Generic[S]):
         """Register a function as a check: its name is the promise, its docstring what it proves."""
         self.checks.append(Check(self.name, run.__name__, inspect.getdoc(run) or "", run))
         return run
+
+
+class Damage(enum.Enum):
+    """In which way a row is damaged by hand, past the adapter."""
+
+    HEADERS = "headers"
+    """Headers that are no JSON object of texts."""
+    DUE = "due"
+    """A due time before the calendar begins: the message is due, and cannot be read."""
+    CONTENT = "content"
+    """Headers and body are gone, the rest of the row is there."""
+    FLIP = "flip"
+    """One bit of the body is another; noticed by adapters that keep a checksum with what they store."""
+
+
+def damages_of(damages: Collection[Damage], adapter: object) -> tuple[Quarantine, list[Damage]] | None:
+    """Return the adapter if it sets aside what it cannot read, with the ways in which its rows can be damaged.
+
+    What can be damaged must be set aside; what is said to be set aside must be damaged, or nothing is shown.
+    """
+    if not isinstance(adapter, Quarantine):
+        expect(not damages, f"{type(adapter).__name__} has rows that can be damaged, and so the methods of Quarantine")
+        return None
+    expect(bool(damages), f"the subject of {type(adapter).__name__}, which sets aside, says how to damage its rows")
+    return adapter, sorted(damages, key=lambda damage: damage.value)
 
 
 def expect(holds: bool, promise: str) -> None:

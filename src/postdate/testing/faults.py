@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from postdate.errors import PostdateError
@@ -20,6 +21,7 @@ from postdate.ports import (
     Outcome,
     Received,
     Receiver,
+    ReleasingStore,
     SetsUp,
     StoreCapabilities,
     StoreReport,
@@ -121,6 +123,11 @@ class FaultyStore:
     def __init__(self, store: ClaimingStore, *plans: Plan) -> None:
         self._store = store
         self.faults = Faults(*plans)
+        if isinstance(store, ReleasingStore):  # otherwise it is none, either
+            self.release = partial(self._release, store)
+
+    async def _release(self, store: ReleasingStore, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+        return await self.faults.run("release", lambda: store.release(claims, attempt_at))
 
     @property
     def capabilities(self) -> StoreCapabilities:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 
 from postdate.core.dispatcher import enlisting
 from postdate.endpoint.delayed_delivery import check_mode
@@ -18,6 +19,8 @@ from postdate.ports import (
     InspectableStore,
     MovingStore,
     PrunableStore,
+    Quarantine,
+    ReleasingStore,
     ScannableStore,
     SetsUp,
     TakingReceiver,
@@ -28,6 +31,8 @@ from postdate.ports import (
 
 _STORE_PORTS = {
     "works in batches, with claims": ClaimingStore,
+    "takes claims back without counting a failure": ReleasingStore,
+    "sets aside what it cannot read": Quarantine,
     "is set up by `postdate setup`": SetsUp,
     "shares a transaction with queues in its database": EnlistingStore,
     "moves due messages inside the database": MovingStore,
@@ -111,6 +116,7 @@ def _store_cells(store: DelayedMessageStore) -> dict[str, str]:
         "shared by several processes": _yes(can.shared),
         "precision of due times": f"{can.time_precision.total_seconds() * 1_000_000:g} µs",
         "largest message": f"{can.largest_message_bytes:,} bytes",
+        "a frozen process holds for at most": _duration(can.holds_at_most),
         **{f"mode `{mode.value}`": _yes(mode in can.transaction_modes) for mode in TransactionMode},
         **{name: _yes(isinstance(store, port)) for name, port in _STORE_PORTS.items()},
     }
@@ -121,14 +127,24 @@ def _transport_cells(transport: Transport) -> dict[str, str]:
     return {
         "durable": _yes(can.durable),
         "largest message": f"{can.largest_message_bytes:,} bytes",
+        "largest headers": _bytes(can.largest_headers_bytes),
         **{f"mode `{mode.value}`": _yes(mode in can.transaction_modes) for mode in TransactionMode},
         "shares a transaction with a store in its database": _yes(can.database is not None),
         "discards expired messages itself": _yes(can.expires_messages),
         "time to be received per message in a transaction": _yes(can.time_to_be_received_in_transactions),
         "keeps expired messages as dead letters": _yes(can.dead_letters),
+        "sets aside what it cannot read": _yes(isinstance(transport, Quarantine)),
         "takes all destinations in one call": _yes(can.pipelines),
         "takes one message out of a queue by its id": _yes(isinstance(transport.receiver("any"), TakingReceiver)),
     }
+
+
+def _duration(duration: timedelta | None) -> str:
+    return "no limit" if duration is None else f"{duration.total_seconds():g} s"
+
+
+def _bytes(limit: int | None) -> str:
+    return "as the message" if limit is None else f"{limit:,} bytes"
 
 
 def _yes(can: bool) -> str:

@@ -88,7 +88,7 @@ class ServerTimeouts:
         table = self._known
 
         def create() -> None:
-            with self._pool.lent() as session:
+            with self._pool.lent() as session, session.patient():
                 table.setup(session)
 
         await in_thread(create)

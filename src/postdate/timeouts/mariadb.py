@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from postdate.errors import ConfigurationError, MessageTooLarge, StoreError, StoreNotSetUp
-from postdate.mariadb.connection import MariaDbServer, MariaDbSession, literal
+from postdate.mariadb.connection import HOLDS_AT_MOST, MariaDbServer, MariaDbSession, literal
 from postdate.mariadb.names import check_name, quoted
 from postdate.timeouts.layout import HEADERS, ID, STATE, TIME, rounded_up, spellings, table_name, text_time
 from postdate.timeouts.locking import ServerTimeouts
@@ -38,7 +38,7 @@ class MariaDbTimeouts(ServerTimeouts):
     """
 
     def __init__(self, url: str, *, schema: str | None = None, table_prefix: str | None = None) -> None:
-        self.server = MariaDbServer(url)
+        self.server = MariaDbServer(url, HOLDS_AT_MOST)
         self._schema = self.server.database if schema is None else schema
         if not self._schema:
             raise ConfigurationError("MariaDbTimeouts needs a database: mariadb://user@host/database, or schema=...")

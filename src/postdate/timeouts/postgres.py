@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import psycopg
@@ -16,6 +16,7 @@ import psycopg
 from postdate.errors import ConfigurationError, StoreNotSetUp, TimeoutConcurrentlyProcessed
 from postdate.ports import Work
 from postdate.ports.timeouts import DueChunk, Timeout
+from postdate.postgres.answering import ANSWERS_WITHIN
 from postdate.postgres.database import Connection, PostgresDatabase
 from postdate.postgres.names import Names, check_name, literal, quoted, sql
 from postdate.postgres.scripts import own_table_script
@@ -67,14 +68,22 @@ class PostgresTimeouts:
             Queues may be in any schema of the same database: their transactions are shared all the same.
         table_prefix: what the name of the table begins with; any characters. ``None``: that of the endpoint, see
             :func:`postdate.timeouts.layout.table_prefix`.
+        answers_within: after so long a silence of the server a connection is given up; above 0.
 
     Raises:
-        ConfigurationError: the address, the schema or the table cannot be.
+        ConfigurationError: the address, the schema, the table or the duration cannot be.
     """
 
-    def __init__(self, url: str, *, schema: str = UPSTREAM_SCHEMA, table_prefix: str | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = UPSTREAM_SCHEMA,
+        table_prefix: str | None = None,
+        answers_within: timedelta = ANSWERS_WITHIN,
+    ) -> None:
         self._schema = check_name(schema, "schema")
-        self._connections = PostgresDatabase(url, schema)
+        self._connections = PostgresDatabase(url, schema, answers_within=answers_within)
         self._prefix, self._endpoint = table_prefix, ""
         self._sql = None if table_prefix is None else self._statements("")
         self._digits: int | None = None
@@ -115,7 +124,7 @@ class PostgresTimeouts:
                 for statement in statements.setup if schema is None else statements.setup[1:]:
                     connection.execute(sql(statement))
 
-        await self._connections.transaction(create)
+        await self._connections.transaction(create, patiently=True)
 
     async def add(self, timeout: Timeout) -> bool:
         """See :meth:`postdate.ports.timeouts.TimeoutPersister.add`."""

@@ -31,9 +31,9 @@ EARLIEST: Final = datetime(1753, 1, 1, tzinfo=UTC)
 _LATEST: Final = datetime(9999, 12, 31, 23, 59, 59, 997_000, tzinfo=UTC)
 
 _SKIPPING: Final = "WITH (READPAST, READCOMMITTEDLOCK)"
-"""Looks at no row that somebody has locked: whoever is removing one has it in hand, whatever comes of it; and a row
-that is being added is seen by a later look. READCOMMITTEDLOCK: with row versions switched on in the database, READPAST
-is refused without it."""
+"""Looks at no row that somebody has changed: whoever is removing one has it in hand, whatever comes of it; and a row
+that is being added is seen by a later look. What is only claimed is seen: an update lock is no bar to readers.
+READCOMMITTEDLOCK: with row versions switched on in the database, READPAST is refused without it."""
 
 
 _CLAIMING: Final = "WITH (UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)"
@@ -46,7 +46,8 @@ class SqlServerTimeouts(ServerTimeouts):
     A due time is rounded up to one that a ``datetime`` has: by 3 ms at most.
 
     Args:
-        url: ``mssql://user:password@host:port/database``; for TLS, ``?cafile=/path``.
+        url: ``mssql://user:password@host:port/database``, in TLS unless it says otherwise; for its options see
+            :class:`postdate.sqlserver.connection.SqlServer`.
         schema: that the table is in.
         table_prefix: what the name of the table begins with; the name has at most 128 characters. ``None``: that of the
             endpoint, see :func:`postdate.timeouts.layout.table_prefix`.

@@ -11,16 +11,19 @@ the room back. What is held when its time runs out is its receiver's. Source: sp
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import anyio
 
-from postdate.clock import Clock, from_microseconds, to_microseconds
+from postdate.clock import Clock, to_microseconds
 from postdate.embedded.expiring import DEAD_LETTERS
 from postdate.embedded.file import SqliteFile, Transaction, queue_topic
+from postdate.embedded.quarantine import QUEUED, SetsAside, claimed
+from postdate.embedded.rows import QUEUED_COLUMNS, Row, envelope_of
 from postdate.embedded.transaction import QueueRules
 from postdate.errors import (
     ClaimLost,
@@ -29,7 +32,7 @@ from postdate.errors import (
     QueueNotFound,
     TimeToBeReceivedInTransaction,
 )
-from postdate.messages import Envelope, check_headers, decode_headers, encode_headers, size_in_bytes, size_limit
+from postdate.messages import Envelope, check_headers, encode_headers, size_in_bytes, size_limit
 from postdate.ports import HANDLED, End, Received, Recording, RecordKind, TransactionMode, TransportCapabilities, Work
 from postdate.ports.expiry import ExpiryRules, end_in_queue
 from postdate.wakeup import Alarm
@@ -39,25 +42,25 @@ __all__ = ["DEAD_LETTERS", "LocalReceiver", "LocalTransport"]
 _INSERT: Final = """
     INSERT INTO queue_message (queue_id, message_id, due, expires_at, ends_at, dead_letter, content)
     VALUES (?, ?, ?, ?, ?, ?, ?)"""
-_COLUMNS: Final = (
-    "seq, message_id, due, expires_at, failures, "
-    "(SELECT headers FROM content AS c WHERE c.seq = content), (SELECT body FROM content AS c WHERE c.seq = content)"
-)
-_ALIVE: Final = "claimant IS NULL AND (ends_at IS NULL OR ends_at >= ?)"
+_ALIVE: Final = "claimant IS NULL AND (ends_at IS NULL OR ends_at >= :now)"
+# By name, every time: should the file be replaced, another queue may have the number.
 _FIRST: Final = f"""
-    SELECT seq FROM queue_message INDEXED BY queue_message_free
-    WHERE queue_id = ? AND {_ALIVE} ORDER BY seq LIMIT 1"""
+    SELECT (
+        SELECT seq FROM queue_message AS m INDEXED BY queue_message_free
+        WHERE m.queue_id = q.queue_id AND {_ALIVE} ORDER BY seq LIMIT 1)
+    FROM queue AS q WHERE q.name = :queue"""
+_IN_QUEUE: Final = "queue_id = (SELECT q.queue_id FROM queue AS q WHERE q.name = :queue)"
 # From the first on that was seen alive: behind many that have expired, the way there is not gone again with the lock.
 _CLAIM: Final = f"""
-    UPDATE queue_message SET claimant = ? WHERE seq IN (
+    UPDATE queue_message SET claimant = :claimant WHERE seq IN (
         SELECT seq FROM queue_message INDEXED BY queue_message_free
-        WHERE queue_id = ? AND seq >= ? AND {_ALIVE} ORDER BY seq LIMIT ?)
-    RETURNING {_COLUMNS}"""
+        WHERE {_IN_QUEUE} AND seq >= :first AND {_ALIVE} ORDER BY seq LIMIT :limit)
+    RETURNING {QUEUED_COLUMNS}"""
 
 _TAKE: Final = f"""
-    UPDATE queue_message SET claimant = ? WHERE seq = (
-        SELECT min(seq) FROM queue_message WHERE queue_id = ? AND message_id = ? AND {_ALIVE})
-    RETURNING {_COLUMNS}"""
+    UPDATE queue_message SET claimant = :claimant WHERE seq = (
+        SELECT min(seq) FROM queue_message WHERE {_IN_QUEUE} AND message_id = :id AND {_ALIVE})
+    RETURNING {QUEUED_COLUMNS}"""
 
 # Each answered by one index: of those that are free, few have expired and are still there.
 _LENGTHS: Final = """
@@ -75,7 +78,7 @@ _POLL_FLOOR_SECONDS = 1.0
 """A receiver looks by itself this often, should a wake-up be lost."""
 
 
-class LocalTransport:
+class LocalTransport(SetsAside):
     """Queues in an SQLite file.
 
     Args:
@@ -90,7 +93,10 @@ class LocalTransport:
             :data:`DEAD_LETTERS`.
         clock: by which messages end in their queues; default: the machine's. All that is on one file in one process
             needs the same, and the same rules.
+        holds_at_most: see :class:`postdate.stores.sqlite.SqliteStore`.
     """
+
+    _place = "place <> ''"
 
     def __init__(  # noqa: PLR0913 - the settings
         self,
@@ -102,9 +108,12 @@ class LocalTransport:
         create: bool = True,
         expiry: ExpiryRules | None = None,
         clock: Clock | None = None,
+        holds_at_most: timedelta | None = None,
     ) -> None:
         rules = QueueRules(expiry=expiry) if clock is None else QueueRules(clock, expiry)
-        self.file = SqliteFile.open(path, synchronous=synchronous, recording=recording, create=create, rules=rules)
+        self.file = SqliteFile.open(
+            path, synchronous=synchronous, recording=recording, create=create, rules=rules, holds_at_most=holds_at_most
+        )
         self._rules = rules
         self._closed = False
         self._capabilities = TransportCapabilities(
@@ -207,7 +216,6 @@ class LocalReceiver:
 
     def __init__(self, transport: LocalTransport, queue: str) -> None:
         self._transport, self._file, self._queue = transport, transport.file, queue
-        self._queue_id = 0
         self._alarm: Alarm | None = None
         self._stop_listening: Callable[[], None] | None = None
         self._held: dict[object, Received] = {}
@@ -215,7 +223,7 @@ class LocalReceiver:
     async def receive(self, limit: int) -> Sequence[Received]:
         """See :meth:`postdate.ports.Receiver.receive`."""
         if self._alarm is None:
-            await self._find_queue()
+            await self._file.read(self._first)
             alarm = Alarm()
             self._stop_listening = await self._file.listen(queue_topic(self._queue), alarm.ring)
             self._alarm = alarm
@@ -223,54 +231,43 @@ class LocalReceiver:
             self._alarm.reset()
             first = await self._file.read(self._first)
             if first is not None:
-                rows = await self._claimed(first, limit)
-                if rows:
-                    return [self._received(row) for row in rows]
+                received = await self._claimed(_CLAIM, first=first, limit=limit)
+                if received:
+                    return received
             with anyio.move_on_after(_POLL_FLOOR_SECONDS):
                 await self._alarm.wait()
 
     async def take(self, message_id: str) -> Received | None:
         """Hold one message of the queue, chosen by its id, or return ``None``: it is not there, or held already."""
-        await self._find_queue()
+        await self._file.read(self._first)
+        received = await self._claimed(_TAKE, id=message_id)
+        return received[0] if received else None
 
-        def take(tx: Transaction) -> tuple[Any, ...] | None:
-            return tx.execute(_TAKE, (tx.claimant, self._queue_id, message_id, tx.rules.now())).fetchone()
-
-        row = await self._file.write(take)
-        return None if row is None else self._received(row)
-
-    async def _find_queue(self) -> None:
-        row = await self._file.read(
-            lambda c: c.execute("SELECT queue_id FROM queue WHERE name = ?", (self._queue,)).fetchone()
-        )
-        if row is None:
+    def _first(self, connection: sqlite3.Connection) -> int | None:
+        values = {"queue": self._queue, "now": self._file.rules.now()}
+        found = connection.execute(_FIRST, values).fetchone()
+        if found is None:
             raise QueueNotFound(
                 f"{self._file.path} has no queue {self._queue!r}; create it: postdate setup --queue {self._queue}"
             )
-        self._queue_id = row[0]
+        return found[0]
 
-    def _first(self, connection: Any) -> int | None:
-        found = connection.execute(_FIRST, (self._queue_id, self._file.rules.now())).fetchone()
-        return None if found is None else found[0]
+    async def _claimed(self, sql: str, **values: object) -> list[Received]:
+        """Claim, and hold what can be read; what cannot is set aside in the same transaction."""
 
-    async def _claimed(self, first: int, limit: int) -> list[tuple[Any, ...]]:
-        def claim(tx: Transaction) -> list[tuple[Any, ...]]:
-            return tx.execute(_CLAIM, (tx.claimant, self._queue_id, first, tx.rules.now(), limit)).fetchall()
+        def claim(tx: Transaction) -> list[Received]:
+            def held(row: Row) -> Received:
+                envelope, failures = envelope_of(row, self._queue)
+                return Received(envelope, failures, token=(row[0], tx.claimant))
 
-        return sorted(await self._file.write(claim))
+            now = tx.rules.now()
+            chosen = {"claimant": tx.claimant, "queue": self._queue, "now": now, **values}
+            return claimed(tx, QUEUED, sql, chosen, held)
 
-    def _received(self, row: tuple[Any, ...]) -> Received:
-        seq, message_id, due, expires_at, failures, headers, body = row
-        envelope = Envelope(
-            destination=self._queue,
-            message_id=message_id,
-            headers=decode_headers(headers),
-            body=body,
-            expires_at=None if expires_at is None else from_microseconds(expires_at),
-            due=None if due is None else from_microseconds(due),
-        )
-        received = self._held[seq] = Received(envelope, failures, token=seq)
-        return received
+        found = await self._file.write(claim)
+        for each in found:
+            self._held[each.token] = each
+        return found
 
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
         """See :meth:`postdate.ports.Receiver.commit`; one transaction."""
@@ -290,7 +287,7 @@ class LocalReceiver:
             self._held.get(received.token) is received
             and tx.execute(
                 "DELETE FROM queue_message WHERE seq = ? AND claimant = ? AND message_id = ? RETURNING content",
-                (received.token, tx.claimant, received.envelope.message_id),
+                (*_fence(received, tx), received.envelope.message_id),
             ).fetchone()
         )
         if not held:
@@ -305,7 +302,7 @@ class LocalReceiver:
         def give_back(tx: Transaction) -> None:
             tx.execute(
                 "UPDATE queue_message SET claimant = NULL, failures = failures + ? WHERE seq = ? AND claimant = ?",
-                (int(failed), received.token, tx.claimant),
+                (int(failed), *_fence(received, tx)),
             )
             tx.signal(queue_topic(self._queue))
 
@@ -314,22 +311,28 @@ class LocalReceiver:
 
     async def close(self) -> None:
         """See :meth:`postdate.ports.Receiver.close`."""
-        held = list(self._held)
+        held = list(self._held.values())
 
         def give_back(tx: Transaction) -> None:
             tx.executemany(
                 "UPDATE queue_message SET claimant = NULL WHERE seq = ? AND claimant = ?",
-                [(seq, tx.claimant) for seq in held],
+                [_fence(received, tx) for received in held],
             )
             tx.signal(queue_topic(self._queue))
 
         if held:
             await self._file.write(give_back)
-        for seq in held:
-            self._held.pop(seq, None)
+        for received in held:
+            self._held.pop(received.token, None)
         if self._stop_listening is not None:
             self._stop_listening()
             self._stop_listening = self._alarm = None
+
+
+def _fence(received: Received, tx: Transaction) -> tuple[int, int]:
+    """Return the number of a message, and of who holds it: of nobody, 0, if this process has lost what it held."""
+    seq, claimant = cast("tuple[int, int]", received.token)
+    return seq, claimant if claimant == tx.claimant else 0
 
 
 def _send(tx: Transaction, row: _Row) -> PostdateError | None:

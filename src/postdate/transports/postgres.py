@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
@@ -32,14 +32,16 @@ from postdate.messages import (
     Envelope,
     Headers,
     check_headers,
-    decode_headers,
     encode_headers,
+    opened,
     size_in_bytes,
     size_limit,
 )
 from postdate.ports import (
     HANDLED,
     End,
+    Mending,
+    Quarantined,
     Received,
     Recording,
     RecordKind,
@@ -49,11 +51,15 @@ from postdate.ports import (
     Work,
 )
 from postdate.postgres import Connection, PostgresDatabase
+from postdate.postgres.answering import ANSWERS_WITHIN
 from postdate.postgres.ending import Ending, Endings, raise_first
 from postdate.postgres.errors import of_queues
+from postdate.postgres.listening import HOLDS_AT_MOST
 from postdate.postgres.names import DEFAULT_SCHEMA, array
 from postdate.postgres.observation import PostgresQueueObserver, server_facts
+from postdate.postgres.quarantine import QuarantineStatements, SettingAside, Shelf, into_queue, named
 from postdate.postgres.queues import QueueStatements
+from postdate.postgres.rows import Unreadable, present, read
 from postdate.postgres.scripts import queues_script, tables_script
 from postdate.threads import in_thread
 from postdate.wakeup import Alarm
@@ -63,6 +69,9 @@ _POLL_FLOOR_SECONDS: Final = 1.0
 
 _LONGEST_SPAN: Final = timedelta(days=1_000 * 365)
 """Whoever says more means for ever; the calendar of the database ends at some point, too."""
+
+_NUMBER_AT: Final = 2
+"""The column of a claimed row with its number."""
 
 Row = tuple[Any, ...]
 T = TypeVar("T")
@@ -76,9 +85,13 @@ class PostgresTransport:
         schema: where the tables are; a :class:`postdate.PostgresStore` in the same one shares its transactions.
         recording: how much is kept for audits of what becomes of delayed messages here.
         largest_message_bytes: of headers and body together.
+        answers_within: after so long a silence of the server a connection is given up; above 0.
+        holds_at_most: when this process shows no life for so long, others that use the schema end its sessions, which
+            frees what it has received; above 0. However long a handler takes, its process shows life. They need the
+            same role, or one that is a member of it.
 
     Raises:
-        ConfigurationError: the address or the schema cannot be.
+        ConfigurationError: the address, the schema or a duration cannot be.
     """
 
     def __init__(
@@ -88,9 +101,14 @@ class PostgresTransport:
         schema: str = DEFAULT_SCHEMA,
         recording: Recording = Recording.ALL,
         largest_message_bytes: int = 16 * 1024 * 1024,
+        answers_within: timedelta = ANSWERS_WITHIN,
+        holds_at_most: timedelta = HOLDS_AT_MOST,
     ) -> None:
-        self.database = PostgresDatabase(url, schema, recording)
+        self.database = PostgresDatabase(
+            url, schema, recording, answers_within=answers_within, holds_at_most=holds_at_most
+        )
         self.sql = QueueStatements(self.database.names)
+        self.aside, self.setting_aside = QuarantineStatements(self.database.names, recording), SettingAside()
         self.recording = recording
         self._receivers: list[PostgresReceiver] = []
         self._queue_ids: dict[str, int] = {}
@@ -150,9 +168,9 @@ class PostgresTransport:
                     each(connection)
         return errors
 
-    async def _run(self, work: Callable[[Connection], Any]) -> Any:
+    async def _run(self, work: Callable[[Connection], Any], *, patiently: bool = False) -> Any:
         try:
-            return await self.database.run(work)
+            return await self.database.run(work, patiently=patiently)
         except StoreUnavailable as error:
             raise of_queues(error) from error
 
@@ -197,6 +215,36 @@ class PostgresTransport:
             position += 1
         return errors
 
+    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
+        """See :meth:`postdate.ports.Quarantine.quarantined`."""
+        return await self._aside(self._shelf.listed(limit))
+
+    async def quarantined_count(self) -> int:
+        """See :meth:`postdate.ports.Quarantine.quarantined_count`."""
+        return await self._aside(self._shelf.count())
+
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
+        """See :meth:`postdate.ports.Quarantine.put_back`."""
+        await self._aside(self._shelf.put_back(number, mending, now))
+
+    async def discard_quarantined(self, number: int, now: datetime) -> None:
+        """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
+        await self._aside(self._shelf.discard(number, now))
+
+    @property
+    def _shelf(self) -> Shelf:
+        def put(connection: Connection, mended: dict[str, Any]) -> None:
+            into_queue(connection, self.aside, mended, self.database.where)
+
+        return Shelf(self.database, self.aside, lambda _: "t.queue_id IS NOT NULL", put)
+
+    @staticmethod
+    async def _aside(call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except StoreUnavailable as error:
+            raise of_queues(error) from error
+
     def receiver(self, queue: str) -> PostgresReceiver:
         """See :meth:`postdate.ports.Transport.receiver`."""
         receiver = PostgresReceiver(self, queue)
@@ -236,15 +284,17 @@ class PostgresTransport:
 
     async def queue_lengths(self) -> Mapping[str, int]:
         """Return how many messages each queue holds: with those being handled, without those that have expired."""
-        rows = await self._run(lambda c: c.execute(self.sql.lengths, ()).fetchall())
+        rows = await self._run(lambda c: c.execute(self.sql.lengths, ()).fetchall(), patiently=True)
         return dict(rows)
 
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
         """See :meth:`postdate.ports.CountsQueues.lengths_of`; those being handled are counted."""
-        return dict(await self._run(lambda c: c.execute(self.sql.lengths_of, (list(names),)).fetchall()))
+        lengths = await self._run(lambda c: c.execute(self.sql.lengths_of, (list(names),)).fetchall(), patiently=True)
+        return dict(lengths)
 
     async def close(self) -> None:
         """Give back what is held and close every connection; a second time without effect."""
+        self.database.leave()
         receivers, self._receivers = self._receivers, []
         for receiver in receivers:
             try:
@@ -339,7 +389,8 @@ class PostgresReceiver:
 
             self._database.run_blocking(free)
             self._low.forget()
-            self._in_doubt = False
+            # A claim that was given up may still be waiting on the server; then this is done again before the next.
+            self._in_doubt = not self._database.knows_what_was_done
         try:
             return claim()
         except BaseException:
@@ -347,25 +398,39 @@ class PostgresReceiver:
             raise
 
     def _claim_as(self, holder: int, limit: int) -> list[Received] | None:
-        rows = self._claim_rows(holder, limit)
+        rows, bad = self._claim_rows(holder, limit)
         live = [row for row in rows if not row[0]]
         if len(live) < len(rows):
             self._discard([row for row in rows if row[0]], holder)
-        return None if rows and not live else [self._received(row, holder) for row in live]
+        if bad:
+            self._set_aside(bad, holder)
+        return None if (rows or bad) and not live else [self._received(row, holder) for row in live]
 
-    def _claim_rows(self, holder: int, limit: int) -> list[Row]:
-        def claim(connection: Connection) -> list[Row]:
+    def _claim_rows(self, holder: int, limit: int) -> tuple[list[Row], list[Unreadable]]:
+        """Return what was claimed, in its order, and what of it is no message."""
+
+        def claim(connection: Connection) -> tuple[list[Row], list[Unreadable]]:
             values = {
                 "holder": holder,
                 "queue": self._transport.queue_id(connection, self._queue),
                 "limit": limit,
                 "low": self._low.value(),
             }
-            return connection.execute(self._sql.claim, values, prepare=True, binary=True).fetchall()
+            return read(connection.execute(self._sql.claim, values, prepare=True, binary=True), _NUMBER_AT, _decoded)
 
-        rows = self._database.run_blocking(claim)
-        self._low.claimed([row[2] for row in rows])
-        return rows
+        rows, bad = self._database.run_blocking(claim)
+        self._low.claimed([*(row[_NUMBER_AT] for row in rows), *(row.number for row in bad)])
+        return rows, bad
+
+    def _set_aside(self, bad: Sequence[Unreadable], holder: int) -> None:
+        """Set claimed messages aside that cannot be read; should this process end before, or not may, others do it."""
+
+        def set_aside(connection: Connection) -> None:
+            queue_id = self._transport.queue_id(connection, self._queue)
+            values = {**named(bad), "queue": queue_id, "holder": holder}
+            self._transport.setting_aside.do(connection, self._transport.aside.from_queue, values, bad)
+
+        self._database.run_blocking(set_aside)
 
     def _discard(self, rows: Sequence[Row], holder: int) -> None:
         """Remove claimed messages that have ended, and more like them: where there are some, there may be many."""
@@ -385,22 +450,25 @@ class PostgresReceiver:
                 return self._certain(holder, lambda: take_as(holder))
 
         def take_as(holder: int) -> Received | None:
-            def find(connection: Connection) -> Row | None:
+            def find(connection: Connection) -> tuple[list[Row], list[Unreadable]]:
                 queue_id = self._transport.queue_id(connection, self._queue)
                 values = {"holder": holder, "queue": queue_id, "id": message_id}
-                return connection.execute(self._sql.take, values, binary=True).fetchone()
+                return read(connection.execute(self._sql.take, values, binary=True), _NUMBER_AT, _decoded)
 
-            row = self._database.run_blocking(find)
-            if row is not None and row[0]:
-                self._discard([row], holder)
+            rows, bad = self._database.run_blocking(find)
+            if bad:
+                self._set_aside(bad, holder)
+                return take_as(holder)  # others may have the same id
+            if rows and rows[0][0]:
+                self._discard(rows, holder)
                 return None
-            return None if row is None else self._received(row, holder)
+            return self._received(rows[0], holder) if rows else None
 
         return await self._in_thread(take)
 
     def _received(self, row: Row, holder: int) -> Received:
         _, queue_id, number, message_id, due, expires_at, failures, headers, body = row
-        envelope = Envelope(self._queue, message_id, decode_headers(headers), body, _utc(expires_at), _utc(due))
+        envelope = Envelope.restored(self._queue, message_id, headers, body, _utc(expires_at), _utc(due))
         token = _Hold(queue_id, number, holder)
         received = self._held[token] = Received(envelope, failures, token)
         return received
@@ -470,6 +538,12 @@ class PostgresReceiver:
         holds = [token for token in self._held if isinstance(token, _Hold)]
         if holds:
             await self._give_back(holds, failures=0)
+
+
+def _decoded(row: Row) -> Row:
+    """Return a row of a queue with its headers as they are meant."""
+    *others, headers, body = row
+    return (*others, opened(present(headers), body), body)
 
 
 class _Hold:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Final, NamedTuple
@@ -34,7 +35,7 @@ from postdate.errors import (
     PostdateError,
     QueueNotFound,
     TransportError,
-    TransportUnavailable,
+    TransportUnreachable,
     UnsupportedTransactionMode,
 )
 from postdate.messages import Envelope
@@ -52,12 +53,12 @@ from postdate.ports import (
 from postdate.rabbitmq.address import EVENT_PREFIX, PREFIXES, parse_address
 from postdate.rabbitmq.consuming import Attempts, ConsumingChannel, Delivery
 from postdate.rabbitmq.delays import came_to_be_delayed, expired_queue, intake_queue, to_be_delayed
-from postdate.rabbitmq.link import ChannelClosed, Line, Link, declare_queue
+from postdate.rabbitmq.link import LARGEST_FRAME, ChannelClosed, Line, Link, declare_queue
 from postdate.rabbitmq.login import parse_url
 from postdate.rabbitmq.observation import lengths_of, server_facts
 from postdate.rabbitmq.properties import Arrived, arrived, unreadable
 from postdate.rabbitmq.publisher import Publisher
-from postdate.rabbitmq.publishing import why_not
+from postdate.rabbitmq.publishing import largest_headers, why_not
 from postdate.rabbitmq.topology import declare_intake, subscribe
 
 log = logging.getLogger("postdate.rabbitmq")
@@ -105,6 +106,7 @@ class RabbitMqTransport:
             durable=True,
             transaction_modes=frozenset({TransactionMode.NONE, TransactionMode.RECEIVE_ONLY}),
             largest_message_bytes=largest_message_bytes,
+            largest_headers_bytes=largest_headers(LARGEST_FRAME),
             expires_messages=True,
         )
 
@@ -113,7 +115,10 @@ class RabbitMqTransport:
 
     @property
     def capabilities(self) -> TransportCapabilities:
-        """See :class:`postdate.ports.Transport`."""
+        """See :class:`postdate.ports.Transport`; a server with smaller frames than usual says so at the first send."""
+        largest = largest_headers(self.publishing.line.frame_limit)
+        if largest != self._capabilities.largest_headers_bytes:
+            self._capabilities = replace(self._capabilities, largest_headers_bytes=largest)
         return self._capabilities
 
     async def create_queues(self, names: Sequence[str]) -> None:
@@ -252,7 +257,7 @@ class RabbitMqReceiver:
             if self._channel is None or self._channel.ended is not None:
                 self._channel = channel
             else:  # another task was faster
-                channel.close(TransportUnavailable("this channel is not needed"))
+                channel.close(TransportUnreachable("this channel is not needed"))
         return self._channel
 
     def _make(self, link: Link, number: int) -> ConsumingChannel:

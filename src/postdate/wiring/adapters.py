@@ -53,8 +53,10 @@ class Kind:
     extra: str = ""
 
 
-_SERVER: Final = frozenset({"schema", "table", "recording", "largest_message_bytes"})
-_FILE: Final = frozenset({"synchronous", "recording", "largest_message_bytes", "create"})
+_SERVER: Final = frozenset({"schema", "table", "recording", "largest_message_bytes", "checksum"})
+_HOLDING: Final = frozenset({"holds_at_most"})
+_PATIENCE: Final = _HOLDING | {"answers_within"}
+_FILE: Final = frozenset({"synchronous", "recording", "largest_message_bytes", "create", "holds_at_most"})
 _QUEUE_FILE: Final = _FILE | {"expiry", "clock"}
 _POLLING: Final = ("peek_interval", "longest_wait_when_idle", "page_size")
 """How an Azure table is looked at: its store takes them together, as one value."""
@@ -62,13 +64,13 @@ _POLLING: Final = ("peek_interval", "longest_wait_when_idle", "page_size")
 STORES: Final = {
     kind.scheme: kind
     for kind in (
-        Kind("sqlite", "SQLite", "postdate.stores.sqlite:SqliteStore", "sqlite:///file.db", _FILE),
+        Kind("sqlite", "SQLite", "postdate.stores.sqlite:SqliteStore", "sqlite:///file.db", _FILE | {"checksum"}),
         Kind(
             "postgresql",
             "PostgreSQL",
             "postdate.stores.postgres:PostgresStore",
             "postgresql://user@host/database",
-            _SERVER,
+            _SERVER | _PATIENCE,
             extra="postgres",
         ),
         Kind(
@@ -76,7 +78,7 @@ STORES: Final = {
             "MariaDB",
             "postdate.stores.mariadb:MariaDbStore",
             "mariadb://user@host/database",
-            _SERVER,
+            _SERVER | _PATIENCE,
             extra="mariadb",
         ),
         Kind(
@@ -84,7 +86,7 @@ STORES: Final = {
             "SQL Server",
             "postdate.stores.sqlserver:SqlServerStore",
             "mssql://user@host/database",
-            _SERVER,
+            _SERVER | _PATIENCE,
             extra="sqlserver",
         ),
         Kind(
@@ -92,7 +94,7 @@ STORES: Final = {
             "Azure Table Storage",
             "postdate.stores.azure_table:AzureTableStore",
             "azure-table://account:key@account.table.core.windows.net",
-            frozenset({"table", "recording", "largest_message_bytes", "leases", *_POLLING}),
+            frozenset({"table", "recording", "largest_message_bytes", "checksum", "leases", *_POLLING}),
             extra="azure",
         ),
         Kind(
@@ -114,7 +116,7 @@ TRANSPORTS: Final = {
             "PostgreSQL",
             "postdate.transports.postgres:PostgresTransport",
             "postgresql://user@host/database",
-            frozenset({"schema", "recording", "largest_message_bytes"}),
+            frozenset({"schema", "recording", "largest_message_bytes"}) | _PATIENCE,
             extra="postgres",
         ),
         Kind(

@@ -37,6 +37,7 @@ from postdate.wiring.adapters import (
 )
 from postdate.wiring.causes import placing_errors
 from postdate.wiring.choosing import chosen_for
+from postdate.wiring.closing import close
 from postdate.wiring.observers import queue_observer, store_observer
 from postdate.wiring.timeouts import (
     check_timeout_managers,
@@ -112,12 +113,12 @@ async def opened(settings: Settings, *, create: bool = False, initialize: bool =
         store = None
         if stores:
             store = open_store(settings.store.address, **for_store)
-            stack.push_async_callback(store.close)
+            stack.push_async_callback(close, "the store", store.close)
         transport = open_transport(settings.transport.address, **for_transport)
-        stack.push_async_callback(transport.close)
+        stack.push_async_callback(close, "the transport", transport.close)
         timeouts = open_timeouts(settings)
         for each in timeouts.values():
-            stack.push_async_callback(each.close)
+            stack.push_async_callback(close, "the storage of timeouts", each.close)
         if create and store is not None:
             await _reach_servers(settings, store, transport)
         if initialize and store is not None:
@@ -160,6 +161,9 @@ def store_settings(settings: Settings, *, create: bool = True) -> dict[str, Any]
         "synchronous": chosen.synchronous,
         "recording": chosen.recording,
         "largest_message_bytes": chosen.largest_message_bytes,
+        "holds_at_most": chosen.holds_at_most,
+        "answers_within": chosen.answers_within,
+        "checksum": chosen.checksum,
         "leases": chosen.leases,
         "peek_interval": chosen.peek_interval,
         "longest_wait_when_idle": chosen.longest_wait_when_idle,
@@ -177,6 +181,8 @@ def transport_settings(settings: Settings, *, create: bool = True) -> dict[str, 
         "queue_type": chosen.queue_type,
         "synchronous": settings.store.synchronous,
         "recording": settings.store.recording,
+        "holds_at_most": settings.store.holds_at_most,
+        "answers_within": settings.store.answers_within,
         "largest_message_bytes": chosen.largest_message_bytes,
         "sanitizer": chosen.sanitizer,
         "concurrent_sends": chosen.concurrent_sends,
@@ -300,6 +306,7 @@ def delayed_delivery(
         poison_queue=chosen.poison_queue,
         errors_return_to=cast("ErrorsReturnTo", chosen.errors_return_to),
         drain_timeout_manager=chosen.drain_timeout_manager,
+        use_store_clock=chosen.use_store_clock,
     )
 
 

@@ -1,29 +1,64 @@
-"""A service on an Azure table: ``python dispatching.py TABLE FILE LEASES``, the connection string in the environment.
+"""A service on an Azure table: ``python dispatching.py TABLE FILE LEASES [MARK]``, the connection in the environment.
 
 It puts what falls due into the queue ``orders`` of a file that other processes use, too, says ``ready`` when it works,
-logs to the standard output which leases it takes, and ends at SIGTERM, finishing what is in hand.
+logs to the standard output which leases it takes, and ends at SIGTERM, finishing what is in hand. With ``MARK`` it says
+``sending``, and every send to ``orders`` fails once there is such a file; no failure is retried.
 """
 
 import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from datetime import datetime
+from functools import partial
 
 import anyio
 
-from postdate import DelayedDelivery, Endpoint, LocalTransport, TransactionMode
+from postdate import DelayedDelivery, Endpoint, Envelope, LocalTransport, TransactionMode
+from postdate.errors import PostdateError, TransportError
+from postdate.ports import Work
 from postdate.stores.azure_table import AzureTableStore
 
 
-async def serve(table: str, file: str, leases: str) -> None:
+class Refusing(LocalTransport):
+    """Queues of which one takes nothing, which it says when a file is there.
+
+    Args:
+        path: of the queues.
+        mark: the file.
+    """
+
+    def __init__(self, path: str, mark: str) -> None:
+        super().__init__(path, synchronous="normal")
+        self._mark = anyio.Path(mark)
+
+    async def send(
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+    ) -> Sequence[PostdateError | None]:
+        if envelopes[0].destination != "orders":
+            return await super().send(envelopes, now, work=work)
+        say("sending")
+        while True:
+            if await self._mark.exists():
+                return [TransportError("refused")] * len(envelopes)
+            await anyio.sleep(0.05)
+
+
+def say(what: str) -> None:
+    sys.stdout.write(f"{what}\n")
+    sys.stdout.flush()
+
+
+async def serve(table: str, file: str, leases: str, mark: str = "") -> None:
     """Run until terminated."""
     store = AzureTableStore(os.environ["POSTDATE_AZURITE_CONNECTION"], table=table, leases=int(leases))
-    transport = LocalTransport(file, synchronous="normal")
+    transport = Refusing(file, mark) if mark else LocalTransport(file, synchronous="normal")
     endpoint = Endpoint(
         "service",
         transport=transport,
-        delayed_delivery=DelayedDelivery(store, 5),
+        delayed_delivery=DelayedDelivery(store, 0 if mark else 5),
         transaction_mode=TransactionMode.RECEIVE_ONLY,
         send_only=True,
     )
@@ -32,17 +67,15 @@ async def serve(table: str, file: str, leases: str) -> None:
             stack.push_async_callback(transport.close)
             stack.push_async_callback(store.close)
             await stack.enter_async_context(endpoint)
-            sys.stdout.write("ready\n")
-            sys.stdout.flush()
+            say("ready")
             async for _ in signals:
                 return
 
 
 if __name__ == "__main__":
-    _, table_name, queue_file, number_of_leases = sys.argv
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     of_leases = logging.getLogger("postdate.azure.lease")
     of_leases.setLevel(logging.INFO)
     of_leases.addHandler(logging.StreamHandler(sys.stdout))
     of_leases.propagate = False
-    anyio.run(serve, table_name, queue_file, number_of_leases)
+    anyio.run(partial(serve, *sys.argv[1:]))

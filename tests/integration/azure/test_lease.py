@@ -1,14 +1,18 @@
 """Who has the lease dispatches, nobody else does, and who loses it stops. Source: specification 3.4, rows 79 to 81."""
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import anyio
 import pytest
 from azure.storage.blob import BlobServiceClient
+from azure.storage.blob.aio import BlobLeaseClient
 from tests.azure_store_subjects import TablePlace
+from tests.proxy import FaultyLink
 
 from postdate import DelayedMessage, MemoryTransport, SystemClock
 from postdate.azure.lease import ContainerLease
@@ -16,9 +20,9 @@ from postdate.azure.login import parse_login
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
 from postdate.core.dispatcher import Dispatcher, DispatchSettings
 from postdate.core.recoverability import Host
-from postdate.errors import PostdateError, StoreUnavailable
+from postdate.errors import PostdateError, StoreUnavailable, StoreUnreachable
 from postdate.messages import Envelope
-from postdate.ports import Outcome, TransactionMode
+from postdate.ports import Claim, Outcome, TransactionMode
 from postdate.stores.azure_table import AzureTableStore
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
@@ -161,6 +165,66 @@ async def test_row_81_what_is_being_sent_is_cut_off_when_the_lease_is_lost(place
     assert {record.kind.name for record in await store.history("m-000")} == {"SCHEDULED"}
 
 
+async def test_a_claim_is_void_as_soon_as_its_lease_is_over_by_our_own_clock(place: TablePlace) -> None:
+    """As on waking in a process that was frozen, before anybody was asked: nothing may leave because of it any more."""
+    store = await filled(place, 3)
+    first, second, third = await store.claim_due(LATER, 10)
+    assert store.still_holds(first)
+    assert await store.finish([first], Outcome.DELIVERED, LATER) == 1
+    assert not store.still_holds(first)
+    store._opened.leases.all[0]._renewed_at -= 60
+    assert not store.still_holds(second)
+    assert not store.still_holds(third)
+
+
+async def test_whoever_sends_is_told_when_the_lease_is_over_by_our_own_clock_and_nobody_can_be_asked(
+    place: TablePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("postdate.azure.lease.LASTS_SECONDS", 1)
+    monkeypatch.setattr("postdate.azure.lease.RENEWED_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("postdate.azure.keeper.ROUND_SECONDS", 0.1)
+
+    async def no_answer(_lease: ContainerLease, _of: object) -> bool:
+        await anyio.sleep(60)
+        return True
+
+    monkeypatch.setattr(ContainerLease, "_acquire_or_create", _acquired_for_15_seconds)
+    store = await filled(place, 2)
+    monkeypatch.setattr(ContainerLease, "_renew", no_answer)
+    lost: list[str] = []
+    over = anyio.Event()
+
+    def note(ids: Collection[str]) -> None:
+        lost.extend(ids)
+        over.set()
+
+    store.when_lost(note)
+    claims = await store.claim_due(LATER, 10)
+    with anyio.fail_after(10):
+        await over.wait()
+    assert lost == ["m-000", "m-001"]
+    assert [store.still_holds(claim) for claim in claims] == [False, False]
+
+
+async def _acquired_for_15_seconds(_lease: ContainerLease, of: BlobLeaseClient) -> None:
+    await of.acquire(15)
+
+
+async def test_what_is_released_until_later_is_left_alone_and_costs_no_request(place: TablePlace) -> None:
+    store = await filled(place, 20)
+    before = place.entities()
+    claims = await store.claim_due(LATER, 50)
+    assert await store.release(claims[:15], LATER + 60 * SECOND) == 15
+    assert await store.release(claims[15:], None) == 5
+    assert await store.release(claims, None) == 0
+    again = await store.claim_due(LATER, 50)
+    assert [claim.message.message_id for claim in again] == [f"m-{n:03}" for n in range(15, 20)]
+    assert await store.next_attempt() == LATER + 60 * SECOND
+    assert len(await store.claim_due(LATER + 61 * SECOND, 50)) == 15
+    assert place.entities() == before
+    assert {record.kind.name for record in await store.history("m-000")} == {"SCHEDULED"}
+
+
 async def test_the_lease_is_renewed_while_a_page_is_dispatched(place: TablePlace, monkeypatch) -> None:
     monkeypatch.setattr("postdate.azure.lease.RENEWED_AFTER_SECONDS", 0.0)
     monkeypatch.setattr("postdate.azure.keeper.ROUND_SECONDS", 0.05)
@@ -196,6 +260,35 @@ async def test_a_process_that_waits_for_the_lease_takes_it_and_wakes_its_poller(
         await woken.wait()
     assert [claim.message.message_id for claim in await second.claim_due(LATER, 10)] == ["m-000"]
     stop()
+
+
+async def test_leaving_waits_for_no_account_that_does_not_answer(place: TablePlace, azurite_connection: str) -> None:
+    """Leases end by themselves; each of four would have been waited for, and what was being written for ever longer."""
+    settings = dict(part.split("=", 1) for part in azurite_connection.strip(";").split(";"))
+    with ExitStack() as links:
+        opened: list[FaultyLink] = []
+        for name in ("TableEndpoint", "BlobEndpoint"):
+            where = urlsplit(settings[name])
+            opened.append(links.enter_context(FaultyLink(where.hostname or "", where.port or 0)))
+            settings[name] = where._replace(netloc=f"127.0.0.1:{opened[-1].port}").geturl()
+        connection = ";".join(f"{name}={value}" for name, value in settings.items())
+        store = await place.open(leases=4, connection=connection)
+        await store.setup()
+        await store.store_many([message(f"m-{n}") for n in range(50)], NOW)
+        claims = [claim for _ in range(4) for claim in await store.claim_due(LATER, 100)]
+        assert len(claims) == 50
+        for link in opened:
+            link.stall()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_expect_no_answer, store, claims)
+            await anyio.wait_all_tasks_blocked()
+            with anyio.fail_after(15):
+                await store.close()
+
+
+async def _expect_no_answer(store: AzureTableStore, claims: Sequence[Claim]) -> None:
+    with pytest.raises(StoreUnreachable):
+        await store.finish(claims, Outcome.DELIVERED, LATER)
 
 
 # --- several leases ---------------------------------------------------------------------------------------------------

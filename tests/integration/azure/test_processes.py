@@ -4,6 +4,7 @@ At least once is what a table and a queue elsewhere can keep together: what was 
 """
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -33,9 +34,9 @@ QUEUES = ["orders", "error", "service.timeouts"]
 class Service:
     """A process of ``dispatching.py``."""
 
-    def __init__(self, place: TablePlace, file: Path) -> None:
+    def __init__(self, place: TablePlace, file: Path, *more: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", str(SCRIPT), place.table, str(file), str(place.leases)],
+            [sys.executable, "-W", "error", str(SCRIPT), place.table, str(file), str(place.leases), *more],
             stdout=subprocess.PIPE,
             env={**os.environ, "POSTDATE_AZURITE_CONNECTION": place.connection},
             text=True,
@@ -43,6 +44,15 @@ class Service:
 
     def is_ready(self) -> None:
         self._says("ready")
+
+    def is_sending(self) -> None:
+        self._says("sending")
+
+    def freeze(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
 
     def takes(self, leases: int) -> None:
         """Wait until it has taken so many more leases."""
@@ -81,15 +91,14 @@ class Site:
     file: Path
     started: list[Service] = field(default_factory=list[Service])
 
-    def start(self) -> Service:
-        self.started.append(Service(self.place, self.file))
+    def start(self, *more: str) -> Service:
+        self.started.append(Service(self.place, self.file, *more))
         return self.started[-1]
 
-    def arrived(self) -> Counter[str]:
-        """Count by id what has come to the queue ``orders``."""
-        rows = self.queues.file.read_blocking(
-            lambda connection: connection.execute("SELECT message_id FROM queue_message").fetchall()
-        )
+    def arrived(self, queue: str = "orders") -> Counter[str]:
+        """Count by id what has come to a queue."""
+        sql = "SELECT message_id FROM queue_message JOIN queue USING (queue_id) WHERE name = ?"
+        rows = self.queues.file.read_blocking(lambda connection: connection.execute(sql, (queue,)).fetchall())
         return Counter(row[0] for row in rows)
 
     def shares_that_go_on(self, messages: Sequence[DelayedMessage], since: datetime) -> set[int]:
@@ -202,3 +211,26 @@ async def test_row_79_a_service_that_stops_gives_the_lease_up_and_the_other_goes
     eventually(lambda: len(site.arrived()) == messages, "all have come", seconds=60)
     assert set(site.arrived().values()) == {1}, "a stop doubles nothing"
     assert second.stop() == 0
+
+
+@pytest.mark.timeout(120)
+async def test_a_process_that_was_frozen_puts_nothing_into_the_error_queue_on_waking(
+    open_site: Callable[[int], Awaitable[Site]], eventually, tmp_path: Path
+) -> None:
+    """Another has taken its lease and delivered everything: all that is left to say of its own sends is a duplicate."""
+    messages, mark = 100, tmp_path / "mark"
+    site = await open_site(1)
+    frozen = site.start(str(mark))
+    frozen.is_ready()
+    await site.store(messages, over=timedelta(seconds=0))
+    frozen.is_sending()
+    frozen.freeze()
+    healthy = site.start()
+    eventually(lambda: len(site.arrived()) == messages, "the other delivers all", seconds=60)
+    eventually(lambda: not site.place.entities(), "all are removed")
+    mark.touch()
+    frozen.wake()
+    assert frozen.stop() == 0
+    assert site.arrived("error").total() == 0
+    assert set(site.arrived().values()) == {1}
+    assert healthy.stop() == 0

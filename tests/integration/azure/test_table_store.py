@@ -17,7 +17,7 @@ import pytest
 from tests.azure_store_subjects import TablePlace, drop_table
 from tests.integration.azure.gateway import Gateway
 
-from postdate import DelayedMessage
+from postdate import DelayedMessage, SystemClock
 from postdate.azure.layout import LARGEST_BODY, LARGEST_TEXT, attempt_of, row_key, second_key, share_of
 from postdate.azure.pages import BackOff, Polling
 from postdate.azure.records import keys_of
@@ -31,7 +31,7 @@ from postdate.errors import (
     StoreUnreachable,
     UnsupportedTransactionMode,
 )
-from postdate.ports import Outcome, Recording, RecordKind, TransactionMode
+from postdate.ports import MessageFilter, Outcome, Recording, RecordKind, TimekeepingStore, TransactionMode
 from postdate.stores.azure_table import NEAR, AzureTableStore
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
@@ -129,6 +129,31 @@ async def test_row_78_a_bare_row_key_is_claimed_in_its_own_second(place: TablePl
     second = NOW.replace(microsecond=0)
     assert await ids_of(store, second) == []
     assert await ids_of(store, second + timedelta(microseconds=1)) == ["u-1"]
+
+
+async def test_a_message_under_a_bare_row_key_is_found_by_its_second_and_read_whoever_wrote_it(
+    place: TablePlace, store: AzureTableStore
+) -> None:
+    second = NOW.replace(microsecond=0)
+    place.add(upstream("20260131120005"))
+    place.add(upstream("20260131120006", MessageId="u-2", Due=(second + SECOND).isoformat()))
+    found = await store.list_pending(MessageFilter(due_from=second), 10)
+    assert [(each.message_id, each.due) for each in found] == [("u-1", second), ("u-2", second + SECOND)]
+    assert sorted(await ids_of(store, second + 2 * SECOND)) == ["u-1", "u-2"]
+    assert await store.quarantined_count() == 0
+
+
+async def test_what_others_have_due_in_the_last_second_of_the_calendar_waits_for_ever(
+    place: TablePlace, store: AzureTableStore
+) -> None:
+    """It ended the service at every start."""
+    end = datetime.max.replace(tzinfo=UTC)
+    place.add({**upstream(f"99991231235959_{GUID}"), "PartitionKey": "9999123123"})
+    await store.store(message("never", end), NOW)
+    assert await store.next_attempt() == end
+    assert await ids_of(store, NOW) == []
+    assert await ids_of(store, end) == []
+    assert [each.due for each in await store.list_pending(MessageFilter(), 10)] == [end, end]
 
 
 async def test_two_messages_of_upstream_with_one_id_are_dispatched_one_after_the_other(
@@ -315,13 +340,32 @@ async def test_entities_that_are_no_messages_are_set_aside_and_hold_up_nothing(
     place.add({"PartitionKey": "notes", "RowKey": "kept by somebody else"})
     await store.store(message(), NOW)
     assert await ids_of(store) == ["m-1"]
-    aside = await store.malformed()
-    assert len(aside) == len(BAD) + 2
-    assert all(reason for _, reason in aside)
+    aside = await store.quarantined(100)
+    assert len(aside) == len(BAD) + 2 == len({each.number for each in aside})
+    assert all(each.reason for each in aside)
     kept = [each for each in place.entities(records_table(place.table)) if each["PartitionKey"] == "malformed"]
     assert {"not json", "a text"} <= {value for each in kept for value in (each.get("Headers"), each.get("Body"))}
     assert caplog.text.count("was set aside") == len(BAD) + 2
     assert {each["PartitionKey"] for each in place.entities()} == {"notes", "2026013112"}
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_clock_of_the_account_is_told_to_less_than_a_second_and_processes_see_each_others(
+    place: TablePlace, store: AzureTableStore
+) -> None:
+    assert isinstance(store, TimekeepingStore)
+    clock = SystemClock()
+    before, told, after = clock.now(), await store.server_now(), clock.now()
+    assert before - SECOND / 2 < told < after + SECOND / 2  # one machine, one clock
+    assert await store.reported_clocks() == {}
+    await store.report_clock(timedelta(seconds=-3, microseconds=7))
+    other = await place.open()
+    assert list((await other.reported_clocks()).values()) == [timedelta(seconds=-3, microseconds=7)]
+    assert await store.server_now() > told
+    assert len(await other.reported_clocks()) == 1  # a look at the clock leaves what was noted
+    assert await store.record_counts() == {}
 
 
 # --- what an operator changes -----------------------------------------------------------------------------------------

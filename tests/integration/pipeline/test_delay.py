@@ -112,14 +112,14 @@ def test_rows_wait_through_a_restart_and_cancels_reach_them(delaying: SparkSessi
         return started(delaying, place, id="id", cancel=cancels)
 
     put(place / "rows", [{"id": name, "due": in_seconds(-1)} for name in ("past", "cancelled first")])
-    put(place / "rows", [{"id": f"{name}{n}", "due": in_seconds(15)} for name in "ab" for n in range(20)])
+    put(place / "rows", [{"id": f"{name}{n}", "due": in_seconds(30)} for name in "ab" for n in range(20)])
     put(place / "cancels", [{"id": "cancelled first"}, {"id": "never came"}, {"id": None}])
     query = start()
     wait(query, batches_after(query, 45))
     query.stop()
     assert delivered(delaying, place)[-1:] == ["past"]
     put(place / "cancels", [{"id": f"a{n}"} for n in range(20)])
-    put(place / "rows", [{"id": "never came", "due": in_seconds(0)}, {"id": "last", "due": in_seconds(16)}])
+    put(place / "rows", [{"id": "never came", "due": in_seconds(0)}, {"id": "last", "due": in_seconds(31)}])
     query = start()
     wait(query, lambda: "last" in delivered(delaying, place))
     query.stop()

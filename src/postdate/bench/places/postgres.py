@@ -118,8 +118,9 @@ class PostgresPlace(ScannedPlace, ReceivedPlace):
         select = "SELECT pid, application_name FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
         found: dict[str, float] = {}
         for pid, name in self._connection.execute(select).fetchall():
-            role = str(name or "").removeprefix(application_name(""))
-            if role != (name or ""):
+            said = str(name or "").partition(" postdate ")[0]  # behind it, adapters say which process they are of
+            role = said.removeprefix(application_name(""))
+            if role != said:
                 found[role] = found.get(role, 0.0) + cpu_seconds(pid)
         return found
 

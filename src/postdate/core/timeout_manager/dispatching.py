@@ -8,7 +8,7 @@ from typing import Final, Protocol
 import anyio
 
 from postdate.clock import Clock
-from postdate.core.foreign import calling_store, calling_transport
+from postdate.core.guard import Guard, calling_store
 from postdate.core.timeout_manager.reading import announced_timeout, dispatched
 from postdate.core.timeout_manager.satellite import Done
 from postdate.errors import NotADelayedMessage, TimeoutConcurrentlyProcessed
@@ -78,6 +78,7 @@ class DispatchStep:
         self._claiming: ClaimingTimeouts | None = None
         if enlisting is None and isinstance(persister, ClaimingTimeouts):
             self._claiming = persister
+        self._asking, self._sending = Guard.of_store(persister, clock), Guard.of_transport(transport, clock)
         self._announcer, self._metrics = announcer, metrics
         self._sent: dict[str, None] = {}  # in order: the oldest are forgotten first
 
@@ -90,8 +91,7 @@ class DispatchStep:
             StoreError: it may have been sent.
         """
         timeout_id = announced_timeout(received.envelope)
-        with calling_store(self._persister):
-            taken = await self._taken(timeout_id)
+        taken = await self._asking.call(lambda: self._taken(timeout_id), _release)
         if taken is None:  # if others have it in hand and do not get done with it, the next look back finds it again
             log.debug("timeout %s is gone already, or in other hands", timeout_id)
             return Done(End(record=None), lambda: self._announcer.gone(timeout_id))
@@ -101,7 +101,7 @@ class DispatchStep:
             end = await self._end(taken, envelope)
         finally:
             with anyio.CancelScope(shield=True):
-                await taken.release()
+                await self._asking.call(taken.release)
         return Done(end, lambda: self._dispatched(timeout_id, timeout))
 
     async def _taken(self, timeout_id: str) -> TimeoutClaim | None:
@@ -118,8 +118,7 @@ class DispatchStep:
             return End(record=None, outgoing=[envelope], work=work)
         if timeout.timeout_id not in self._sent:
             await self._send(timeout.timeout_id, envelope)
-        with calling_store(self._persister):
-            removed = await taken.remove()
+        removed = await self._asking.call(taken.remove)
         self._sent.pop(timeout.timeout_id, None)
         if not removed:
             raise TimeoutConcurrentlyProcessed(
@@ -130,8 +129,7 @@ class DispatchStep:
 
     async def _send(self, timeout_id: str, envelope: Envelope) -> None:
         """Send, and remember that: a storage that is read and cannot be written would have it sent at every attempt."""
-        with calling_transport(self._transport):
-            (error,) = await self._transport.send([envelope], self._clock.now())
+        (error,) = await self._sending.call(lambda: self._transport.send([envelope], self._clock.now()))
         if error is not None:
             raise error
         self._sent[timeout_id] = None
@@ -149,3 +147,9 @@ class DispatchStep:
             self._announcer.given_up(announced_timeout(received.envelope))
         except NotADelayedMessage:
             log.debug("message %s told of no timeout", received.envelope.message_id)
+
+
+async def _release(taken: TimeoutClaim | None) -> None:
+    """Let go of what was claimed by a call that nobody waited for any more."""
+    if taken is not None:
+        await taken.release()

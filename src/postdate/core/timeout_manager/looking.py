@@ -7,14 +7,15 @@ committed late with an earlier due time, or stored by other processes (row 98): 
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from postdate.clock import Clock
-from postdate.core.foreign import calling_store, calling_transport
+from postdate.clock import Clock, later, time_left
+from postdate.core.guard import Guard
 from postdate.core.poller import Taken
 from postdate.core.timeout_manager.announced import AT_ONCE, REMEMBERED, Announced
 from postdate.core.timeout_manager.reading import announcement
@@ -70,14 +71,15 @@ class DueTimeouts:
     ) -> None:
         self._persister, self._transport, self._queue, self._clock = persister, transport, queue, clock
         self._set_up, self._metrics = set_up, metrics
+        self._asking, self._sending = Guard.of_store(persister, clock), Guard.of_transport(transport, clock)
         now = clock.now()
-        self._announced = Announced(now - OLDEST, at_once, remembered)
+        self._announced = Announced(later(now, -OLDEST), at_once, remembered)
         self._slice = self._front = self._announced.floor
         """Until where everything was announced; and the latest due time of all that were."""
         self._fetched: deque[DueTimeout] = deque()
         self._next_query: datetime | None = now
         self._looked_back_to: datetime | None = None
-        self._look_back_at = now + LOOK_BACK_EVERY
+        self._look_back_at = clock.monotonic() + LOOK_BACK_EVERY.total_seconds()
         self._looking_back_took = timedelta(0)
         self._gone_meanwhile: set[str] | None = None
         """While the storage is asked for what was looked at before: its answer may tell of some that are gone."""
@@ -109,32 +111,32 @@ class DueTimeouts:
         """
         self._next_look = _NEVER  # what is stored while this look goes on may be missed by it, so it wakes the poller
         if self._set_up:
-            with calling_store(self._persister):
-                await self._persister.setup()
+            await self._asking.call(self._persister.setup)
             self._set_up = False
+        began = self._clock.monotonic()
         count = await self._look_ahead(now)
-        self._look_back_at = min(self._look_back_at, now + self._pause_before_looking_back())  # was the clock set back?
-        if now >= self._look_back_at:
+        self._look_back_within(self._pause_before_looking_back())
+        if self._clock.monotonic() >= self._look_back_at:
             count += await self._look_back(now)
-        self._metrics.fetched(count, self._clock.now() - now)
+        self._metrics.fetched(count, timedelta(seconds=self._clock.monotonic() - began))
         ahead = self._next_query
         if self._fetched:  # more than there was room for; looking back may have made some
             ahead = now if self._announced.room else None
-        self._next_look = self._look_back_at if ahead is None else min(self._look_back_at, ahead)
+        back = later(self._clock.now(), time_left(self._look_back_at, self._clock.monotonic()))
+        self._next_look = back if ahead is None else min(back, ahead)
         return Taken(count, self._next_look <= now, self._next_look)
 
     async def _look_ahead(self, now: datetime) -> int:
         if self._fetched and self._fetched[-1].due > now:  # the clock was set back, and this is not due any more
             self._fetched.clear()
         if not self._fetched:
-            with calling_store(self._persister):
-                chunk = await self._persister.next_chunk(self._slice, now, CHUNK)
+            chunk = await self._asking.call(lambda: self._persister.next_chunk(self._slice, now, CHUNK))
             self._fetched.extend(chunk.due)
             self._next_query = chunk.next_query
         count = 0
         while self._fetched and (room := self._announced.room):
             batch = [self._fetched[i] for i in range(min(room, _SENT_AT_ONCE, len(self._fetched)))]
-            count += await self._announce(batch, now)
+            count += await self._announce(batch)
             for _ in batch:
                 self._fetched.popleft()
             if not self._fetched:  # only now: what could not be announced is not passed over (row 97)
@@ -143,11 +145,11 @@ class DueTimeouts:
 
     async def _look_back(self, now: datetime) -> int:
         """Look at one chunk of what is due and was looked at before, and announce what is new there."""
+        began = self._clock.monotonic()
         after, until = self._looked_back_to or self._announced.floor, min(self._front, now)
         self._gone_meanwhile = gone = set[str]()
         try:
-            with calling_store(self._persister):
-                chunk = await self._persister.next_chunk(after, until, CHUNK)
+            chunk = await self._asking.call(lambda: self._persister.next_chunk(after, until, CHUNK))
         finally:
             self._gone_meanwhile = None
         is_cut = bool(chunk.due) and chunk.next_query is not None and chunk.next_query <= until
@@ -156,32 +158,36 @@ class DueTimeouts:
         floor = self._announced.floor  # which may just have risen
         new = [each for each in chunk.due if each.timeout_id not in self._announced and each.timeout_id not in gone]
         missed = [each for each in new if each.due > floor]
-        count = await self._announce(missed[: self._announced.room], now)
-        self._looking_back_took += self._clock.now() - now
+        count = await self._announce(missed[: self._announced.room])
+        self._looking_back_took += timedelta(seconds=self._clock.monotonic() - began)
         self._looked_back_to = last if is_cut else None
         if not is_cut:
-            self._look_back_at = self._clock.now() + self._pause_before_looking_back()
+            self._look_back_at = math.inf
+            self._look_back_within(self._pause_before_looking_back())
             self._looking_back_took = timedelta(0)
         return count
+
+    def _look_back_within(self, pause: timedelta) -> None:
+        self._look_back_at = min(self._look_back_at, self._clock.monotonic() + pause.total_seconds())
 
     def _pause_before_looking_back(self) -> timedelta:
         usual = _LOOK_BACK_WHEN_FULL if self._fetched else LOOK_BACK_EVERY
         return max(usual, _REST_AFTER_LOOKING_BACK * self._looking_back_took)
 
-    async def _announce(self, timeouts: Sequence[DueTimeout], now: datetime) -> int:
+    async def _announce(self, timeouts: Sequence[DueTimeout]) -> int:
         """Send control messages for those that were not announced yet; return how many."""
         new = [each for each in timeouts if each.timeout_id not in self._announced]
         for start in range(0, len(new), _SENT_AT_ONCE):
-            await self._send(new[start : start + _SENT_AT_ONCE], now)
+            await self._send(new[start : start + _SENT_AT_ONCE])
         return len(new)
 
-    async def _send(self, timeouts: Sequence[DueTimeout], now: datetime) -> None:
-        self._announced.add(timeouts, now)  # before: by the time that all are sent, some may be gone already
+    async def _send(self, timeouts: Sequence[DueTimeout]) -> None:
+        # Noted before: by the time that all are sent, some may be gone already.
+        self._announced.add(timeouts, self._clock.now())
         errors: Sequence[PostdateError | None] = [_NOT_SENT] * len(timeouts)
         try:
-            with calling_transport(self._transport):
-                envelopes = [announcement(each.timeout_id, self._queue) for each in timeouts]
-                answers = await self._transport.send(envelopes, self._clock.now())
+            envelopes = [announcement(each.timeout_id, self._queue) for each in timeouts]
+            answers = await self._sending.call(lambda: self._transport.send(envelopes, self._clock.now()))
             if len(answers) == len(timeouts):
                 errors = answers
         finally:
@@ -199,7 +205,7 @@ class DueTimeouts:
     def registered(self, due: datetime) -> None:
         """Note that a timeout was stored and committed."""
         if due <= self._slice:
-            self._look_back_at = min(self._look_back_at, max(due, self._clock.now()))
+            self._look_back_within(max(due - self._clock.now(), timedelta(0)))
         if due < self._next_look:
             self._wake()
 

@@ -6,23 +6,21 @@ Source: specification 4.9; ADR 0014.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Final, Protocol
 
 import anyio
 
 from postdate.clock import Clock
-from postdate.core.foreign import calling_transport
-from postdate.core.recoverability import Host, error_headers, error_headers_in_brief, is_outage
+from postdate.core.guard import calling_transport
+from postdate.core.recoverability import ErrorHeaders, Host, error_headers, error_headers_in_brief, is_outage
 from postdate.errors import ClaimLost, MessageError, MessageTooLarge, PostdateError, StoreNotSetUp, TransportUnreachable
 from postdate.messages import Envelope
 from postdate.metrics import NO_METRICS, Metrics
 from postdate.outage_log import OutageLog
 from postdate.ports import End, Received, Receiver
-
-_HeadersOf = Callable[[Mapping[str, str], BaseException, str, datetime, Host], dict[str, str]]
 
 log = logging.getLogger("postdate.timeout_manager")
 
@@ -114,7 +112,7 @@ class Satellite:
             PostdateError: the message could not be taken off the queue.
         """
         while not await self._try(received):
-            await self._clock.wait(self._stopping, self._clock.now() + PAUSE)
+            await self._clock.wait_for(self._stopping, PAUSE)
             if self._stopping.is_set():
                 await self._receiver.roll_back(received, failed=False)
                 return
@@ -132,12 +130,12 @@ class Satellite:
             raise
         except PostdateError as error:
             if is_outage(error) or isinstance(error, StoreNotSetUp):
-                self._outage.failed(error, self._clock.now().timestamp())
+                self._outage.failed(error, self._clock.monotonic())
                 return False
             await self._failed(received, error)
             return True
         if self._outage.is_out:
-            self._outage.succeeded(self._clock.now().timestamp())
+            self._outage.succeeded(self._clock.monotonic())
         if done.afterwards is not None:
             done.afterwards()
         return True
@@ -148,7 +146,7 @@ class Satellite:
         self._metrics.failed(1)
         if not isinstance(error, MessageError) and attempts < ATTEMPTS:
             if error.transient:
-                await self._clock.wait(self._stopping, self._clock.now() + PAUSE)
+                await self._clock.wait_for(self._stopping, PAUSE)
             await self._receiver.roll_back(received)
             return
         try:
@@ -160,7 +158,7 @@ class Satellite:
         self._step.given_up(received)
         log.error("message %s of %s moved to error queue %s", envelope.message_id, settings.queue, settings.error_queue)
 
-    async def _move(self, received: Received, error: PostdateError, headers_of: _HeadersOf) -> None:
+    async def _move(self, received: Received, error: PostdateError, headers_of: ErrorHeaders) -> None:
         settings, envelope, now = self._settings, received.envelope, self._clock.now()
         headers = headers_of(envelope.headers, error, settings.queue, now, settings.host)
         copy = Envelope(settings.error_queue, envelope.message_id, headers, envelope.body)

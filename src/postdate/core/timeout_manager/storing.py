@@ -9,8 +9,8 @@ from typing import Final
 
 import anyio
 
-from postdate.clock import Clock
-from postdate.core.foreign import calling_store
+from postdate.clock import Clock, later
+from postdate.core.guard import Guard, calling_store
 from postdate.core.timeout_manager.reading import is_clearing, saga_of, timeout_of, undelayed
 from postdate.core.timeout_manager.satellite import Done
 from postdate.errors import NotADelayedMessage
@@ -52,6 +52,7 @@ class StoreStep:
     ) -> None:
         self._persister, self._enlisting, self._owner, self._clock = persister, enlisting, owner, clock
         self._registered, self._metrics = registered, metrics
+        self._asking = Guard.of_store(persister, clock)
 
     async def do(self, received: Received, stopping: anyio.Event) -> Done | None:
         """See :class:`postdate.core.timeout_manager.satellite.Step`.
@@ -65,9 +66,9 @@ class StoreStep:
             return await self._clear(envelope)
         timeout = timeout_of(envelope, self._owner)
         while (now := self._clock.now()) < timeout.due:
-            if timeout.due - NOT_STORED_BEFORE_DUE > now:  # also when the clock was set back meanwhile
+            if timeout.due > later(now, NOT_STORED_BEFORE_DUE):  # also when the clock was set back meanwhile
                 return await self._store(timeout, envelope)
-            await self._clock.wait(stopping, min(timeout.due, now + NOT_STORED_BEFORE_DUE))
+            await self._clock.wait_for(stopping, timeout.due - now)
             if stopping.is_set():
                 return None
         log.debug("message %s is due and goes to %s at once", envelope.message_id, timeout.destination)
@@ -76,8 +77,7 @@ class StoreStep:
     async def _store(self, timeout: Timeout, envelope: Envelope) -> Done:
         work: list[Work] = []
         if self._enlisting is None:
-            with calling_store(self._persister):
-                is_new = await self._persister.add(timeout)
+            is_new = await self._asking.call(lambda: self._persister.add(timeout))
             if not is_new:
                 log.info("message %s was stored before, as timeout %s", envelope.message_id, timeout.timeout_id)
         else:
@@ -100,7 +100,7 @@ class StoreStep:
         with calling_store(self._persister):
             if self._enlisting is not None:
                 return Done(End(record=None, work=[self._enlisting.removing_by_saga(saga_id)]))
-            removed = await self._persister.remove_by_saga(saga_id)
+        removed = await self._asking.call(lambda: self._persister.remove_by_saga(saga_id))
         log.debug("removed %d timeouts of saga %s", removed, saga_id)
         return Done(_TAKEN)
 

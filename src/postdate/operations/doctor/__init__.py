@@ -14,7 +14,7 @@ from postdate.errors import PostdateError
 from postdate.operations.doctor.checks import Check, Diagnosis, Result
 from postdate.operations.doctor.files import file_system, look_at_files, synchronous
 from postdate.operations.doctor.machine import loopback, pipeline, python, settings_read, sqlite
-from postdate.operations.doctor.servers import look_at_server
+from postdate.operations.doctor.servers import look_at_server, service_clocks
 from postdate.operations.doctor.timeouts import timeouts
 from postdate.operations.doctor.traffic import (
     Queues,
@@ -25,7 +25,7 @@ from postdate.operations.doctor.traffic import (
     traffic,
 )
 from postdate.operations.needs import sources
-from postdate.ports import InspectableStore, TransactionMode, TransportCapabilities
+from postdate.ports import InspectableStore, Quarantine, TimekeepingStore, TransactionMode, TransportCapabilities
 from postdate.wiring import (
     advice_for,
     check_addresses,
@@ -72,7 +72,7 @@ async def _store_and_queues(settings: Settings, clock: Clock) -> list[Check]:
     await looking.at_transport()
     looking.checks += await timeouts(settings, clock.now())
     queues = None if looking.lengths is None else Queues(looking.needed, looking.lengths, looking.listable)
-    return [*looking.checks, *traffic(settings, queues, looking.stored, clock.now())]
+    return [*looking.checks, *traffic(settings, queues, looking.stored, clock.now(), looking.set_aside)]
 
 
 @dataclass
@@ -86,6 +86,7 @@ class _Looking:
     stored: Stored | None = None
     lengths: Mapping[str, int] | None = None
     listable: bool = True
+    set_aside: int | None = None
     _store_answers: bool = False
 
     def at_files(self) -> None:
@@ -99,6 +100,8 @@ class _Looking:
         self.checks += [loopback(), synchronous(self.settings)]
         checks, facts = look_at_files(paths, self.clock.now())
         self.checks += checks
+        for each in facts.values():
+            self._note_set_aside(each.quarantined)
         if store is not None and store in facts:
             self.stored = stored_in_file(facts[store])
         if transport in facts:
@@ -108,6 +111,9 @@ class _Looking:
     def _file(address: str) -> Path | None:
         path = file_of(address)
         return None if path is None else path.expanduser().resolve()
+
+    def _note_set_aside(self, count: int) -> None:
+        self.set_aside = count + (self.set_aside or 0)
 
     async def at_store(self) -> None:
         """Look at the store, if it is on a server."""
@@ -119,8 +125,14 @@ class _Looking:
                 store = open_store(address, **store_settings(self.settings))
                 stack.push_async_callback(store.close)
                 await store.initialize(self.settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
-                checks, self._store_answers = await look_at_server("store server", store, self.clock)
+                judges = self.settings.delayed_delivery.use_store_clock and isinstance(store, TimekeepingStore)
+                checks, self._store_answers = await look_at_server("store server", store, self.clock, judges=judges)
                 self.checks += checks
+                if self._store_answers and isinstance(store, TimekeepingStore):
+                    reported = await store.reported_clocks()
+                    self.checks += [service_clocks(reported, judges=judges)] if reported else []
+                if self._store_answers and isinstance(store, Quarantine):
+                    self._note_set_aside(await store.quarantined_count())
                 if self._store_answers and isinstance(store, InspectableStore):
                     self.stored = await stored_on_server(store, store_observer(store), self.clock.now())
         except PostdateError as error:
@@ -141,6 +153,8 @@ class _Looking:
                 if address != self.settings.store.address or not self.settings.delayed_delivery.enabled:
                     checks, answers = await look_at_server("queue server", transport, self.clock)
                     self.checks += checks
+                if answers and isinstance(transport, Quarantine):
+                    self._note_set_aside(await transport.quarantined_count())
                 if answers:
                     self.needed = list(dict.fromkeys([*self.needed, *sources(self.settings, transport)]))
                     destinations = () if self.stored is None else self.stored.destinations

@@ -13,9 +13,10 @@ from typing import Final
 import anyio
 
 from postdate.clock import Clock
+from postdate.core.store_clock import WORTH_SAYING
 from postdate.errors import PostdateError
 from postdate.operations.doctor.checks import Check, Result
-from postdate.operations.plain import shown_span
+from postdate.operations.plain import shown_count, shown_span
 from postdate.ports import DescribesServer, OldSnapshot, SeesSnapshots, ServerFacts
 from postdate.wiring import advice_for
 
@@ -29,17 +30,21 @@ _OLDEST: Final[Mapping[str, tuple[int, ...]]] = {
 }
 
 
+_BY_NTP: Final = "set the clocks of these machines by NTP"
+_OR_BY_STORE: Final = f"{_BY_NTP}, or set delayed_delivery.use_store_clock = true"
+
 _ISOLATION: Final = ("isolation", "transaction_isolation", "tx_isolation")
 """The level of Postdate's own sessions, or else the server's; its name differs from version to version."""
 
 
-async def look_at_server(name: str, adapter: object, clock: Clock) -> tuple[list[Check], bool]:
+async def look_at_server(name: str, adapter: object, clock: Clock, *, judges: bool = False) -> tuple[list[Check], bool]:
     """Return the checks of the server that an adapter uses, and whether there is any use in asking on.
 
     Args:
         name: of the first check.
         adapter: the store or transport.
         clock: of this machine.
+        judges: whether services go by the clock of the server.
     """
     if not isinstance(adapter, DescribesServer):
         return [Check(name, Result.OK, "it tells nothing about itself")], True
@@ -58,7 +63,7 @@ async def look_at_server(name: str, adapter: object, clock: Clock) -> tuple[list
         return [Check(name, Result.FAIL, str(error), advice_for(error, mend))], False
     checks = [version(name, facts), *judged(facts)]
     if facts.now is not None:
-        checks.append(clocks(before, facts.now, after))
+        checks.append(clocks(before, facts.now, after, judges=judges))
     if snapshots is not None:
         checks += [old_snapshot(each, facts.product) for each in snapshots] or [
             Check("old snapshots", Result.OK, "none keeps the server from cleaning up")
@@ -102,20 +107,48 @@ def schema(there: int, newest: int) -> Check:
     return Check("schema", Result.OK, f"version {there}")
 
 
-def clocks(before: datetime, server: datetime, after: datetime) -> Check:
+def clocks(before: datetime, server: datetime, after: datetime, *, judges: bool = False) -> Check:
     """Compare the clock of a server, read between ``before`` and ``after`` on ours, with ours.
 
     What the answer's way explains does not count: the difference is at least as large as is said.
+
+    Args:
+        before: our time before the question, UTC.
+        server: its time, UTC.
+        after: our time after the answer, UTC.
+        judges: whether services go by the clock of the server.
     """
     difference = server - after if server > after else min(server - before, timedelta(0))
     if abs(difference) <= _CLOCK_TOLERANCE:
         return Check("server clock", Result.OK, f"within {shown_span(_CLOCK_TOLERANCE)} of the one here")
     side = "ahead of" if difference > timedelta(0) else "behind"
-    found = (
-        f"{shown_span(difference)} {side} the one here: what one machine schedules and another delivers comes early or "
-        f"late by the difference of their clocks"
+    follows = (
+        "what is due is judged by the server's, and times in logs are those of the one here"
+        if judges
+        else "what one machine schedules and another delivers comes early or late by the difference of their clocks"
     )
+    found = f"{shown_span(difference)} {side} the one here: {follows}"
     return Check("server clock", Result.WARN, found, "set all clocks by NTP")
+
+
+def service_clocks(ahead: Mapping[str, timedelta], *, judges: bool) -> Check:
+    """Name each process whose machine's clock differs from the server's by more than a second.
+
+    Args:
+        ahead: of the server's, by ``machine:pid``.
+        judges: whether services go by the clock of the server.
+    """
+    wrong = {who: span for who, span in sorted(ahead.items()) if abs(span) > WORTH_SAYING}
+    if not wrong:
+        found = f"{shown_count(len(ahead), 'service')}, none off by more than {shown_span(WORTH_SAYING)}"
+        return Check("service clocks", Result.OK, found)
+    told = ", ".join(
+        f"{who} is {shown_span(span)} {'ahead of' if span > timedelta(0) else 'behind'} the server"
+        for who, span in wrong.items()
+    )
+    if judges:
+        return Check("service clocks", Result.WARN, f"{told}; due times are judged by the server's", _BY_NTP)
+    return Check("service clocks", Result.WARN, f"{told}: it delivers early or late by that", _OR_BY_STORE)
 
 
 def old_snapshot(snapshot: OldSnapshot, product: str) -> Check:

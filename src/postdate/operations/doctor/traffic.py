@@ -105,6 +105,7 @@ def traffic(
     queues: Queues | None,
     stored: Stored | None,
     now: datetime,
+    set_aside: int | None = None,
 ) -> Iterator[Check]:
     """Yield what is to be said of who is there and what waits.
 
@@ -113,6 +114,7 @@ def traffic(
         queues: what there is; ``None`` when they could not be seen.
         stored: what waits; ``None`` when the store could not be read.
         now: UTC.
+        set_aside: rows that cannot be read; ``None`` where nothing sets them aside, or could be asked.
     """
     if stored is not None:
         if stored.processes is not None:
@@ -123,6 +125,8 @@ def traffic(
         yield _error_queue(settings.endpoint.error_queue, queues)
         if stored is not None:
             yield _destinations(stored.destinations, queues.lengths)
+    if set_aside is not None:
+        yield _set_aside(set_aside)
 
 
 def _processes(processes: Sequence[Process]) -> Check:
@@ -169,6 +173,14 @@ def _error_queue(name: str, queues: Queues) -> Check:
         mend = "look at them with the broker's own tools; then `postdate errors return --all`"
         return Check("error queue", Result.WARN, found, mend)
     return Check("error queue", Result.WARN, found, "see `postdate errors list`; then `postdate errors return`")
+
+
+def _set_aside(count: int) -> Check:
+    if not count:
+        return Check("set aside", Result.OK, "nothing: every message can be read")
+    found = f"{shown_count(count, 'message')} that cannot be read"
+    mend = "see `postdate errors list --set-aside`; mend them with `postdate errors return --set-aside NAME`"
+    return Check("set aside", Result.WARN, found, mend)
 
 
 def _destinations(destinations: Sequence[str], lengths: Mapping[str, int]) -> Check:

@@ -77,7 +77,9 @@ def checksums(batch: pa.RecordBatch) -> Checksums:
         batch: with :data:`postdate.pipeline.rows.MESSAGE_COLUMNS`.
     """
     times = [batch.column(name).cast(pa.int64()).cast(pa.string()) for name in ("due", "expires_at")]
-    others = [batch.column(name).cast(pa.binary()) for name in ("message_id", "destination", "headers", "body")]
+    headers = pc.utf8_rtrim(batch.column("headers").cast(pa.string()), characters=" \t")  # without a store's checksum
+    texts = [batch.column("message_id"), batch.column("destination"), headers, batch.column("body")]
+    others = [column.cast(pa.binary()) for column in texts]
     columns = [*(pc.fill_null(time, "").cast(pa.binary()) for time in times), *others]
     # No NUL is in any of the texts, and only the last is none, so nothing else is written like this.
     written = cast("list[bytes]", pc.binary_join_element_wise(*columns, b"\0").to_pylist())

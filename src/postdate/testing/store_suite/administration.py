@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from postdate.errors import InvalidMessage
+from postdate.messages import Headers, format_timestamp
 from postdate.ports import MessageFilter, Outcome, Recording, RecordKind
 from postdate.testing.conformance import Topic, expect, expect_equal, expect_error
 from postdate.testing.store_suite.subject import (
@@ -53,18 +54,25 @@ async def what_is_being_dispatched_is_left_alone(subject: StoreSubject) -> None:
 
 @administration
 async def a_rescheduled_message_has_its_new_due_time(subject: StoreSubject) -> None:
-    """Reschedule moves the due time, later or earlier; the message is claimed strictly after it, and recorded."""
+    """Reschedule moves the due time, later or earlier; the message is claimed strictly after it, and recorded.
+
+    The header that says when it is due follows, unless the sender has set it to something else.
+    """
     async with claiming(subject) as store:
         operator = administrable(store)
         if operator is None:
             return
-        await store.store(message(), NOW)
+        await store.store(message(headers={"own": "1", Headers.DELIVER_AT: format_timestamp(NOW)}), NOW)
         later, earlier = NOW + 60 * SECOND, NOW + 30 * SECOND
         expect(await operator.reschedule("m-1", later, NOW), "rescheduling a pending message is true")
         expect_equal(ids(await store.claim_due(later, 10)), [], "claims before the later due time")
         expect(await operator.reschedule("m-1", earlier, NOW), "rescheduling again is true")
         found = (await claim_one(store, earlier + MICROSECOND)).message
         expect_equal(found.due, earlier, "due time")
+        expect_equal(found.headers, {"own": "1", Headers.DELIVER_AT: format_timestamp(earlier)}, "headers")
+        await store.store(message("m-2", headers={Headers.DELIVER_AT: "mine"}), NOW)
+        await operator.reschedule("m-2", earlier, NOW)
+        expect_equal((await claim_one(store, earlier + MICROSECOND)).message.headers[Headers.DELIVER_AT], "mine", "own")
         kinds = [record.kind for record in await operator.history("m-1")]
         expect_equal(kinds, [RecordKind.SCHEDULED, *[RecordKind.RESCHEDULED] * 2], "history")
         expect(not await operator.reschedule("unknown", NOW, NOW), "rescheduling an unknown id is false")

@@ -18,13 +18,14 @@ from postdate.ports import (
     EnlistingStore,
     InspectableStore,
     MovingStore,
+    Quarantine,
     Recording,
     ScannableStore,
     SetsUp,
     TransactionMode,
     Transport,
 )
-from postdate.testing.conformance import expect
+from postdate.testing.conformance import Damage, damages_of, expect
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -54,6 +55,20 @@ class StoreSubject(ABC):
     def transport(self) -> Transport:
         """Return queues in the same database. Only called for stores that name a database."""
         raise NotImplementedError(f"{type(self).__name__} must define transport(): its store names a database")
+
+    def damages(self) -> frozenset[Damage]:
+        """Return in which ways :meth:`damage` can damage what is stored; none: the store has no rows.
+
+        With :attr:`Damage.FLIP` for a store that keeps a checksum, opened so that it does.
+        """
+        return frozenset()
+
+    def damage(self, message_id: str, damage: Damage) -> bytes:
+        """Damage one stored message by hand, past the store; return what stands there now, empty where nothing does.
+
+        With :attr:`Damage.DUE` the message stays due: its due time lies before the calendar begins.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define damage(): it says that it can damage rows")
 
 
 @asynccontextmanager
@@ -113,6 +128,11 @@ def scannable(store: DelayedMessageStore) -> ScannableStore | None:
 def columnar(store: DelayedMessageStore) -> ColumnarStore | None:
     """Return the store if it gives and takes columns."""
     return store if isinstance(store, ColumnarStore) else None
+
+
+def quarantining(subject: StoreSubject, store: DelayedMessageStore) -> tuple[Quarantine, list[Damage]] | None:
+    """Return the store if it sets aside what it cannot read, and in which ways its rows can be damaged."""
+    return damages_of(subject.damages(), store)
 
 
 def enlisting(store: DelayedMessageStore) -> EnlistingStore | None:

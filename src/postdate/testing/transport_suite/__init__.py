@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from postdate.testing.conformance import Check
 from postdate.testing.transport_suite.expiry import expiry
+from postdate.testing.transport_suite.quarantine import quarantine
 from postdate.testing.transport_suite.receiving import receiving
 from postdate.testing.transport_suite.sending import sending
 from postdate.testing.transport_suite.subject import TransportSubject
 from postdate.testing.transport_suite.transactions import capabilities, transactions
 
-_TOPICS = (sending, receiving, transactions, expiry, capabilities)
+_TOPICS = (sending, receiving, transactions, expiry, quarantine, capabilities)
 
 
 def transport_checks() -> tuple[Check[TransportSubject], ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from postdate.errors import MessageTooLarge, QueueNotFound
-from postdate.messages import Envelope, encode_headers
+from postdate.messages import Envelope, Headers, encode_headers
 from postdate.testing.conformance import Topic, expect, expect_equal
 from postdate.testing.transport_suite.subject import (
     IN,
@@ -44,6 +44,26 @@ async def unicode_survives(subject: TransportSubject) -> None:
 
 
 @sending
+async def headers_with_reserved_names_are_unchanged(subject: TransportSubject) -> None:
+    """Headers that steer delayed delivery, or that an adapter has a use for, are headers to a queue like any other."""
+    names = (
+        Headers.TIMEOUT_DESTINATION,
+        Headers.TIMEOUT_EXPIRE,
+        Headers.TIMEOUT_PROPERTIES_PREFIX + "another",
+        Headers.EXPIRE,
+        "Postdate.Queue.MessageId",
+        "Postdate.Queue.Due",
+        "Postdate.Queue.ExpiresAt",
+        "amqp.priority",
+        "x-postdate-due",
+        "x-postdate-id",
+        "x-delay",
+        "CC",
+    )
+    await _arrives(subject, envelope(headers={name: f"theirs {number}" for number, name in enumerate(names)}))
+
+
+@sending
 async def an_empty_body_and_no_headers_arrive(subject: TransportSubject) -> None:
     """Nothing is not something else."""
     await _arrives(subject, Envelope(IN, "e-1", {}, b""))
@@ -80,6 +100,26 @@ async def a_missing_queue_is_a_value(subject: TransportSubject) -> None:
         kinds = [type(answer) for answer in answers]
         expect_equal(kinds, [type(None), QueueNotFound, type(None)], "answers")
         expect_equal(await left_in(transport, IN, 2), ["a", "c"], "sent messages")
+
+
+@sending
+async def headers_at_their_limit_and_a_copy_of_them_are_sent(subject: TransportSubject) -> None:
+    """Where headers have a limit of their own, a message at it is sent, and so is it with what an error copy adds."""
+    async with queues(subject) as transport:
+        limit = transport.capabilities.largest_headers_bytes
+        if limit is None:
+            return
+        headers = {"kind": "check", "é": '"', "big": ""}
+        headers["big"] = "x" * (limit - len(encode_headers(headers).encode()))
+        told = {Headers.FAILED_QUEUE: IN, Headers.EXCEPTION_MESSAGE: "y" * 4_096}
+        largest = [envelope("m-1", headers=headers), envelope("m-2", headers={**headers, **told})]
+        expect_equal(list(await transport.send(largest, NOW)), [None, None], "answers")
+        receiver = transport.receiver(IN)
+        for sent in largest:
+            received = await receive_one(receiver)
+            expect_equal(received.envelope.headers, sent.headers, f"headers of {sent.message_id!r}")
+            await receiver.commit(received, NOW)
+        await receiver.close()
 
 
 @sending

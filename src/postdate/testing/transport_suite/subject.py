@@ -11,8 +11,8 @@ import anyio
 import anyio.lowlevel
 
 from postdate.messages import Envelope
-from postdate.ports import EnlistingStore, Received, Receiver, Transport
-from postdate.testing.conformance import in_time
+from postdate.ports import EnlistingStore, Quarantine, Received, Receiver, Transport
+from postdate.testing.conformance import Damage, damages_of, in_time
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -36,6 +36,14 @@ class TransportSubject(ABC):
         """Return a store in the same database. Only called for transports that name a database."""
         raise NotImplementedError(f"{type(self).__name__} must define store(): its transport names a database")
 
+    def damages(self) -> frozenset[Damage]:
+        """Return in which ways :meth:`damage` can damage what is in a queue; none: the queues have no rows."""
+        return frozenset()
+
+    def damage(self, message_id: str, damage: Damage) -> bytes:
+        """Damage one message in its queue by hand, past the transport; see :meth:`.StoreSubject.damage`."""
+        raise NotImplementedError(f"{type(self).__name__} must define damage(): it says that it can damage rows")
+
 
 @asynccontextmanager
 async def queues(subject: TransportSubject, **settings: int) -> AsyncGenerator[Transport]:
@@ -46,6 +54,11 @@ async def queues(subject: TransportSubject, **settings: int) -> AsyncGenerator[T
         yield transport
     finally:
         await transport.close()
+
+
+def quarantining(subject: TransportSubject, transport: Transport) -> tuple[Quarantine, list[Damage]] | None:
+    """Return the transport if it sets aside what it cannot read, and in which ways its rows can be damaged."""
+    return damages_of(subject.damages(), transport)
 
 
 def envelope(

@@ -1,0 +1,441 @@
+"""What became of claimed messages, into the store; and what the store does not take, remembered until it does.
+
+What was sent is from then on only removed, whatever the store says to that and however often it gives the message out
+again. What failed waits for its next attempt, also where that cannot be written. Source: ADR 0019.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+import anyio
+
+from postdate.clock import Clock, later
+from postdate.core.circuit_breaker import FailureRate
+from postdate.core.guard import Guard
+from postdate.core.journal import Journal
+from postdate.core.recoverability import is_outage, retry_delay
+from postdate.errors import PostdateError
+from postdate.messages import DelayedMessage
+from postdate.outage_log import OutageLog
+from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, Outcome, RecordKind, ReleasingStore
+
+REMEMBERED: Final = 10_000
+"""Messages at most, of which something could not be written; with as many, no more are claimed."""
+
+_GIVEN_BACK_AT_ONCE: Final = 16
+_ALONE: Final = 3
+"""When removing many fails: so many are tried alone before the store is taken to be what fails."""
+
+_PROBED_WITH: Final = 16
+"""While nothing can be written no more are claimed at a look: what is sent then stays to be removed, too."""
+
+_LONGEST_PROBE_PAUSE: Final = timedelta(seconds=2)
+_COMES_AGAIN_WITHIN_SECONDS: Final = 600.0
+"""What was sent, and was not held any more when it was to be removed, comes again by then, if ever."""
+
+_COUNTED_APART_SECONDS: Final = 1.0
+"""What fails at one time counts as one failure of the failure handling."""
+
+log = logging.getLogger("postdate.dispatcher")
+
+
+@dataclass(slots=True)
+class GivingBack:
+    """A claim to be given back.
+
+    Args:
+        claim: of the message.
+        attempt_at: not before it; ``None``: at once.
+        reason: of the failure, which is counted and recorded; ``None``: it has not failed.
+    """
+
+    claim: Claim
+    attempt_at: datetime | None
+    reason: str | None = None
+
+
+_Ending = tuple[Claim, Outcome, str]
+
+
+@dataclass(slots=True)
+class _Left:
+    """Something that is still to be written.
+
+    Args:
+        message_id: of the message.
+        mark: of all that makes it this message, should its id be used again for another.
+        claim: ``None``: it is void, and whoever gets the message next is not known; it may be us.
+        outcome: how it ended; ``None``: it is to be given back.
+        detail: of the record.
+        back: how it is to be given back.
+        again_at: when to try again, in monotonic seconds.
+        failures: how often writing it failed.
+        void_since: when its claim was found void, in monotonic seconds.
+    """
+
+    message_id: str
+    mark: int
+    claim: Claim | None
+    outcome: Outcome | None
+    detail: str
+    back: GivingBack | None
+    again_at: float
+    failures: int = 1
+    void_since: float = 0.0
+
+
+class Finisher:
+    """Ends claims. What the store raises stays in here: it is remembered, and tried again at later looks.
+
+    Args:
+        store: of the claims.
+        guard: of the store.
+        clock: for the time of each record, and for pauses.
+        failure_rate: for what cannot be written.
+        journal: told of what was written.
+    """
+
+    def __init__(
+        self, store: ClaimingStore, guard: Guard, clock: Clock, failure_rate: FailureRate, journal: Journal
+    ) -> None:
+        self._store, self._guard, self._clock = store, guard, clock
+        self._failure_rate, self._journal = failure_rate, journal
+        self._releasing = store if isinstance(store, ReleasingStore) else None
+        self._left: dict[str, _Left] = {}
+        """What is held until it is written."""
+        self._void: dict[str, _Left] = {}
+        """What is not held any more, and is known should it come again; the oldest is the first."""
+        self._ending: dict[str, _Ending] = {}
+        """What is being removed: a server frees what it fails at before it says so, and may give it out meanwhile."""
+        self._refuses = 0
+        """Not 0 while nothing can be written: how often that was probed, and one."""
+        self._probe_at, self._counted_at, self._failed_at = 0.0, -math.inf, -math.inf
+        self._outage = OutageLog(log, "cannot finish or give back due messages", "for that, the store is")
+
+    # --- what a dispatcher asks before it claims --------------------------------------------------------------------
+
+    @property
+    def holds_some(self) -> bool:
+        """Whether anything is held until it can be written."""
+        return bool(self._left)
+
+    def room(self, limit: int) -> int:
+        """Return how many of ``limit`` messages may be claimed now."""
+        if self._refuses and (self._left or self._void):
+            seconds = self._clock.monotonic()
+            if seconds < self._probe_at:
+                return 0
+            limit = min(limit, _PROBED_WITH)
+            self._probe_at = seconds + self._pause(retry_delay(self._refuses))
+            self._refuses += 1
+        return max(min(limit, REMEMBERED - len(self._left)), 0)
+
+    def next_attempt(self, earliest: datetime | None, *, claims_from: float = 0.0) -> datetime | None:
+        """Return the earlier of ``earliest`` and when to try writing again.
+
+        Nothing is claimed before ``claims_from``, in monotonic seconds.
+        """
+        times = [left.again_at for left in self._left.values()]
+        if self._refuses and (self._left or self._void):
+            times.append(max(self._probe_at, claims_from))  # it is by claiming that is found out
+        if not times:
+            return earliest
+        again = later(self._clock.now(), timedelta(seconds=max(min(times) - self._clock.monotonic(), 0.001)))
+        return again if earliest is None else min(earliest, again)
+
+    def meet(self, claims: Sequence[Claim]) -> Sequence[Claim]:
+        """Return which of these, just claimed, are to be sent; the others are held until they are written about."""
+        if not self._left and not self._void and not self._ending:
+            return claims
+        self._forget_what_is_old()
+        return [claim for claim in claims if not self._is_known(claim)]
+
+    def _is_known(self, claim: Claim) -> bool:
+        message_id = claim.message.message_id
+        left = self._left.get(message_id) or self._void.get(message_id)
+        if left is None:
+            return self._is_ending(claim)
+        waits = left.back is not None and left.back.attempt_at is not None
+        if left.mark != mark_of(claim.message) or (left.outcome is None and not waits):
+            self._forget(message_id)
+            return False
+        if left.back is not None:
+            if (left.back.attempt_at or self._clock.now()) <= self._clock.now():
+                self._forget(message_id)
+                return False
+            left.back.claim = claim
+        left.claim = claim
+        self._hold(left)
+        return True
+
+    def _is_ending(self, claim: Claim) -> bool:
+        ending = self._ending.get(claim.message.message_id)
+        if ending is None or mark_of(ending[0].message) != mark_of(claim.message):
+            return False
+        _, outcome, detail = ending
+        left = _left(claim, claim, outcome, detail)
+        left.again_at = self._clock.monotonic() + retry_delay(0).total_seconds()
+        self._hold(left)
+        return True
+
+    # --- what is remembered -----------------------------------------------------------------------------------------
+
+    def _hold(self, left: _Left) -> None:
+        self._void.pop(left.message_id, None)
+        self._left[left.message_id] = left
+
+    def _avoid(self, left: _Left) -> None:
+        """Note that a message is not held any more; whoever gets it next, it may be us."""
+        left.claim, left.void_since = None, self._clock.monotonic()
+        self._left.pop(left.message_id, None)
+        self._void.pop(left.message_id, None)
+        self._void[left.message_id] = left
+
+    def _forget(self, message_id: str) -> None:
+        self._left.pop(message_id, None)
+        self._void.pop(message_id, None)
+
+    def _forget_what_is_old(self) -> None:
+        """Forget what has not come again for long, though the store takes everything."""
+        before = self._clock.monotonic() - _COMES_AGAIN_WITHIN_SECONDS
+        if self._refuses or self._failed_at > before:
+            return
+        while self._void:
+            first = next(iter(self._void.values()))
+            if first.void_since > before:
+                return
+            del self._void[first.message_id]
+
+    def _keep_bounds(self) -> None:
+        """Forget the oldest of those that are not held; what is held is bounded by :meth:`room`."""
+        for message_id in list(self._void)[: max(len(self._left) + len(self._void) - REMEMBERED, 0)]:
+            del self._void[message_id]
+
+    # --- writing ------------------------------------------------------------------------------------------------
+
+    async def finish(self, claims: Sequence[Claim], outcome: Outcome, detail: str = "") -> None:
+        """Remove messages that have ended, in one call."""
+        at = self._clock.now()
+        self._ending.update((claim.message.message_id, (claim, outcome, detail)) for claim in claims)
+        try:
+            finished = await self._finish(claims, outcome, at, detail)
+        except PostdateError as error:
+            self._failed(error)
+            unknown = [claim for claim in claims if claim.message.message_id not in self._left]
+            self._remember([_left(claim, claim, outcome, detail) for claim in unknown], error)
+            return
+        finally:
+            for claim in claims:
+                self._ending.pop(claim.message.message_id, None)
+        self._journal.ended(OUTCOME_RECORDS[outcome], [claim.message for claim in claims], at, detail)
+        if finished < len(claims) and outcome is Outcome.DELIVERED:
+            # Somebody removed it while we sent it (row 53); or the claim was lost, and the message may come again.
+            log.warning("%d messages may have been delivered more than once", len(claims) - finished)
+            self.sent(claims)
+
+    async def _finish(self, claims: Sequence[Claim], outcome: Outcome, at: datetime, detail: str) -> int:
+        finished = await self._guard.call(lambda: self._store.finish(claims, outcome, at, detail))
+        if finished:
+            self._works()
+        return finished
+
+    def sent(self, claims: Sequence[Claim]) -> None:
+        """Note messages that were sent although their claims are void: should they come again, they are removed."""
+        self._forget_what_is_old()
+        for claim in claims:
+            if claim.message.message_id not in self._left:
+                self._avoid(_left(claim, None, Outcome.DELIVERED))
+        self._keep_bounds()
+
+    async def give_back(self, given: Sequence[GivingBack]) -> int:
+        """Give claims back; return of how many that was written.
+
+        Those that have not failed go in one call, or a few; each failure is written by itself, several at once: most of
+        the time of each is waiting for its commit. A store that is unavailable is not asked for each of them.
+        """
+        if self._releasing is None:
+            given = [
+                GivingBack(each.claim, each.attempt_at, each.reason or "the queues take nothing") for each in given
+            ]
+        failed = deque(each for each in given if each.reason is not None)
+        written = await self._release([each for each in given if each.reason is None])
+
+        async def some() -> None:
+            nonlocal written
+            while failed:
+                each = failed.popleft()
+                error = await self._retry_later(each)
+                if error is None:
+                    written += 1
+                else:
+                    self._give_back_again([each, *failed] if error.transient else [each], error)
+                    if error.transient:
+                        failed.clear()
+
+        if failed:
+            async with anyio.create_task_group() as tasks:
+                for _ in range(min(_GIVEN_BACK_AT_ONCE, len(failed))):
+                    tasks.start_soon(some)
+        return written
+
+    async def _release(self, given: Sequence[GivingBack]) -> int:
+        by_time: defaultdict[datetime | None, list[GivingBack]] = defaultdict(list)
+        released = 0
+        for each in given:
+            by_time[each.attempt_at].append(each)
+        for attempt_at, some in by_time.items():
+            try:
+                released += await self._release_some([each.claim for each in some], attempt_at)
+            except PostdateError as error:
+                self._failed(error)
+                self._give_back_again(some, error)
+        return released
+
+    async def _release_some(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+        store = self._releasing
+        assert store is not None
+        released = await self._guard.call(lambda: store.release(claims, attempt_at))
+        self._works()
+        return released
+
+    async def _retry_later(self, given: GivingBack) -> PostdateError | None:
+        claim, now, reason = given.claim, self._clock.now(), given.reason or ""
+        attempt_at = given.attempt_at or now
+        try:
+            there = await self._guard.call(lambda: self._store.retry_later(claim, attempt_at, now, reason))
+        except PostdateError as error:
+            self._failed(error)
+            return error
+        self._works()
+        if there:
+            self._journal.ended(RecordKind.RETRIED, [claim.message], now, reason)
+        elif (left := self._left.get(claim.message.message_id)) is not None:
+            self._avoid(left)  # should it come again, it still waits
+        elif claim.message.message_id not in self._void:
+            log.warning("message %s was removed by another while it was being sent", claim.message.message_id)
+        return None
+
+    def keep(self, given: Sequence[GivingBack]) -> None:
+        """Give claims back at a later look: there is no time for it now."""
+        for each in given:
+            self._hold(_left(each.claim, each.claim, None, back=each))
+
+    # --- when that fails ----------------------------------------------------------------------------------------
+
+    def _failed(self, error: PostdateError, *, is_known: bool = False) -> None:
+        """Note that something could not be written; what is known to fail alone says nothing about the store."""
+        seconds = self._clock.monotonic()
+        self._outage.failed(error, seconds)
+        self._failed_at = seconds
+        if seconds - self._counted_at >= _COUNTED_APART_SECONDS:
+            self._counted_at = seconds
+            self._failure_rate.failure(error, seconds)
+        if not self._refuses and not is_known:
+            self._refuses, self._probe_at = 1, seconds + retry_delay(0).total_seconds()
+
+    def _pause(self, pause: timedelta) -> float:
+        """Return the seconds of a pause: while nothing can be written, it is the store that is waited for."""
+        return (min(pause, _LONGEST_PROBE_PAUSE) if self._refuses else pause).total_seconds()
+
+    def _works(self) -> None:
+        if self._refuses:
+            self._refuses = 0
+        if self._outage.is_out:
+            self._failure_rate.success()
+            self._outage.succeeded(self._clock.monotonic())
+
+    def _remember(self, left: Sequence[_Left], error: PostdateError) -> None:
+        for each in left:
+            each.again_at = self._clock.monotonic() + self._pause(retry_delay(each.failures - 1, error))
+            self._hold(each)
+        self._keep_bounds()
+
+    def _give_back_again(self, given: Sequence[GivingBack], error: PostdateError) -> None:
+        self._remember([_left(each.claim, each.claim, None, back=each) for each in given], error)
+
+    async def again(self, *, at_once: bool = False) -> None:
+        """Try again what could not be written, as far as it is time for that."""
+        if not self._left:
+            return
+        seconds = self._clock.monotonic()
+        due = [left for left in self._left.values() if at_once or left.again_at <= seconds]
+        back = [left.back for left in due if left.back is not None]
+        ended: defaultdict[tuple[Outcome, str], list[_Left]] = defaultdict(list)
+        for left in due:
+            if left.outcome is not None:
+                ended[left.outcome, left.detail].append(left)
+        for (outcome, detail), some in ended.items():
+            await self._finish_again(some, outcome, detail)
+        if back:
+            await self._give_back_what_was_kept(back)
+
+    async def _give_back_what_was_kept(self, back: Sequence[GivingBack]) -> None:
+        """They stay remembered until that is done, also should we be cancelled; and until then if it is not."""
+        before = {each.claim.message.message_id: self._left[each.claim.message.message_id] for each in back}
+        await self.give_back(back)
+        for message_id, left in before.items():
+            now = self._left.get(message_id)
+            if now is left:
+                del self._left[message_id]
+            elif now is not None and now is not left:
+                now.failures = left.failures + 1
+
+    async def _finish_again(self, some: Sequence[_Left], outcome: Outcome, detail: str) -> None:
+        error = await self._try_to_finish(some, outcome, detail)
+        if error is None:
+            return
+        in_a_row = 0
+        rest = deque(sorted(some, key=lambda left: left.failures))
+        if len(some) == 1 or is_outage(error):
+            self._remember_again(some, error)
+            return
+        while rest and in_a_row < _ALONE:  # one that cannot be removed keeps none of the others
+            left = rest.popleft()
+            error = await self._try_to_finish([left], outcome, detail)
+            in_a_row = in_a_row + 1 if error else 0
+            if error is not None:
+                self._remember_again([left], error)
+        for left in rest:
+            left.again_at = self._clock.monotonic() + _LONGEST_PROBE_PAUSE.total_seconds()
+
+    def _remember_again(self, some: Sequence[_Left], error: PostdateError) -> None:
+        for left in some:
+            left.failures += 1
+        self._remember(some, error)
+
+    async def _try_to_finish(self, some: Sequence[_Left], outcome: Outcome, detail: str) -> PostdateError | None:
+        claims = [left.claim for left in some if left.claim is not None]
+        at = self._clock.now()
+        try:
+            finished = await self._finish(claims, outcome, at, detail)
+        except PostdateError as error:
+            self._failed(error, is_known=len(some) == 1 and some[0].failures > 1)
+            return error
+        if finished:
+            self._journal.ended(OUTCOME_RECORDS[outcome], [claim.message for claim in claims], at, detail)
+        for left in some:
+            if finished == len(claims) or outcome is not Outcome.DELIVERED:
+                # What went to the error queue, and is not held any more, may come back from there, with the same id and
+                # content: taken for what was to be removed, it would be lost. A second copy is a duplicate.
+                self._left.pop(left.message_id, None)
+            else:  # some claims were void: they are removed, or come again
+                self._avoid(left)
+        return None
+
+
+def _left(
+    of: Claim, claim: Claim | None, outcome: Outcome | None, detail: str = "", back: GivingBack | None = None
+) -> _Left:
+    return _Left(of.message.message_id, mark_of(of.message), claim, outcome, detail, back, 0.0)
+
+
+def mark_of(message: DelayedMessage) -> int:
+    """Return a mark of all that makes a message this one, should its id be used again for another."""
+    return hash((message.due, message.destination, message.body, frozenset(message.headers.items())))

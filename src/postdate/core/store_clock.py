@@ -1,0 +1,204 @@
+"""The clock of a store, followed by services: what is due is due by one clock, whatever machines show. ADR 0019."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final
+
+import anyio
+
+from postdate.clock import Clock, SystemClock, later
+from postdate.core.guard import Guard
+from postdate.errors import PostdateError
+from postdate.outage_log import OutageLog, shown_duration
+from postdate.ports import TimekeepingStore
+
+log = logging.getLogger("postdate.clock")
+
+MEASURED_EVERY: Final = timedelta(seconds=30)
+TRIED_AGAIN_AFTER: Final = timedelta(seconds=1)
+"""After a measurement that failed: by then the store is used, by a clock that may be wrong."""
+
+ROUND_TRIPS: Final = 5
+ANSWERS_WITHIN: Final = timedelta(seconds=10)
+"""For each round trip."""
+
+WORTH_SAYING: Final = timedelta(seconds=1)
+"""A machine whose clock differs by more than this is named: no clock that is kept by NTP does."""
+
+_DRIFT: Final = 100e-6
+"""Seconds by which two clocks may come apart in a second: what a bound of before is worth less, the older it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Between what instants the time of a server is at one instant of a clock that is never set.
+
+    Args:
+        at: seconds since the machine was started, those of its suspension included.
+        earliest: it is not before this, UTC.
+        latest: nor after this.
+    """
+
+    at: float
+    earliest: datetime
+    latest: datetime
+
+    def earliest_at(self, at: float) -> datetime:
+        """Return before which instant it is not at another, later one."""
+        return later(self.earliest, timedelta(seconds=(at - self.at) * (1 - _DRIFT)))
+
+    def moved_to(self, at: float) -> Bounds:
+        """Return what they are at another instant."""
+        passed = timedelta(seconds=at - self.at)
+        apart = abs(passed) * _DRIFT
+        return Bounds(at, later(self.earliest, passed - apart), later(self.latest, passed + apart))
+
+    def narrowed_by(self, newer: Bounds) -> Bounds:
+        """Return what both say together, as of the newer; that alone if they exclude each other: a clock was set."""
+        older = self.moved_to(newer.at)
+        earliest, latest = max(older.earliest, newer.earliest), min(older.latest, newer.latest)
+        return newer if latest < earliest else Bounds(newer.at, earliest, latest)
+
+
+class FollowingClock:
+    """The machine's clock, set by that of a store.
+
+    Shows the earliest time that the measurements allow: it is never ahead of the store's clock, so nothing is early by
+    it; and behind by no more than half of a round trip, and by what two clocks come apart between measurements.
+    Then it runs on the seconds since the machine was started, so that whoever sets the machine's time sets nothing
+    here, and what was suspended does not take the time before for the present.
+
+    Args:
+        own: the machine's.
+        store: whose clock is followed.
+        judges: whether :meth:`now` shows the store's time; else the machine's, and the difference is only told.
+    """
+
+    def __init__(self, own: SystemClock, store: TimekeepingStore, *, judges: bool = True) -> None:
+        self._own, self._store, self._judges = own, store, judges
+        self._asking = Guard.of_store(store, own, ANSWERS_WITHIN)
+        self._known: Bounds | None = None
+        self._said: timedelta | None = None
+        self._measured = False
+        self._outage = OutageLog(log, "cannot read the clock of the store", "the clock of the store is")
+        self._untold = OutageLog(
+            log,
+            "cannot tell others how far the clock of this machine is off",
+            "for that, the store is",
+            logging.WARNING,
+        )
+
+    def now(self) -> datetime:
+        """Return the time of the store, UTC; that of the machine before the first measurement."""
+        known = self._known
+        if known is None or not self._judges:
+            return self._own.now()
+        return known.earliest_at(self._own.since_boot())
+
+    async def wait(self, event: anyio.Event, until: datetime) -> None:
+        """Wait until this clock shows ``until``; see :meth:`Clock.wait`."""
+        await self._own.wait_for(event, (until - self.now()) / (1 - _DRIFT))  # or it would be a little too early
+
+    def monotonic(self) -> float:
+        """Return the machine's monotonic seconds."""
+        return self._own.monotonic()
+
+    async def wait_for(self, event: anyio.Event, duration: timedelta) -> None:
+        """Wait on the machine's monotonic clock; see :meth:`Clock.wait_for`."""
+        await self._own.wait_for(event, duration)
+
+    async def sleep(self, duration: timedelta) -> None:
+        """Sleep on the machine's monotonic clock."""
+        await self._own.sleep(duration)
+
+    # --- measuring ------------------------------------------------------------------------------------------------
+
+    async def measure(self) -> None:
+        """Find out what the store's clock shows, and tell others how far that of this machine is off.
+
+        What goes wrong is logged, and the clock goes on as before.
+        """
+        try:
+            await self.read()
+        except PostdateError as error:
+            self._measured = False
+            self._outage.failed(error, self._own.monotonic())
+            return
+        self._measured = True
+        self._outage.succeeded(self._own.monotonic())
+        try:
+            await self._tell()
+        except PostdateError as error:  # a role may read and deliver, and not write who it is
+            self._untold.failed(error, self._own.monotonic())
+        else:
+            self._untold.succeeded(self._own.monotonic())
+
+    async def read(self) -> None:
+        """Find out what the store's clock shows, in a few round trips; the quickest counts.
+
+        Raises:
+            StoreUnavailable: it cannot be found out.
+        """
+        for _ in range(ROUND_TRIPS):
+            found = await self._asking.call(self._ask)
+            self._known = found if self._known is None else self._known.narrowed_by(found)
+
+    async def _ask(self) -> Bounds:
+        before = self._own.since_boot()
+        shown = await self._store.server_now()
+        after = self._own.since_boot()
+        return Bounds(after, shown, later(shown, timedelta(seconds=after - before)))
+
+    async def _tell(self) -> None:
+        assert self._known is not None
+        ahead = self._own.now() - self._known.earliest_at(self._own.since_boot())
+        self._say(ahead)
+        await self._asking.call(partial(self._store.report_clock, ahead))
+
+    def _say(self, ahead: timedelta) -> None:
+        """Log a difference once, and again when it has become another one."""
+        if self._said is None:
+            if abs(ahead) > WORTH_SAYING:
+                self._warn(ahead)
+        elif abs(ahead) <= WORTH_SAYING:
+            self._said = None
+            log.info("the clock of this machine, %s, agrees with that of the store again", platform.node())
+        elif abs(ahead - self._said) > max(WORTH_SAYING, abs(self._said) / 10):
+            self._warn(ahead)
+
+    def _warn(self, ahead: timedelta) -> None:
+        self._said = ahead
+        side = "ahead of" if ahead > timedelta(0) else "behind"
+        judged = "the store's" if self._judges else "the machine's: delayed_delivery.use_store_clock is off"
+        log.warning(
+            "the clock of this machine, %s (process %d), is %s %s that of the store; due times are judged by %s; set "
+            "it right by NTP",
+            platform.node(),
+            os.getpid(),
+            shown_duration(abs(ahead).total_seconds()),
+            side,
+            judged,
+        )
+
+    async def follow(self) -> None:
+        """Measure again and again, until cancelled."""
+        while True:
+            pause = MEASURED_EVERY if self._measured else TRIED_AGAIN_AFTER
+            await self._own.wait_for(anyio.Event(), pause)
+            await self.measure()
+
+
+def clock_of_store(clock: Clock, store: object, *, judges: bool = True) -> FollowingClock | None:
+    """Return a clock that follows that of a store; ``None`` where it has none, or where ``clock`` is no real one.
+
+    A clock of tests or of simulations is nobody else's, so no server's goes before it.
+    """
+    if isinstance(clock, SystemClock) and isinstance(store, TimekeepingStore):
+        return FollowingClock(clock, store, judges=judges)
+    return None

@@ -1,0 +1,160 @@
+"""Rows of the file as messages, each by itself: one that cannot be read is the only one that cannot.
+
+What is stored was checked before: it is not held against limits again, which may have been tightened since.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeVar
+
+from postdate.clock import from_microseconds, later
+from postdate.errors import InvalidHeaders, InvalidMessage
+from postdate.messages import DelayedMessage, Envelope, decode_headers, opened
+
+WAITING_COLUMNS: Final = (
+    "seq, message_id, due, destination, expires_at, failures, "
+    "(SELECT CAST(headers AS BLOB) FROM content AS c WHERE c.seq = content), "
+    "(SELECT body FROM content AS c WHERE c.seq = content)"
+)
+"""Of a message that waits, as :func:`message_of` reads them. Headers as bytes: they may be no UTF-8."""
+
+QUEUED_COLUMNS: Final = (
+    "seq, message_id, due, expires_at, failures, "
+    "(SELECT CAST(headers AS BLOB) FROM content AS c WHERE c.seq = content), "
+    "(SELECT body FROM content AS c WHERE c.seq = content)"
+)
+"""Of a message in a queue, as :func:`envelope_of` reads them."""
+
+_EPOCH: Final = from_microseconds(0)
+
+T = TypeVar("T")
+Row = Sequence[Any]
+
+
+def message_of(row: Row) -> DelayedMessage:
+    """Return the message of :data:`WAITING_COLUMNS`.
+
+    Raises:
+        InvalidMessage, InvalidHeaders: it cannot be read; the error says why.
+    """
+    _, message_id, due, destination, expires_at, failures, headers, body = row
+    return DelayedMessage.restored(
+        text(message_id, "the message id"),
+        instant(due, "the due time"),
+        text(destination, "the destination"),
+        *content_of(headers, body),
+        None if expires_at is None else instant(expires_at, "the expiry"),
+        whole(failures, "the number of failures"),
+    )
+
+
+def envelope_of(row: Row, queue: str) -> tuple[Envelope, int]:
+    """Return the message of :data:`QUEUED_COLUMNS` and its failures; see :func:`message_of`."""
+    _, message_id, due, expires_at, failures, headers, body = row
+    envelope = Envelope.restored(
+        queue,
+        text(message_id, "the message id"),
+        *content_of(headers, body),
+        None if expires_at is None else instant(expires_at, "the expiry"),
+        None if due is None else instant(due, "the due time"),
+    )
+    return envelope, whole(failures, "the number of failures")
+
+
+def text(value: object, what: str) -> str:
+    """Return a column that must be text."""
+    if type(value) is str:
+        return value
+    raise InvalidMessage(f"{what} is no text: {_short(value)}")
+
+
+def whole(value: object, what: str) -> int:
+    """Return a column that must be a whole number."""
+    if type(value) is int:
+        return value
+    raise InvalidMessage(f"{what} is no whole number: {_short(value)}")
+
+
+def instant(value: object, what: str) -> datetime:
+    """Return the time of a column that must be microseconds since 1970 UTC."""
+    try:
+        return from_microseconds(whole(value, what))
+    except OverflowError as error:
+        raise InvalidMessage(f"{what} is outside the years 1 to 9999: {value} us since 1970") from error
+
+
+def nearest_instant(value: object) -> datetime | None:
+    """Return the time of a column, or the end of the calendar that is nearest, or ``None`` where it has no time at all.
+
+    For what is only shown or slept for: whoever claims the message finds out what is wrong.
+    """
+    return later(_EPOCH, timedelta(microseconds=value)) if type(value) is int else None
+
+
+def content_of(headers: object, body: object) -> tuple[Mapping[str, str], bytes]:
+    """Return the headers and the body of their columns; checked where they have a checksum."""
+    if not isinstance(headers, bytes | str):
+        shown = f"the headers are no text: {_short(headers)}"
+        raise InvalidHeaders("the headers are gone" if headers is None else shown)
+    if type(body) is bytes:
+        return opened(headers, body), body
+    decode_headers(headers)
+    raise InvalidMessage("the content is gone" if body is None else f"the body is no bytes: {_short(body)}")
+
+
+def shown(value: str | bytes) -> str:
+    """Return a text for people: of what is no UTF-8 as much as can be read."""
+    return value if isinstance(value, str) else value.decode(errors="replace")
+
+
+def _short(value: object) -> str:
+    return repr(value)[:80]
+
+
+def read_rows(connection: sqlite3.Connection, sql: str, values: Sequence[Any] | Mapping[str, Any]) -> list[Row]:
+    """Return the rows of a statement that may write; a text that is no UTF-8 comes as bytes, not as an error.
+
+    By default one such text makes all rows unreadable. To ask for bytes always would cost every row.
+    """
+    connection.execute("SAVEPOINT reading")
+    try:
+        try:
+            return connection.execute(sql, values).fetchall()
+        except sqlite3.OperationalError as error:
+            if not is_undecodable(error):
+                raise
+        connection.execute("ROLLBACK TO reading")
+        connection.text_factory = _lenient
+        try:
+            return connection.execute(sql, values).fetchall()
+        finally:
+            connection.text_factory = str
+    finally:
+        if connection.in_transaction:  # a full disk may have ended all of it
+            connection.execute("RELEASE reading")
+
+
+def is_undecodable(error: sqlite3.Error) -> bool:
+    """Return whether a text is no UTF-8."""
+    return "Could not decode to UTF-8" in str(error)
+
+
+def _lenient(value: bytes) -> str | bytes:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
+def decoded(rows: Sequence[Row], decode: Callable[[Row], T]) -> tuple[list[T], dict[int, str]]:
+    """Return what could be read, in order, and of the other rows why not, by their number in the first column."""
+    good, bad = list[T](), dict[int, str]()
+    for row in rows:
+        try:
+            good.append(decode(row))
+        except (InvalidMessage, InvalidHeaders) as error:
+            bad[row[0]] = str(error)
+    return good, bad

@@ -1,0 +1,191 @@
+"""What cannot be read and was set aside: seen, mended and put back, or deleted. Source: ADR 0019."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from postdate.errors import MessageNotFound, MessageTooLarge, NotSupported, PostdateError
+from postdate.messages import encode_headers, size_in_bytes
+from postdate.operations.plain import Body, body_of
+from postdate.ports import Mending, Quarantine, Quarantined
+from postdate.wiring import Plant
+
+_STORE: Final = "s"
+_QUEUES: Final = "q"
+_NAME: Final = re.compile(rf"(?P<where>[{_STORE}{_QUEUES}])(?P<number>[0-9]{{1,18}})", re.ASCII)
+_LOOKED_THROUGH: Final = 10_000
+"""Of so many the one that is asked for is found; they are few, or something is badly wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetAside:
+    """What was set aside, in a list.
+
+    Args:
+        name: to name it by: ``s`` of the store or ``q`` of the queues, and its number there.
+        queue: it was in; ``None``: it waited in the store.
+        message_id: as far as it can be read; empty where it cannot.
+        reason: why it cannot be read.
+        at: when it was set aside, UTC.
+        size_bytes: of all that it holds.
+    """
+
+    name: str
+    queue: str | None
+    message_id: str
+    reason: str
+    at: datetime
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetAsideList:
+    """What was set aside, of the store first, the oldest first; ``total`` counts all of it."""
+
+    total: int = 0
+    messages: Sequence[SetAside] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SetAsideDetails:
+    """What was set aside, with what it holds: by column, as text where it is UTF-8."""
+
+    message: SetAside
+    raw: Mapping[str, Body]
+
+
+@dataclass(frozen=True, slots=True)
+class Mended:
+    """What became of a request about one that was set aside.
+
+    Args:
+        name: of it.
+        done: whether it was done.
+        remark: why not.
+    """
+
+    name: str
+    done: bool
+    remark: str = ""
+
+
+def quarantines(plant: Plant) -> dict[str, Quarantine]:
+    """Return what sets aside here, by the letter its names begin with."""
+    parts = {_STORE: plant.store, _QUEUES: plant.transport}
+    return {letter: part for letter, part in parts.items() if isinstance(part, Quarantine)}
+
+
+async def count_set_aside(plant: Plant) -> int:
+    """Return how much was set aside in the store and the queues."""
+    return sum([await each.quarantined_count() for each in quarantines(plant).values()])
+
+
+async def list_set_aside(plant: Plant, limit: int) -> SetAsideList:
+    """Return up to ``limit`` of what was set aside."""
+    found = await _found(plant, limit)
+    return SetAsideList(await count_set_aside(plant), [_line(name, each) for name, each in found[:limit]])
+
+
+async def _found(plant: Plant, limit: int) -> list[tuple[str, Quarantined]]:
+    return [
+        (f"{letter}{each.number}", each)
+        for letter, part in quarantines(plant).items()
+        for each in await part.quarantined(limit)
+    ]
+
+
+def _line(name: str, each: Quarantined) -> SetAside:
+    size = sum(map(len, each.raw.values()))
+    return SetAside(name, each.place or None, each.message_id, each.reason, each.at, size)
+
+
+async def set_aside_of(plant: Plant, message_id: str) -> SetAside | None:
+    """Return what was set aside of a message, the latest, or ``None``: nothing was."""
+    lines = [_line(name, each) for name, each in await _found(plant, _LOOKED_THROUGH) if each.message_id == message_id]
+    return max(lines, key=lambda line: line.at, default=None)
+
+
+async def show_set_aside(plant: Plant, name: str) -> SetAsideDetails:
+    """Return one with all that it holds.
+
+    Raises:
+        MessageNotFound: there is none of that name.
+    """
+    _part(plant, name)
+    for known, each in await _found(plant, _LOOKED_THROUGH):
+        if known == name:
+            return SetAsideDetails(_line(name, each), {column: body_of(held) for column, held in each.raw.items()})
+    raise _no_such(name)
+
+
+async def put_back(plant: Plant, names: Sequence[str], mending: Mending, now: datetime) -> list[Mended]:
+    """Put what is mended back where it was, each in one transaction; what still cannot be read stays.
+
+    Args:
+        plant: where.
+        names: which.
+        mending: what takes the place of what cannot be read.
+        now: UTC.
+    """
+    return [await _tried(name, _put_back(plant, name, mending, now)) for name in names]
+
+
+async def _put_back(plant: Plant, name: str, mending: Mending, now: datetime) -> None:
+    part, number = _part(plant, name)
+    if name.startswith(_QUEUES) and (mending.due is not None or mending.destination is not None):
+        raise NotSupported("it was in a queue already: only its headers and its body can be mended")
+    kept_in = plant.transport if name.startswith(_QUEUES) else plant.store
+    assert kept_in is not None  # it has something set aside
+    _check_size(mending, kept_in.capabilities.largest_message_bytes)
+    await part.put_back(number, mending, now)
+
+
+def _check_size(mending: Mending, limit: int) -> None:
+    """Refuse what could not be stored; what is not mended was, by the limits of its time."""
+    size = size_in_bytes(encode_headers(mending.headers or {}), mending.body or b"")
+    if size > limit:
+        raise MessageTooLarge(f"what is to take its place has {size:,} bytes, at most {limit:,} are taken")
+
+
+async def delete_set_aside(plant: Plant, names: Sequence[str], now: datetime) -> list[Mended]:
+    """Delete what was set aside for good; recorded as discarded where its id can be read."""
+    return [await _tried(name, _delete(plant, name, now)) for name in names]
+
+
+async def _delete(plant: Plant, name: str, now: datetime) -> None:
+    part, number = _part(plant, name)
+    await part.discard_quarantined(number, now)
+
+
+async def _tried(name: str, doing: Awaitable[None]) -> Mended:
+    try:
+        await doing
+    except PostdateError as error:
+        if error.transient:
+            raise
+        return Mended(name, done=False, remark=str(error))
+    return Mended(name, done=True)
+
+
+def _part(plant: Plant, name: str) -> tuple[Quarantine, int]:
+    """Return where one of that name would be, and its number there.
+
+    Raises:
+        MessageNotFound: it is no name, or nothing is set aside there.
+    """
+    match = _NAME.fullmatch(name)
+    part = None if match is None else quarantines(plant).get(match["where"])
+    if match is None or part is None:
+        raise _no_such(name)
+    return part, int(match["number"])
+
+
+def _no_such(name: str) -> MessageNotFound:
+    return MessageNotFound(
+        f"nothing of the name {name!r} is set aside; names are like {_STORE}12 or {_QUEUES}3: see "
+        f"`postdate errors list --set-aside`"
+    )

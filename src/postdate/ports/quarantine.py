@@ -1,0 +1,110 @@
+"""What cannot be read and is set aside, so that it holds up nothing else and nothing of it is lost.
+
+A row that is damaged (headers that are no JSON, a due time outside the calendar, content that is gone or is not that of
+its checksum) is taken out of the way by whoever meets it first: store or queue, on whatever call. It keeps its raw
+bytes. An operator sees it, mends it, and puts it back where it was.
+
+Source: design.md section 3.4 (an unreadable row never holds up the rest); ADR 0019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol, runtime_checkable
+
+from postdate.messages import DESTINATION_LIMIT, aware_utc, check_headers, check_text
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """A row that was set aside.
+
+    Args:
+        number: names it for the operator, within this store or these queues.
+        place: the queue it was in; empty for the store.
+        message_id: of the message, as far as it can be read.
+        reason: why it cannot be read.
+        at: when it was set aside, UTC.
+        raw: what the row holds, by column, byte for byte; text is in UTF-8, numbers in decimal digits.
+    """
+
+    number: int
+    place: str
+    message_id: str
+    reason: str
+    at: datetime
+    raw: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Mending:
+    """What to put in place of what cannot be read; ``None``: what is there, which may have been mended by hand.
+
+    Args:
+        headers: of the message.
+        due: due time, UTC; in a queue only of a message that was delayed.
+        destination: only of a message of a store.
+        body: content.
+
+    Raises:
+        InvalidHeaders, InvalidTimestamp, InvalidMessage: a part of it is nothing that could be stored.
+    """
+
+    headers: Mapping[str, str] | None = None
+    due: datetime | None = None
+    destination: str | None = None
+    body: bytes | None = None
+
+    def __post_init__(self) -> None:
+        if self.headers is not None:
+            check_headers(self.headers)
+        if self.due is not None:
+            object.__setattr__(self, "due", aware_utc(self.due, "the due time"))
+        if self.destination is not None:
+            check_text(self.destination, "destination", DESTINATION_LIMIT)
+
+
+@runtime_checkable
+class Quarantine(Protocol):
+    """A store, or queues, that set aside what they cannot read. Every built-in store that has rows is one.
+
+    Setting aside happens inside claims, moves, receives and lists: each row is decoded by itself, and one that cannot
+    be is set aside in the same transaction, with a *failed* record of the store where its id can be read. If reading
+    fails otherwise, what was claimed by then is given back. What is stored is not held against limits that were
+    tightened since.
+
+    Guarantees:
+        quarantine.an_unreadable_message_holds_up_nothing, the_oldest_that_can_be_read_is_fetched,
+        an_operator_sees_the_others, an_unreadable_message_is_set_aside_with_its_bytes, a_mended_message_is_put_back,
+        what_is_still_unreadable_stays_set_aside, what_came_back_otherwise_is_not_put_back,
+        tightened_limits_refuse_nothing_that_is_stored, a_flipped_bit_is_noticed.
+    """
+
+    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
+        """Return up to ``limit`` of what is set aside, oldest first."""
+        ...
+
+    async def quarantined_count(self) -> int:
+        """Return how many are set aside."""
+        ...
+
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
+        """Put what is mended back where it was, in one transaction; a message of a store waits again and is recorded.
+
+        Raises:
+            MessageNotFound: nothing of that number is set aside.
+            InvalidMessage, InvalidHeaders: it still cannot be read; it says why. Nothing was changed.
+            QueueNotFound: the queue that it was in is gone. Nothing was changed.
+            DuplicateMessage: the store has a message of this id. Nothing was changed.
+        """
+        ...
+
+    async def discard_quarantined(self, number: int, now: datetime) -> None:
+        """Delete what is set aside for good; recorded as discarded where its id can be read.
+
+        Raises:
+            MessageNotFound: nothing of that number is set aside.
+        """
+        ...

@@ -1,0 +1,148 @@
+"""What is said between client and server until a login is done, as bytes in and values out. Source: MS-TDS 2.2.
+
+Every packet has eight bytes in front: type, status (1: the last of its message), length with them, and four more.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+PRELOGIN: Final = 0x12
+"""Type of the packets in which encryption is agreed upon, and in which TLS shakes hands."""
+
+ENCRYPT_ON: Final = 1
+ENCRYPT_NOT_SUPPORTED: Final = 2
+ENCRYPT_REQUIRED: Final = 3
+
+HEADER: Final = struct.Struct(">BBHHBB")
+_OPTION: Final = struct.Struct(">BHH")
+_ENCRYPTION: Final = 1
+_TERMINATOR: Final = 0xFF
+
+_ERROR, _INFO, _LOGIN_ACK, _FEATURES, _CHANGE, _STATE, _SSPI, _FEDERATION = (
+    0xAA, 0xAB, 0xAD, 0xAE, 0xE3, 0xE4, 0xED, 0xEE,
+)  # fmt: skip
+_DONE: Final = frozenset({0xFD, 0xFE, 0xFF})
+_DONE_BYTES: Final = 12
+_ROUTING: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class LoginAnswer:
+    """What a server answers to a login.
+
+    Args:
+        errors: number and text of what is wrong, in the order said; empty: the login is done.
+        route: host and port of the server that is to be asked instead.
+    """
+
+    errors: tuple[tuple[int, str], ...] = ()
+    route: tuple[str, int] | None = None
+
+
+def packet(kind: int, content: bytes) -> bytes:
+    """Return one packet that is a whole message."""
+    return HEADER.pack(kind, 1, HEADER.size + len(content), 0, 0, 0) + content
+
+
+def encryption(content: bytes) -> int:
+    """Return what a PRELOGIN says of encryption.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    place = _place_of_encryption(content)
+    return ENCRYPT_NOT_SUPPORTED if place is None else content[place]
+
+
+def with_encryption(content: bytes, value: int) -> bytes:
+    """Return a PRELOGIN that says ``value`` of encryption, and otherwise the same.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    place = _place_of_encryption(content)
+    return content if place is None else content[:place] + bytes([value]) + content[place + 1 :]
+
+
+def _place_of_encryption(content: bytes) -> int | None:
+    at = 0
+    while at < len(content) and content[at] != _TERMINATOR:
+        if at + _OPTION.size > len(content):
+            break
+        kind, place, length = _OPTION.unpack_from(content, at)
+        if kind == _ENCRYPTION and length:
+            if place >= len(content):
+                break
+            return place
+        at += _OPTION.size
+    else:
+        if at < len(content):
+            return None
+    raise ValueError("the server's PRELOGIN is cut short")
+
+
+def login_answer(content: bytes) -> LoginAnswer:
+    """Return what the tokens of an answer to a login say.
+
+    Raises:
+        ValueError: they cannot be read.
+    """
+    errors, route, is_acknowledged = list[tuple[int, str]](), None, False
+    try:
+        for kind, token in _tokens(content):
+            if kind == _LOGIN_ACK:
+                is_acknowledged = True
+            elif kind == _ERROR:
+                errors.append(_error(token))
+            elif kind == _CHANGE and token[:1] == bytes([_ROUTING]):
+                route = _route(token)
+    except (struct.error, UnicodeDecodeError) as error:
+        raise ValueError(f"the answer to the login cannot be read: {error}") from error
+    if not is_acknowledged and not errors:
+        raise ValueError("the answer to the login neither grants nor refuses it")
+    return LoginAnswer(() if is_acknowledged else tuple(errors), route)
+
+
+def _tokens(content: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at < len(content):
+        kind = content[at]
+        at += 1
+        if kind in _DONE:
+            size = _DONE_BYTES
+        elif kind in {_ERROR, _INFO, _LOGIN_ACK, _CHANGE, _SSPI}:
+            (size,) = struct.unpack_from("<H", content, at)
+            at += 2
+        elif kind in {_STATE, _FEDERATION}:
+            (size,) = struct.unpack_from("<I", content, at)
+            at += 4
+        elif kind == _FEATURES:
+            size = _size_of_features(content, at)
+        else:
+            raise ValueError(f"the answer to the login has a token {kind:#04x}")
+        if at + size > len(content):
+            raise ValueError("the answer to the login is cut short")
+        yield kind, content[at : at + size]
+        at += size
+
+
+def _size_of_features(content: bytes, at: int) -> int:
+    start = at
+    while content[at : at + 1] != bytes([_TERMINATOR]):
+        (size,) = struct.unpack_from("<I", content, at + 1)
+        at += 5 + size
+    return at + 1 - start
+
+
+def _error(token: bytes) -> tuple[int, str]:
+    number, _state, _class, length = struct.unpack_from("<iBBH", token)
+    return number, token[8 : 8 + 2 * length].decode("utf-16-le")
+
+
+def _route(token: bytes) -> tuple[str, int]:
+    _kind, _size, _protocol, port, length = struct.unpack_from("<BHBHH", token)
+    return token[8 : 8 + 2 * length].decode("utf-16-le"), port

@@ -1,0 +1,233 @@
+"""Fixes taken out, one at a time: without each of them the simulator finds the promise broken that it keeps.
+
+Each is a class of ADR 0019. A fix of the core is taken out of it for as long as the mutation lasts; one that every
+adapter has of its own is taken out of the simulated ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from postdate.core import finishing, guard, poller, recoverability, store_clock
+from postdate.errors import PostdateError
+from postdate.ports import Claim
+from postdate.testing.clock import START
+from postdate.testing.simulator.clock import ProcessClock
+from postdate.testing.simulator.run import Result, run
+from postdate.testing.simulator.site import Breaks
+
+Mutation = Callable[[], AbstractContextManager[Breaks]]
+
+_ROOMS: Final = ("postdate.core", "postdate.endpoint")
+
+
+@contextmanager
+def _instead(owner: object, name: str, replacement: object) -> Generator[None]:
+    """Put something in the place of an attribute."""
+    original = getattr(owner, name)
+    setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+@contextmanager
+def _everywhere(original: object, replacement: object) -> Generator[Breaks]:
+    """Put another function in the place of one, wherever the core or the endpoint has it."""
+    with ExitStack() as stack:
+        for module_name, module in list(sys.modules.items()):
+            if module_name.startswith(_ROOMS):
+                for name, value in list(vars(module).items()):
+                    if value is original:
+                        stack.enter_context(_instead(module, name, replacement))
+        yield Breaks()
+
+
+# --- A: time --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def durations_by_a_monotonic_clock() -> Generator[Breaks]:
+    """A: Durations are measured by the wall clock."""
+
+    def wall(self: ProcessClock) -> float:
+        return (self.now() - START).total_seconds()
+
+    with _instead(ProcessClock, "monotonic", wall):
+        yield Breaks()
+
+
+@contextmanager
+def sums_that_end_with_the_calendar() -> Generator[Breaks]:
+    """A: The poller adds to the due time of a message without looking where the calendar ends."""
+
+    async def sleep(self: Any, alarm: Any, next_attempt: datetime | None, look_again: timedelta) -> None:
+        until = self._clock.now() + poller.LONGEST_SLEEP
+        if next_attempt is not None:
+            until = min(until, next_attempt + max(look_again, timedelta(microseconds=1)))
+        await self._clock.wait(alarm.event, until)
+
+    with _instead(poller.Poller, "_sleep", sleep):
+        yield Breaks()
+
+
+@contextmanager
+def wake_ups_that_end_pauses() -> Generator[Breaks]:
+    """A: A pause after a failure lasts, though the store says that it is back."""
+
+    async def deaf(self: Any, error: PostdateError, alarm: object) -> None:
+        pause = self._breaker.failure(error, self._clock.monotonic())
+        await self._clock.wait_for(self._stop, pause)
+
+    with _instead(poller.Poller, "_pause_after", deaf):
+        yield Breaks()
+
+
+def the_clock_of_the_store() -> AbstractContextManager[Breaks]:
+    """A: What is due is judged by the clock of the service."""
+
+    def none(clock: object, store: object, *, judges: bool = True) -> None:
+        return None
+
+    return _everywhere(store_clock.clock_of_store, none)
+
+
+# --- B: answers that never come ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def deadlines_of_calls() -> Generator[Breaks]:
+    """B: A call of an adapter is waited for as long as it takes."""
+
+    async def call(self: Any, make: Callable[[], Awaitable[Any]], late: object = None) -> Any:
+        try:
+            return await make()
+        except BaseException as error:  # noqa: BLE001 - all of it is raised again
+            raise_ours(self._adapter, error, self._errors)
+
+    raise_ours: Callable[..., None] = vars(guard)["_raise_ours"]
+    with _instead(guard.Guard, "call", call):
+        yield Breaks()
+
+
+@contextmanager
+def a_guard_against_cancellations() -> Generator[Breaks]:
+    """G: A cancellation that an adapter lets out is taken for one of the service's own."""
+
+    def theirs(adapter: object, error: BaseException, *others: object) -> PostdateError:
+        if isinstance(error, asyncio.CancelledError):
+            raise error
+        return ours(adapter, error, *others)
+
+    ours: Callable[..., PostdateError] = vars(guard)["_ours"]
+    with _instead(guard, "_ours", theirs):
+        yield Breaks()
+
+
+# --- C: outages -------------------------------------------------------------------------------------------------------
+
+
+def outages_that_count_against_nobody() -> AbstractContextManager[Breaks]:
+    """C: An outage is a failure of the messages in hand."""
+
+    def never(error: BaseException) -> bool:
+        return False
+
+    return _everywhere(recoverability.is_outage, never)
+
+
+@contextmanager
+def giving_back_without_a_record() -> Generator[Breaks]:
+    """C: What an outage kept from being sent is given back as failed."""
+    begin = finishing.Finisher.__init__
+
+    def without(self: Any, *arguments: Any, **named: Any) -> None:
+        begin(self, *arguments, **named)
+        self._releasing = None
+
+    with _instead(finishing.Finisher, "__init__", without):
+        yield Breaks()
+
+
+# --- D: sent, and not removed -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def memory_of_what_was_sent() -> Generator[Breaks]:
+    """D: What was sent and could not be removed is given back, to be attempted again."""
+
+    async def finish(self: Any, claims: Sequence[Claim], outcome: Any, detail: str = "") -> None:
+        try:
+            await original(self, claims, outcome, detail)
+        finally:
+            left = [claim for claim in claims if self._left.pop(claim.message.message_id, None) is not None]
+            if left:
+                await self.give_back([finishing.GivingBack(claim, None) for claim in left])
+
+    original = finishing.Finisher.finish
+    with _instead(finishing.Finisher, "finish", finish):
+        yield Breaks()
+
+
+# --- E, F: promises of adapters ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def reading_row_by_row() -> Generator[Breaks]:
+    """E: A store reads batches as a whole, and keeps claimed what it has claimed when reading fails."""
+    yield Breaks(reads_whole_batches=True)
+
+
+@contextmanager
+def a_bound_on_holding() -> Generator[Breaks]:
+    """F: A store lets a frozen process hold what it holds."""
+    yield Breaks(holds_for_ever=True)
+
+
+def first_found(fix: str, seeds: Iterable[int]) -> Result | None:
+    """Return the first of some runs that misses a fix, and that keeps every promise with it; ``None``: none does."""
+    for seed in seeds:
+        with MUTATIONS[fix]() as breaks:
+            without = run(seed, breaks=breaks)
+        if without.violation is not None and run(seed).violation is None:
+            return without
+    return None
+
+
+def table(seeds: Iterable[int]) -> Iterator[str]:
+    """Return the rows of the table in docs/guides/testing.md: fix, what is done instead, seed, promise."""
+    for fix, mutation in MUTATIONS.items():
+        said = str(mutation.__doc__).strip().rstrip(".")
+        found = first_found(fix, seeds)
+        seed, promise = (
+            ("none", "") if found is None or found.violation is None else (found.seed, found.violation.promise)
+        )
+        yield f"| `{fix}` | {said} | {seed} | {promise} |"
+
+
+def _named(mutations: Collection[Mutation]) -> Mapping[str, Mutation]:
+    return {each.__name__.replace("_", "-"): each for each in mutations}
+
+
+MUTATIONS: Final = _named(
+    [
+        durations_by_a_monotonic_clock,
+        sums_that_end_with_the_calendar,
+        wake_ups_that_end_pauses,
+        the_clock_of_the_store,
+        deadlines_of_calls,
+        a_guard_against_cancellations,
+        outages_that_count_against_nobody,
+        giving_back_without_a_record,
+        memory_of_what_was_sent,
+        reading_row_by_row,
+        a_bound_on_holding,
+    ]
+)
+"""By the name of the fix that is taken out."""

@@ -1,0 +1,323 @@
+"""Stores and queues as a process sees them; every call goes over the network to a site."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from postdate.errors import DestinationUnavailable, PostdateError
+from postdate.messages import DelayedMessage, Envelope
+from postdate.ports import (
+    HANDLED,
+    Claim,
+    End,
+    MoveReport,
+    Outcome,
+    Received,
+    StoreCapabilities,
+    StoreReport,
+    TransactionMode,
+    TransportCapabilities,
+    Wake,
+    Work,
+)
+from postdate.testing.simulator.clock import true_now
+from postdate.testing.simulator.ledger import origin_of, origin_of_row
+from postdate.testing.simulator.network import LATE_IN_DOUBT_SECONDS, NOT_YET, Connection, Request
+from postdate.testing.simulator.site import HOLDS_AT_MOST
+
+
+class SimulatedStore:
+    """A claiming store on a site; in the promise it keeps, like any of ours.
+
+    Args:
+        connection: to the site.
+    """
+
+    def __init__(self, connection: Connection, *, shares: bool) -> None:
+        self._connection, self._site = connection, connection.site
+        modes = frozenset(TransactionMode)
+        self.capabilities = StoreCapabilities(
+            durable=True,
+            shared=True,
+            time_precision=timedelta(microseconds=1),
+            transaction_modes=modes if shares else modes - {TransactionMode.TRANSACTION_SCOPE},
+            database=connection.site if shares else None,
+            holds_at_most=HOLDS_AT_MOST,
+        )
+
+    async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
+        """See :meth:`postdate.ports.ClaimingStore.initialize`."""
+        await self._connection.call("initialize", lambda: None)
+
+    async def store(self, message: DelayedMessage, now: datetime) -> None:
+        """See :meth:`postdate.ports.ClaimingStore.store`."""
+        await self._connection.call("store", lambda: self._site.store(message), [origin_of_row(message)])
+
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+        """See :meth:`postdate.ports.ClaimingStore.store_many`."""
+        origins = [origin_of_row(message) for message in messages]
+        return await self._connection.call("store_many", lambda: self._site.store_many(messages), origins)
+
+    async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
+        """See :meth:`postdate.ports.ClaimingStore.fetch_next_due`."""
+        raise AssertionError("the core claims in batches")
+
+    async def remove(self, message_id: str, now: datetime) -> bool:
+        """See :meth:`postdate.ports.ClaimingStore.remove`."""
+        raise AssertionError("the core finishes claims in batches")
+
+    async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
+        """See :meth:`postdate.ports.ClaimingStore.increment_failure_count`."""
+        raise AssertionError("the core counts failures of claims")
+
+    async def next_due(self) -> datetime | None:
+        """See :meth:`postdate.ports.ClaimingStore.next_due`."""
+        return await self._connection.call(
+            "next_due", lambda: min((row.message.due for row in self._site.rows.values()), default=None)
+        )
+
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+        """See :meth:`postdate.ports.ClaimingStore.claim_due`."""
+        session = self._connection.session
+
+        def give_back(claims: Sequence[Claim]) -> None:
+            self._site.release(claims, None)
+
+        return await self._connection.call("claim_due", lambda: self._site.claim(session, now, limit), undo=give_back)
+
+    async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
+        """See :meth:`postdate.ports.ClaimingStore.finish`."""
+        return await self._connection.call("finish", lambda: self._site.finish(claims, outcome), about=claims)
+
+    async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
+        """See :meth:`postdate.ports.ClaimingStore.retry_later`."""
+        return await self._connection.call(
+            "retry_later", lambda: self._site.retry_later(claim, attempt_at, reason), about=[claim]
+        )
+
+    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+        """See :class:`postdate.ports.stores.ReleasingStore`."""
+        return await self._connection.call("release", lambda: self._site.release(claims, attempt_at), about=claims)
+
+    async def next_attempt(self) -> datetime | None:
+        """See :meth:`postdate.ports.ClaimingStore.next_attempt`."""
+        return await self._connection.call("next_attempt", self._site.next_attempt)
+
+    async def listen(self, wake: Wake) -> Callable[[], None]:
+        """See :meth:`postdate.ports.ClaimingStore.listen`."""
+        session = self._connection.session
+
+        def listen() -> Callable[[], None]:
+            self._site.listeners[id(wake)] = (session, wake)
+            return lambda: self._site.listeners.pop(id(wake), None) and None
+
+        return await self._connection.call("listen", listen)
+
+    async def cancel(self, message_id: str, now: datetime) -> bool:
+        """See :meth:`postdate.ports.AdministrableStore.cancel`."""
+        return await self._connection.call("cancel", lambda: self._site.cancel(message_id))
+
+    async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
+        """See :meth:`postdate.ports.AdministrableStore.reschedule`."""
+        return await self._connection.call("reschedule", lambda: self._site.reschedule(message_id, due))
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class SimulatedMovingStore(SimulatedStore):
+    """The same in the database of the queues."""
+
+    def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
+        """See :meth:`postdate.ports.MovingStore.storing`."""
+        return self._site.storing(messages)
+
+    def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
+        """See :meth:`postdate.ports.MovingStore.finishing`."""
+        return self._site.finishing(claims, outcome)
+
+    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
+        """See :meth:`postdate.ports.MovingStore.move_due`."""
+        return await self._connection.call("move_due", lambda: self._site.move(now, limit))
+
+    async def pause(self) -> None:
+        """See :meth:`postdate.ports.MovingStore.pause`."""
+        await self._connection.call("pause", lambda: None)
+
+
+class _Timekeeping(SimulatedStore):
+    """A clock of the server beside the store."""
+
+    async def server_now(self) -> datetime:
+        """See :meth:`postdate.ports.TimekeepingStore.server_now`."""
+        return await self._connection.call("server_now", true_now)
+
+    async def report_clock(self, ahead: timedelta) -> None:
+        """See :meth:`postdate.ports.TimekeepingStore.report_clock`."""
+        await self._connection.call("report_clock", lambda: self._site.clocks.update({self._life: ahead}))
+
+    async def reported_clocks(self) -> Mapping[str, timedelta]:
+        """See :meth:`postdate.ports.TimekeepingStore.reported_clocks`."""
+        return await self._connection.call("reported_clocks", lambda: dict(self._site.clocks))
+
+    @property
+    def _life(self) -> str:
+        return self._connection.session.life
+
+
+class TimekeepingStore(_Timekeeping):
+    """A store on a server with a clock."""
+
+
+class TimekeepingMovingStore(_Timekeeping, SimulatedMovingStore):
+    """The same in the database of the queues."""
+
+
+STORES: Final[Mapping[tuple[bool, bool], type[SimulatedStore]]] = {
+    (False, False): SimulatedStore,
+    (True, False): SimulatedMovingStore,
+    (False, True): TimekeepingStore,
+    (True, True): TimekeepingMovingStore,
+}
+"""By whether it shares its database with the queues, and whether its server has a clock."""
+
+
+class SimulatedTransport:
+    """Queues on a site.
+
+    Args:
+        connection: to the site.
+        pipelines: one send takes messages for any mixture of destinations.
+        shares: the store is on this site, too.
+    """
+
+    def __init__(self, connection: Connection, *, pipelines: bool, shares: bool) -> None:
+        self._connection, self._site = connection, connection.site
+        modes = frozenset(TransactionMode)
+        self.capabilities = TransportCapabilities(
+            durable=True,
+            transaction_modes=modes if shares else modes - {TransactionMode.TRANSACTION_SCOPE},
+            database=connection.site if shares else None,
+            pipelines=pipelines,
+            reads_ahead=shares and pipelines,
+        )
+
+    async def create_queues(self, names: Sequence[str]) -> None:
+        """See :meth:`postdate.ports.Transport.create_queues`."""
+
+        def create() -> None:
+            for name in names:
+                self._site.queues.setdefault(name, [])
+
+        await self._connection.call("create_queues", create)
+
+    async def send(
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+    ) -> Sequence[PostdateError | None]:
+        """See :meth:`postdate.ports.Transport.send`."""
+        life, ledger = self._connection.session.life, self._connection.server.ledger
+        origins = [origin_of(each.message_id, each.headers) for each in envelopes]
+        final = [
+            origin
+            for origin, envelope in zip(origins, envelopes, strict=True)
+            if not work and envelope.due is not None and envelope.destination != "error"
+        ]
+        for origin in final:
+            ledger.sends(life, origin)
+        began = ledger.now
+        try:
+            errors = await self._connection.call("send", lambda: self._send(envelopes, work), origins)
+        except PostdateError as error:
+            if work:
+                raise
+            return [error] * len(envelopes)
+        if len(errors) == len(envelopes) and ledger.now - began < LATE_IN_DOUBT_SECONDS:
+            for origin, error in zip(origins, errors, strict=True):
+                if error is None and origin in final:
+                    ledger.knows_sent(life, origin)
+        return errors
+
+    def _send(self, envelopes: Sequence[Envelope], work: Sequence[Work]) -> Sequence[PostdateError | None]:
+        full = self._connection.server.full
+        refused = {each.destination: DestinationUnavailable("full") for each in envelopes if each.destination in full}
+        if work and refused:
+            raise next(iter(refused.values()))
+        taken = [each for each in envelopes if each.destination not in refused]
+        answers = iter(self._site.send(taken, work))
+        return [refused.get(each.destination) or next(answers) for each in envelopes]
+
+    def receiver(self, queue: str) -> SimulatedReceiver:
+        """See :meth:`postdate.ports.Transport.receiver`."""
+        return SimulatedReceiver(self._connection, queue)
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+class SimulatedReceiver:
+    """Receives from one queue.
+
+    Args:
+        connection: to the site.
+        queue: its name.
+    """
+
+    def __init__(self, connection: Connection, queue: str) -> None:
+        self._connection, self._site, self._queue = connection, connection.site, queue
+        self._has_failed = False
+
+    async def receive(self, limit: int) -> Sequence[Received]:
+        """See :meth:`postdate.ports.Receiver.receive`."""
+        connection, site = self._connection, self._site
+        future: asyncio.Future[Sequence[Received]] = asyncio.get_running_loop().create_future()
+
+        def give(received: Sequence[Received]) -> bool:
+            return connection.server.answer_receive(request, received)
+
+        def receive() -> Any:
+            if self._has_failed:  # so that the pump hears that it is over
+                self._has_failed = False
+                return ()
+            if connection.session.is_alive:
+                site.receive(connection.session, self._queue, limit, give)
+            return NOT_YET
+
+        request: Request[Sequence[Received]] = Request(
+            "receive", receive, future, undo=self._put_back, life=connection.session.life
+        )
+        try:
+            return await connection.wait(request)
+        except PostdateError:
+            self._has_failed = True
+            raise
+
+    def _put_back(self, received: Sequence[Received]) -> None:
+        for each in received:
+            self._site.roll_back(each, failed=False)
+
+    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+        """See :meth:`postdate.ports.Receiver.commit`."""
+        ledger, life = self._connection.server.ledger, self._connection.session.life
+        envelope = received.envelope
+        origins = [origin_of(envelope.message_id, envelope.headers)]
+        origins += [origin_of(out.message_id, out.headers) for out in end.outgoing]
+
+        def commit() -> None:
+            full = next((out for out in end.outgoing if out.destination in self._connection.server.full), None)
+            if full is not None:
+                raise DestinationUnavailable(f"{full.destination} is full")
+            self._site.commit(received, end)
+
+        ledger.note(f"{life} commits {origins[0]}")
+        await self._connection.call("commit", commit, list(dict.fromkeys(origins)))
+
+    async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+        """See :meth:`postdate.ports.Receiver.roll_back`."""
+        await self._connection.call("roll_back", lambda: self._site.roll_back(received, failed=failed))
+
+    async def close(self) -> None:
+        """See :meth:`postdate.ports.Receiver.close`."""
+        self._site.close_receiver(self._connection.session, self._queue)

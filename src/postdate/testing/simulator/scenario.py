@@ -1,0 +1,230 @@
+"""What a seed stands for: how many processes, which messages, and which troubles when."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+from postdate.testing.simulator.network import Trouble, Weather
+
+
+class Happening(enum.Enum):
+    """What happens to a process, a site, or a message at some time."""
+
+    SEND = "is sent"
+    STORE = "is stored"
+    CANCEL = "is cancelled"
+    RESCHEDULE = "is rescheduled"
+    KILL = "is killed"
+    STOP = "is stopped"
+    FREEZE = "is frozen"
+    STEP = "clock is set"
+    STORE_WEATHER = "store"
+    QUEUES_WEATHER = "queues"
+    FULL = "is full"
+    NOT_REMOVED = "cannot be removed"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One of them.
+
+    Args:
+        at: seconds of the run.
+        what: happens.
+        process: to which process, or through which.
+        seconds: how long, how far, or when a message is due after it was sent.
+        message: number of a message.
+        weather: of a site.
+    """
+
+    at: float
+    what: Happening
+    process: int = 0
+    seconds: float = 0.0
+    message: int = 0
+    weather: Weather = Weather.FAIR
+
+
+class Kind(enum.Enum):
+    """What a message does."""
+
+    TO_OTHERS = "to others"
+    HANDLED = "handled"
+    FAILS_ONCE = "fails once"
+    FAILS = "fails"
+    SENDS = "sends"
+    NO_QUEUE = "to a queue that does not exist"
+    UNREADABLE = "unreadable"
+    NEVER = "due at the end of the calendar"
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Which troubles a run has.
+
+    Args:
+        name: in reports.
+        weight: how often seeds draw it.
+        calls: what may become of single calls.
+        happens: to processes and sites.
+        weathers: of sites.
+        standstill: seconds within which everything goes on when it is over.
+        kinds: of messages besides the ordinary.
+        store_clock: the store has a clock, and processes have wrong ones.
+    """
+
+    name: str
+    weight: int
+    calls: Sequence[Trouble] = ()
+    happens: Sequence[Happening] = ()
+    weathers: Sequence[Weather] = ()
+    standstill: float = 2.0
+    kinds: Sequence[Kind] = ()
+    store_clock: bool = False
+
+
+_OUTAGE: Final = (Happening.STORE_WEATHER, Happening.QUEUES_WEATHER)
+_PROCESSES: Final = (Happening.KILL, Happening.STOP, Happening.FREEZE)
+
+PROFILES: Final = (
+    Profile("calm", 1, kinds=tuple(Kind)),
+    Profile("clock set", 2, happens=(Happening.STEP,), kinds=tuple(Kind)),
+    Profile("wrong clocks", 2, store_clock=True),
+    Profile("store down", 2, happens=(Happening.STORE_WEATHER,), weathers=(Weather.DOWN,), standstill=4.0),
+    Profile("servers down", 2, happens=_OUTAGE, weathers=(Weather.DOWN,), standstill=15.0),
+    Profile("servers silent", 3, happens=_OUTAGE, weathers=(Weather.SILENT, Weather.DEADLINE), standstill=15.0),
+    Profile(
+        "clock set in an outage",
+        2,
+        happens=(*_OUTAGE, Happening.STEP, Happening.STEP),
+        weathers=(Weather.DOWN,),
+        standstill=15.0,
+    ),
+    Profile("queues full", 1, happens=(Happening.FULL,), standstill=15.0),
+    Profile("removing fails", 2, happens=(Happening.NOT_REMOVED,), standstill=6.0),
+    Profile("processes", 3, happens=_PROCESSES, standstill=5.0, kinds=tuple(Kind)),
+    Profile("frozen", 2, happens=(Happening.FREEZE, Happening.FREEZE, Happening.STEP), standstill=5.0),
+    Profile("calls", 5, calls=tuple(Trouble), standstill=25.0, kinds=tuple(Kind)),
+    Profile("no answers", 2, calls=(Trouble.SILENT, Trouble.DEAF, Trouble.LATE), standstill=25.0),
+    Profile(
+        "everything",
+        5,
+        calls=tuple(Trouble),
+        happens=(*_OUTAGE, *_PROCESSES, Happening.STEP, Happening.FULL, Happening.NOT_REMOVED),
+        weathers=(Weather.DOWN, Weather.SILENT, Weather.DEADLINE),
+        standstill=30.0,
+        kinds=tuple(Kind),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """See the module.
+
+    Args:
+        profile: which troubles there are.
+        same_database: store and queues are one.
+        pipelines: one send takes messages for any destinations.
+        processes: how many.
+        ahead: by how many seconds the clock of each is ahead.
+        window: of the loop: among how many it chooses who runs next.
+        retries: of dispatching.
+        rate: share of calls that come to no good.
+        trouble_until: seconds of the run.
+        kinds: what each message does.
+        events: in order.
+    """
+
+    profile: Profile
+    same_database: bool
+    pipelines: bool
+    processes: int
+    ahead: Sequence[float]
+    window: int
+    retries: int
+    rate: float
+    trouble_until: float
+    kinds: Sequence[Kind]
+    events: Sequence[Event]
+
+    @property
+    def end(self) -> float:
+        """When everything must have arrived if nothing had failed."""
+        dues = [each.at + max(each.seconds, 0) for each in self.events if each.what in _ABOUT_DUE]
+        return max([self.trouble_until, *dues])
+
+
+_ABOUT_DUE: Final = (Happening.SEND, Happening.STORE, Happening.RESCHEDULE)
+
+
+def scenario(chance: Random) -> Scenario:
+    """Return what a seed stands for."""
+    (profile,) = chance.choices(PROFILES, [each.weight for each in PROFILES])
+    processes = chance.choice((1, 2, 2, 3))
+    trouble_until = chance.uniform(20, 200)
+    kinds = [_kind(chance, profile) for _ in range(chance.randint(2, 20))]
+    events = [
+        *_messages(chance, kinds, processes, trouble_until),
+        *_troubles(chance, profile, processes, trouble_until),
+    ]
+    ahead = [chance.uniform(-600, 600) if profile.store_clock else 0.0 for _ in range(processes)]
+    return Scenario(
+        profile,
+        same_database=chance.random() < 0.4,
+        pipelines=chance.random() < 0.5,
+        processes=processes,
+        ahead=ahead,
+        window=chance.choice((1, 2, 4, 16)),
+        retries=chance.choice((0, 0, 1, 3)),
+        rate=chance.choice((0.01, 0.05, 0.2)),
+        trouble_until=trouble_until,
+        kinds=kinds,
+        events=sorted(events, key=lambda event: event.at),
+    )
+
+
+def _kind(chance: Random, profile: Profile) -> Kind:
+    if profile.kinds and chance.random() < 0.3:
+        return chance.choice(profile.kinds)
+    return Kind.TO_OTHERS if chance.random() < 0.6 else Kind.HANDLED
+
+
+def _messages(chance: Random, kinds: Sequence[Kind], processes: int, trouble_until: float) -> list[Event]:
+    events: list[Event] = []
+    herd = chance.random() < 0.5
+    due = chance.uniform(1, trouble_until)
+    for number in range(len(kinds)):
+        at = chance.uniform(0, min(10.0, due)) if herd else chance.uniform(0, trouble_until)
+        delay = (
+            due - at if herd else chance.choice((chance.uniform(0, 2), chance.uniform(0, 30), chance.uniform(0, 120)))
+        )
+        way = Happening.SEND if chance.random() < 0.8 else Happening.STORE
+        process = chance.randrange(processes)
+        events.append(Event(at, way, process, delay, number))
+        if chance.random() < 0.1:
+            events.append(Event(at + chance.uniform(0, 10), Happening.CANCEL, process, 0, number))
+        elif chance.random() < 0.1:
+            later = Event(at + chance.uniform(0, 10), Happening.RESCHEDULE, process, chance.uniform(0, 60), number)
+            events.append(later)
+    return events
+
+
+def _troubles(chance: Random, profile: Profile, processes: int, until: float) -> list[Event]:
+    if not profile.happens:
+        return []
+    events: list[Event] = []
+    for _ in range(chance.randint(1, 5)):
+        what, at = chance.choice(profile.happens), chance.uniform(1, until)
+        seconds = chance.choice((chance.uniform(0.1, 3), chance.uniform(1, 90), chance.uniform(40, 120)))
+        if what is Happening.STEP:
+            seconds = chance.choice((-1, 1)) * chance.choice((0.5, 5, 60, 3600))
+        elif what is Happening.FREEZE:
+            seconds = chance.choice((chance.uniform(1, 50), chance.uniform(70, 900)))
+        weather = chance.choice(profile.weathers) if profile.weathers else Weather.FAIR
+        events.append(Event(at, what, chance.randrange(processes), seconds, 0, weather))
+    return events

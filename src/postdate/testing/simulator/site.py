@@ -1,0 +1,483 @@
+"""A database as a store or as queues, or as both: what is in it, transactions, and who holds what.
+
+It keeps what the ports promise of every adapter, and can be told to break a part of that: so a promise is shown to be
+needed. No process runs in here: what it does happens at once, when a request arrives.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Final
+
+from postdate.errors import ClaimLost, DuplicateMessage, InvalidHeaders, PostdateError, QueueNotFound
+from postdate.messages import DelayedMessage, Envelope, Headers, to_envelope, with_failures
+from postdate.ports import Claim, End, MoveReport, Outcome, Received, RecordKind, StoreReport, Wake, Work
+from postdate.testing.simulator.ledger import Ledger, origin_of, origin_of_row
+
+HOLDS_AT_MOST: Final = timedelta(seconds=60)
+
+
+@dataclass(frozen=True, slots=True)
+class Breaks:
+    """Promises of adapters that this site does not keep.
+
+    Args:
+        reads_whole_batches: one row that cannot be read fails a claim, and what it has claimed stays claimed.
+        holds_for_ever: what a frozen process holds stays with it.
+    """
+
+    reads_whole_batches: bool = False
+    holds_for_ever: bool = False
+
+
+class Session:
+    """A process as a site sees it.
+
+    Args:
+        life: of the process: its name and which start of it this is.
+    """
+
+    def __init__(self, life: str) -> None:
+        self.life = life
+        self.is_alive = True
+
+
+@dataclass(slots=True)
+class Row:
+    """A delayed message that waits."""
+
+    message: DelayedMessage
+    attempt_at: datetime
+    number: int
+    session: Session | None = None
+    token: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Parcel:
+    """A message in a queue."""
+
+    envelope: Envelope
+    since: float
+    failures: int = 0
+    session: Session | None = None
+    token: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Waiting:
+    """A receive that has found nothing yet."""
+
+    session: Session
+    limit: int
+    give: Callable[[Sequence[Received]], bool]
+
+
+class Site:
+    """See the module.
+
+    Args:
+        ledger: told of everything after it is committed.
+        now: the time by which is judged whether a message is early.
+        breaks: promises that it does not keep.
+    """
+
+    def __init__(self, ledger: Ledger, now: Callable[[], datetime], breaks: Breaks) -> None:
+        self._ledger, self._now, self._breaks = ledger, now, breaks
+        self.rows: dict[str, Row] = {}
+        self.known: dict[str, None] = {}
+        self.damaged: dict[str, None] = {}
+        self.aside: dict[str, DelayedMessage] = {}
+        self.clocks: dict[str, timedelta] = {}
+        self.queues: dict[str, list[Parcel]] = {}
+        self.sinks: dict[str, None] = {}
+        """Queues whose messages stay: somebody else's."""
+        self.listeners: dict[int, tuple[Session, Wake]] = {}
+        self._waiting: dict[str, list[Waiting]] = {}
+        self._numbers = itertools.count(1)
+        self._undo: list[Callable[[], object]] = []
+        self._committed: list[Callable[[], None]] = []
+        self._is_open = False
+
+    # --- transactions ---------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def transaction(self) -> Generator[None]:
+        """Do all of it or nothing; the ledger hears of it at the end."""
+        if self._is_open:
+            yield
+            return
+        self._is_open = True
+        try:
+            yield
+        except BaseException:
+            for undo in reversed(self._undo):
+                undo()
+            self._committed.clear()
+            raise
+        finally:
+            self._undo.clear()
+            self._is_open = False
+        committed, self._committed = self._committed, []
+        for tell in committed:
+            tell()
+        self._serve()
+
+    def _add_row(self, row: Row) -> None:
+        id_ = row.message.message_id
+        self.rows[id_] = row
+        self._undo.append(lambda: self.rows.pop(id_))
+        self._committed.insert(0, lambda: self._ledger.placed(origin_of_row(row.message), "the store", +1))
+
+    def _remove_row(self, row: Row, why: str) -> None:
+        id_ = row.message.message_id
+        del self.rows[id_]
+        self._undo.append(lambda: self.rows.__setitem__(id_, row))
+        self._committed.append(lambda: self._ledger.placed(origin_of_row(row.message), f"the store ({why})", -1))
+
+    def _put(self, envelope: Envelope) -> None:
+        """Put a message into a queue.
+
+        Raises:
+            QueueNotFound: there is none.
+        """
+        queue = self.queues.get(envelope.destination)
+        if queue is None:
+            origin = origin_of(envelope.message_id, envelope.headers)
+            self._ledger.blame([origin], "there is no such queue")
+            raise QueueNotFound(f"there is no queue {envelope.destination!r}")
+        parcel = Parcel(envelope, self._ledger.now)
+        queue.append(parcel)
+        self._undo.append(lambda: queue.remove(parcel))
+        self._committed.insert(0, lambda: self._has_come(envelope))
+
+    def _has_come(self, envelope: Envelope) -> None:
+        ledger, origin = self._ledger, origin_of(envelope.message_id, envelope.headers)
+        ledger.placed(origin, envelope.destination, +1)
+        if envelope.destination == "error":
+            of_dispatch = envelope.headers.get(Headers.FAILED_QUEUE, "").endswith(".timeouts")
+            why = envelope.headers.get(Headers.EXCEPTION_MESSAGE, "")
+            ledger.becomes_error(origin, why, instead=of_dispatch)
+        elif not envelope.destination.endswith(".timeouts"):
+            ledger.arrives(envelope)
+            ledger.check_time(origin, self._now())
+        ledger.check_count(origin)
+
+    def _take_off(self, queue: str, parcel: Parcel, why: str) -> None:
+        parcels = self.queues[queue]
+        at = parcels.index(parcel)
+        del parcels[at]
+        self._undo.append(lambda: parcels.insert(at, parcel))
+        origin = origin_of(parcel.envelope.message_id, parcel.envelope.headers)
+        self._committed.append(lambda: self._ledger.placed(origin, f"{queue} ({why})", -1))
+
+    # --- the store ------------------------------------------------------------------------------------------------
+
+    def store(self, message: DelayedMessage) -> None:
+        """See :meth:`postdate.ports.DelayedMessageStore.store`."""
+        if self.store_many([message]).already_there:
+            raise DuplicateMessage(f"message {message.message_id!r} was stored before")
+
+    def store_many(self, messages: Sequence[DelayedMessage]) -> StoreReport:
+        """See :meth:`postdate.ports.ClaimingStore.store_many`."""
+        first = self.next_attempt()
+        there: list[str] = []
+        with self.transaction():
+            for message in messages:
+                id_ = message.message_id
+                if id_ in self.known:
+                    there.append(id_)
+                    continue
+                self.known[id_] = None
+                self._undo.append(lambda id_=id_: self.known.pop(id_))
+                self._add_row(Row(with_failures(message, 0), message.due, next(self._numbers)))
+            self._committed.append(lambda: self._wake_if_earlier(first))
+        return StoreReport(len(messages) - len(there), tuple(there))
+
+    def _wake_if_earlier(self, first: datetime | None) -> None:
+        now_first = self.next_attempt()
+        if now_first is not None and (first is None or now_first < first):
+            self.wake()
+
+    def wake(self) -> None:
+        """Wake every process that listens."""
+        for session, wake in list(self.listeners.values()):
+            if session.is_alive:
+                wake()
+
+    def next_attempt(self) -> datetime | None:
+        """See :meth:`postdate.ports.ClaimingStore.next_attempt`."""
+        return min((row.attempt_at for row in self.rows.values() if row.session is None), default=None)
+
+    def _due(self, now: datetime) -> list[Row]:
+        due = [row for row in self.rows.values() if row.session is None and row.attempt_at < now]
+        due.sort(key=lambda row: (row.attempt_at, row.number))
+        return due
+
+    def claim(self, session: Session, now: datetime, limit: int) -> Sequence[Claim]:
+        """See :meth:`postdate.ports.ClaimingStore.claim_due`."""
+        claims: list[Claim] = []
+        unreadable: str | None = None
+        for row in self._due(now)[:limit]:
+            if row.message.message_id in self.damaged:
+                if not self._breaks.reads_whole_batches:
+                    self._set_aside(row)
+                    continue
+                unreadable = row.message.message_id
+            row.session, row.token = session, next(self._numbers)
+            claims.append(Claim(row.message, row.token))
+            self._ledger.note(f"{origin_of_row(row.message)} claimed by {session.life}")
+        if unreadable is not None:
+            raise InvalidHeaders(f"the headers of {unreadable!r} are no JSON")
+        return claims
+
+    def _set_aside(self, row: Row) -> None:
+        with self.transaction():
+            self.aside[row.message.message_id] = row.message
+            origin = origin_of_row(row.message)
+            self._committed.insert(0, lambda: self._ledger.placed(origin, "quarantine", +1))
+            self._remove_row(row, "set aside")
+
+    def _held(self, claim: Claim) -> Row | None:
+        row = self.rows.get(claim.message.message_id)
+        return row if row is not None and row.session is not None and row.token == claim.token else None
+
+    def finish(self, claims: Sequence[Claim], outcome: Outcome) -> int:
+        """See :meth:`postdate.ports.ClaimingStore.finish`."""
+        held = [row for claim in claims if (row := self._held(claim)) is not None]
+        with self.transaction():
+            for row in held:
+                self._remove_row(row, outcome.value)
+        return len(held)
+
+    def finishing(self, claims: Sequence[Claim], outcome: Outcome) -> Work:
+        """See :meth:`postdate.ports.EnlistingStore.finishing`."""
+
+        def work(site: object) -> None:
+            assert site is self
+            if self.finish(claims, outcome) < len(claims):
+                raise ClaimLost("a claim is no longer held")
+
+        return work
+
+    def storing(self, messages: Sequence[DelayedMessage]) -> Work:
+        """See :meth:`postdate.ports.EnlistingStore.storing`."""
+
+        def work(site: object) -> None:
+            assert site is self
+            self.store_many(messages)
+
+        return work
+
+    def retry_later(self, claim: Claim, attempt_at: datetime, reason: str) -> bool:
+        """See :meth:`postdate.ports.ClaimingStore.retry_later`."""
+        row = self._held(claim)
+        if row is None:
+            return False
+        row.message = with_failures(row.message, row.message.number_of_failures + 1)
+        row.attempt_at, row.session = attempt_at, None
+        self._ledger.is_retried(origin_of_row(row.message), reason)
+        return True
+
+    def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+        """See :class:`postdate.ports.stores.ReleasingStore`."""
+        held = [row for claim in claims if (row := self._held(claim)) is not None]
+        for row in held:
+            self._ledger.note(f"{origin_of_row(row.message)} given back, not before {attempt_at or row.attempt_at}")
+            row.session = None
+            row.attempt_at = row.attempt_at if attempt_at is None else attempt_at
+        return len(held)
+
+    def cancel(self, message_id: str) -> bool:
+        """See :meth:`postdate.ports.AdministrableStore.cancel`."""
+        row = self.rows.get(message_id)
+        if row is None or row.session is not None:
+            return False
+        origin = origin_of_row(row.message)
+        self._ledger.cancelled[origin] = self._ledger.now
+        with self.transaction():
+            self._committed.insert(0, lambda: self._ledger.placed(origin, "what was cancelled", +1))
+            self._remove_row(row, "cancelled")
+        return True
+
+    def reschedule(self, message_id: str, due: datetime) -> bool:
+        """See :meth:`postdate.ports.AdministrableStore.reschedule`."""
+        row = self.rows.get(message_id)
+        if row is None or row.session is not None:
+            return False
+        row.message, row.attempt_at = replace(row.message, due=due), due
+        self._ledger.is_due(origin_of_row(row.message), due)
+        self.wake()
+        return True
+
+    def move(self, now: datetime, limit: int) -> MoveReport:
+        """See :meth:`postdate.ports.MovingStore.move_due`."""
+        moved, left_behind = 0, False
+        with self.transaction():
+            for row in self._due(now)[:limit]:
+                if row.message.message_id in self.damaged:
+                    if self._breaks.reads_whole_batches:
+                        raise InvalidHeaders(f"the headers of {row.message.message_id!r} are no JSON")
+                    self._set_aside(row)
+                elif row.message.destination in self.queues:
+                    self._put(to_envelope(row.message))
+                    self._remove_row(row, "moved")
+                    moved += 1
+                else:
+                    left_behind = True
+        return MoveReport(moved, 0, left_behind, self.next_attempt())
+
+    # --- the queues -----------------------------------------------------------------------------------------------
+
+    def send(self, envelopes: Sequence[Envelope], work: Sequence[Work]) -> Sequence[PostdateError | None]:
+        """See :meth:`postdate.ports.Transport.send`."""
+        if work:
+            with self.transaction():
+                for each in work:
+                    each(self)
+                for envelope in envelopes:
+                    self._put(envelope)
+            return [None] * len(envelopes)
+        return [self._send(envelope) for envelope in envelopes]
+
+    def _send(self, envelope: Envelope) -> PostdateError | None:
+        try:
+            with self.transaction():
+                self._put(envelope)
+        except QueueNotFound as error:
+            return error
+        return None
+
+    def receive(self, session: Session, queue: str, limit: int, give: Callable[[Sequence[Received]], bool]) -> None:
+        """Give up to ``limit`` messages as soon as there is one; ``give`` returns whether they are wanted still.
+
+        Raises:
+            QueueNotFound: there is no such queue.
+        """
+        if queue not in self.queues:
+            raise QueueNotFound(f"there is no queue {queue!r}")
+        self._waiting.setdefault(queue, []).append(Waiting(session, limit, give))
+        self._serve()
+
+    def _serve(self) -> None:
+        for queue, waiting in self._waiting.items():
+            while waiting and (free := [parcel for parcel in self.queues[queue] if parcel.session is None]):
+                first = waiting.pop(0)
+                if not first.session.is_alive:
+                    continue
+                taken = free[: first.limit]
+                for parcel in taken:
+                    parcel.session, parcel.token = first.session, next(self._numbers)
+                if not first.give([Received(each.envelope, each.failures, each.token) for each in taken]):
+                    for parcel in taken:
+                        parcel.session = None
+
+    def break_receives(self, session: Session | None = None) -> None:
+        """End the receives that wait, of one process or of all: their connection is lost."""
+        for line in self._waiting.values():
+            ended = [each for each in line if session is None or each.session is session]
+            line[:] = [each for each in line if each not in ended]
+            for each in ended:
+                each.give(())
+
+    def _parcel(self, received: Received) -> tuple[str, Parcel]:
+        queue = received.envelope.destination
+        for parcel in self.queues.get(queue, ()):
+            if parcel.session is not None and parcel.token == received.token:
+                return queue, parcel
+        raise ClaimLost(f"message {received.envelope.message_id!r} is no longer held here")
+
+    def commit(self, received: Received, end: End) -> None:
+        """See :meth:`postdate.ports.Receiver.commit`."""
+        queue, parcel = self._parcel(received)
+        origin = origin_of(parcel.envelope.message_id, parcel.envelope.headers)
+        ledger = self._ledger
+        with self.transaction():
+            for work in end.work:
+                work(self)
+            if end.record is RecordKind.RETRIED:
+                ledger.rounds[origin] += 1
+                self._undo.append(lambda: ledger.rounds.subtract([origin]))
+            elif end.record is RecordKind.HANDLED:
+                self._committed.insert(0, lambda: ledger.placed(origin, "what was handled", +1))
+            for envelope in end.outgoing:
+                self._put(envelope)
+            self._take_off(queue, parcel, "committed")
+
+    def roll_back(self, received: Received, *, failed: bool) -> None:
+        """See :meth:`postdate.ports.Receiver.roll_back`."""
+        _, parcel = self._parcel(received)
+        parcel.session = None
+        parcel.failures += failed
+        self._serve()
+
+    # --- processes ------------------------------------------------------------------------------------------------
+
+    def held_by(self, session: Session) -> Sequence[str]:
+        """Return the origins of what a process holds here."""
+        rows = [origin_of_row(row.message) for row in self.rows.values() if row.session is session]
+        parcels = [parcel.envelope for line in self.queues.values() for parcel in line if parcel.session is session]
+        return [*rows, *(origin_of(each.message_id, each.headers) for each in parcels)]
+
+    def lose(self, session: Session) -> None:
+        """Take from a process what it holds: its claims are void."""
+        self._ledger.doubt(self.held_by(session), f"{session.life} lost what it held")
+        for row in self.rows.values():
+            if row.session is session:
+                row.session = None
+        for line in self.queues.values():
+            for parcel in line:
+                if parcel.session is session:
+                    parcel.session = None
+        self.break_receives(session)
+        self.wake()
+        self._serve()
+
+    def end(self, session: Session) -> None:
+        """Forget a process that has ended."""
+        self.lose(session)
+        session.is_alive = False
+        for number, (other, _) in list(self.listeners.items()):
+            if other is session:
+                del self.listeners[number]
+
+    def close_receiver(self, session: Session, queue: str) -> None:
+        """Give back what is held of one queue."""
+        for parcel in self.queues.get(queue, ()):
+            if parcel.session is session:
+                parcel.session = None
+        waiting = self._waiting.setdefault(queue, [])
+        waiting[:] = [each for each in waiting if each.session is not session]
+        self._serve()
+
+    # --- what waits -----------------------------------------------------------------------------------------------
+
+    def waiting(self, now: datetime, second: float, *, set_back: bool) -> list[tuple[str, float, str]]:
+        """Return what is due here or has come to a queue, since when, and where it is.
+
+        Args:
+            now: by the clock that is judged by.
+            second: of the run.
+            set_back: that clock was set back: what was given back before waits for the time that it shows.
+        """
+        found = [
+            (origin_of_row(row.message), second - (now - row.message.due).total_seconds(), _place(row))
+            for row in self.rows.values()
+            if row.message.due < now and not (set_back and row.session is None and row.attempt_at > now)
+        ]
+        for name, line in self.queues.items():
+            if name not in self.sinks:
+                found += [
+                    (origin_of(each.envelope.message_id, each.envelope.headers), each.since, f"queue {name}")
+                    for each in line
+                ]
+        return found
+
+
+def _place(row: Row) -> str:
+    held = "held by nobody" if row.session is None else f"held by {row.session.life}"
+    return f"the store, {held}, to be attempted at {row.attempt_at.time()}"

@@ -1,0 +1,230 @@
+"""A server that says nothing any more is given up, and what was begun there harms nobody. ADR 0019, points 3 and 7."""
+
+import threading
+import time
+from collections.abc import Callable, Generator
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+import anyio
+import pytest
+from tests.integration.postgres_place import SECOND, TABLE, Place, now, placed
+from tests.machine import until
+from tests.proxy import FaultyLink
+
+from postdate import DelayedDelivery, Endpoint, LocalTransport, TransactionMode
+from postdate.errors import StoreUnreachable, TransportUnreachable
+from postdate.messages import Envelope
+from postdate.ports import Outcome
+from postdate.stores.postgres import PostgresStore
+from postdate.transports.postgres import PostgresTransport
+
+pytestmark = pytest.mark.anyio
+
+WITHIN = timedelta(seconds=1)
+
+
+@pytest.fixture
+async def place(postgres_url: str):
+    async with placed(postgres_url) as place:
+        yield place
+
+
+@pytest.fixture
+def link(postgres_url: str) -> Generator[FaultyLink]:
+    server = urlsplit(postgres_url)
+    assert server.hostname is not None
+    assert server.port is not None
+    with FaultyLink(server.hostname, server.port) as link:
+        yield link
+
+
+def through(link: FaultyLink, url: str) -> str:
+    server = urlsplit(url)
+    user = f"{server.netloc.rpartition('@')[0]}@" if "@" in server.netloc else ""
+    return server._replace(netloc=f"{user}127.0.0.1:{link.port}").geturl()
+
+
+async def happens(condition: Callable[[], bool]) -> bool:
+    """Wait until another thread has done something; return whether it did."""
+    return await anyio.to_thread.run_sync(until, condition, 50)
+
+
+def waiting(place: Place) -> int:
+    return place.rows(f'SELECT count(*) FROM "{TABLE}"')[0][0]
+
+
+async def store_over(link: FaultyLink, place: Place) -> PostgresStore:
+    store = PostgresStore(through(link, place.url), schema=place.schema, table=TABLE, answers_within=WITHIN)
+    await store.initialize("service", TransactionMode.RECEIVE_ONLY)
+    return store
+
+
+def queues_over(link: FaultyLink, place: Place) -> PostgresTransport:
+    return PostgresTransport(through(link, place.url), schema=place.schema, answers_within=WITHIN)
+
+
+async def test_delivery_goes_on_when_all_connections_are_forgotten(place: Place, link: FaultyLink, tmp_path) -> None:
+    """Behind a balancer that acknowledges what it has forgotten: nothing ever fails there, it only stays silent."""
+    queues = LocalTransport(tmp_path / "queues.db")
+    await queues.create_queues(["q"])
+    store = await store_over(link, place)
+    endpoint = Endpoint("service", transport=queues, delayed_delivery=DelayedDelivery(store), send_only=True)
+    with anyio.fail_after(60):
+        async with endpoint:
+            begin = now()
+            work = [place.work(n, begin + n * SECOND / 20, "q") for n in range(100)]
+            await place.store.store_many(work, begin)
+            assert await happens(lambda: waiting(place) < 100)
+            link.forget()
+            assert await happens(lambda: waiting(place) == 0)
+        assert (await queues.queue_lengths())["q"] == 100
+    await store.close()
+    await queues.close()
+
+
+async def test_what_was_claimed_on_a_forgotten_connection_is_free_again(place: Place, link: FaultyLink) -> None:
+    """Its session lives on with its row locks, as far as the server knows: another one ends it."""
+    store = await store_over(link, place)
+    await place.store.store_many([place.work(n, now() - SECOND, "elsewhere") for n in range(3)], now())
+    claims = await store.claim_due(now(), 10)
+    link.forget()
+    with pytest.raises(StoreUnreachable, match="did not answer within 1 s"):
+        await store.finish(claims, Outcome.DELIVERED, now())
+    assert len(await store.claim_due(now(), 10)) == 3
+    await store.close()
+
+
+async def test_closing_does_not_wait_for_a_server_that_says_nothing(place: Place, link: FaultyLink) -> None:
+    store, transport = await store_over(link, place), queues_over(link, place)
+    await place.store.store_many([place.work(n, now() - SECOND, "elsewhere") for n in range(4)], now())
+    await place.transport.send([Envelope("consumer", "e-1")], now())
+    receiver = transport.receiver("consumer")
+    assert len(await receiver.receive(1)) == 1
+    assert sum([len(await store.claim_due(now(), 1)) for _ in range(4)]) == 4
+    link.stall()
+    with anyio.fail_after(30):
+        await store.close()
+        await transport.close()
+
+
+async def test_a_receiver_goes_on_when_all_connections_are_forgotten(place: Place, link: FaultyLink) -> None:
+    transport = queues_over(link, place)
+    receiver = transport.receiver("consumer")
+    await place.transport.send([Envelope("consumer", "e-1")], now())
+    (first,) = await receiver.receive(1)
+    await receiver.commit(first, now())
+    link.forget()
+    await place.transport.send([Envelope("consumer", "e-2")], now())
+    received = []
+    with anyio.fail_after(30):
+        while not received:
+            try:
+                received = await receiver.receive(1)
+            except TransportUnreachable:
+                await anyio.sleep(0.05)
+        await receiver.commit(received[0], now())
+    assert received[0].envelope.message_id == "e-2"
+    await transport.close()
+
+
+async def test_a_locked_table_ends_no_call_later_than_the_silence_it_may_keep(place: Place) -> None:
+    """And the statement is not done afterwards, when nobody waits for it any more."""
+    store = PostgresStore(place.url, schema=place.schema, table=TABLE, answers_within=WITHIN)
+    await store.initialize("service", TransactionMode.RECEIVE_ONLY)
+    await store.store(place.work(1, now() + 60 * SECOND), now())
+    with place.connect() as other, other.transaction():
+        other.execute(f'LOCK TABLE "{TABLE}"')
+        with anyio.fail_after(20), pytest.raises(StoreUnreachable, match="did not answer within 1 s"):
+            await store.store(place.work(2, now() + 60 * SECOND), now())
+        assert await store.history("nobody") == []  # a connection that works, which ends the session that waits
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%record%'"
+        assert place.rows(waiting.replace("%", "%%")) == [(0,)]
+    assert (await store.statistics(now())).pending == 1
+    await store.close()
+
+
+async def test_a_locked_table_does_not_cost_a_process_what_it_holds(place: Place) -> None:
+    """The connection that holds looks into that table, too, and must not be given up for that."""
+    transport = PostgresTransport(place.url, schema=place.schema, answers_within=timedelta(seconds=7))
+    await place.transport.send([Envelope("consumer", "e-1")], now())
+    receiver = transport.receiver("consumer")
+    (received,) = await receiver.receive(1)
+    number = transport.database.listener().holder()
+    with place.connect() as other, other.transaction():
+        other.execute(f'LOCK TABLE "{TABLE}"')
+        waits = (
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%DISTINCT holder%%'"
+        )
+        with anyio.fail_after(60):
+            for expected in (1, 0, 1, 0):  # it waits, gives up, and comes again
+                assert await happens(lambda expected=expected: place.rows(waits) == [(expected,)])
+    assert transport.database.listener().holder() == number
+    await receiver.commit(received, now())
+    await transport.close()
+
+
+async def test_a_session_with_the_number_of_one_that_was_given_up_lives_on_if_it_is_not_ours(place: Place) -> None:
+    """Behind a link that was given up another server may have taken over, where the number is somebody else's."""
+    with place.connect(application_name="report") as other:
+        place.store.database.answers._given_up.append((other.info.backend_pid, time.monotonic()))
+        place.store.database.end_given_up()
+        assert other.execute("SELECT 1").fetchone() == (1,)
+
+
+async def test_the_address_does_not_make_the_connection_that_holds_wait_for_locks(place: Place) -> None:
+    """What an address sets came last, and so counted."""
+    store = PostgresStore(f"{place.url}?options=-c%20lock_timeout%3D0", schema=place.schema, table=TABLE)
+    with store.database.connect_bounded("lock_timeout=5s") as holding:
+        assert holding.execute("SHOW lock_timeout").fetchone() == ("5s",)
+    await store.close()
+
+
+async def test_the_listener_notices_that_it_was_forgotten_and_wakes_who_sleeps(place: Place, link: FaultyLink) -> None:
+    store, woken = await store_over(link, place), threading.Event()
+    stop = await store.listen(woken.set)
+    await store.next_attempt()
+    woken.clear()
+    link.forget()
+    began = time.monotonic()
+    assert await anyio.to_thread.run_sync(woken.wait, 30)
+    assert time.monotonic() - began < 15
+    stop()
+    await store.close()
+
+
+async def test_a_question_that_reads_whole_tables_may_take_its_time(place: Place) -> None:
+    store = PostgresStore(place.url, schema=place.schema, table=TABLE, answers_within=WITHIN / 10)
+    sleepy = await store.database.run(lambda c: c.execute("SELECT pg_sleep(0.5)").fetchone(), patiently=True)
+    assert sleepy is not None
+    with pytest.raises(StoreUnreachable):
+        await store.database.run(lambda c: c.execute("SELECT pg_sleep(5)").fetchone())
+    await store.close()
+
+
+@pytest.mark.parametrize("setting", ["lock_timeout", "statement_timeout"])
+async def test_limits_of_the_role_are_no_failure_of_a_message(place: Place, setting: str) -> None:
+    url = f"{place.url}?options=-c%20{setting}%3D100ms"
+    store = PostgresStore(url, schema=place.schema, table=TABLE)
+    with place.connect() as other, other.transaction():
+        other.execute(f'LOCK TABLE "{TABLE}"')
+        with pytest.raises(StoreUnreachable):
+            await store.store(place.work(1, now()), now())
+    await store.close()
+
+
+async def test_texts_are_what_they_are_whatever_the_environment_says(place: Place, monkeypatch) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    store = PostgresStore(place.url, schema=place.schema, table=TABLE)
+    await store.initialize("service", TransactionMode.RECEIVE_ONLY)
+    message = place.work(1, now() + SECOND, "Aufträge 🕰 例")
+    await store.store(message, now())
+    assert await store.get("m-1") == message
+    await store.close()
+
+
+def test_a_silence_must_have_a_length(postgres_url: str) -> None:
+    with pytest.raises(ValueError, match="must be above 0"):
+        PostgresStore(postgres_url, answers_within=timedelta(0))
+    with pytest.raises(ValueError, match="must be above 0"):
+        PostgresStore(postgres_url, holds_at_most=timedelta(seconds=-1))

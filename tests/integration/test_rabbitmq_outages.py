@@ -1,0 +1,258 @@
+"""What a broker takes from nobody now - full, out of memory, frozen - costs no message an attempt, and ends at once."""
+
+import signal
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from datetime import timedelta
+
+import anyio
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+from tests.machine import folder_for_servers
+from tests.rabbitmq_subjects import channel_of
+from tests.servers import RabbitMQ
+
+from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, MemoryStore, SystemClock
+from postdate.errors import PostdateError, TransportUnavailable, TransportUnreachable
+from postdate.ports import RecordKind
+from postdate.transports.rabbitmq import RabbitMqTransport
+
+pytest_plugins = ["tests.integration.rabbitmq_fixtures"]
+
+NOW = SystemClock().now()
+PATIENCE_SECONDS = 60
+SECOND = timedelta(seconds=1)
+
+
+@pytest.fixture(scope="module")
+def server() -> Generator[RabbitMQ]:
+    """A broker of our own, which may be brought into trouble."""
+    with folder_for_servers() as folder:
+        server = RabbitMQ(folder / "rabbitmq")
+        server.start()
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+@asynccontextmanager
+async def transport_at(url: str, **settings) -> AsyncGenerator[RabbitMqTransport]:
+    transport = RabbitMqTransport(url, **settings)
+    try:
+        yield transport
+    finally:
+        await transport.close()
+
+
+def envelopes(queue: str, count: int) -> list[Envelope]:
+    return [Envelope(queue, f"{n}", {}, b"body") for n in range(count)]
+
+
+async def until(answered: Callable[[], Awaitable[bool]]) -> None:
+    with anyio.fail_after(PATIENCE_SECONDS):
+        while True:
+            if await answered():
+                return
+            await anyio.sleep(0.05)
+
+
+@contextmanager
+def frozen(server: RabbitMQ) -> Generator[None]:
+    """Stop every process of a broker: its connections stay, and nothing answers."""
+    processes = server.processes()
+    for process in processes:
+        process.send(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.send(signal.SIGCONT)
+
+
+@asynccontextmanager
+async def alarm(server: RabbitMQ) -> AsyncGenerator[None]:
+    """Make a broker short of memory."""
+    await anyio.to_thread.run_sync(server.control, "set_vm_memory_high_watermark", "0")
+    try:
+        yield
+    finally:
+        await anyio.to_thread.run_sync(server.control, "set_vm_memory_high_watermark", "0.4")
+
+
+@asynccontextmanager
+async def service(transport: RabbitMqTransport, store: MemoryStore) -> AsyncGenerator[Endpoint]:
+    """Deliver due messages with no retries: whatever counts against a message moves it to the error queue."""
+    endpoint = Endpoint(
+        f"outages.{uuid.uuid4()}",
+        transport=transport,
+        delayed_delivery=DelayedDelivery(store, number_of_retries=0),
+        error_queue="outages.error",
+    )
+    async with endpoint:
+        yield endpoint
+
+
+async def until_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
+    async def is_logged() -> bool:
+        return text in caplog.text
+
+    await until(is_logged)
+
+
+async def store_due(store: MemoryStore, queue: str, count: int) -> None:
+    due = SystemClock().now() - SECOND
+    await store.store_many([DelayedMessage(f"{n}", due, queue, {}, b"body") for n in range(count)], due)
+
+
+async def delivered(store: MemoryStore) -> int:
+    return (await store.record_counts()).get(RecordKind.DELIVERED, 0)
+
+
+async def test_a_full_queue_moves_nothing_to_the_error_queue(rabbitmq_url: str, channel: BlockingChannel) -> None:
+    """120 messages to a queue of 50, no retries: 70 of them went to the error queue at the first nack."""
+    name = f"postdate.test.{uuid.uuid4()}"
+    channel.queue_declare(name, durable=True, arguments={"x-max-length": 50, "x-overflow": "reject-publish"})
+    store = MemoryStore()
+    await store_due(store, name, 120)
+    seen: set[str] = set()
+    async with transport_at(rabbitmq_url) as transport, service(transport, store):
+
+        async def emptied() -> bool:
+            frame, properties, _ = channel.basic_get(name, auto_ack=True)
+            if frame is not None and properties is not None:
+                seen.add(properties.message_id or "")
+            return len(seen) == 120
+
+        await until(emptied)
+        counts = await store.record_counts()
+    assert counts.get(RecordKind.FAILED, 0) == 0
+    assert counts[RecordKind.DELIVERED] == 120
+    channel.queue_delete(name)
+
+
+async def test_a_memory_alarm_is_an_outage_and_its_end_is_noticed_at_once(server: RabbitMQ) -> None:
+    async with transport_at(server.url, confirms_within=SECOND) as transport:
+        await transport.create_queues(["alarm"])
+        assert await transport.send(envelopes("alarm", 1), NOW) == [None]
+        answers: Sequence[PostdateError | None] = []
+        async with alarm(server):
+            for _ in range(3):  # the first is written before the broker says that it takes nothing
+                answers = await transport.send(envelopes("alarm", 2), NOW)
+                assert [type(answer) for answer in answers] == [TransportUnreachable] * 2
+            assert "blocked" in str(answers[0])
+        assert await transport.send(envelopes("alarm", 1), NOW) == [None]  # by the same connection
+
+
+async def test_what_waits_for_the_end_of_an_alarm_goes_when_it_ends(server: RabbitMQ) -> None:
+    async with transport_at(server.url, confirms_within=PATIENCE_SECONDS * SECOND) as transport:
+        await transport.create_queues(["alarm"])
+        answers: list[PostdateError | None] = []
+
+        async def send() -> None:
+            answers.extend(await transport.send(envelopes("alarm", 3), NOW))
+
+        with anyio.fail_after(PATIENCE_SECONDS):
+            async with anyio.create_task_group() as tasks, alarm(server):
+                tasks.start_soon(send)
+        assert answers == [None] * 3
+
+
+async def test_messages_wait_while_a_broker_is_short_of_memory(
+    server: RabbitMQ, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = MemoryStore()
+    async with transport_at(server.url, confirms_within=SECOND) as transport:
+        await transport.create_queues(["alarm.due", "outages.error"])
+        async with service(transport, store):
+            async with alarm(server):
+                await store_due(store, "alarm.due", 100)
+                await until_logged(caplog, "did not confirm")
+                assert await delivered(store) == 0
+
+            async def all_delivered() -> bool:
+                return await delivered(store) == 100
+
+            await until(all_delivered)
+    assert (await store.record_counts()).get(RecordKind.FAILED, 0) == 0
+    assert _length(server, "outages.error") == 0
+    assert _length(server, "alarm.due") >= 100
+
+
+async def test_a_frozen_broker_is_an_outage_its_connection_is_left_and_leaving_does_not_wait(server: RabbitMQ) -> None:
+    async with transport_at(f"{server.url}?heartbeat=2", confirms_within=4 * SECOND) as transport:
+        await transport.create_queues(["frozen"])
+        receiver = transport.receiver("frozen")
+        assert await transport.send(envelopes("frozen", 1), NOW) == [None]
+        (held,) = await receiver.receive(1)
+        await receiver.commit(held, NOW)
+        with frozen(server):
+            with anyio.fail_after(PATIENCE_SECONDS):
+                answers = await transport.send(envelopes("frozen", 2), NOW)
+                assert [type(answer) for answer in answers] == [TransportUnreachable] * 2
+                assert "says nothing" in str(answers[0])
+                (again,) = await transport.send(envelopes("frozen", 1), NOW)
+                assert isinstance(again, TransportUnreachable)
+                assert "says nothing" not in str(again)  # it has been left: nothing more is written to it
+                await receiver.close()
+                await transport.close()
+    async with transport_at(server.url) as transport:
+        answers = await until_answered(transport, "frozen")
+        assert answers == [None]
+
+
+async def until_answered(transport: RabbitMqTransport, queue: str) -> Sequence[PostdateError | None]:
+    answers: Sequence[PostdateError | None] = [TransportUnreachable("not yet")]
+
+    async def attempt() -> bool:
+        nonlocal answers
+        answers = await transport.send(envelopes(queue, 1), NOW)
+        return not isinstance(answers[0], TransportUnavailable)
+
+    await until(attempt)
+    return answers
+
+
+async def test_messages_wait_while_a_broker_is_frozen(server: RabbitMQ, caplog: pytest.LogCaptureFixture) -> None:
+    store = MemoryStore()
+    async with transport_at(f"{server.url}?heartbeat=2", confirms_within=3 * SECOND) as transport:
+        await transport.create_queues(["frozen.due", "outages.error"])
+        async with service(transport, store):
+            with frozen(server):
+                await store_due(store, "frozen.due", 100)
+                await until_logged(caplog, "did not confirm")
+                assert await delivered(store) == 0
+
+            async def all_delivered() -> bool:
+                return await delivered(store) == 100
+
+            await until(all_delivered)
+    assert (await store.record_counts()).get(RecordKind.FAILED, 0) == 0
+    assert _length(server, "outages.error") == 0
+
+
+async def test_a_receiver_notices_a_frozen_broker_and_receives_when_it_wakes(server: RabbitMQ) -> None:
+    async with transport_at(f"{server.url}?heartbeat=1") as transport:
+        await transport.create_queues(["frozen.in"])
+        receiver = transport.receiver("frozen.in")
+        await transport.send(envelopes("frozen.in", 1), NOW)
+        (held,) = await receiver.receive(1)
+        await receiver.commit(held, NOW)
+        with frozen(server), anyio.fail_after(PATIENCE_SECONDS), pytest.raises(TransportUnreachable, match="silent"):
+            await receiver.receive(1)
+        assert await until_answered(transport, "frozen.in") == [None]
+
+        async def came() -> bool:
+            try:
+                return bool(await receiver.receive(1))
+            except TransportUnavailable:
+                return False
+
+        await until(came)
+        await receiver.close()
+
+
+def _length(server: RabbitMQ, queue: str) -> int:
+    with channel_of(server.url) as channel:
+        return channel.queue_declare(queue, passive=True).method.message_count

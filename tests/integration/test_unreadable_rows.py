@@ -1,0 +1,276 @@
+"""Damaged rows of an SQLite file, met by whatever reads them; damaged by hand, as no program of ours writes them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncGenerator, Callable
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import anyio
+import pytest
+
+from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, LocalTransport, SqliteStore, SystemClock
+from postdate.core.dispatcher import has_lapsed
+from postdate.embedded.observation import FileObserver
+from postdate.errors import MessageNotFound, StoreError
+from postdate.ports import ExpiryRules, Mending, MessageFilter, Recording, RecordKind, Scan
+from postdate.ports.stores import Discarding
+from postdate.testing import VirtualClock
+from postdate.transports.local import DEAD_LETTERS
+
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+LATER = NOW + timedelta(hours=1)
+GENEROUS_SECONDS = 20
+
+
+class OneFile:
+    """Store and queues in one file, and a hand that damages rows in it."""
+
+    def __init__(self, path: Path, **settings: object) -> None:
+        self.path = path
+        self.store = SqliteStore(path)
+        self.transport = LocalTransport(path, **settings)  # type: ignore[arg-type]
+
+    def damage(self, sql: str) -> None:
+        with closing(sqlite3.connect(self.path)) as file, file:
+            assert file.execute(sql).rowcount, "nothing was damaged"
+
+    async def close(self) -> None:
+        await self.store.close()
+        await self.transport.close()
+
+
+@pytest.fixture
+async def one_file(tmp_path: Path) -> AsyncGenerator[OneFile]:
+    one_file = OneFile(tmp_path / "one.db")
+    await one_file.transport.create_queues(["q"])
+    yield one_file
+    await one_file.close()
+
+
+def messages(count: int) -> list[DelayedMessage]:
+    return [DelayedMessage(f"m-{n}", NOW + timedelta(microseconds=n), "q", {"a": "b"}, b"x") for n in range(count)]
+
+
+HEADERS = 'UPDATE content SET headers = \'{"a": "b\' WHERE seq = {}'
+DAMAGES = {
+    "headers that are no JSON": [HEADERS],
+    "headers that are no UTF-8": ["UPDATE content SET headers = CAST(X'7BFF7D' AS TEXT) WHERE seq = {}"],
+    "headers that are no text": ["UPDATE content SET headers = 7 WHERE seq = {}"],
+    "a body that is no bytes": ["UPDATE content SET body = 'text' WHERE seq = {}"],
+    "content that is gone": ["DELETE FROM content WHERE seq = {}"],
+    "an id that is no UTF-8": ["UPDATE TABLE SET message_id = CAST(X'6DFF' AS TEXT) WHERE content = {}"],
+    "a due time after the calendar": ["UPDATE TABLE SET due = 9223372036854775807 WHERE content = {}"],
+    "a due time that is no number": ["UPDATE TABLE SET due = 'soon' WHERE content = {}"],
+    "an expiry before the calendar": ["UPDATE TABLE SET expires_at = -9223372036854775807 WHERE content = {}"],
+    "failures that are no number": ["UPDATE TABLE SET failures = 'many' WHERE content = {}"],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_whatever_is_damaged_in_a_waiting_row_the_others_are_claimed(damage: str, one_file: OneFile) -> None:
+    await one_file.store.store_many(messages(51), NOW)
+    for sql in DAMAGES[damage]:
+        one_file.damage(sql.replace("TABLE", "delayed_message").replace("{}", "7"))
+    claims = await one_file.store.claim_due(LATER, 100)
+    assert [each.message.message_id for each in claims] == [f"m-{n}" for n in range(51) if n != 6]
+    assert await one_file.store.quarantined_count() == 1
+    (aside,) = await one_file.store.quarantined(10)
+    assert aside.message_id in {"m-6", "m\ufffd"}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+async def test_whatever_is_damaged_in_a_queue_the_others_are_received(damage: str, one_file: OneFile) -> None:
+    """In one file due messages move unread: the row is met in its queue, and set aside there."""
+    await one_file.store.store_many(messages(51), NOW)
+    for sql in DAMAGES[damage]:
+        one_file.damage(sql.replace("TABLE", "delayed_message").replace("{}", "7"))
+    report = await one_file.store.move_due(LATER, 1_000, listing=True)
+    receiver = one_file.transport.receiver("q")
+    with anyio.fail_after(GENEROUS_SECONDS):
+        received = await receiver.receive(100)
+    ids = {each.envelope.message_id for each in received}
+    set_aside = await one_file.transport.quarantined_count()
+    assert ids >= {f"m-{n}" for n in range(51) if n != 6}
+    # An expiry or a number of failures is another one in its queue, or has let the message expire before.
+    assert len(ids) + set_aside + report.expired == 51
+    await receiver.close()
+
+
+async def test_damaged_headers_do_not_stop_a_move_that_judges_them(one_file: OneFile) -> None:
+    await one_file.store.store_many(messages(51), NOW)
+    one_file.damage('UPDATE content SET headers = \'{"NServiceBus.TimeToBeReceived": "b\' WHERE seq = 7')
+    rule = Discarding(timedelta(0), lambda *_: False)
+    assert (await one_file.store.move_wanted(LATER, 1_000, rule)).delivered == 51
+
+
+UNREADABLE_HEADERS = {
+    "no UTF-8": b'{"NServiceBus.TimeToBeReceived": "\xff"}',
+    "an escape in what is no UTF-8": b'{"a": "\\u00\xff"}',
+    "a NUL": b'{"\\u0000": "\x00NServiceBus.TimeToBeReceived"',
+    "a number": b'{"NServiceBus.TimeToBeReceived": 5}',
+    "an array in arrays": b'{"Postdate.ExpiresAt": ' + b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("headers", UNREADABLE_HEADERS)
+@pytest.mark.parametrize("kind", ["TEXT", "BLOB"])
+async def test_headers_that_cannot_be_judged_hold_up_nothing(headers: str, kind: str, one_file: OneFile) -> None:
+    """Before, a text that is no UTF-8 could not even be handed to the rule, and every move failed for ever."""
+    await one_file.store.store_many(messages(3), NOW)
+    raw = UNREADABLE_HEADERS[headers].hex()
+    one_file.damage(f"UPDATE content SET headers = CAST(X'{raw}' AS {kind}) WHERE seq = 1")
+    rule = Discarding(timedelta(0), has_lapsed)
+    assert (await one_file.store.move_wanted(LATER, 1_000, rule)).delivered == 3
+    await assert_received(one_file, ["m-1", "m-2"])
+    assert [each.message_id for each in await one_file.transport.quarantined(10)] == ["m-0"]
+
+
+@pytest.mark.parametrize("damage", ["CAST('abc' AS TEXT)", "CAST(X'FF' AS TEXT)", "X'00'", "-1e300"])
+async def test_an_expiry_that_is_no_number_is_set_aside_by_whoever_receives(damage: str, one_file: OneFile) -> None:
+    """Before, the message counted as delivered, had an end long past in its queue, and was gone."""
+    await one_file.store.store_many(messages(3), NOW)
+    one_file.damage(f"UPDATE delayed_message SET expires_at = {damage} WHERE message_id = 'm-0'")
+    report = await one_file.store.move_wanted(LATER, 1_000, Discarding(timedelta(0), has_lapsed))
+    assert (report.delivered, report.expired) == (3, 0)
+    one_file.transport.file._housekeeping()
+    await assert_received(one_file, ["m-1", "m-2"])
+    assert [each.message_id for each in await one_file.transport.quarantined(10)] == ["m-0"]
+
+
+async def test_content_that_is_gone_holds_up_no_move_that_judges_it(one_file: OneFile) -> None:
+    await one_file.store.store_many(messages(3), NOW)
+    one_file.damage("DELETE FROM content WHERE seq = 1")
+    assert (await one_file.store.move_wanted(LATER, 1_000, Discarding(timedelta(0), has_lapsed))).delivered == 3
+    await assert_received(one_file, ["m-1", "m-2"])
+    assert [each.message_id for each in await one_file.transport.quarantined(10)] == ["m-0"]
+
+
+async def assert_received(one_file: OneFile, expected: list[str]) -> None:
+    receiver = one_file.transport.receiver("q")
+    with anyio.fail_after(GENEROUS_SECONDS):
+        assert [each.envelope.message_id for each in await receiver.receive(100)] == expected
+    await receiver.close()
+
+
+async def test_a_listing_has_texts_whatever_the_ids_are(one_file: OneFile) -> None:
+    """Before, an id that is no UTF-8 was bytes, and whoever wrote it down failed."""
+    await one_file.store.store_many(messages(2), NOW)
+    one_file.damage("UPDATE delayed_message SET message_id = CAST(X'6DFF' AS TEXT) WHERE message_id = 'm-0'")
+    report = await one_file.store.move_due(LATER, 10, listing=True)
+    assert report.moved is not None
+    assert list(report.moved.message_ids) == ["m\ufffd", "m-1"]
+
+
+def scanned(store: SqliteStore, what: str) -> list[str]:
+    parts = store.scan_parts(what, 1)
+    return [row[0] for part in parts for page in store.scan(Scan(what, ("message_id",)), part, 10) for row in page]
+
+
+async def test_a_record_that_is_no_utf_8_does_not_end_a_scan(one_file: OneFile) -> None:
+    """Before, one of them ended audits, archives and pruning, with an error that is not ours."""
+    await one_file.store.store_many(messages(51), NOW)
+    one_file.damage(
+        "UPDATE record SET message_id = CAST(X'6DFF' || message_id AS TEXT) WHERE message_id IN ('m-0', 'm-33')"
+    )
+    assert scanned(one_file.store, "records") == [f"m-{n}" if n not in {0, 33} else f"m\ufffdm-{n}" for n in range(51)]
+
+
+async def test_what_waits_is_not_changed_by_a_scan(one_file: OneFile) -> None:
+    """It is copied to other stores: there must be nothing in a copy that was not stored."""
+    await one_file.store.store_many(messages(51), NOW)
+    one_file.damage("UPDATE delayed_message SET message_id = CAST(X'6DFF' AS TEXT) WHERE message_id = 'm-33'")
+    with pytest.raises(StoreError, match="decode"):
+        scanned(one_file.store, "pending")
+    await one_file.store.list_pending(MessageFilter(), 100)
+    assert scanned(one_file.store, "pending") == [f"m-{n}" for n in range(51) if n != 33]
+
+
+async def test_fifty_good_messages_arrive_beside_a_damaged_one(tmp_path: Path, eventually: Callable[..., None]) -> None:
+    """Store and queues in two files, as with a broker: before, the fifty stayed claimed for ever."""
+    store, transport = SqliteStore(tmp_path / "store.db"), LocalTransport(tmp_path / "queues.db")
+    await transport.create_queues(["q"])
+    await store.setup()
+    now = SystemClock().now()
+    await store.store_many([DelayedMessage(f"m-{n}", now, "q", {}, b"x") for n in range(51)], now)
+    with closing(sqlite3.connect(tmp_path / "store.db")) as file, file:
+        file.execute(HEADERS.replace("{}", "7"))
+    receiver, received = transport.receiver("q"), list[str]()
+    async with Endpoint("lab", transport=transport, delayed_delivery=DelayedDelivery(store), send_only=True):
+        with anyio.fail_after(GENEROUS_SECONDS):
+            while len(received) < 50:
+                received += [each.envelope.message_id for each in await receiver.receive(100)]
+    await receiver.close()
+    statistics = await store.statistics(now)
+    assert (statistics.pending, statistics.claimed, statistics.quarantined) == (0, 0, 1)
+    await store.close()
+    await transport.close()
+
+
+async def test_an_expired_message_that_cannot_be_kept_as_a_dead_letter_is_set_aside(
+    tmp_path: Path, eventually: Callable[..., None]
+) -> None:
+    """Before, none of those that expired behind it left their queue."""
+    clock = VirtualClock(NOW)
+    rules = ExpiryRules(use_dead_letter_queue_for_messages_with_time_to_be_received=True)
+    one_file = OneFile(tmp_path / "one.db", expiry=rules, clock=clock)
+    await one_file.transport.create_queues(["q"])
+    sent = [Envelope("q", f"e-{n}", time_to_be_received=timedelta(seconds=1)) for n in range(5)]
+    await one_file.transport.send(sent, NOW)
+    one_file.damage(HEADERS.replace("{}", "1"))
+    await clock.advance(timedelta(minutes=1))
+    one_file.transport.file._housekeeping()
+    assert (await one_file.transport.queue_lengths())[DEAD_LETTERS] == 4
+    assert [each.message_id for each in await one_file.transport.quarantined(10)] == ["e-0"]
+    await one_file.close()
+
+
+async def test_an_operator_who_looks_sets_aside_what_nobody_holds(one_file: OneFile) -> None:
+    await one_file.store.store_many(messages(3), NOW)
+    held = await one_file.store.claim_due(NOW + timedelta(microseconds=1), 1)
+    one_file.damage(HEADERS.replace("{}", "1"))
+    one_file.damage(HEADERS.replace("{}", "2"))
+    observer = FileObserver(one_file.store.file)
+    assert await observer.standing("m-1") is None
+    assert [each.message_id for each in await one_file.store.quarantined(10)] == ["m-1"]
+    assert [each.message_id for each in await one_file.store.list_pending(MessageFilter(), 10)] == ["m-2"]
+    assert len(held) == (await one_file.store.statistics(LATER)).claimed == 1
+    await one_file.transport.send([Envelope("q", "e-1"), Envelope("q", "e-2")], NOW)
+    one_file.damage("UPDATE content SET headers = 'x' WHERE seq = (SELECT min(content) FROM queue_message)")
+    assert [each.envelope.message_id for each in await observer.browse("q", 10)] == ["e-2"]
+    assert [each.message_id for each in await one_file.transport.quarantined(10)] == ["e-1"]
+
+
+async def test_store_and_queues_of_one_file_put_back_their_own(one_file: OneFile) -> None:
+    await one_file.store.store_many(messages(1), NOW)
+    one_file.damage(HEADERS.replace("{}", "1"))
+    await one_file.store.move_due(LATER, 10)
+    receiver = one_file.transport.receiver("q")
+    await one_file.transport.send([Envelope("q", "behind")], NOW)
+    await receiver.receive(10)
+    (aside,) = await one_file.transport.quarantined(10)
+    assert (aside.place, aside.message_id, await one_file.store.quarantined(10)) == ("q", "m-0", [])
+    with pytest.raises(MessageNotFound):
+        await one_file.store.put_back(aside.number, Mending(headers={}), NOW)
+    await one_file.transport.put_back(aside.number, Mending(headers={"a": "mended"}), NOW)
+    (received,) = await receiver.receive(10)
+    assert (received.envelope.headers, received.envelope.due, received.envelope.body) == ({"a": "mended"}, NOW, b"x")
+    await receiver.commit(received, NOW)
+    await receiver.close()
+    kinds = [record.kind for record in await one_file.store.history("m-0")]
+    expected = [RecordKind.SCHEDULED, RecordKind.DELIVERED, RecordKind.FAILED, RecordKind.RETURNED, RecordKind.HANDLED]
+    assert kinds == expected
+
+
+async def test_where_nothing_is_recorded_a_mended_message_waits_again_all_the_same(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "a.db", recording=Recording.NONE)
+    await store.store_many(messages(1), NOW)
+    with closing(sqlite3.connect(tmp_path / "a.db")) as file, file:
+        file.execute(HEADERS.replace("{}", "1"))
+    assert await store.claim_due(LATER, 10) == []
+    (aside,) = await store.quarantined(10)
+    await store.put_back(aside.number, Mending(headers={}), NOW)
+    assert [claim.message.message_id for claim in await store.claim_due(LATER, 10)] == ["m-0"]
+    await store.close()
