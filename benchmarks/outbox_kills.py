@@ -229,11 +229,21 @@ class Run:
             threading.Event().wait(0.01 if done < 2 * self.messages else 0.2)
 
     def end(self) -> None:
-        """End the workers, which finish what they have in hand."""
+        """End the workers, which finish what they have in hand and give back what they only received ahead."""
         for each in self.workers:
             each.terminate()
         for each in self.workers:
             each.communicate()
+
+    def end_with_empty_queues(self, deadline: float) -> None:
+        """End the workers; as long as one of them gave anything back, let another one handle that."""
+        self.end()
+        while any(self.left().values()) and time.monotonic() < deadline:
+            self.workers = [self._start()]
+            _expect_ready(self.workers[0])
+            while any(self.left().values()) and time.monotonic() < deadline:
+                threading.Event().wait(0.2)
+            self.end()
 
     def left(self) -> Mapping[str, int]:
         """Return what is in the queues and not in hand."""
@@ -299,10 +309,11 @@ def outbox_kills(place: Place, messages: int, kills: int, workers: int, minutes:
     anyio.run(_prepare, place, messages)
     started = time.monotonic()
     run = Run(place, messages, kills, workers)
+    deadline = started + minutes * 60
     try:
-        run.handle_all(started + minutes * 60)
+        run.handle_all(deadline)
     finally:
-        run.end()
+        run.end_with_empty_queues(deadline)
     found = place.query("SELECT stage, count(*), count(DISTINCT number) FROM effect GROUP BY stage")
     effects = {stage: {"effects": count, "messages": numbers} for stage, count, numbers in found}
     left = {name: count for name, count in run.left().items() if count}

@@ -4,7 +4,7 @@ import asyncio
 import socket
 import struct
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
@@ -185,14 +185,16 @@ class FaultyLink:
                 pumps.create_task(self._pump(reader, server_writer, self._requests, forgotten))
                 pumps.create_task(self._pump(server_reader, writer, self._replies, forgotten))
         except* (OSError, asyncio.CancelledError):
-            for end in writers:
-                _close_with_reset(end.get_extra_info("socket"))
-                end.transport.abort()
+            _abort(writers)
         finally:
             for end in writers:
                 end.close()
-                with suppress(OSError):
-                    await end.wait_closed()
+            try:
+                for end in writers:
+                    with suppress(OSError):
+                        await end.wait_closed()
+            except asyncio.CancelledError:  # cut while one of them says what it has left
+                _abort(writers)
             client.close()
 
     async def _pump(
@@ -233,6 +235,12 @@ class FaultyLink:
         async with asyncio.TaskGroup() as both:
             both.create_task(take())
             both.create_task(deliver())
+
+
+def _abort(writers: Iterable[asyncio.StreamWriter]) -> None:
+    for each in writers:
+        _close_with_reset(each.get_extra_info("socket"))
+        each.transport.abort()
 
 
 def _close_with_reset(end: socket.socket) -> None:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import anyio
+import psycopg
 import pytest
 from tests.integration.migration_places import LONG_AGO, NEXT_YEAR
 from tests.integration.migration_stores import StorePlace, place_in
@@ -19,6 +20,7 @@ from postdate.migrating import migration_source, store_source
 from postdate.migrating.store_tables import StoreTables
 from postdate.ports import RecordKind
 from postdate.ports.migrating import BatchStatus, MigrationRun, MigrationStatus
+from postdate.postgres.names import Names
 
 MARGIN, HOUR = timedelta(minutes=10), timedelta(hours=1)
 KINDS = ("sqlite", "postgres", "mariadb")
@@ -116,6 +118,18 @@ def test_what_a_dispatcher_holds_stays_until_it_is_given_back(place: StorePlace,
 
     assert sorted(place.ask(held)) == sorted([far[0].message_id, *ids(far[3:])])
     assert sorted(place.deliver()) == ids(far[1:3])
+
+
+def test_the_first_process_of_a_new_store_does_not_stand_in_the_way(postgres_url: str, request) -> None:
+    """Its number is 1; that was the key of a run's turn, too, and no run began for as long as it lived."""
+    with place_in("postgres", request) as place, psycopg.connect(postgres_url) as first:
+        place.add(messages(2, NEXT_YEAR))
+        names = Names(place.spec.schema or "")
+        first.execute("SELECT pg_advisory_lock(%s, 1)", (names.lock_class,))
+        source = store_source(place.spec.address, schema=place.spec.schema)
+        run = begun(source, place.name)
+        assert [batch.count for batch in source.hide(run, 10, 1, MARGIN)] == [2]
+        source.close()
 
 
 def test_messages_that_come_back_wake_who_sleeps(place: StorePlace, source: StoreTables, eventually) -> None:

@@ -20,6 +20,9 @@ from postdate.timeouts.layout import ID, TIME
 DEFAULT_SCHEMA: Final = "public"
 """Where upstream's tables are unless it is told otherwise."""
 
+_TURN: Final = -1
+"""Second key of the lock of :meth:`PostgresDialect.take_turn`; those above 0 are numbers of processes that live."""
+
 _LAST: Final = "'9999-12-31 23:59:59.999999'"
 
 
@@ -154,8 +157,8 @@ class PostgresDialect(Dialect):
         """See :class:`Dialect`; until the end of the transaction."""
         session.change(f"SET LOCAL lock_timeout = '{TURN_SECONDS}s'", {})
         session.rows(
-            "SELECT pg_advisory_xact_lock(%(key)s, 1)",
-            {"key": self._database.names.lock_class},
+            "SELECT pg_advisory_xact_lock(%(key)s, %(turn)s)",
+            {"key": self._database.names.lock_class, "turn": _TURN},
         )
 
     def readable(self, column: str) -> str:
