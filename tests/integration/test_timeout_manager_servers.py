@@ -36,8 +36,10 @@ from postdate import (
     TransactionMode,
 )
 from postdate.core.timeout_manager.reading import timeout_of, to_timeout_manager
+from postdate.errors import StoreUnreachable
 from postdate.messages import parse_timestamp
 from postdate.ports import Transport
+from postdate.ports.timeouts import Timeout
 
 MILLISECOND = timedelta(milliseconds=1)
 PATIENCE_SECONDS = 50
@@ -74,6 +76,34 @@ def schema(postgres_url: str) -> Generator[str]:
     name = fresh_schema()
     yield name
     drop_schema(postgres_url, name)
+
+
+async def test_what_a_frozen_process_has_claimed_goes_to_another(
+    postgres_url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before, the lock stood for as long as the process did, and nobody else sent that timeout."""
+    monkeypatch.setattr(
+        "postdate.timeouts.postgres._BOUND", "SET LOCAL idle_in_transaction_session_timeout = 300"
+    )
+    due = SystemClock().now()
+    frozen, other = (PostgresTimeouts(postgres_url, schema=schema) for _ in range(2))
+    for each in (frozen, other):
+        await each.initialize("sales")
+    await frozen.setup()
+    id_ = str(uuid.uuid4())
+    await frozen.add(Timeout(id_, due, "sales"))
+    first = await frozen.claim(id_)
+    assert first is not None
+    second = None
+    with anyio.fail_after(PATIENCE_SECONDS):
+        while second is None:
+            second = await other.claim(id_)
+            await anyio.sleep(0.02)
+    assert await second.remove()
+    with pytest.raises(StoreUnreachable, match="idle"):
+        await first.remove()
+    await frozen.close()
+    await other.close()
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from postdate.ports import Work
 from postdate.ports.timeouts import DueChunk, Timeout
 from postdate.postgres.answering import ANSWERS_WITHIN
 from postdate.postgres.database import Connection, PostgresDatabase
+from postdate.postgres.listening import HOLDS_AT_MOST
 from postdate.postgres.names import Names, check_name, literal, quoted, sql
 from postdate.postgres.scripts import own_table_script
 from postdate.threads import in_thread
@@ -34,7 +35,8 @@ from postdate.timeouts.layout import (
 )
 
 _WHAT: Final = "the table of timeouts (table_prefix=...)"
-
+_BOUND: Final = f"SET LOCAL idle_in_transaction_session_timeout = {HOLDS_AT_MOST // timedelta(milliseconds=1)}"
+"""The server lets go of what a process claimed that was frozen since: ADR 19."""
 
 UPSTREAM_SCHEMA: Final = "public"
 """Where a .NET endpoint makes its tables by default: found there without being told."""
@@ -162,7 +164,10 @@ class PostgresTimeouts:
         return None if row is None else decode(*row, owner=self._endpoint)
 
     async def claim(self, timeout_id: str) -> _Claim | None:
-        """See :meth:`postdate.ports.timeouts.ClaimingTimeouts.claim`: the row is locked by a transaction."""
+        """See :meth:`postdate.ports.timeouts.ClaimingTimeouts.claim`: the row is locked by a transaction.
+
+        The server ends it when nothing is said in it for a minute; what is done with the claim after that fails.
+        """
         return await in_thread(self._claim, self._known, normal_id(timeout_id))
 
     def _claim(self, statements: _Statements, timeout_id: str | None) -> _Claim | None:
@@ -172,6 +177,7 @@ class PostgresTimeouts:
             with self._connections.translating():
                 with _one_round_trip(connection):
                     connection.execute("BEGIN")
+                    connection.execute(_BOUND)
                     claimed = connection.execute(statements.claim, {"id": timeout_id})
                 row = claimed.fetchone()
             found = None if row is None else decode(*row, owner=self._endpoint)
