@@ -163,6 +163,16 @@ def later(instant: datetime, duration: timedelta) -> datetime:
         return LATEST if duration > timedelta(0) else EARLIEST
 
 
+def brought_up_to_date(shown: datetime, heard_at: float) -> datetime:
+    """Return what a clock shows now at least that showed an instant when it was heard of.
+
+    Args:
+        shown: aware, UTC.
+        heard_at: seconds of :func:`time.monotonic`, in whatever thread.
+    """
+    return later(shown, timedelta(seconds=time.monotonic() - heard_at))
+
+
 def time_left(deadline: float, seconds: float) -> timedelta:
     """Return how long it is from ``seconds`` of :meth:`Clock.monotonic` until ``deadline``; zero when it has come.
 

@@ -117,7 +117,7 @@ def test_stopping_does_not_wait_for_a_store_that_never_closes(own_folder, cli):
         process.kill()
         process.wait()
     assert process.returncode == 0
-    assert "WARNING postdate.wiring: the store was not closed: it does not answer" in err
+    assert "WARNING postdate.wiring: the store was not closed: SqliteStore did not answer within 0.1 s" in err
     assert err.rstrip().endswith("stopped")
 
 

@@ -127,6 +127,39 @@ async def test_who_may_not_tell_others_measures_no_more_often_for_it() -> None:
     assert server.asked - asked <= 55
 
 
+async def test_while_it_is_waited_by_it_is_measured_every_second_so_that_drift_delays_nothing() -> None:
+    """Before, what was due half a minute after a measurement was 3 ms late."""
+    machine = Machine()
+    server = Server(machine)
+    clock = FollowingClock(machine, server)
+    await clock.measure()
+    began, asked = machine.seconds, server.asked
+    furthest = timedelta(0)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(clock.follow)
+        while machine.seconds < began + 300:
+            await clock.wait_for(anyio.Event(), 100 * MILLISECOND)  # as the poller does
+            furthest = max(furthest, behind(clock, server))
+        tasks.cancel_scope.cancel()
+    assert furthest < 1.5 * MILLISECOND, "of which one is the way back of an answer"
+    assert server.asked - asked <= 1_000
+    assert len(server.reported) <= 12, "others are told as rarely as before"
+
+
+async def test_a_store_that_takes_longer_to_answer_than_clocks_come_apart_is_not_asked_more_often() -> None:
+    machine = Machine()
+    server = Server(machine, there=5 * MILLISECOND)
+    clock = FollowingClock(machine, server)
+    await clock.measure()
+    began, asked = machine.seconds, server.asked
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(clock.follow)
+        while machine.seconds < began + 300:
+            await clock.wait_for(anyio.Event(), 100 * MILLISECOND)
+        tasks.cancel_scope.cancel()
+    assert server.asked - asked <= 55
+
+
 async def test_the_quickest_answer_counts() -> None:
     machine = Machine()
     server = Server(machine, ahead=MINUTE, back=100 * MILLISECOND)

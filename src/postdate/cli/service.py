@@ -99,9 +99,10 @@ class _Service:
 
     async def run(self, create: bool) -> None:
         """Deliver until told to stop; finishes what is in hand."""
+        from postdate.core.left_behind import left_behind
         from postdate.operations import check_readable, check_set_up
         from postdate.wakeup import Alarm
-        from postdate.wiring import anything_is_left, build_endpoints, delay_exchange, opened
+        from postdate.wiring import build_endpoints, delay_exchange, opened
 
         self._alarm = Alarm()
         self._listen_to_signals()
@@ -124,7 +125,7 @@ class _Service:
                 await self._alarm.wait()
                 log.info("stopping: finishing what is in hand")
         log.info("stopped")
-        if anything_is_left():  # whose threads an ordinary end would wait for
+        if left_behind():  # whose threads an ordinary end would wait for
             os._exit(self.ending)
 
     @property

@@ -18,6 +18,7 @@ from weakref import WeakKeyDictionary
 import anyio
 
 from postdate.clock import Clock, in_real_time
+from postdate.core.left_behind import leave_behind
 from postdate.core.recoverability import text_of
 from postdate.errors import (
     PostdateError,
@@ -164,7 +165,6 @@ class Guard:
         )
         self._said = answers_within
         self._calls: dict[Call[Any], asyncio.Task[None]] = {}
-        self._left: dict[asyncio.Task[None], None] = {}
         self._hurries, self._hurries_since, self._silent_at = False, 0.0, -math.inf
 
     @classmethod
@@ -176,11 +176,6 @@ class Guard:
     def of_transport(cls, transport: object, clock: Clock, answers_within: timedelta = ANSWERS_WITHIN) -> Guard:
         """Return the guard of a transport or a receiver: it raises :class:`TransportUnreachable`."""
         return cls(transport, clock, _OF_TRANSPORTS, answers_within)
-
-    @property
-    def left_behind(self) -> int:
-        """How many calls have been given up and have not ended."""
-        return len(self._left)
 
     def hurry(self, *, hurries: bool = True) -> None:
         """The service stops: all calls are to be answered within :data:`LETTING_GO`; ``False``: it begins again.
@@ -218,7 +213,7 @@ class Guard:
                 return call.results[0]  # the next wait ends the caller, who knows by then what it has
             if call.results and late is not None:  # cancelled by asyncio's own means
                 call.leave(late)
-                self._keep(asyncio.get_running_loop().create_task(call.come_late()))
+                leave_behind(asyncio.get_running_loop().create_task(call.come_late()))
             raise
         finally:
             del self._calls[call]
@@ -252,12 +247,8 @@ class Guard:
         finally:
             if not call.over.is_set():
                 call.leave(late)
-                self._keep(task)
+                leave_behind(task)
                 self._silent_at = self._clock.monotonic()
-
-    def _keep(self, task: asyncio.Task[None]) -> None:
-        self._left[task] = None
-        task.add_done_callback(self._left.pop)
 
     def _no_answer(self, waited: timedelta) -> PostdateError:
         return self._errors[1](f"{type(self._adapter).__name__} did not answer within {waited.total_seconds():g} s")

@@ -14,6 +14,7 @@ import anyio
 from postdate.clock import Clock, in_real_time
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.guard import LETTING_GO, Call, calling_transport
+from postdate.core.left_behind import leave_behind
 from postdate.core.receiving import WatchedReceiver
 from postdate.core.recoverability import is_outage
 from postdate.errors import ClaimLost, PostdateError, TransportUnavailable
@@ -21,9 +22,6 @@ from postdate.outage_log import OutageLog
 from postdate.ports import Received, Receiver
 
 log = logging.getLogger("postdate.pump")
-
-_left_behind = set[asyncio.Task[None]]()
-"""Pumps that wait for queues that do not answer, and that nobody waits for any more."""
 
 Handle = Callable[[Received], Awaitable[None]]
 """Handles one message completely: it commits or rolls back. What it raises is a failure of that, not of a handler."""
@@ -83,8 +81,7 @@ class MessagePump:
             raise
         finally:
             if not pump.over.is_set():
-                _left_behind.add(task)
-                task.add_done_callback(_left_behind.discard)
+                leave_behind(task)
         if pump.error is not None:
             raise pump.error
 

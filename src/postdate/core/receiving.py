@@ -8,7 +8,6 @@ message; so the calls are noted, and one task looks after all of them. Source: A
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Awaitable, Coroutine, Sequence
 from datetime import datetime, timedelta
@@ -18,22 +17,11 @@ import anyio
 
 from postdate.clock import Clock, in_real_time, time_left
 from postdate.core.guard import ANSWERS_WITHIN, GRACE, LETTING_GO
-from postdate.core.recoverability import text_of
+from postdate.core.left_behind import leave_behind
 from postdate.errors import PostdateError, TransportUnreachable
 from postdate.ports import HANDLED, End, Received, Receiver
 
 T = TypeVar("T")
-
-log = logging.getLogger("postdate.adapters")
-
-_left_behind = set[asyncio.Task[Any]]()
-
-
-def _forget(task: asyncio.Task[Any]) -> None:
-    _left_behind.discard(task)
-    error = None if task.cancelled() else task.exception()
-    if error is not None:
-        log.warning("a call that nobody waited for any more failed: %s", text_of(error))
 
 
 class Watch:
@@ -101,8 +89,7 @@ class Watch:
                 with anyio.CancelScope(shield=True):
                     await self._clock.wait_for(over, self._grace)
                 if not task.done():
-                    _left_behind.add(task)
-                    task.add_done_callback(_forget)
+                    leave_behind(task)
 
     def hurry(self) -> None:
         """The pump stops: all calls are to be answered within :data:`postdate.core.guard.LETTING_GO`."""

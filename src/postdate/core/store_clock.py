@@ -12,7 +12,7 @@ from typing import Final
 
 import anyio
 
-from postdate.clock import Clock, SystemClock, later
+from postdate.clock import Clock, SystemClock, later, time_left
 from postdate.core.guard import Guard
 from postdate.errors import PostdateError
 from postdate.outage_log import OutageLog, shown_duration
@@ -21,10 +21,15 @@ from postdate.ports import TimekeepingStore
 log = logging.getLogger("postdate.clock")
 
 MEASURED_EVERY: Final = timedelta(seconds=30)
+MEASURED_IN_USE_EVERY: Final = timedelta(seconds=1)
+"""While something is waited for, and the store answers quickly: what this clock shows is behind by what two clocks may
+come apart, which is 3 ms in half a minute."""
+
 TRIED_AGAIN_AFTER: Final = timedelta(seconds=1)
 """After a measurement that failed: by then the store is used, by a clock that may be wrong."""
 
 ROUND_TRIPS: Final = 5
+ROUND_TRIPS_IN_USE: Final = 3
 ANSWERS_WITHIN: Final = timedelta(seconds=10)
 """For each round trip."""
 
@@ -84,6 +89,7 @@ class FollowingClock:
         self._own, self._store, self._judges = own, store, judges
         self._asking = Guard.of_store(store, own, ANSWERS_WITHIN)
         self._known: Bounds | None = None
+        self._used, self._took = anyio.Event(), timedelta(0)
         self._said: timedelta | None = None
         self._measured = False
         self._outage = OutageLog(log, "cannot read the clock of the store", "the clock of the store is")
@@ -103,6 +109,7 @@ class FollowingClock:
 
     async def wait(self, event: anyio.Event, until: datetime) -> None:
         """Wait until this clock shows ``until``; see :meth:`Clock.wait`."""
+        self._used.set()
         await self._own.wait_for(event, (until - self.now()) / (1 - _DRIFT))  # or it would be a little too early
 
     def monotonic(self) -> float:
@@ -111,6 +118,7 @@ class FollowingClock:
 
     async def wait_for(self, event: anyio.Event, duration: timedelta) -> None:
         """Wait on the machine's monotonic clock; see :meth:`Clock.wait_for`."""
+        self._used.set()
         await self._own.wait_for(event, duration)
 
     async def sleep(self, duration: timedelta) -> None:
@@ -124,14 +132,8 @@ class FollowingClock:
 
         What goes wrong is logged, and the clock goes on as before.
         """
-        try:
-            await self.read()
-        except PostdateError as error:
-            self._measured = False
-            self._outage.failed(error, self._own.monotonic())
+        if not await self._try_to_read(ROUND_TRIPS):
             return
-        self._measured = True
-        self._outage.succeeded(self._own.monotonic())
         try:
             await self._tell()
         except PostdateError as error:  # a role may read and deliver, and not write who it is
@@ -139,21 +141,37 @@ class FollowingClock:
         else:
             self._untold.succeeded(self._own.monotonic())
 
-    async def read(self) -> None:
+    async def read(self, round_trips: int = ROUND_TRIPS) -> None:
         """Find out what the store's clock shows, in a few round trips; the quickest counts.
 
         Raises:
             StoreUnavailable: it cannot be found out.
         """
-        for _ in range(ROUND_TRIPS):
+        for _ in range(round_trips):
             found = await self._asking.call(self._ask)
             self._known = found if self._known is None else self._known.narrowed_by(found)
+
+    async def _try_to_read(self, round_trips: int) -> bool:
+        try:
+            await self.read(round_trips)
+        except PostdateError as error:
+            self._measured = False
+            self._outage.failed(error, self._own.monotonic())
+        else:
+            self._measured = True
+            self._outage.succeeded(self._own.monotonic())
+        return self._measured
+
+    def _gains_by_more(self) -> bool:
+        """Return whether the store answers more quickly than clocks come apart from one measurement to the next."""
+        return self._took < MEASURED_EVERY * _DRIFT
 
     async def _ask(self) -> Bounds:
         before = self._own.since_boot()
         shown = await self._store.server_now()
         after = self._own.since_boot()
-        return Bounds(after, shown, later(shown, timedelta(seconds=after - before)))
+        self._took = timedelta(seconds=after - before)
+        return Bounds(after, shown, later(shown, self._took))
 
     async def _tell(self) -> None:
         assert self._known is not None
@@ -187,11 +205,20 @@ class FollowingClock:
         )
 
     async def follow(self) -> None:
-        """Measure again and again, until cancelled."""
+        """Measure again and again, until cancelled; more often while somebody waits by this clock."""
+        measure_at = self._own.monotonic() + MEASURED_EVERY.total_seconds()
         while True:
-            pause = MEASURED_EVERY if self._measured else TRIED_AGAIN_AFTER
-            await self._own.wait_for(anyio.Event(), pause)
-            await self.measure()
+            self._used = anyio.Event()
+            in_time = time_left(measure_at, self._own.monotonic()) if self._measured else TRIED_AGAIN_AFTER
+            await self._own.wait_for(self._used if self._measured else anyio.Event(), in_time)
+            if self._measured and self._used.is_set():
+                in_time = time_left(measure_at, self._own.monotonic())
+                await self._own.wait_for(anyio.Event(), MEASURED_IN_USE_EVERY if self._gains_by_more() else in_time)
+            if not self._measured or self._own.monotonic() >= measure_at:
+                await self.measure()
+                measure_at = self._own.monotonic() + MEASURED_EVERY.total_seconds()
+            else:
+                await self._try_to_read(ROUND_TRIPS_IN_USE)
 
 
 def clock_of_store(clock: Clock, store: object, *, judges: bool = True) -> FollowingClock | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
-from postdate.clock import from_microseconds, to_microseconds
+from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
 from postdate.errors import (
     ConfigurationError,
     DuplicateMessage,
@@ -445,7 +446,11 @@ class LockingStore(SetsAside):
 
     async def server_now(self) -> datetime:
         """See :meth:`postdate.ports.TimekeepingStore.server_now`."""
-        return from_microseconds(await self._pool.run_in_thread(self._tables.now))
+
+        def ask(session: Any) -> tuple[datetime, float]:
+            return from_microseconds(self._tables.now(session)), time.monotonic()
+
+        return brought_up_to_date(*await self._pool.run_in_thread(ask))
 
     async def report_clock(self, ahead: timedelta) -> None:
         """See :meth:`postdate.ports.TimekeepingStore.report_clock`; others see it for as long as this process lives."""

@@ -12,7 +12,9 @@ class TimekeepingStore(Protocol):
     """A store on a server with a clock of its own (PostgreSQL, MariaDB, SQL Server, Azure)."""
 
     async def server_now(self) -> datetime:
-        """Return the time of the server, UTC, to its precision; one round trip.
+        """Return the time of the server, UTC, to its precision, or a little before it, never after; one round trip.
+
+        What has gone by since the answer was heard may be added, and is: who asked may be told of it much later.
 
         Raises:
             StoreUnavailable: transient.

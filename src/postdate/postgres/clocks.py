@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
@@ -10,11 +11,12 @@ from postdate.postgres.listening import living
 from postdate.postgres.names import Names, sql
 
 
-def server_now(connection: Connection) -> datetime:
-    """See :meth:`postdate.ports.TimekeepingStore.server_now`."""
+def server_now(connection: Connection) -> tuple[datetime, float]:
+    """Return the time of the server, and the monotonic seconds at which it was heard of."""
     row = connection.execute("SELECT clock_timestamp()").fetchone()
+    heard_at = time.monotonic()
     assert row is not None
-    return row[0].astimezone(UTC)
+    return row[0].astimezone(UTC), heard_at
 
 
 def report(database: PostgresDatabase, ahead: timedelta) -> None:

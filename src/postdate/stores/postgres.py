@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from postdate.clock import to_microseconds
+from postdate.clock import brought_up_to_date, to_microseconds
 from postdate.errors import (
     ClaimLost,
     ConfigurationError,
@@ -601,7 +601,7 @@ class PostgresStore:
 
     async def server_now(self) -> datetime:
         """See :meth:`postdate.ports.TimekeepingStore.server_now`."""
-        return await self.database.run(clocks.server_now)
+        return brought_up_to_date(*await self.database.run(clocks.server_now))
 
     async def report_clock(self, ahead: timedelta) -> None:
         """See :meth:`postdate.ports.TimekeepingStore.report_clock`; kept with the number of this process."""

@@ -12,7 +12,6 @@ from postdate.wiring.adapters import (
 )
 from postdate.wiring.application import is_wanted, open_outbox, open_saga_store, place_of
 from postdate.wiring.causes import advice_for, placing_errors
-from postdate.wiring.closing import anything_is_left
 from postdate.wiring.observers import queue_observer, store_observer
 from postdate.wiring.plant import (
     Plant,
@@ -35,7 +34,6 @@ __all__ = [
     "BuiltInTransport",
     "Plant",
     "advice_for",
-    "anything_is_left",
     "build_endpoint",
     "build_endpoints",
     "check_addresses",
