@@ -306,7 +306,7 @@ class Dispatcher:
         for claim in batch.held.values():
             if self._is_unwanted(claim.message, now):
                 expired.append(claim)
-            elif (error := self._doom_of(claim.message)) is not None:
+            elif self._doomed and (error := self._doom_of(claim.message)) is not None:
                 doomed.append((claim, error, True))
             else:
                 wanted.append(claim)
@@ -429,16 +429,16 @@ class Dispatcher:
 
     async def _settle(self, batch: Batch, groups: Sequence[Group]) -> None:
         """Remove what was sent, in one call; then deal with each failure."""
-        answers = [
-            (claim, error, group.attempted)
-            for group in groups
-            for claim, error in zip(group.claims, group.errors or (), strict=True)
-        ]
-        sent = [claim for claim, error, _ in answers if error is None]
+        sent, failures = list[Claim](), list[tuple[Claim, PostdateError, bool]]()
+        for group in groups:
+            for claim, error in zip(group.claims, group.errors or (), strict=True):
+                if error is None:
+                    sent.append(claim)
+                else:
+                    failures.append((claim, error, group.attempted))
         if sent:
             self._note_success(sent)
             await self._remove(batch, sent)
-        failures = [(claim, error, attempted) for claim, error, attempted in answers if error is not None]
         failed = [
             (claim, self._blamed(batch, claim, error), attempted)
             for claim, error, attempted in failures
@@ -579,7 +579,7 @@ class Dispatcher:
 
         So is what has come back from there, or has been attempted by others, or is another message with the same id.
         """
-        doomed = self._doomed.pop(message.message_id, None) if self._doomed else None
+        doomed = self._doomed.pop(message.message_id, None)
         if doomed is None or doomed.until < self._clock.monotonic():
             return None
         is_it = doomed.mark == mark_of(message) and doomed.failures == message.number_of_failures

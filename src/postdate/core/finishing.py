@@ -61,7 +61,19 @@ class GivingBack:
     reason: str | None = None
 
 
-_Ending = tuple[Claim, Outcome, str]
+@dataclass(slots=True, eq=False)
+class _Ending:
+    """What is being removed by one call.
+
+    Args:
+        claims: by message id.
+        outcome: of them.
+        detail: for the record.
+    """
+
+    claims: dict[str, Claim]
+    outcome: Outcome
+    detail: str
 
 
 @dataclass(slots=True)
@@ -112,7 +124,7 @@ class Finisher:
         """What is held until it is written."""
         self._void: dict[str, _Left] = {}
         """What is not held any more, and is known should it come again; the oldest is the first."""
-        self._ending: dict[str, _Ending] = {}
+        self._ending: list[_Ending] = []
         """What is being removed: a server frees what it fails at before it says so, and may give it out meanwhile."""
         self._refuses = 0
         """Not 0 while nothing can be written: how often that was probed, and one."""
@@ -155,6 +167,10 @@ class Finisher:
         if not self._left and not self._void and not self._ending:
             return claims
         self._forget_what_is_old()
+        ids = {claim.message.message_id for claim in claims}
+        known = [self._left, self._void, *(ending.claims for ending in self._ending)]
+        if all(ids.isdisjoint(each) for each in known):  # nearly always, and quicker than to ask for each
+            return claims
         return [claim for claim in claims if not self._is_known(claim)]
 
     def _is_known(self, claim: Claim) -> bool:
@@ -176,11 +192,12 @@ class Finisher:
         return True
 
     def _is_ending(self, claim: Claim) -> bool:
-        ending = self._ending.get(claim.message.message_id)
-        if ending is None or mark_of(ending[0].message) != mark_of(claim.message):
+        message_id, mark = claim.message.message_id, mark_of(claim.message)
+        found = (each for each in self._ending if message_id in each.claims)
+        ending = next((each for each in found if mark_of(each.claims[message_id].message) == mark), None)
+        if ending is None:
             return False
-        _, outcome, detail = ending
-        left = _left(claim, claim, outcome, detail)
+        left = _left(claim, claim, ending.outcome, ending.detail)
         left.again_at = self._clock.monotonic() + retry_delay(0).total_seconds()
         self._hold(left)
         return True
@@ -223,7 +240,8 @@ class Finisher:
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, detail: str = "") -> None:
         """Remove messages that have ended, in one call."""
         at = self._clock.now()
-        self._ending.update((claim.message.message_id, (claim, outcome, detail)) for claim in claims)
+        ending = _Ending({claim.message.message_id: claim for claim in claims}, outcome, detail)
+        self._ending.append(ending)
         try:
             finished = await self._finish(claims, outcome, at, detail)
         except PostdateError as error:
@@ -232,8 +250,7 @@ class Finisher:
             self._remember([_left(claim, claim, outcome, detail) for claim in unknown], error)
             return
         finally:
-            for claim in claims:
-                self._ending.pop(claim.message.message_id, None)
+            self._ending.remove(ending)
         self._journal.ended(OUTCOME_RECORDS[outcome], [claim.message for claim in claims], at, detail)
         if finished < len(claims) and outcome is Outcome.DELIVERED:
             # Somebody removed it while we sent it (row 53); or the claim was lost, and the message may come again.
