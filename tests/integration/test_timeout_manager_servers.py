@@ -98,7 +98,7 @@ async def test_what_a_frozen_process_has_claimed_goes_to_another(
             second = await other.claim(id_)
             await anyio.sleep(0.02)
     assert await second.remove()
-    with pytest.raises(StoreUnreachable, match="idle"):
+    with pytest.raises(StoreUnreachable):
         await first.remove()
     await frozen.close()
     await other.close()

@@ -168,17 +168,18 @@ class PostgresTimeouts:
 
         The server ends it when nothing is said in it for a minute; what is done with the claim after that fails.
         """
-        return await in_thread(self._claim, self._known, normal_id(timeout_id))
+        wanted = normal_id(timeout_id)
+        return None if wanted is None else await in_thread(self._claim, self._known, wanted)
 
-    def _claim(self, statements: _Statements, timeout_id: str | None) -> _Claim | None:
+    def _claim(self, statements: _Statements, timeout_id: str) -> _Claim | None:
         connection = self._connections.take()
         found = None
         try:
             with self._connections.translating():
-                with _one_round_trip(connection):
-                    connection.execute("BEGIN")
-                    connection.execute(_BOUND)
-                    claimed = connection.execute(statements.claim, {"id": timeout_id})
+                # One round trip by one text: after a pipeline, PostgreSQL 15 limits no silence in a transaction.
+                claimed = connection.execute(statements.claim(timeout_id))
+                while claimed.nextset():
+                    pass
                 row = claimed.fetchone()
             found = None if row is None else decode(*row, owner=self._endpoint)
         finally:
@@ -318,9 +319,9 @@ class _Statements:
             f"VALUES (%(Id)s, %(Destination)s, %(SagaId)s, %(State)s, %(Time)s, %(Headers)s, %(PersistenceVersion)s) "
             f'ON CONFLICT ("Id") DO NOTHING'
         )
-        peek = f'SELECT "Id", "Destination", "SagaId", "State", "Time", "Headers"::text FROM {name} WHERE "Id" = %(id)s'
-        self.peek = sql(peek)
-        self.claim = sql(f"{peek} FOR UPDATE SKIP LOCKED")
+        columns = '"Id", "Destination", "SagaId", "State", "Time", "Headers"::text'
+        self.peek = sql(f'SELECT {columns} FROM {name} WHERE "Id" = %(id)s')
+        self._claim = f'SELECT {columns} FROM {self.name} WHERE "Id" = '
         self.delete = sql(f'DELETE FROM {name} WHERE "Id" = %(id)s')
         self.delete_saga = sql(f'DELETE FROM {name} WHERE "SagaId" = %(saga)s')
         self.due = sql(
@@ -330,3 +331,8 @@ class _Statements:
         # What .NET writes for the end of all times is 'infinity', which no date-time of Python's can be.
         later = """"Time" > %(after)s AND "Time" < 'infinity'"""
         self.first = sql(f'SELECT "Time" FROM {name} WHERE {later} ORDER BY "Time" LIMIT 1')
+
+    def claim(self, timeout_id: str) -> bytes:
+        """Return the text, without parameters, that begins a transaction and locks a row in it, or finds none."""
+        wanted = literal(timeout_id)
+        return sql(f"BEGIN; {_BOUND}; {self._claim}{wanted} FOR UPDATE SKIP LOCKED")
