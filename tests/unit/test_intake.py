@@ -7,12 +7,29 @@ from pathlib import Path
 import anyio
 import pytest
 
-from postdate import DelayedMessage, Envelope, Headers, LocalTransport, SqliteStore
+from postdate import (
+    DelayedDelivery,
+    DelayedMessage,
+    Endpoint,
+    Envelope,
+    Headers,
+    LocalTransport,
+    MemoryStore,
+    MemoryTransport,
+    SqliteStore,
+)
 from postdate.core.intake import Intake
 from postdate.endpoint.sending import through_queue
-from postdate.errors import ClaimLost, PostdateError, QueueNotFound, StoreUnavailable, TransportUnavailable
+from postdate.errors import (
+    ClaimLost,
+    PostdateError,
+    QueueNotFound,
+    StoreUnavailable,
+    StoreUnreachable,
+    TransportUnavailable,
+)
 from postdate.ports import Received
-from postdate.testing import Fault, FaultyTransport
+from postdate.testing import Fault, FaultyStore, FaultyTransport
 
 SECOND = timedelta(seconds=1)
 QUEUE = "sales.timeouts"
@@ -202,6 +219,24 @@ async def test_a_store_failing_for_30_seconds_is_one_critical_error_row_43(make_
     await bench.intake.handle(received)
     assert bench.critical_errors == ["store"]
     assert (await bench.memory.statistics(bench.start)).pending == 1
+
+
+async def test_what_waits_for_a_store_goes_on_as_soon_as_the_poller_finds_that_it_is_back(clock) -> None:
+    """Found by the simulator, seed 14356: after an outage of half a minute it waited for up to 10 s more."""
+    queues, memory = MemoryTransport(), MemoryStore()
+    store = FaultyStore(memory)
+    for name in ("store", "claim_due", "next_attempt"):
+        store.faults.add(Fault(name, StoreUnreachable("away")))
+    endpoint = Endpoint("sales", transport=queues, delayed_delivery=DelayedDelivery(store), clock=clock)
+    async with endpoint:
+        await endpoint.send(b"", destination="sales", delay=600 * SECOND, message_id="m-1")
+        await clock.advance(45 * SECOND)
+        tried = store.faults.calls["store"]
+        store.faults.clear()
+        await memory.store(DelayedMessage("wakes", clock.now() + 300 * SECOND, "sales"), clock.now())
+        await clock.advance(SECOND / 10)
+        assert store.faults.calls["store"] == tried + 1
+        assert await memory.get("m-1") is not None
 
 
 async def test_without_an_error_queue_a_bad_message_stays_in_its_queue_row_41(bench) -> None:

@@ -133,11 +133,17 @@ class Intake:
         self._refused = OutageLog(
             log, f"error queue {settings.error_queue} does not take messages", f"error queue {settings.error_queue} is"
         )
-        self._stop = anyio.Event()
+        self._stop, self._store_is_back = anyio.Event(), anyio.Event()
 
     def stop(self) -> None:
         """End pauses: what failed is dealt with at once, and nothing waits for a breaker any more."""
         self._stop.set()
+        self._store_is_back.set()
+
+    def store_is_back(self) -> None:
+        """End the pauses of those that wait for the store, as somebody has found that it answers again."""
+        self._store_is_back.set()
+        self._store_is_back = anyio.Event()
 
     async def handle(self, received: Received) -> None:
         """Store the message, or send it on at once when it is due already (row 36), or deal with the failure.
@@ -195,7 +201,8 @@ class Intake:
     async def _wait_for_store(self, error: PostdateError) -> None:
         seconds = self._clock.monotonic()
         self._outage.failed(error, seconds)
-        await self._clock.wait_for(self._stop, self._breaker.failure(error, seconds))
+        event = self._stop if self._stop.is_set() else self._store_is_back
+        await self._clock.wait_for(event, self._breaker.failure(error, seconds))
 
     async def _store_or_send(self, message: DelayedMessage, *, is_new: bool) -> End:
         """Store a message, or return what does it, or sends it, in the transaction that takes it off the queue.

@@ -16,7 +16,7 @@ import anyio
 
 from postdate.clock import Clock, in_real_time, time_left
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.core.guard import calling_store
+from postdate.core.guard import LETTING_GO, calling_store
 from postdate.errors import PostdateError
 from postdate.outage_log import OutageLog
 from postdate.ports import Wake
@@ -37,9 +37,6 @@ _SHORTEST_PAUSE = timedelta(milliseconds=50)
 
 _SHORTEST_LOOK_AGAIN = timedelta(milliseconds=1)
 _LONGEST_LOOK_AGAIN = timedelta(seconds=1)
-LETTING_GO = timedelta(seconds=5)
-"""A look that has not ended so long after a stop is ended; see :data:`postdate.core.guard.LETTING_GO`."""
-
 _JUST_AFTER = timedelta(microseconds=1)
 """A message may go strictly after its due time, and microseconds are what we count in."""
 
@@ -84,10 +81,17 @@ class Poller:
         work: see :class:`DueWork`.
         clock: tells and waits.
         breaker: for failing looks.
+        recovered: called when a look succeeds after others that failed.
     """
 
-    def __init__(self, work: DueWork, clock: Clock, breaker: RepeatedFailures) -> None:
-        self._work, self._clock, self._breaker = work, clock, breaker
+    def __init__(
+        self,
+        work: DueWork,
+        clock: Clock,
+        breaker: RepeatedFailures,
+        recovered: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._work, self._clock, self._breaker, self._recovered = work, clock, breaker, recovered
         self._stop = anyio.Event()
         self._alarm: Alarm | None = None
         self._letting_go = in_real_time(clock, LETTING_GO)
@@ -127,6 +131,7 @@ class Poller:
             self._breaker.success()
             if self._outage.is_out:
                 self._outage.succeeded(self._clock.monotonic())
+                self._recovered()
             if taken.more:
                 continue
             due_but_not_taken = taken.count == 0 and taken.next_attempt is not None and taken.next_attempt < now

@@ -183,8 +183,12 @@ class DelayedDeliveryService:
         self._ways_in = [
             self._way_in(queue, breakers, breaker) for queue, breaker in zip(queues, receiving, strict=True)
         ]
-        self._poller = Poller(self._work(breakers), around.clock, breakers.fetch)
+        self._poller = Poller(self._work(breakers), around.clock, breakers.fetch, self._store_is_back)
         self._timers = BreakerTimers([*breakers.all, *receiving[1:]], around.clock)
+
+    def _store_is_back(self) -> None:
+        for way in self._ways_in:
+            way.intake.store_is_back()
 
     def _way_in(self, queue: IntakeQueue, breakers: _Breakers, receiving: RepeatedFailures) -> _WayIn:
         around = self._around
