@@ -396,35 +396,38 @@ class Finisher:
     async def _give_back_what_was_kept(self, back: Sequence[GivingBack]) -> None:
         """They stay remembered until that is done, also should we be cancelled; and until then if it is not."""
         before = {each.claim.message.message_id: self._left[each.claim.message.message_id] for each in back}
+        is_its_own = not self._refuses
         await self.give_back(back)
         for message_id, left in before.items():
             now = self._left.get(message_id)
             if now is left:
                 del self._left[message_id]
             elif now is not None and now is not left:
-                now.failures = left.failures + 1
+                now.failures = left.failures + is_its_own
 
     async def _finish_again(self, some: Sequence[_Left], outcome: Outcome, detail: str) -> None:
+        are_their_own = not self._refuses
         error = await self._try_to_finish(some, outcome, detail)
         if error is None:
             return
         in_a_row = 0
         rest = deque(sorted(some, key=lambda left: left.failures))
         if len(some) == 1 or is_outage(error):
-            self._remember_again(some, error)
+            self._remember_again(some, error, are_their_own=are_their_own)
             return
         while rest and in_a_row < _ALONE:  # one that cannot be removed keeps none of the others
-            left = rest.popleft()
+            left, are_their_own = rest.popleft(), not self._refuses
             error = await self._try_to_finish([left], outcome, detail)
             in_a_row = in_a_row + 1 if error else 0
             if error is not None:
-                self._remember_again([left], error)
+                self._remember_again([left], error, are_their_own=are_their_own)
         for left in rest:
             left.again_at = self._clock.monotonic() + _LONGEST_PROBE_PAUSE.total_seconds()
 
-    def _remember_again(self, some: Sequence[_Left], error: PostdateError) -> None:
+    def _remember_again(self, some: Sequence[_Left], error: PostdateError, *, are_their_own: bool) -> None:
+        """Try again later: ever later where others could be written meanwhile, as it is not the store then."""
         for left in some:
-            left.failures += 1
+            left.failures += are_their_own
         self._remember(some, error)
 
     async def _try_to_finish(self, some: Sequence[_Left], outcome: Outcome, detail: str) -> PostdateError | None:

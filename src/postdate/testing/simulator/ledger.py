@@ -164,9 +164,8 @@ class Ledger:
             self.fail("nothing is doubled", f"{origin} {where}, with {self.doubts[origin]} faults in doubt")
 
     def is_sent(self, origin: str, due: datetime) -> None:
-        """Note that somebody is about to send a message, perhaps again."""
-        if origin not in self.dues:
-            self.is_due(origin, due)
+        """Note that somebody is about to send a message, perhaps again, by a clock that was set since."""
+        self.is_due(origin, min(due, self.dues.get(origin, due)))
 
     def is_due(self, origin: str, due: datetime) -> None:
         """Note when a message is due, from now on."""
