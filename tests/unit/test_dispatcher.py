@@ -247,6 +247,28 @@ async def test_a_claim_that_cannot_be_given_back_is_given_back_later(bench) -> N
     assert await bench.waiting() is None
 
 
+async def test_what_could_not_be_removed_while_nothing_could_be_waits_no_longer_for_that(bench) -> None:
+    """Found by the simulator, seed 23045: one more failure, just after others could be removed, cost it a minute."""
+    finish, refused = bench.memory.finish, {"m-1", "m-2"}
+
+    async def finish_others(claims: Sequence[Claim], outcome: Outcome, at: datetime, detail: str = "") -> int:
+        if refused & {claim.message.message_id for claim in claims}:
+            raise STORE_DOWN
+        return await finish(claims, outcome, at, detail)
+
+    bench.memory.finish = finish_others
+    await bench.keep(bench.message(due_in=-1))
+    await bench.look_for(40 * SECOND)
+    refused.discard("m-2")
+    await bench.keep(bench.message("m-2", due_in=40))
+    await bench.look_for(4 * SECOND)
+    assert bench.ids("billing") == ["m-1", "m-2"]
+    refused.clear()
+    await bench.look_for(6 * SECOND)
+    assert await bench.waiting() is None
+    assert (await bench.memory.statistics(bench.clock.now())).claimed == 0
+
+
 async def test_failing_sends_are_a_critical_error_after_30_seconds_row_45(make) -> None:
     bench = await make(number_of_retries=1000)
     bench.transport.faults.add(Fault("send", DOWN))
