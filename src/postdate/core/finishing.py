@@ -205,7 +205,7 @@ class Finisher:
     # --- what is remembered -----------------------------------------------------------------------------------------
 
     def _hold(self, left: _Left) -> None:
-        self._void.pop(left.message_id, None)
+        self._forget(left.message_id)  # who fails goes to the end: others are tried alone before it is again
         self._left[left.message_id] = left
 
     def _avoid(self, left: _Left) -> None:
@@ -368,9 +368,10 @@ class Finisher:
             self._failure_rate.success()
             self._outage.succeeded(self._clock.monotonic())
 
-    def _remember(self, left: Sequence[_Left], error: PostdateError) -> None:
+    def _remember(self, left: Sequence[_Left], error: PostdateError, at_least: timedelta = timedelta(0)) -> None:
         for each in left:
-            each.again_at = self._clock.monotonic() + self._pause(retry_delay(each.failures - 1, error))
+            pause = max(retry_delay(each.failures - 1, error), at_least)
+            each.again_at = self._clock.monotonic() + self._pause(pause)
             self._hold(each)
         self._keep_bounds()
 
@@ -428,7 +429,7 @@ class Finisher:
         """Try again later: ever later where others could be written meanwhile, as it is not the store then."""
         for left in some:
             left.failures += are_their_own
-        self._remember(some, error)
+        self._remember(some, error, timedelta(0) if are_their_own else _LONGEST_PROBE_PAUSE)
 
     async def _try_to_finish(self, some: Sequence[_Left], outcome: Outcome, detail: str) -> PostdateError | None:
         claims = [left.claim for left in some if left.claim is not None]

@@ -12,7 +12,7 @@ from typing import Final
 import anyio
 
 from postdate.clock import Clock, in_real_time
-from postdate.core.circuit_breaker import RepeatedFailures
+from postdate.core.circuit_breaker import PAUSE_ARMED, RepeatedFailures
 from postdate.core.guard import LETTING_GO, Call, calling_transport
 from postdate.core.left_behind import leave_behind
 from postdate.core.receiving import WatchedReceiver
@@ -268,8 +268,11 @@ class MessagePump:
                 return
 
     async def _pause_after(self, error: PostdateError) -> None:
-        """Pause as the breaker says; :meth:`stop` ends the pause."""
-        await self._clock.wait_for(self._stop, self._breaker.failure(error, self._clock.monotonic()))
+        """Pause for a second, also when the breaker has tripped: it tells nobody when the queues are back.
+
+        :meth:`stop` ends the pause.
+        """
+        await self._clock.wait_for(self._stop, min(self._breaker.failure(error, self._clock.monotonic()), PAUSE_ARMED))
 
     def stop(self) -> None:
         """Stop receiving. What was received ahead goes back."""
