@@ -235,6 +235,12 @@ class Run:
         for each in self.workers:
             each.communicate()
 
+    def kill(self) -> None:
+        """End what runs still, without ceremony."""
+        for each in self.workers:
+            each.kill()
+            each.wait()
+
     def end_with_empty_queues(self, deadline: float) -> None:
         """End the workers; as long as one of them gave anything back, let another one handle that."""
         self.end()
@@ -312,8 +318,9 @@ def outbox_kills(place: Place, messages: int, kills: int, workers: int, minutes:
     deadline = started + minutes * 60
     try:
         run.handle_all(deadline)
-    finally:
         run.end_with_empty_queues(deadline)
+    finally:
+        run.kill()
     found = place.query("SELECT stage, count(*), count(DISTINCT number) FROM effect GROUP BY stage")
     effects = {stage: {"effects": count, "messages": numbers} for stage, count, numbers in found}
     left = {name: count for name, count in run.left().items() if count}

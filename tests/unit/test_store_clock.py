@@ -146,10 +146,13 @@ async def test_while_it_is_waited_by_it_is_measured_every_second_so_that_drift_d
     assert len(server.reported) <= 12, "others are told as rarely as before"
 
 
-async def test_a_store_that_takes_longer_to_answer_than_clocks_come_apart_is_not_asked_more_often() -> None:
+@pytest.mark.parametrize(("there", "judges"), [(5 * MILLISECOND, True), (MILLISECOND, False)])
+async def test_a_store_that_takes_longer_to_answer_than_clocks_come_apart_or_does_not_judge_is_not_asked_more_often(
+    there: timedelta, judges: bool
+) -> None:
     machine = Machine()
-    server = Server(machine, there=5 * MILLISECOND)
-    clock = FollowingClock(machine, server)
+    server = Server(machine, there=there)
+    clock = FollowingClock(machine, server, judges=judges)
     await clock.measure()
     began, asked = machine.seconds, server.asked
     async with anyio.create_task_group() as tasks:

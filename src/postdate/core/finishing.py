@@ -169,7 +169,7 @@ class Finisher:
         self._forget_what_is_old()
         ids = {claim.message.message_id for claim in claims}
         known = [self._left, self._void, *(ending.claims for ending in self._ending)]
-        if all(ids.isdisjoint(each) for each in known):  # nearly always, and quicker than to ask for each
+        if all(each.keys().isdisjoint(ids) for each in known):  # nearly always, and quicker than to ask for each
             return claims
         return [claim for claim in claims if not self._is_known(claim)]
 
@@ -397,14 +397,10 @@ class Finisher:
     async def _give_back_what_was_kept(self, back: Sequence[GivingBack]) -> None:
         """They stay remembered until that is done, also should we be cancelled; and until then if it is not."""
         before = {each.claim.message.message_id: self._left[each.claim.message.message_id] for each in back}
-        is_its_own = not self._refuses
         await self.give_back(back)
         for message_id, left in before.items():
-            now = self._left.get(message_id)
-            if now is left:
+            if self._left.get(message_id) is left:
                 del self._left[message_id]
-            elif now is not None and now is not left:
-                now.failures = left.failures + is_its_own
 
     async def _finish_again(self, some: Sequence[_Left], outcome: Outcome, detail: str) -> None:
         are_their_own = not self._refuses

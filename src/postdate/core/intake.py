@@ -142,6 +142,7 @@ class Intake:
 
     def store_is_back(self) -> None:
         """End the pauses of those that wait for the store, as somebody has found that it answers again."""
+        self._breaker.success()  # a call that hung until now fails a little later, and is not to wait any longer
         self._store_is_back.set()
         self._store_is_back = anyio.Event()
 
@@ -190,6 +191,8 @@ class Intake:
         if end is _STORED:
             await self._receiver.commit(received, self._clock.now(), end)
         if not end.outgoing:
+            if self._outage.is_out:
+                self.store_is_back()
             self._breaker.success()
             self._outage.succeeded(self._clock.monotonic())
             self._metrics.stored(1)

@@ -22,8 +22,8 @@ log = logging.getLogger("postdate.clock")
 
 MEASURED_EVERY: Final = timedelta(seconds=30)
 MEASURED_IN_USE_EVERY: Final = timedelta(seconds=1)
-"""While something is waited for, and the store answers quickly: what this clock shows is behind by what two clocks may
-come apart, which is 3 ms in half a minute."""
+"""While one wait follows the other, and the store answers quickly: this clock is behind by what two clocks may come apart,
+which is 3 ms in half a minute. Who waits for longer than a second may be so much later."""
 
 TRIED_AGAIN_AFTER: Final = timedelta(seconds=1)
 """After a measurement that failed: by then the store is used, by a clock that may be wrong."""
@@ -147,6 +147,7 @@ class FollowingClock:
         Raises:
             StoreUnavailable: it cannot be found out.
         """
+        self._took = timedelta.max
         for _ in range(round_trips):
             found = await self._asking.call(self._ask)
             self._known = found if self._known is None else self._known.narrowed_by(found)
@@ -163,15 +164,16 @@ class FollowingClock:
         return self._measured
 
     def _gains_by_more(self) -> bool:
-        """Return whether the store answers more quickly than clocks come apart from one measurement to the next."""
-        return self._took < MEASURED_EVERY * _DRIFT
+        """Return whether the store's quickest answer took less than what clocks come apart by until the next one."""
+        return self._judges and self._took < MEASURED_EVERY * _DRIFT
 
     async def _ask(self) -> Bounds:
         before = self._own.since_boot()
         shown = await self._store.server_now()
         after = self._own.since_boot()
-        self._took = timedelta(seconds=after - before)
-        return Bounds(after, shown, later(shown, self._took))
+        took = timedelta(seconds=after - before)
+        self._took = min(self._took, took)
+        return Bounds(after, shown, later(shown, took))
 
     async def _tell(self) -> None:
         assert self._known is not None
