@@ -22,8 +22,8 @@ log = logging.getLogger("postdate.clock")
 
 MEASURED_EVERY: Final = timedelta(seconds=30)
 MEASURED_IN_USE_EVERY: Final = timedelta(seconds=1)
-"""While one wait follows the other, and the store answers quickly: this clock is behind by what two clocks may come apart,
-which is 3 ms in half a minute. Who waits for longer than a second may be so much later."""
+"""While one wait follows the other, and the store answers quickly: this clock is behind by what two clocks may come
+apart, which is 3 ms in half a minute. Who waits for longer than a second may be so much later."""
 
 TRIED_AGAIN_AFTER: Final = timedelta(seconds=1)
 """After a measurement that failed: by then the store is used, by a clock that may be wrong."""
