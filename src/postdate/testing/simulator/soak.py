@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from typing import Final
 
 from postdate.testing.simulator.mutations import MUTATIONS
@@ -90,7 +92,7 @@ def soak(
     found, began = Found(), time.monotonic()
     told = began
     waiting = iter(_shares(seeds))
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_end_with_the_parent) as pool:
         running = [pool.submit(live_through, share, without) for share in islice(waiting, 2 * jobs)]
         while running:
             share = running.pop(0).result()
@@ -107,6 +109,18 @@ def soak(
     if found.violations:
         tell(f"replay one: python -m postdate.testing.simulator --seed {found.violations[0][0]} --trace\n")
     return found
+
+
+def _end_with_the_parent() -> None:
+    """End this process when that which shares out the seeds has ended, however it did."""
+    parent = parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="soak-parent", daemon=True).start()
 
 
 def _shares(seeds: Sequence[int]) -> Iterator[Sequence[int]]:
