@@ -318,6 +318,29 @@ async def test_a_process_that_stood_still_while_sending_moves_nothing_to_the_err
     assert await bench.waiting() is None
 
 
+async def test_an_outage_met_by_an_error_copy_that_leaves_later_is_not_recorded_against_its_message(bench) -> None:
+    """Found by the simulator, seed 28667: each try of the copy was one more failure of the message."""
+    send, refused, is_out = bench.queues.send, 0, True
+
+    async def refuse_late(envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()):
+        nonlocal refused
+        if envelopes[0].destination == "error":
+            return [TransportUnreachable("away")] * len(envelopes) if is_out else await send(envelopes, now)
+        refused += 1
+        await bench.clock.sleep(12 * SECOND)
+        return [TransportUnavailable("nack")] * len(envelopes)
+
+    bench.queues.send = refuse_late
+    await bench.keep(bench.message(due_in=-1))
+    async with polling(bench):
+        await bench.clock.advance(50 * SECOND)
+        assert bench.ids("error") == []
+        is_out = False
+        await bench.clock.advance(12 * SECOND)
+    assert (bench.ids("error"), refused) == (["m-1"], 1)
+    assert [record.kind for record in await bench.memory.history("m-1")].count(RecordKind.RETRIED) == 1
+
+
 @pytest.mark.parametrize("what", ["another with its id", "returned", "attempted by others", "long after"])
 async def test_what_is_to_leave_for_the_error_queue_is_attempted_when_it_is_not_the_same_any_more(
     bench, what: str

@@ -308,6 +308,7 @@ class Dispatcher:
                 expired.append(claim)
             elif self._doomed and (error := self._doom_of(claim.message)) is not None:
                 doomed.append((claim, error, True))
+                batch.counted.add(claim.message.message_id)
             else:
                 wanted.append(claim)
         batch.groups = self._groups(wanted, batch.began)
@@ -564,15 +565,16 @@ class Dispatcher:
         if self._clock.monotonic() - batch.began > self._fresh.total_seconds():
             # The destination is slow, or this process stood still, and others have the message and may have sent it.
             # Whoever claims it next, has it beyond doubt; if that is us, it leaves for the error queue at once.
-            self._doom(claim.message, error)
+            self._doom(claim.message, error, claim.message.number_of_failures + 1)
             return self._retry(claim, error, reason_of(error))
         return await self._move_to_error(batch, claim, error)
 
-    def _doom(self, message: DelayedMessage, error: PostdateError) -> None:
+    def _doom(self, message: DelayedMessage, error: PostdateError, failures: int) -> None:
+        """Let a message leave for the error queue when it is claimed anew, with so many failures."""
         if len(self._doomed) >= _CLAIMED_AT_ONCE:
             del self._doomed[next(iter(self._doomed))]
         until = self._clock.monotonic() + _DOOMED_FOR_SECONDS
-        self._doomed[message.message_id] = _Doomed(error, mark_of(message), message.number_of_failures + 1, until)
+        self._doomed[message.message_id] = _Doomed(error, mark_of(message), failures, until)
 
     def _doom_of(self, message: DelayedMessage) -> PostdateError | None:
         """Return why a message leaves for the error queue at once; ``None``: it is attempted.
@@ -610,7 +612,11 @@ class Dispatcher:
         self._refused.failed(failure, self._clock.monotonic())
         self._failure_rate.failure(failure, self._clock.monotonic())
         batch.error_queue_is_down = failure.transient
-        return self._retry(claim, failure, f"error queue: {reason_of(failure)}")
+        again = self._retry(claim, failure, f"error queue: {reason_of(failure)}")
+        if claim.message.message_id in batch.counted and is_outage(failure):
+            self._doom(claim.message, error, claim.message.number_of_failures)
+            return replace(again, reason=None)
+        return again
 
     async def _send_copy(self, claim: Claim, copy: Envelope, detail: str) -> PostdateError | None:
         if self._enlisting is not None:

@@ -87,6 +87,8 @@ class Batch:
         self.error_queue_is_down = False
         self.gave_back = False
         """Whether some of it may be attempted again, of which a sleeping poller does not know."""
+        self.counted: set[str] = set()
+        """Ids of messages whose failure was written down when they were given back: they leave without another."""
         self.lost: set[str] = set()
         """Ids of messages that another process may have by now: what becomes of them is not ours to say."""
         self.holds_less: Callable[[], None] = _tell_nobody
