@@ -559,7 +559,8 @@ class Dispatcher:
         if error.transient:
             self._breaker.failure(error, self._clock.monotonic())
         if not attempted or isinstance(decision, DelayedRetry):
-            return self._retry(claim, error, reason_of(error))
+            again = self._retry(claim, error, reason_of(error))
+            return self._still_doomed(claim, error, again) if claim.message.message_id in batch.counted else again
         if not self._is_ours(batch, claim):
             return None
         if self._clock.monotonic() - batch.began > self._fresh.total_seconds():
@@ -575,6 +576,11 @@ class Dispatcher:
             del self._doomed[next(iter(self._doomed))]
         until = self._clock.monotonic() + _DOOMED_FOR_SECONDS
         self._doomed[message.message_id] = _Doomed(error, mark_of(message), failures, until)
+
+    def _still_doomed(self, claim: Claim, error: PostdateError, again: GivingBack) -> GivingBack:
+        """Let a message whose failure is written down, and whose copy could not leave, wait without another record."""
+        self._doom(claim.message, error, claim.message.number_of_failures)
+        return replace(again, reason=None)
 
     def _doom_of(self, message: DelayedMessage) -> PostdateError | None:
         """Return why a message leaves for the error queue at once; ``None``: it is attempted.
@@ -614,8 +620,7 @@ class Dispatcher:
         batch.error_queue_is_down = failure.transient
         again = self._retry(claim, failure, f"error queue: {reason_of(failure)}")
         if claim.message.message_id in batch.counted and is_outage(failure):
-            self._doom(claim.message, error, claim.message.number_of_failures)
-            return replace(again, reason=None)
+            return self._still_doomed(claim, error, again)
         return again
 
     async def _send_copy(self, claim: Claim, copy: Envelope, detail: str) -> PostdateError | None:
