@@ -346,6 +346,31 @@ async def test_an_outage_met_by_error_copies_that_leave_later_is_not_recorded_ag
         assert [record.kind for record in await bench.memory.history(id_)].count(RecordKind.RETRIED) == 1
 
 
+async def test_error_copies_behind_a_slow_one_leave_later_and_their_messages_have_one_record(bench) -> None:
+    """Found by the simulator, seed 99904: the second had waited so long for the first that it was recorded again."""
+    send, refused, slow = bench.queues.send, 0, 2
+
+    async def send_slowly(envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()):
+        nonlocal refused, slow
+        if envelopes[0].destination == "error":
+            if slow:
+                slow -= 1
+                await bench.clock.sleep(12 * SECOND)
+            return await send(envelopes, now)
+        refused += 1
+        await bench.clock.sleep(12 * SECOND)
+        return [TransportUnavailable("nack")] * len(envelopes)
+
+    bench.queues.send = send_slowly
+    ids = ["m-1", "m-2", "m-3"]
+    await bench.keep(*(bench.message(id_, due_in=-1) for id_ in ids))
+    async with polling(bench):
+        await bench.clock.advance(120 * SECOND)
+    assert (sorted(bench.ids("error")), refused) == (ids, 1)
+    for id_ in ids:
+        assert [record.kind for record in await bench.memory.history(id_)].count(RecordKind.RETRIED) == 1
+
+
 @pytest.mark.parametrize("what", ["another with its id", "returned", "attempted by others", "long after"])
 async def test_what_is_to_leave_for_the_error_queue_is_attempted_when_it_is_not_the_same_any_more(
     bench, what: str

@@ -558,16 +558,19 @@ class Dispatcher:
         decision = after_dispatch_failed(error, failures, retries, self._settings.error_queue)
         if error.transient:
             self._breaker.failure(error, self._clock.monotonic())
+        again = self._retry(claim, error, reason_of(error))
+        is_counted = claim.message.message_id in batch.counted
         if not attempted or isinstance(decision, DelayedRetry):
-            again = self._retry(claim, error, reason_of(error))
-            return self._still_doomed(claim, error, again) if claim.message.message_id in batch.counted else again
+            return self._still_doomed(claim, error, again) if is_counted else again
         if not self._is_ours(batch, claim):
             return None
         if self._clock.monotonic() - batch.began > self._fresh.total_seconds():
             # The destination is slow, or this process stood still, and others have the message and may have sent it.
             # Whoever claims it next, has it beyond doubt; if that is us, it leaves for the error queue at once.
+            if is_counted:
+                return self._still_doomed(claim, error, again)
             self._doom(claim.message, error, claim.message.number_of_failures + 1)
-            return self._retry(claim, error, reason_of(error))
+            return again
         return await self._move_to_error(batch, claim, error)
 
     def _doom(self, message: DelayedMessage, error: PostdateError, failures: int) -> None:
