@@ -21,12 +21,12 @@ from typing import Self
 import anyio
 import psycopg
 
+from postdate.backends.postgres.store import PostgresStore
+from postdate.backends.postgres.transport import PostgresTransport
 from postdate.messages import DelayedMessage
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import Scan, ScanPart
 from postdate.ports.pruning import PrunableStore
-from postdate.stores.postgres import PostgresStore
-from postdate.transports.postgres import PostgresTransport
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TABLE = "pruning.timeouts"

@@ -35,10 +35,10 @@ from typing import Any, ClassVar
 import anyio
 import psycopg
 
+from postdate.backends.postgres.store import PostgresStore
+from postdate.backends.postgres.transport import PostgresTransport
 from postdate.clock import SystemClock
 from postdate.pipeline.stores import StoreSpec, opened
-from postdate.stores.postgres import PostgresStore
-from postdate.transports.postgres import PostgresTransport
 
 ENDPOINT, QUEUE = "billing", "billing"
 TABLE = f"{ENDPOINT}_TimeoutData"

@@ -22,8 +22,8 @@ import anyio
 import pika
 
 from postdate import Envelope
-from postdate.rabbitmq.publishing import PublishingChannel, Sending
-from postdate.transports.rabbitmq import RabbitMqTransport
+from postdate.backends.rabbitmq.publishing import PublishingChannel, Sending
+from postdate.backends.rabbitmq.transport import RabbitMqTransport
 
 QUEUE = "benchmark.clients"
 WINDOW = 1_000

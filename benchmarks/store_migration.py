@@ -21,11 +21,11 @@ from typing import ClassVar
 import anyio
 from migration import BODY_BYTES, ENDPOINT, NEAR_SECONDS, NEAR_SHARE, QUEUE, Site, killed_often
 
+from postdate.backends.postgres.store import PostgresStore
+from postdate.backends.postgres.transport import PostgresTransport
 from postdate.clock import SystemClock
 from postdate.messages import DelayedMessage
 from postdate.pipeline.stores import StoreSpec, opened
-from postdate.stores.postgres import PostgresStore
-from postdate.transports.postgres import PostgresTransport
 
 STORED_AT_ONCE = 5_000
 

@@ -27,10 +27,17 @@ from typing import cast
 
 import anyio
 
-from postdate import Endpoint, RabbitMqTransport, SystemClock, TimeoutManager
+from postdate import (
+    Endpoint,
+    MariaDbTimeouts,
+    PostgresTimeouts,
+    RabbitMqTransport,
+    SqliteTimeouts,
+    SystemClock,
+    TimeoutManager,
+)
 from postdate.messages import Headers
 from postdate.ports.timeouts import Timeout, TimeoutPersister
-from postdate.timeouts import MariaDbTimeouts, PostgresTimeouts, SqliteTimeouts
 
 QUIET_SECONDS = 3.0
 METHODS = ("initialize", "setup", "add", "peek", "try_remove", "remove_by_saga", "next_chunk", "close")

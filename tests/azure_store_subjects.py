@@ -11,9 +11,9 @@ from azure.data.tables import TableClient, TableEntity, TableServiceClient, Upda
 from azure.storage.blob import BlobLeaseClient, BlobServiceClient, ContainerClient
 from tests.damage import flipped
 
-from postdate.azure.table_names import lease_container, records_table
+from postdate.backends.azure.store import AzureTableStore
+from postdate.backends.azure.table_names import lease_container, records_table
 from postdate.ports import DelayedMessageStore, TransactionMode
-from postdate.stores.azure_table import AzureTableStore
 from postdate.testing import Damage, StoreSubject
 
 _NUMBERS = itertools.count(1)

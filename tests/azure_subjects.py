@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from postdate.azure.login import AzureLogin, parse_login
-from postdate.azure.queue_names import SANITIZERS
+from postdate.backends.azure.login import AzureLogin, parse_login
+from postdate.backends.azure.queue_names import SANITIZERS
+from postdate.backends.azure.transport import AzureStorageQueueTransport
 from postdate.ports import Transport
 from postdate.testing import TransportSubject
-from postdate.transports.azure_queues import AzureStorageQueueTransport
 
 
 class AzureStorageQueueTransportSubject(TransportSubject):

@@ -24,7 +24,7 @@ from tests.rabbitmq_subjects import RabbitMqTransportSubject
 from tests.sqlserver_subjects import SqlServerStoreSubject, sqlserver_subjects
 
 from postdate import LocalTransport, MemoryStore, MemoryTransport, SqliteStore
-from postdate.embedded import SqliteFile
+from postdate.backends.sqlite.file import SqliteFile
 from postdate.ports import DelayedMessageStore, EnlistingStore, Recording, Transport
 from postdate.testing import Damage, StoreSubject, TransportSubject
 

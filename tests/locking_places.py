@@ -6,14 +6,14 @@ from typing import Any, ClassVar
 from tests.mariadb_subjects import MariaDbStoreSubject
 from tests.sqlserver_subjects import SqlServerStoreSubject, sqlserver_subjects
 
-from postdate.locking import LockingStore
-from postdate.mariadb.connection import MariaDbServer, MariaDbSession
-from postdate.mariadb.names import Names as MariaDbNames
-from postdate.sqlserver.connection import SqlServer, SqlServerSession
-from postdate.sqlserver.names import Names as SqlServerNames
-from postdate.sqlserver.names import literal
-from postdate.stores.mariadb import MariaDbStore
-from postdate.stores.sqlserver import SqlServerStore
+from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession
+from postdate.backends.mariadb.names import Names as MariaDbNames
+from postdate.backends.mariadb.store import MariaDbStore
+from postdate.backends.rowlocks import LockingStore
+from postdate.backends.sqlserver.connection import SqlServer, SqlServerSession
+from postdate.backends.sqlserver.names import Names as SqlServerNames
+from postdate.backends.sqlserver.names import literal
+from postdate.backends.sqlserver.store import SqlServerStore
 
 TABLE = "sales.`timeouts`"
 
@@ -76,7 +76,7 @@ class LockingPlace(ABC):
 class MariaDbPlace(LockingPlace):
     """A database of MariaDB."""
 
-    store_class = "postdate.stores.mariadb:MariaDbStore"
+    store_class = "postdate.backends.mariadb.store:MariaDbStore"
     session_class = MariaDbSession
 
     def __init__(self, url: str) -> None:
@@ -124,7 +124,7 @@ class MariaDbPlace(LockingPlace):
 class SqlServerPlace(LockingPlace):
     """A schema of SQL Server."""
 
-    store_class = "postdate.stores.sqlserver:SqlServerStore"
+    store_class = "postdate.backends.sqlserver.store:SqlServerStore"
     session_class = SqlServerSession
 
     def __init__(self, url: str) -> None:

@@ -6,10 +6,10 @@ from contextlib import closing
 
 from tests.damage import flipped
 
-from postdate.mariadb.connection import MariaDbServer
-from postdate.mariadb.names import Names, quoted
+from postdate.backends.mariadb.connection import MariaDbServer
+from postdate.backends.mariadb.names import Names, quoted
+from postdate.backends.mariadb.store import MariaDbStore
 from postdate.ports import DelayedMessageStore
-from postdate.stores.mariadb import MariaDbStore
 from postdate.testing import Damage, StoreSubject
 
 DAMAGES = {

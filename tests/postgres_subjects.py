@@ -5,11 +5,11 @@ import os
 
 import psycopg
 
+from postdate.backends.postgres.store import PostgresStore
+from postdate.backends.postgres.transport import PostgresTransport
 from postdate.ports import DelayedMessageStore, EnlistingStore, Recording, Transport
-from postdate.stores.postgres import PostgresStore
 from postdate.testing import StoreSubject, TransportSubject
 from postdate.testing.conformance import Damage
-from postdate.transports.postgres import PostgresTransport
 
 _NUMBERS = itertools.count(1)
 

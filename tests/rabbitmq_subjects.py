@@ -9,9 +9,9 @@ import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker
 
+from postdate.backends.rabbitmq.transport import RabbitMqTransport
 from postdate.ports import Transport
 from postdate.testing import TransportSubject
-from postdate.transports.rabbitmq import RabbitMqTransport
 
 _LOCK = "postdate.tests.turn"
 _LOCKED = 405

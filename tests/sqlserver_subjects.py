@@ -7,10 +7,10 @@ from contextlib import closing
 from tests.damage import flipped
 from tests.mariadb_subjects import DAMAGES
 
+from postdate.backends.sqlserver.connection import SqlServer
+from postdate.backends.sqlserver.names import Names, literal, quoted
+from postdate.backends.sqlserver.store import SqlServerStore
 from postdate.ports import DelayedMessageStore
-from postdate.sqlserver.connection import SqlServer
-from postdate.sqlserver.names import Names, literal, quoted
-from postdate.stores.sqlserver import SqlServerStore
 from postdate.testing import Damage, StoreSubject
 
 VARIABLE = "POSTDATE_SQLSERVER_URL"

@@ -22,8 +22,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from postdate.sqlserver.channel import _exactly
-from postdate.sqlserver.login import ENCRYPT_NOT_SUPPORTED, ENCRYPT_ON, HEADER, encryption, packet
+from postdate.backends.sqlserver.channel import _exactly
+from postdate.backends.sqlserver.login import ENCRYPT_NOT_SUPPORTED, ENCRYPT_ON, HEADER, encryption, packet
 
 BATCH, RPC, REPLY, ATTENTION, LOGIN, PRELOGIN = 0x01, 0x03, 0x04, 0x06, 0x10, 0x12
 _ENDS_WITHIN_SECONDS = 10.0

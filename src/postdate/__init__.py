@@ -4,6 +4,28 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from postdate.backends.azure.store import AzureTableStore
+    from postdate.backends.azure.transport import AzureStorageQueueTransport
+    from postdate.backends.mariadb.store import MariaDbStore
+    from postdate.backends.mariadb.timeouts import MariaDbTimeouts
+    from postdate.backends.memory.sagas import MemorySagaStore
+    from postdate.backends.memory.store import MemoryStore
+    from postdate.backends.memory.timeouts import MemoryTimeouts
+    from postdate.backends.memory.transport import MemoryTransport
+    from postdate.backends.msmq.transport import MsmqTransport
+    from postdate.backends.postgres.outbox import PostgresOutbox
+    from postdate.backends.postgres.sagas import PostgresSagaStore
+    from postdate.backends.postgres.store import PostgresStore
+    from postdate.backends.postgres.timeouts import PostgresTimeouts
+    from postdate.backends.postgres.transport import PostgresTransport
+    from postdate.backends.rabbitmq.transport import RabbitMqTransport
+    from postdate.backends.sqlite.outbox import SqliteOutbox
+    from postdate.backends.sqlite.sagas import SqliteSagaStore
+    from postdate.backends.sqlite.store import SqliteStore
+    from postdate.backends.sqlite.timeouts import SqliteTimeouts
+    from postdate.backends.sqlite.transport import LocalTransport
+    from postdate.backends.sqlserver.store import SqlServerStore
+    from postdate.backends.sqlserver.timeouts import SqlServerTimeouts
     from postdate.clock import Clock, ScaledClock, SystemClock
     from postdate.core.recoverability import DelayedRetry, Discard, ImmediateRetry, MoveToError, Recoverability
     from postdate.endpoint.audit import Audit
@@ -17,8 +39,6 @@ if TYPE_CHECKING:
     from postdate.endpoint.time_to_be_received import time_to_be_received
     from postdate.errors import PostdateError
     from postdate.messages import DelayedMessage, Envelope, Headers
-    from postdate.outbox.postgres import PostgresOutbox
-    from postdate.outbox.sqlite import SqliteOutbox
     from postdate.ports import (
         DelayedMessageStore,
         DelayExchange,
@@ -28,26 +48,6 @@ if TYPE_CHECKING:
         TransactionMode,
         Transport,
     )
-    from postdate.sagas.memory import MemorySagaStore
-    from postdate.sagas.postgres import PostgresSagaStore
-    from postdate.sagas.sqlite import SqliteSagaStore
-    from postdate.stores.azure_table import AzureTableStore
-    from postdate.stores.mariadb import MariaDbStore
-    from postdate.stores.memory import MemoryStore
-    from postdate.stores.postgres import PostgresStore
-    from postdate.stores.sqlite import SqliteStore
-    from postdate.stores.sqlserver import SqlServerStore
-    from postdate.timeouts.mariadb import MariaDbTimeouts
-    from postdate.timeouts.memory import MemoryTimeouts
-    from postdate.timeouts.postgres import PostgresTimeouts
-    from postdate.timeouts.sqlite import SqliteTimeouts
-    from postdate.timeouts.sqlserver import SqlServerTimeouts
-    from postdate.transports.azure_queues import AzureStorageQueueTransport
-    from postdate.transports.local import LocalTransport
-    from postdate.transports.memory import MemoryTransport
-    from postdate.transports.msmq import MsmqTransport
-    from postdate.transports.postgres import PostgresTransport
-    from postdate.transports.rabbitmq import RabbitMqTransport
 
 __version__ = "0.1.0"
 
@@ -126,8 +126,8 @@ _ROOMS = {
     "endpoint.time_to_be_received": ("time_to_be_received",),
     "errors": ("PostdateError",),
     "messages": ("DelayedMessage", "Envelope", "Headers"),
-    "outbox.postgres": ("PostgresOutbox",),
-    "outbox.sqlite": ("SqliteOutbox",),
+    "backends.postgres.outbox": ("PostgresOutbox",),
+    "backends.sqlite.outbox": ("SqliteOutbox",),
     "ports": (
         "DelayExchange",
         "DelayedMessageStore",
@@ -137,26 +137,26 @@ _ROOMS = {
         "TransactionMode",
         "Transport",
     ),
-    "sagas.memory": ("MemorySagaStore",),
-    "sagas.postgres": ("PostgresSagaStore",),
-    "sagas.sqlite": ("SqliteSagaStore",),
-    "stores.azure_table": ("AzureTableStore",),
-    "stores.memory": ("MemoryStore",),
-    "stores.mariadb": ("MariaDbStore",),
-    "stores.postgres": ("PostgresStore",),
-    "stores.sqlite": ("SqliteStore",),
-    "stores.sqlserver": ("SqlServerStore",),
-    "timeouts.mariadb": ("MariaDbTimeouts",),
-    "timeouts.memory": ("MemoryTimeouts",),
-    "timeouts.postgres": ("PostgresTimeouts",),
-    "timeouts.sqlite": ("SqliteTimeouts",),
-    "timeouts.sqlserver": ("SqlServerTimeouts",),
-    "transports.azure_queues": ("AzureStorageQueueTransport",),
-    "transports.local": ("LocalTransport",),
-    "transports.memory": ("MemoryTransport",),
-    "transports.msmq": ("MsmqTransport",),
-    "transports.postgres": ("PostgresTransport",),
-    "transports.rabbitmq": ("RabbitMqTransport",),
+    "backends.memory.sagas": ("MemorySagaStore",),
+    "backends.postgres.sagas": ("PostgresSagaStore",),
+    "backends.sqlite.sagas": ("SqliteSagaStore",),
+    "backends.azure.store": ("AzureTableStore",),
+    "backends.memory.store": ("MemoryStore",),
+    "backends.mariadb.store": ("MariaDbStore",),
+    "backends.postgres.store": ("PostgresStore",),
+    "backends.sqlite.store": ("SqliteStore",),
+    "backends.sqlserver.store": ("SqlServerStore",),
+    "backends.mariadb.timeouts": ("MariaDbTimeouts",),
+    "backends.memory.timeouts": ("MemoryTimeouts",),
+    "backends.postgres.timeouts": ("PostgresTimeouts",),
+    "backends.sqlite.timeouts": ("SqliteTimeouts",),
+    "backends.sqlserver.timeouts": ("SqlServerTimeouts",),
+    "backends.azure.transport": ("AzureStorageQueueTransport",),
+    "backends.sqlite.transport": ("LocalTransport",),
+    "backends.memory.transport": ("MemoryTransport",),
+    "backends.msmq.transport": ("MsmqTransport",),
+    "backends.postgres.transport": ("PostgresTransport",),
+    "backends.rabbitmq.transport": ("RabbitMqTransport",),
 }
 _EXTRAS = {"aiohttp": "azure", "azure": "azure", "psycopg": "postgres", "pymysql": "mariadb", "pytds": "sqlserver"}
 _HOMES = {name: f"{__name__}.{room}" for room, names in _ROOMS.items() for name in names}

@@ -10,7 +10,7 @@ import pytest
 from azure.storage.queue import QueueServiceClient
 from tests.azure_store_subjects import drop_table
 
-from postdate.azure.table_names import default_table
+from postdate.backends.azure.table_names import default_table
 
 LEASES = 2
 

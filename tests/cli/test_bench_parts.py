@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from postdate.backends.rabbitmq import wire
 from postdate.bench import system
 from postdate.bench.bench import Arrivals, Services
 from postdate.bench.limits.amqp import Confirms
@@ -21,7 +22,6 @@ from postdate.bench.runs.flowing import rates
 from postdate.bench.site import Opening, Site
 from postdate.bench.tally import Tally
 from postdate.bench.workload import Load, id_of, load, number_of
-from postdate.rabbitmq import wire
 
 RUN = "0123456789ab"
 NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)

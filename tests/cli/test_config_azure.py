@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from postdate.azure.pages import Polling
+from postdate.backends.azure.pages import Polling
+from postdate.backends.azure.store import AzureTableStore
+from postdate.backends.azure.transport import AzureStorageQueueTransport
 from postdate.config import load_settings
 from postdate.errors import ConfigurationError, UnknownSetting
 from postdate.ports import TransportCapabilities
-from postdate.stores.azure_table import AzureTableStore
-from postdate.transports.azure_queues import AzureStorageQueueTransport
 from postdate.wiring import open_store, open_transport, own_queues, store_settings, transport_settings
 
 

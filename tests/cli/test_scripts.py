@@ -27,8 +27,8 @@ from postdate import (
 )
 from postdate.config import load_settings
 from postdate.errors import StoreNotSetUp
-from postdate.migrations import setup_command
 from postdate.operations import check_set_up, set_up
+from postdate.persistence.migrations import setup_command
 from postdate.ports import End
 from postdate.wiring import (
     open_outbox,

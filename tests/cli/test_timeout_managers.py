@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from postdate import MariaDbTimeouts, PostgresTimeouts, SqliteTimeouts, SqlServerTimeouts
 from postdate.config import load_settings
 from postdate.endpoint.timeout_manager import enlisting_timeouts
 from postdate.errors import ConfigurationError
 from postdate.messages import Headers
 from postdate.ports import TransportCapabilities
-from postdate.timeouts import MariaDbTimeouts, PostgresTimeouts, SqliteTimeouts, SqlServerTimeouts
 from postdate.wiring import check_addresses, open_timeouts, open_transport, own_queues, setup_sql
 
 ALONE = """

@@ -23,6 +23,8 @@ from postdate import (
     SqliteStore,
     TransactionMode,
 )
+from postdate.backends.memory.transport import MemoryReceiver
+from postdate.backends.sqlite.transport import LocalReceiver
 from postdate.errors import ClaimLost, PostdateError
 from postdate.messages import decode_headers
 from postdate.pipeline.columns import INSTANT
@@ -44,8 +46,6 @@ from postdate.ports import (
     Work,
 )
 from postdate.testing import ConformanceFailure, StoreSubject, TransportSubject, store_checks, transport_checks
-from postdate.transports.local import LocalReceiver
-from postdate.transports.memory import MemoryReceiver
 
 MICROSECOND = timedelta(microseconds=1)
 Broken = dict[str, tuple[Callable[..., Any], str]]
@@ -163,20 +163,20 @@ class ReleasesWhatItDoesNotHold(MemoryStore):
 class KeepsWhatItCannotRead(SqliteStore):
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
         with mock.patch(
-            "postdate.embedded.quarantine.decoded", lambda rows, decode: ([decode(row) for row in rows], {})
+            "postdate.backends.sqlite.quarantine.decoded", lambda rows, decode: ([decode(row) for row in rows], {})
         ):
             return await super().claim_due(now, limit)
 
 
 class NeverLooksAtTheChecksum(SqliteStore):
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
-        with mock.patch("postdate.embedded.rows.opened", lambda headers, body: decode_headers(headers)):
+        with mock.patch("postdate.backends.sqlite.rows.opened", lambda headers, body: decode_headers(headers)):
             return await super().claim_due(now, limit)
 
 
 class KeepsTheChecksumOfWhatWasThere(SqliteStore):
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        with mock.patch("postdate.embedded.quarantine.resealed", return_value=None):
+        with mock.patch("postdate.backends.sqlite.quarantine.resealed", return_value=None):
             await super().put_back(number, mending, now)
 
 
@@ -594,7 +594,7 @@ class StopsAtWhatItCannotReadReceiver(LocalReceiver):
         def decoded(rows, decode):
             return [decode(row) for row in rows], {}
 
-        with mock.patch("postdate.embedded.quarantine.decoded", decoded):
+        with mock.patch("postdate.backends.sqlite.quarantine.decoded", decoded):
             return await super().receive(limit)
 
 

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from tests.msmq_fake import QueueManager
 
-from postdate.msmq import queues
-from postdate.msmq.com import QUEUE_INFO, PyWin32
+from postdate.backends.msmq import queues
+from postdate.backends.msmq.com import QUEUE_INFO, PyWin32
+from postdate.backends.msmq.transport import MsmqTransport
 from postdate.ports import Transport
 from postdate.testing import Check, TransportSubject, transport_checks
-from postdate.transports.msmq import MsmqTransport
 
 VARIABLE = "POSTDATE_MSMQ"
 _QUEUES = ("conformance.in", "conformance.out", "another")

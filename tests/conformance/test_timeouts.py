@@ -19,19 +19,26 @@ from tests.postgres_subjects import drop_schema as drop_postgres
 from tests.postgres_subjects import fresh_schema as fresh_postgres
 from tests.sqlserver_subjects import SqlServerStoreSubject, sqlserver_subjects
 
-from postdate import LocalTransport, PostgresTransport
-from postdate.embedded.connection import connect
-from postdate.mariadb.connection import MariaDbServer
-from postdate.mariadb.names import quoted
+from postdate import (
+    LocalTransport,
+    MariaDbTimeouts,
+    MemoryTimeouts,
+    PostgresTimeouts,
+    PostgresTransport,
+    SqliteTimeouts,
+    SqlServerTimeouts,
+)
+from postdate.backends.mariadb.connection import MariaDbServer
+from postdate.backends.mariadb.names import quoted
+from postdate.backends.sqlite.connection import connect
+from postdate.backends.sqlserver.connection import SqlServer
+from postdate.backends.sqlserver.names import Names
+from postdate.backends.sqlserver.timeouts import as_stored
+from postdate.persistence.timeouts import table_name
 from postdate.ports import timeouts as ports
-from postdate.sqlserver.connection import SqlServer
-from postdate.sqlserver.names import Names
 from postdate.testing import Check
 from postdate.testing.timeout_suite import TimeoutSubject, timeout_checks
 from postdate.testing.timeout_suite.subject import ENDPOINT
-from postdate.timeouts import MariaDbTimeouts, MemoryTimeouts, PostgresTimeouts, SqliteTimeouts, SqlServerTimeouts
-from postdate.timeouts.layout import table_name
-from postdate.timeouts.sqlserver import as_stored
 
 TABLE = table_name(ENDPOINT)
 

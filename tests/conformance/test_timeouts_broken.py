@@ -10,14 +10,13 @@ import pytest
 from tests.conformance.test_timeouts import SqliteSubject
 from tests.conftest import as_another_process
 
-from postdate import LocalTransport
+from postdate import LocalTransport, MemoryTimeouts, SqliteTimeouts
 from postdate.errors import StoreUnavailable, TimeoutConcurrentlyProcessed
+from postdate.persistence.timeouts import in_order, normal_id
 from postdate.ports import Work
 from postdate.ports.timeouts import DueChunk, Timeout, TimeoutPersister
 from postdate.testing import ConformanceFailure
 from postdate.testing.timeout_suite import TimeoutSubject, timeout_checks
-from postdate.timeouts import MemoryTimeouts, SqliteTimeouts
-from postdate.timeouts.layout import in_order, normal_id
 
 MICROSECOND = timedelta(microseconds=1)
 
@@ -233,7 +232,7 @@ class BrokenSubject(TimeoutSubject):
 
 @pytest.mark.parametrize("defect", BROKEN)
 async def test_broken_timeouts_fail_their_check(defect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postdate.embedded.connection.LOCK_PATIENCE_SECONDS", 0.1)  # for who waits for a lock
+    monkeypatch.setattr("postdate.backends.sqlite.connection.LOCK_PATIENCE_SECONDS", 0.1)  # for who waits for a lock
     broken, name = BROKEN[defect]
     check = {str(check): check for check in timeout_checks()}[name]
     durable = issubclass(broken, SqliteTimeouts) or name == "timeouts.what_is_stored_survives_closing"

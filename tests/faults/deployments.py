@@ -20,11 +20,11 @@ from tests.faults.observers import AzureObserver, Observer, PostgresObserver, Ra
 from tests.proxy import LOOPBACK, FaultyLink
 from tests.servers import MariaDB, PostgreSQL, RabbitMQ, Server
 
+from postdate.backends.azure.store import AzureTableStore
+from postdate.backends.mariadb.store import MariaDbStore
+from postdate.backends.postgres.store import PostgresStore
+from postdate.backends.sqlite.store import SqliteStore
 from postdate.ports import RecordKind
-from postdate.stores.azure_table import AzureTableStore
-from postdate.stores.mariadb import MariaDbStore
-from postdate.stores.postgres import PostgresStore
-from postdate.stores.sqlite import SqliteStore
 
 BuiltInStore = AzureTableStore | MariaDbStore | PostgresStore | SqliteStore
 

@@ -20,12 +20,12 @@ import pytest
 from pymysql.constants import CLIENT
 
 from postdate import SystemClock
-from postdate.migrating import migration_source
+from postdate.backends.mariadb.timeouts_source import MariaDbDialect
+from postdate.backends.postgres.timeouts_source import PostgresDialect
+from postdate.backends.sqlite.timeouts_source import SqliteDialect
 from postdate.migrating.dialect import Dialect
-from postdate.migrating.mariadb import MariaDbDialect
-from postdate.migrating.postgres import PostgresDialect
-from postdate.migrating.sqlite import SqliteDialect
 from postdate.ports.migrating import MigrationRun, MigrationSource, MigrationStatus
+from postdate.wiring.migration_sources import migration_source
 
 SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)
 MARGIN = timedelta(minutes=10)

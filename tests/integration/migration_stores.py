@@ -10,9 +10,9 @@ import anyio
 import pytest
 from tests import mariadb_subjects, postgres_subjects
 
+from postdate.backends.mariadb.connection import MariaDbServer
+from postdate.backends.mariadb.names import quoted
 from postdate.clock import SystemClock
-from postdate.mariadb.connection import MariaDbServer
-from postdate.mariadb.names import quoted
 from postdate.messages import DelayedMessage
 from postdate.pipeline.migrate import OriginSpec
 from postdate.pipeline.stores import StoreSpec, opened

@@ -11,8 +11,8 @@ import psycopg
 from tests.postgres_subjects import drop_schema, fresh_schema
 
 from postdate import DelayedMessage, Headers, SystemClock, TransactionMode
-from postdate.stores.postgres import PostgresStore
-from postdate.transports.postgres import PostgresTransport
+from postdate.backends.postgres.store import PostgresStore
+from postdate.backends.postgres.transport import PostgresTransport
 
 MILLISECOND = timedelta(milliseconds=1)
 SECOND = timedelta(seconds=1)

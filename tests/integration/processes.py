@@ -31,13 +31,13 @@ from postdate import (
     SystemClock,
     TransactionMode,
 )
+from postdate.backends.postgres.store import PostgresStore
+from postdate.backends.postgres.transport import PostgresTransport
+from postdate.backends.rabbitmq.transport import RabbitMqTransport
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import ClaimLost
 from postdate.messages import format_timestamp, parse_timestamp
 from postdate.ports import End, Outcome
-from postdate.stores.postgres import PostgresStore
-from postdate.transports.postgres import PostgresTransport
-from postdate.transports.rabbitmq import RabbitMqTransport
 
 
 @dataclass

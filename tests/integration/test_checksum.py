@@ -17,15 +17,15 @@ from tests.integration.migration_places import LONG_AGO, NEXT_YEAR
 from tests.postgres_subjects import drop_schema, fresh_schema
 
 from postdate import DelayedMessage, LocalTransport, PostgresStore, PostgresTransport, SqliteStore, TransactionMode
-from postdate.embedded.expiring import DEAD_LETTERS, take_out_expired
+from postdate.backends.sqlite.expiring import DEAD_LETTERS, take_out_expired
 from postdate.errors import InvalidMessage
 from postdate.messages import sealed
-from postdate.migrating import store_source
 from postdate.pipeline.migrate.verifying import checksums
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports import Mending, Outcome, Scan
 from postdate.ports.migrating import MigrationRun, MigrationStatus
 from postdate.testing.store_suite.columns import message_batch
+from postdate.wiring.migration_sources import store_source
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

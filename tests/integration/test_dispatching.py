@@ -16,11 +16,11 @@ import pytest
 from tests.postgres_subjects import drop_schema, fresh_schema
 
 from postdate import DelayedMessage, LocalTransport, SystemClock
+from postdate.backends.postgres.transport import PostgresTransport
 from postdate.errors import StoreNotSetUp, StoreUnavailable
 from postdate.pipeline.dispatching import LEDGER_ARROW, Ledger, SweepSpec, drain_due, swept
 from postdate.pipeline.stores import OpenStore, StoreSpec, opened
 from postdate.ports import Moved, RecordKind, Scan
-from postdate.transports.postgres import PostgresTransport
 
 SECOND = timedelta(seconds=1)
 QUEUES = ["orders", "error"]

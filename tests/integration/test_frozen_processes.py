@@ -12,8 +12,8 @@ import pytest
 from tests.conftest import as_another_process
 
 from postdate import DelayedMessage, Envelope, LocalTransport, SqliteStore
-from postdate.embedded.file import _forget
-from postdate.embedded.presence import Sign, Silence
+from postdate.backends.sqlite.file import _forget
+from postdate.backends.sqlite.presence import Sign, Silence
 from postdate.errors import ConfigurationError
 from postdate.ports import Outcome
 

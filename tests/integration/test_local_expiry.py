@@ -19,11 +19,11 @@ import pytest
 from tests.conftest import as_another_process
 
 from postdate import DelayedMessage, Envelope, LocalTransport, SqliteStore
-from postdate.embedded.expiring import BATCH, DEAD_LETTER_HEADER, DEAD_LETTERS, take_out_expired
-from postdate.embedded.space import ROUNDS_AT_REST
+from postdate.backends.sqlite.expiring import BATCH, DEAD_LETTER_HEADER, DEAD_LETTERS, take_out_expired
+from postdate.backends.sqlite.space import ROUNDS_AT_REST
 from postdate.errors import ConfigurationError, TimeToBeReceivedInTransaction
 from postdate.messages import Headers
-from postdate.migrations import migrations
+from postdate.persistence.migrations import migrations
 from postdate.ports import End, Record, Recording, RecordKind
 from postdate.ports.expiry import ExpiryRules
 from postdate.testing import VirtualClock
@@ -433,7 +433,7 @@ async def test_a_file_from_before_is_brought_up_to_date_and_stays_as_large_as_it
 
 
 async def make_first_version(path: Path) -> None:
-    (first, *_) = migrations("sqlite")
+    (first, *_) = migrations("postdate.backends.sqlite")
     connection = sqlite3.connect(path, isolation_level=None)
     connection.executescript(first.sql)
     connection.executescript(f"""
@@ -527,7 +527,7 @@ async def test_a_locked_file_is_logged_once_and_tried_again(
     caplog.set_level(logging.INFO, "postdate.embedded")
     async with place(path) as at:
         await at.send(lasting("m"))
-        monkeypatch.setattr("postdate.embedded.connection.LOCK_PATIENCE_SECONDS", 0.05)
+        monkeypatch.setattr("postdate.backends.sqlite.connection.LOCK_PATIENCE_SECONDS", 0.05)
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         await at.clock.advance(HALF_A_MINUTE * 2)

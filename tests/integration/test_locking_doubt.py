@@ -11,8 +11,8 @@ import pytest
 from tests.locking_places import TABLE, LockingPlace
 
 from postdate import DelayedMessage
+from postdate.backends.rowlocks import LockingStore
 from postdate.errors import DuplicateMessage, StoreUnavailable, StoreUnreachable
-from postdate.locking import LockingStore
 from postdate.ports import Claim, Outcome
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
@@ -243,7 +243,7 @@ async def test_who_loses_a_race_for_an_id_does_not_deadlock(
     place: LockingPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each loser locked what all had found, together with the others, and then wanted it alone."""
-    monkeypatch.setattr("postdate.locking.pool._TRIES", 1)
+    monkeypatch.setattr("postdate.backends.rowlocks.pool._TRIES", 1)
     store, lost = place.store(), list[str]()
     await store.setup()
     await store.store(DelayedMessage("m-1", NOW, "queue"), NOW)

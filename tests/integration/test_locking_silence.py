@@ -19,12 +19,12 @@ from tests.proxy import FaultyLink
 from tests.servers import MariaDB
 
 from postdate import DelayedMessage
+from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession
+from postdate.backends.mariadb.names import Names
+from postdate.backends.mariadb.store import MariaDbStore
 from postdate.clock import SystemClock
 from postdate.errors import ConfigurationError, StoreUnavailable, StoreUnreachable
-from postdate.mariadb.connection import MariaDbServer, MariaDbSession
-from postdate.mariadb.names import Names
 from postdate.ports import Claim, Mending, MessageFilter, Outcome, RecordKind, SetsUp, TimekeepingStore
-from postdate.stores.mariadb import MariaDbStore
 from postdate.wiring import open_store
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
@@ -40,9 +40,9 @@ def messages(count: int) -> list[DelayedMessage]:
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have half a second for every answer."""
     for name in ("LOG_IN_WITHIN", "ANSWER_WITHIN", "ALIVE_WITHIN"):
-        monkeypatch.setattr(f"postdate.mariadb.connection._{name}_SECONDS", 0.5)
-    monkeypatch.setattr("postdate.mariadb.connection._PATIENCE_SECONDS", 0.6)
-    monkeypatch.setattr("postdate.locking.store._CLOSE_WITHIN_SECONDS", 0.5)
+        monkeypatch.setattr(f"postdate.backends.mariadb.connection._{name}_SECONDS", 0.5)
+    monkeypatch.setattr("postdate.backends.mariadb.connection._PATIENCE_SECONDS", 0.6)
+    monkeypatch.setattr("postdate.backends.rowlocks.store._CLOSE_WITHIN_SECONDS", 0.5)
 
 
 @pytest.fixture
@@ -157,8 +157,8 @@ async def test_closing_ends_what_others_wait_for(
 ) -> None:
     """A call that has a minute left ends with the store."""
     store._pool._close_idle()
-    monkeypatch.setattr("postdate.mariadb.connection._ANSWER_WITHIN_SECONDS", 60.0)
-    monkeypatch.setattr("postdate.mariadb.connection._ALIVE_WITHIN_SECONDS", 60.0)
+    monkeypatch.setattr("postdate.backends.mariadb.connection._ANSWER_WITHIN_SECONDS", 60.0)
+    monkeypatch.setattr("postdate.backends.mariadb.connection._ALIVE_WITHIN_SECONDS", 60.0)
     await store.get("m-0")
     link.stall()
 
@@ -205,13 +205,13 @@ async def test_a_frozen_server_is_an_outage(server_folder: Path, impatient: None
 async def test_a_table_that_somebody_has_locked_is_not_waited_for_for_ever(
     mariadb_url: str, schema: str, store: MariaDbStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postdate.locking.pool._GIVE_UP_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("postdate.backends.rowlocks.pool._GIVE_UP_AFTER_SECONDS", 0.0)
     settings = MariaDbServer.connect.__globals__["_SETTINGS"]
     assert "lock_wait_timeout = 10," in settings
     monkeypatch.setattr(
-        "postdate.mariadb.connection._SETTINGS", settings.replace("wait_timeout = 10,", "wait_timeout = 1,")
+        "postdate.backends.mariadb.connection._SETTINGS", settings.replace("wait_timeout = 10,", "wait_timeout = 1,")
     )
-    monkeypatch.setattr("postdate.mariadb.connection._ANSWER_WITHIN_SECONDS", 20.0)
+    monkeypatch.setattr("postdate.backends.mariadb.connection._ANSWER_WITHIN_SECONDS", 20.0)
     waiting = MariaDbStore(mariadb_url, schema=schema, table=TABLE)
     names = Names(schema, TABLE)
     with closing(MariaDbServer(mariadb_url).connect()) as other:
@@ -231,7 +231,7 @@ import asyncio, sys
 from datetime import datetime, timedelta
 from postdate.errors import StoreUnavailable
 from postdate.ports import Outcome
-from postdate.stores import mariadb
+from postdate.backends.mariadb import store as mariadb
 
 async def main():
     url, schema, table, now, finished = sys.argv[1:]
@@ -312,8 +312,8 @@ async def test_a_server_that_stands_still_for_a_while_ends_nothing_of_a_process_
     mariadb_url: str, schema: str, link: FaultyLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, whoever got no answer within 2 s gave up what it held, and all of it was sent twice."""
-    monkeypatch.setattr("postdate.mariadb.connection._ALIVE_WITHIN_SECONDS", 0.1)
-    monkeypatch.setattr("postdate.locking.presence._SPEAK_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr("postdate.backends.mariadb.connection._ALIVE_WITHIN_SECONDS", 0.1)
+    monkeypatch.setattr("postdate.backends.rowlocks.presence._SPEAK_AFTER_SECONDS", 0.1)
     asked, ask = threading.Event(), MariaDbSession.is_alive
 
     def asked_in_vain(session: MariaDbSession, at_most: float | None = None) -> bool:
@@ -338,7 +338,7 @@ async def test_what_waits_for_one_connection_silences_no_other(
     mariadb_url: str, schema: str, monkeypatch: pytest.MonkeyPatch, eventually: Callable
 ) -> None:
     """The thread that shows life goes on while a connection that holds a batch is asked."""
-    monkeypatch.setattr("postdate.locking.presence._SPEAK_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr("postdate.backends.rowlocks.presence._SPEAK_AFTER_SECONDS", 0.1)
     store = MariaDbStore(mariadb_url, schema=schema, table=TABLE)
     await store.setup()
     await store.store_many(messages(3), NOW)
@@ -367,7 +367,7 @@ async def test_a_process_that_has_lost_what_it_held_finds_out(
     brief: MariaDbStore, monkeypatch: pytest.MonkeyPatch, eventually: Callable, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It need not be told by a failing call: whoever looks at its own connections sees that one is gone."""
-    monkeypatch.setattr("postdate.locking.presence._SPEAKS_IN_TIME", 1 / 1.5)  # too late
+    monkeypatch.setattr("postdate.backends.rowlocks.presence._SPEAKS_IN_TIME", 1 / 1.5)  # too late
     brief._assemble(TABLE)
     await brief.setup()
     await brief.store_many(messages(3), NOW)

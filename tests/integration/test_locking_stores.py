@@ -17,6 +17,7 @@ import pytest
 from tests.locking_places import TABLE, LockingPlace
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, MemoryTransport, TransactionMode
+from postdate.backends.rowlocks import LockingStore
 from postdate.clock import SystemClock
 from postdate.errors import (
     ConfigurationError,
@@ -25,7 +26,6 @@ from postdate.errors import (
     StoreNotSetUp,
     UnsupportedTransactionMode,
 )
-from postdate.locking import LockingStore
 from postdate.messages import Headers
 from postdate.ports import Claim, Outcome, Recording, RecordKind
 
@@ -118,7 +118,7 @@ async def test_a_lease_is_void_once_the_connection_behind_it_is_gone(
 async def test_connections_that_died_while_idle_are_replaced(
     place: LockingPlace, session: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postdate.locking.pool._TRUSTED_SECONDS", 0.0)
+    monkeypatch.setattr("postdate.backends.rowlocks.pool._TRUSTED_SECONDS", 0.0)
     store = place.store()
     await store.setup()
     await store.store(message(1), NOW)

@@ -9,19 +9,19 @@ import pytest
 from tests.mariadb_subjects import drop_schema, fresh_schema
 
 from postdate import DelayedMessage
+from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession
+from postdate.backends.mariadb.errors import translated
+from postdate.backends.mariadb.facts import old_snapshots
+from postdate.backends.mariadb.names import Names, quoted
+from postdate.backends.mariadb.statements import EARLIEST, Statements
+from postdate.backends.mariadb.store import MariaDbStore
 from postdate.errors import (
     ConfigurationError,
     MessageTooLarge,
     StoreNotWritable,
     StoreUnreachable,
 )
-from postdate.mariadb.connection import MariaDbServer, MariaDbSession
-from postdate.mariadb.errors import translated
-from postdate.mariadb.facts import old_snapshots
-from postdate.mariadb.names import Names, quoted
-from postdate.mariadb.statements import EARLIEST, Statements
 from postdate.ports import DescribesServer, SeesSnapshots
-from postdate.stores.mariadb import MariaDbStore
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

@@ -22,10 +22,11 @@ from tests.integration.migration_places import (
 )
 
 from postdate import SystemClock
+from postdate.backends.postgres import exchange
 from postdate.errors import MigrationConflict, StoreUnreachable
-from postdate.migrating import TimeoutTables, exchange
 from postdate.migrating.dialect import Session
 from postdate.migrating.names import former_table
+from postdate.migrating.tables import TimeoutTables
 from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationRun, MigrationSource, MigrationStatus
 
 LIVE = "Sales_Orders_TimeoutData"

@@ -26,6 +26,7 @@ from tests.integration.migration_places import (
 )
 
 from postdate import SystemClock
+from postdate.backends.sqlite.timeouts_source import SqliteDialect
 from postdate.errors import (
     ConfigurationError,
     MigrationConflict,
@@ -33,9 +34,9 @@ from postdate.errors import (
     StoreUnavailable,
     StoreUnreachable,
 )
-from postdate.migrating import TimeoutTables, migration_source
 from postdate.migrating.dialect import Session
-from postdate.migrating.sqlite import SqliteDialect
+from postdate.migrating.tables import TimeoutTables
+from postdate.wiring.migration_sources import migration_source
 
 
 @pytest.fixture(params=PLACES)

@@ -9,13 +9,13 @@ import sqlglot
 from sqlglot import expressions
 from tests.integration.migration_places import new_run
 
+from postdate.backends.sqlserver.timeouts_source import PlainSession, SqlServerDialect
 from postdate.errors import StoreUnavailable
-from postdate.migrating import TimeoutTables
 from postdate.migrating.dialect import Hiding
 from postdate.migrating.names import STATE_COLUMNS
-from postdate.migrating.sqlserver import PlainSession, SqlServerDialect
+from postdate.migrating.tables import TimeoutTables
+from postdate.persistence.timeouts import COLUMNS
 from postdate.ports.migrating import BatchStatus, MigrationStatus
-from postdate.timeouts.layout import COLUMNS
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LIVE = "Sales]%s'_TimeoutData"

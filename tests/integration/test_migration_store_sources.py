@@ -15,12 +15,12 @@ from tests.integration.migration_stores import StorePlace, place_in
 from tests.integration.pipeline.old_timeouts import by_id, ids, messages
 
 from postdate import SystemClock
+from postdate.backends.postgres.names import Names
 from postdate.errors import ConfigurationError, DuplicateMessage, MigrationConflict
-from postdate.migrating import migration_source, store_source
 from postdate.migrating.store_tables import StoreTables
 from postdate.ports import RecordKind
 from postdate.ports.migrating import BatchStatus, MigrationRun, MigrationStatus
-from postdate.postgres.names import Names
+from postdate.wiring.migration_sources import migration_source, store_source
 
 MARGIN, HOUR = timedelta(minutes=10), timedelta(hours=1)
 KINDS = ("sqlite", "postgres", "mariadb")
@@ -219,7 +219,7 @@ def test_the_wrong_kind_is_told_with_the_option_for_it(place: StorePlace, tmp_pa
     [
         (
             "mssql://user@host/db",
-            "the store 'mssql://user@host/db'; it can from stores in",
+            "the store 'mssql://user@host/db'; it can from sqlite:, postgresql: and mariadb: addresses",
         ),
         ("azure-table://?connection=env:X", "no migration can be made from the store"),
         ("sqlite:", "names no file"),

@@ -15,7 +15,7 @@ from tests.postgres_subjects import drop_schema, fresh_schema
 
 from postdate import DelayedMessage, Envelope, PostgresOutbox, SqliteOutbox
 from postdate.errors import StoreError, StoreFromNewerVersion, StoreNotSetUp, StoreUnreachable
-from postdate.outbox.operations import decode_operations
+from postdate.persistence.outbox import decode_operations
 from postdate.ports import OutboxRecord, OutboxStore
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)

@@ -16,11 +16,11 @@ from anyio import to_thread
 from tests.integration.postgres_place import SECOND, Place, now, placed
 
 from postdate import DelayedMessage, TransactionMode
+from postdate.backends.postgres import columnar
+from postdate.backends.postgres.scanning import scan_query
+from postdate.backends.postgres.store import PostgresStore
 from postdate.errors import StoreNotSetUp, StoreUnavailable
 from postdate.ports import Scan, ScanFilter, ScanPart
-from postdate.postgres import columnar
-from postdate.postgres.scanning import scan_query
-from postdate.stores.postgres import PostgresStore
 from postdate.testing.store_suite.columns import message_batch, rows_of_columns
 from postdate.wakeup import Alarm
 
@@ -32,7 +32,7 @@ import sys, anyio
 from urllib.parse import unquote
 from datetime import timedelta
 from postdate import DelayedMessage, SystemClock, TransactionMode
-from postdate.stores.postgres import PostgresStore
+from postdate.backends.postgres.store import PostgresStore
 from postdate.testing.store_suite.columns import message_batch
 
 url, schema, first, step = sys.argv[1], unquote(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])

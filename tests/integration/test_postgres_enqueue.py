@@ -19,10 +19,10 @@ from tests.integration.postgres_place import MILLISECOND, SECOND, Place, now, pl
 from tests.machine import until
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, HandlerContext, MemoryStore, MemoryTransport
+from postdate.backends.postgres.store import PostgresStore
 from postdate.endpoint.blocking import BlockingEndpoint
 from postdate.errors import ConfigurationError, DelayedDeliveryNotConfigured, DuplicateMessage, MessageTooLarge
 from postdate.ports import TransactionalStore
-from postdate.stores.postgres import PostgresStore
 
 MINUTE = timedelta(minutes=1)
 

@@ -15,10 +15,10 @@ from tests.integration.conftest import Process
 from tests.integration.postgres_place import CONTENT, MILLISECOND, SECOND, TABLE, Place, now, placed
 
 from postdate import DelayedMessage, Endpoint, Envelope, HandlerContext, Headers, Recording, TransactionMode
+from postdate.backends.postgres.expiring import EXPIRED_IN_QUEUE, REAPED_AT_ONCE
+from postdate.backends.postgres.record_stream import PostgresRecordStream
+from postdate.backends.postgres.transport import PostgresReceiver, PostgresTransport
 from postdate.ports import HANDLED, End, Received, RecordKind, Scan
-from postdate.postgres.expiring import EXPIRED_IN_QUEUE, REAPED_AT_ONCE
-from postdate.postgres.record_stream import PostgresRecordStream
-from postdate.transports.postgres import PostgresReceiver, PostgresTransport
 
 DAY = timedelta(days=1)
 HALF_A_MINUTE = timedelta(seconds=30)

@@ -15,10 +15,10 @@ from tests.integration.postgres_place import SECOND, TABLE, Place, now, placed
 from tests.machine import until
 
 from postdate import TransactionMode
+from postdate.backends.postgres.listening import Watched
+from postdate.backends.postgres.store import PostgresStore
+from postdate.backends.postgres.transport import PostgresTransport
 from postdate.messages import Envelope
-from postdate.postgres.listening import Watched
-from postdate.stores.postgres import PostgresStore
-from postdate.transports.postgres import PostgresTransport
 
 pytestmark = pytest.mark.anyio
 
@@ -30,10 +30,10 @@ HOLDER = """
     from postdate import SystemClock, TransactionMode
     from postdate.errors import ClaimLost, PostdateError
     from postdate.ports import Outcome
-    from postdate.outbox.postgres import PostgresOutbox
-    from postdate.stores.postgres import PostgresStore
-    from postdate.timeouts.postgres import PostgresTimeouts
-    from postdate.transports.postgres import PostgresTransport
+    from postdate.backends.postgres.outbox import PostgresOutbox
+    from postdate.backends.postgres.store import PostgresStore
+    from postdate.backends.postgres.timeouts import PostgresTimeouts
+    from postdate.backends.postgres.transport import PostgresTransport
 
     async def main(url, schema, table):
         now, held = SystemClock().now, timedelta(seconds=2)

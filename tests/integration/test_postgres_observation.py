@@ -13,6 +13,8 @@ from tests.postgres_subjects import fresh_schema
 from tests.servers import PostgreSQL
 
 from postdate import DelayedMessage, Headers
+from postdate.backends.postgres.store import PostgresStore
+from postdate.backends.postgres.transport import PostgresTransport
 from postdate.clock import SystemClock
 from postdate.errors import QueueNotFound, StoreUnavailable, TransportUnavailable
 from postdate.operations.doctor import Result
@@ -27,8 +29,6 @@ from postdate.ports import (
     SeesSnapshots,
     ServerFacts,
 )
-from postdate.stores.postgres import PostgresStore
-from postdate.transports.postgres import PostgresTransport
 
 HOUR = timedelta(hours=1)
 
@@ -256,7 +256,7 @@ def test_a_standby_is_no_place_to_store(postgres_url: str) -> None:
 @pytest.fixture
 def matters_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot counts as old from its first moment on."""
-    monkeypatch.setattr("postdate.postgres.observation._OLD", timedelta(0))
+    monkeypatch.setattr("postdate.backends.postgres.observation._OLD", timedelta(0))
 
 
 @pytest.mark.usefixtures("matters_at_once")

@@ -8,9 +8,9 @@ import psycopg
 import pytest
 from tests.integration.postgres_place import SECOND, Place, now, placed
 
+from postdate.backends.postgres.expiring import ExpiryStatements
+from postdate.backends.postgres.queues import QueueStatements
 from postdate.ports import Recording
-from postdate.postgres.expiring import ExpiryStatements
-from postdate.postgres.queues import QueueStatements
 
 DAY = timedelta(days=1)
 

@@ -10,10 +10,10 @@ from tests.integration.postgres_place import Place, now, placed
 from tests.postgres_subjects import drop_schema, fresh_schema
 
 from postdate import DelayedMessage, TransactionMode
+from postdate.backends.postgres.store import PostgresStore
+from postdate.backends.postgres.transport import PostgresTransport
 from postdate.errors import ConfigurationError, StoreFromNewerVersion, StoreNotSetUp, StoreNotWritable
 from postdate.ports import Scan
-from postdate.stores.postgres import PostgresStore
-from postdate.transports.postgres import PostgresTransport
 
 NAMES = [
     "a.b",

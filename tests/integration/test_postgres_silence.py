@@ -13,11 +13,11 @@ from tests.machine import until
 from tests.proxy import FaultyLink
 
 from postdate import DelayedDelivery, Endpoint, LocalTransport, TransactionMode
+from postdate.backends.postgres.store import PostgresStore
+from postdate.backends.postgres.transport import PostgresTransport
 from postdate.errors import StoreUnreachable, TransportUnreachable
 from postdate.messages import Envelope
 from postdate.ports import Outcome
-from postdate.stores.postgres import PostgresStore
-from postdate.transports.postgres import PostgresTransport
 
 pytestmark = pytest.mark.anyio
 

@@ -17,10 +17,10 @@ from tests.proxy import FaultyLink
 from tests.servers import PostgreSQL
 
 from postdate import DelayedDelivery, Endpoint, TransactionMode
+from postdate.backends.postgres.transport import LowWater
 from postdate.clock import Clock, ScaledClock, SystemClock
 from postdate.errors import ClaimLost, StoreUnavailable
 from postdate.ports import Outcome
-from postdate.transports.postgres import LowWater
 
 MINUTE = timedelta(minutes=1)
 SOON = 100 * MILLISECOND

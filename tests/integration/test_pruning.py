@@ -11,16 +11,16 @@ from tests.mariadb_subjects import drop_schema as drop_database
 from tests.mariadb_subjects import fresh_schema as fresh_database
 from tests.postgres_subjects import drop_schema, fresh_schema
 
+from postdate.backends.mariadb.connection import MariaDbServer
+from postdate.backends.mariadb.names import quoted
+from postdate.backends.mariadb.store import MariaDbStore
+from postdate.backends.postgres.store import PostgresStore
+from postdate.backends.sqlite.store import SqliteStore
 from postdate.errors import DuplicateMessage, StoreError
-from postdate.mariadb.connection import MariaDbServer
-from postdate.mariadb.names import quoted
 from postdate.messages import DelayedMessage
 from postdate.ports import Outcome, Scan, ScanPart, TransactionMode
 from postdate.ports.auditing import AuditableStore
 from postdate.ports.pruning import PrunableStore, StoredRecord
-from postdate.stores.mariadb import MariaDbStore
-from postdate.stores.postgres import PostgresStore
-from postdate.stores.sqlite import SqliteStore
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 AnyStore = SqliteStore | PostgresStore | MariaDbStore

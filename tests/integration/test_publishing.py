@@ -19,9 +19,9 @@ from postdate import (
     RabbitMqTransport,
     SqliteOutbox,
 )
+from postdate.backends.rabbitmq.address import parse_address
 from postdate.errors import ConfigurationError, NotSupported, QueueNotFound
 from postdate.messages import Envelope
-from postdate.rabbitmq.address import parse_address
 
 
 @dataclass

@@ -19,6 +19,8 @@ from tests.proxy import FaultyLink
 from tests.servers import RabbitMQ
 
 from postdate import Envelope
+from postdate.backends.rabbitmq.address import exchange_address
+from postdate.backends.rabbitmq.transport import RabbitMqReceiver, RabbitMqTransport
 from postdate.errors import (
     ClaimLost,
     DestinationUnavailable,
@@ -29,8 +31,6 @@ from postdate.errors import (
     TransportUnreachable,
 )
 from postdate.ports import End, Received
-from postdate.rabbitmq.address import exchange_address
-from postdate.transports.rabbitmq import RabbitMqReceiver, RabbitMqTransport
 
 pytest_plugins = ["tests.integration.rabbitmq_fixtures"]
 

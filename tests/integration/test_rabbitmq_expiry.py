@@ -11,9 +11,9 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
 from postdate import Endpoint, Envelope, HandlerContext, Headers, TransactionMode
+from postdate.backends.rabbitmq.transport import RabbitMqReceiver, RabbitMqTransport
 from postdate.operations.error_queue import returned_copy
 from postdate.ports import End, Received
-from postdate.transports.rabbitmq import RabbitMqReceiver, RabbitMqTransport
 
 pytest_plugins = ["tests.integration.rabbitmq_fixtures"]
 

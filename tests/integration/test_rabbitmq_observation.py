@@ -10,10 +10,10 @@ from pika.adapters.blocking_connection import BlockingChannel
 from tests.servers import RabbitMQ
 
 from postdate import Envelope
+from postdate.backends.rabbitmq.address import exchange_address
+from postdate.backends.rabbitmq.transport import RabbitMqTransport
 from postdate.errors import TransportUnavailable
 from postdate.ports import CountsQueues, DescribesServer
-from postdate.rabbitmq.address import exchange_address
-from postdate.transports.rabbitmq import RabbitMqTransport
 
 pytest_plugins = ["tests.integration.rabbitmq_fixtures"]
 

@@ -14,9 +14,9 @@ from tests.rabbitmq_subjects import channel_of
 from tests.servers import RabbitMQ
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, MemoryStore, SystemClock
+from postdate.backends.rabbitmq.transport import RabbitMqTransport
 from postdate.errors import PostdateError, TransportUnavailable, TransportUnreachable
 from postdate.ports import RecordKind
-from postdate.transports.rabbitmq import RabbitMqTransport
 
 pytest_plugins = ["tests.integration.rabbitmq_fixtures"]
 

@@ -10,6 +10,14 @@ import anyio
 import pytest
 
 from postdate import Envelope
+from postdate.backends.rabbitmq import wire
+from postdate.backends.rabbitmq.consuming import ConsumingChannel, Delivery
+from postdate.backends.rabbitmq.link import ChannelClosed, Link
+from postdate.backends.rabbitmq.login import parse_url
+from postdate.backends.rabbitmq.properties import UNREADABLE, Arrived, arrived
+from postdate.backends.rabbitmq.publishing import PublishingChannel, Sending
+from postdate.backends.rabbitmq.transport import RabbitMqReceiver, RabbitMqTransport
+from postdate.backends.rabbitmq.wire import Arguments, FrameReader, Method, method_frame, short_text
 from postdate.errors import (
     ConfigurationError,
     DestinationUnavailable,
@@ -17,14 +25,6 @@ from postdate.errors import (
     TransportUnavailable,
     TransportUnreachable,
 )
-from postdate.rabbitmq import wire
-from postdate.rabbitmq.consuming import ConsumingChannel, Delivery
-from postdate.rabbitmq.link import ChannelClosed, Link
-from postdate.rabbitmq.login import parse_url
-from postdate.rabbitmq.properties import UNREADABLE, Arrived, arrived
-from postdate.rabbitmq.publishing import PublishingChannel, Sending
-from postdate.rabbitmq.wire import Arguments, FrameReader, Method, method_frame, short_text
-from postdate.transports.rabbitmq import RabbitMqReceiver, RabbitMqTransport
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 Send = Callable[[bytes], None]

@@ -13,13 +13,13 @@ import psycopg
 import pytest
 from tests.postgres_subjects import drop_schema, fresh_schema
 
+from postdate.backends.postgres.record_stream import PostgresRecordStream
+from postdate.backends.postgres.store import PostgresStore
+from postdate.backends.sqlite.store import SqliteStore
 from postdate.errors import NotSupported, StoreNotSetUp
 from postdate.messages import DelayedMessage
 from postdate.ports import TransactionMode
 from postdate.ports.record_streams import RecordStreamStore
-from postdate.postgres.record_stream import PostgresRecordStream
-from postdate.stores.postgres import PostgresStore
-from postdate.stores.sqlite import SqliteStore
 from postdate.wiring.record_streams import open_record_stream
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -19,7 +19,7 @@ import pytest
 from tests.conftest import as_another_process
 
 from postdate import DelayedMessage, Envelope, LocalTransport, SqliteStore
-from postdate.embedded.wakeup import Wakeups
+from postdate.backends.sqlite.wakeup import Wakeups
 from postdate.errors import NotADatabase, PostdateError, StoreNotSetUp, StoreUnreachable
 from postdate.ports import MessageFilter, Outcome
 from postdate.wakeup import Alarm
@@ -256,7 +256,7 @@ async def test_whoever_waits_for_a_locked_file_is_told_and_closing_does_not_wait
     with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as frozen:
         frozen.execute("BEGIN IMMEDIATE")
         with monkeypatch.context() as impatient:
-            impatient.setattr("postdate.embedded.connection.LOCK_PATIENCE_SECONDS", 0.1)
+            impatient.setattr("postdate.backends.sqlite.connection.LOCK_PATIENCE_SECONDS", 0.1)
             with pytest.raises(StoreUnreachable, match="frozen while it writes"):
                 await store.store(DelayedMessage("n", NOW, "q"), NOW)
         assert len(await pending(store)) == 1

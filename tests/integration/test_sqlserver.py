@@ -15,6 +15,15 @@ from tests.conftest import STORE_SUBJECTS
 from tests.sqlserver_subjects import VARIABLE
 
 from postdate import TransactionMode
+from postdate.backends.rowlocks import Conflict, Row
+from postdate.backends.sqlserver import setup
+from postdate.backends.sqlserver.channel import Channel
+from postdate.backends.sqlserver.connection import SqlServerSession
+from postdate.backends.sqlserver.errors import translate, translated
+from postdate.backends.sqlserver.names import Names, check_name
+from postdate.backends.sqlserver.statements import AsideStatements, LifeStatements, Statements
+from postdate.backends.sqlserver.store import SqlServerStore
+from postdate.backends.sqlserver.tables import SqlServerTables, _content, _json_lists
 from postdate.errors import (
     ConfigurationError,
     StoreError,
@@ -23,17 +32,8 @@ from postdate.errors import (
     StoreUnreachable,
     UnsupportedTransactionMode,
 )
-from postdate.locking import Conflict, Row
-from postdate.migrations import migrations
+from postdate.persistence.migrations import migrations
 from postdate.ports import Recording
-from postdate.sqlserver import setup
-from postdate.sqlserver.channel import Channel
-from postdate.sqlserver.connection import SqlServerSession
-from postdate.sqlserver.errors import translate, translated
-from postdate.sqlserver.names import Names, check_name
-from postdate.sqlserver.statements import AsideStatements, LifeStatements, Statements
-from postdate.sqlserver.tables import SqlServerTables, _content, _json_lists
-from postdate.stores.sqlserver import SqlServerStore
 
 NAMES = [
     Names("dbo", "sales.timeouts"),
@@ -229,8 +229,14 @@ def test_the_migrations_have_the_numbers_and_names_of_every_other_dialect() -> N
 
     A file is locked by processes that live, so it needs no table of their signs of life.
     """
-    for ours, theirs in (("sqlserver", "mariadb"), ("sqlserver_store", "mariadb_store"), ("sqlite", "postgres")):
-        one, other = ([(m.version, m.name) for m in migrations(dialect)] for dialect in (ours, theirs))
+    for ours, theirs, part in (
+        ("sqlserver", "mariadb", "database"),
+        ("sqlserver", "mariadb", "store"),
+        ("sqlite", "postgres", "database"),
+    ):
+        one, other = (
+            [(m.version, m.name) for m in migrations(f"postdate.backends.{room}", part)] for room in (ours, theirs)
+        )
         assert one == [step for step in other if step != (4, "signs of life")]
 
 
@@ -323,7 +329,9 @@ def test_a_packet_that_cannot_be_read_is_a_lost_connection(error: Exception) -> 
 async def test_a_server_that_does_not_answer_is_unavailable_and_the_password_stays_hidden(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("postdate.sqlserver.connection._CONNECT_WITHIN_SECONDS", 0.5)  # the driver tries on until then
+    monkeypatch.setattr(
+        "postdate.backends.sqlserver.connection._CONNECT_WITHIN_SECONDS", 0.5
+    )  # the driver tries on until then
     store = SqlServerStore("mssql://user:secret-secret@127.0.0.1:1/database", table="t")
     with pytest.raises(StoreUnavailable) as caught:
         await store.next_due()

@@ -20,14 +20,14 @@ from tests.tds_server import (
     routed,
 )
 
+from postdate.backends.rowlocks import Conflict
+from postdate.backends.sqlserver.connection import SqlServer, SqlServerSession
+from postdate.backends.sqlserver.login import login_answer
+from postdate.backends.sqlserver.names import Names
+from postdate.backends.sqlserver.tables import SqlServerTables
 from postdate.bench.plants import Options, opened
 from postdate.errors import ConfigurationError, StoreNotWritable, StoreUnreachable
-from postdate.locking import Conflict
 from postdate.ports import Recording
-from postdate.sqlserver.connection import SqlServer, SqlServerSession
-from postdate.sqlserver.login import login_answer
-from postdate.sqlserver.names import Names
-from postdate.sqlserver.tables import SqlServerTables
 
 PASSWORD = "S3cret-pw"
 SCRAMBLED = bytes(((byte << 4 & 0xF0) | byte >> 4) ^ 0xA5 for byte in PASSWORD.encode("utf-16-le"))
@@ -265,7 +265,7 @@ def test_a_wrong_password_is_said(server: TdsServer, caplog: pytest.LogCaptureFi
 
 
 def test_a_server_that_says_nothing_is_left(server: TdsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postdate.sqlserver.connection._ANSWER_WITHIN_SECONDS", 0.3)
+    monkeypatch.setattr("postdate.backends.sqlserver.connection._ANSWER_WITHIN_SECONDS", 0.3)
     session = server_at(server.port, "?encrypt=no").connect()
     server.answers = lambda _sql, _kind: None
     with pytest.raises(StoreUnreachable, match=r"did not answer within 0\.3 s"):
@@ -274,7 +274,7 @@ def test_a_server_that_says_nothing_is_left(server: TdsServer, monkeypatch: pyte
 
 
 def test_a_login_that_is_not_answered_is_left(server: TdsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postdate.sqlserver.connection._LOG_IN_WITHIN_SECONDS", 0.3)
+    monkeypatch.setattr("postdate.backends.sqlserver.connection._LOG_IN_WITHIN_SECONDS", 0.3)
     server.login = b""
     with pytest.raises(StoreUnreachable, match="neither grants nor refuses"):
         server_at(server.port, "?encrypt=no").connect()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from postdate import Endpoint, Envelope, Headers, LocalTransport, TimeoutManager, TransactionMode
+from postdate.backends.sqlite.timeouts import SqliteTimeouts
 from postdate.core.timeout_manager.reading import timeout_of
 from postdate.errors import TransportUnavailable
 from postdate.messages import format_timestamp
@@ -21,7 +22,6 @@ from postdate.ports import Transport, Work
 from postdate.ports.timeouts import Timeout
 from postdate.testing import Fault, FaultyTransport, VirtualClock
 from postdate.testing.faults import Call
-from postdate.timeouts.sqlite import SqliteTimeouts
 
 SECOND = timedelta(seconds=1)
 TIMEOUTS, DISPATCHER = "sales.Timeouts", "sales.TimeoutsDispatcher"

@@ -82,7 +82,9 @@ async def test_what_a_frozen_process_has_claimed_goes_to_another(
     postgres_url: str, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, the lock stood for as long as the process did, and nobody else sent that timeout."""
-    monkeypatch.setattr("postdate.timeouts.postgres._BOUND", "SET LOCAL idle_in_transaction_session_timeout = 300")
+    monkeypatch.setattr(
+        "postdate.backends.postgres.timeouts._BOUND", "SET LOCAL idle_in_transaction_session_timeout = 300"
+    )
     due = SystemClock().now()
     frozen, other = (PostgresTimeouts(postgres_url, schema=schema) for _ in range(2))
     for each in (frozen, other):

@@ -17,8 +17,17 @@ from tests.mariadb_subjects import fresh_schema as fresh_mariadb
 from tests.postgres_subjects import drop_schema as drop_postgres
 from tests.postgres_subjects import fresh_schema as fresh_postgres
 
-from postdate import LocalTransport, PostgresTransport
-from postdate.embedded.connection import connect
+from postdate import (
+    LocalTransport,
+    MariaDbTimeouts,
+    PostgresTimeouts,
+    PostgresTransport,
+    SqliteTimeouts,
+    SqlServerTimeouts,
+)
+from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession
+from postdate.backends.mariadb.names import quoted
+from postdate.backends.sqlite.connection import connect
 from postdate.errors import (
     ConfigurationError,
     InvalidHeaders,
@@ -27,12 +36,9 @@ from postdate.errors import (
     MessageTooLarge,
     StoreUnreachable,
 )
-from postdate.mariadb.connection import MariaDbServer, MariaDbSession
-from postdate.mariadb.names import quoted
 from postdate.messages import Envelope
+from postdate.persistence.timeouts import NO_SAGA, normal_id, normal_saga, read_time, rounded_up, table_name, text_time
 from postdate.ports.timeouts import DueChunk, DueTimeout, Timeout, TimeoutPersister
-from postdate.timeouts import MariaDbTimeouts, PostgresTimeouts, SqliteTimeouts, SqlServerTimeouts
-from postdate.timeouts.layout import NO_SAGA, normal_id, normal_saga, read_time, rounded_up, table_name, text_time
 
 ENDPOINT = "Sales.Orders"
 TABLE = "Sales_Orders_TimeoutData"
@@ -398,7 +404,7 @@ LONGEST = {"PostgreSQL": 63, "MariaDB": 64, "SQL Server": 128}
 
 @pytest.mark.parametrize("server", ADDRESSES)
 async def test_an_endpoint_starts_while_its_storage_is_down(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postdate.sqlserver.connection._CONNECT_WITHIN_SECONDS", 0.5)
+    monkeypatch.setattr("postdate.backends.sqlserver.connection._CONNECT_WITHIN_SECONDS", 0.5)
     persister = ADDRESSES[server]()
     await persister.initialize("postdate")  # a name that begins like tables of Postdate's own
     for call in (

@@ -9,11 +9,11 @@ import pytest
 import sqlglot
 from sqlglot import expressions
 
+from postdate.backends.sqlserver.connection import SqlServerSession
+from postdate.backends.sqlserver.timeouts import EARLIEST, SqlServerTable, as_stored, bound
 from postdate.errors import InvalidMessage, StoreUnavailable
+from postdate.persistence.timeouts import decode, encode, read_time
 from postdate.ports.timeouts import Timeout
-from postdate.sqlserver.connection import SqlServerSession
-from postdate.timeouts.layout import decode, encode, read_time
-from postdate.timeouts.sqlserver import EARLIEST, SqlServerTable, as_stored, bound
 
 TABLES = [
     ("dbo", "Sales_TimeoutData"),

@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, LocalTransport, SqliteStore, SystemClock
-from postdate.embedded.connection import connect, create_schema
+from postdate.backends.sqlite.connection import connect, create_schema
 from postdate.errors import (
     NotADatabase,
     PostdateError,
@@ -340,7 +340,7 @@ async def test_without_tables_a_store_that_may_not_create_them_says_so(tmp_path:
 async def test_a_database_locked_for_long_is_unavailable_and_then_works_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postdate.embedded.connection.LOCK_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("postdate.backends.sqlite.connection.LOCK_PATIENCE_SECONDS", 0.05)
     path = tmp_path / "store.db"
     await write_one(path)
     with opened(path, synchronous="normal") as store:
@@ -398,6 +398,6 @@ def test_setting_up_waits_while_nobody_may_read_the_file(tmp_path: Path, monkeyp
         theirs.execute("BEGIN EXCLUSIVE")
         theirs.execute("CREATE TABLE other (x)")
         theirs.execute("COMMIT")  # which keeps the lock
-        monkeypatch.setattr("postdate.embedded.connection.time.sleep", lambda _: theirs.close())
+        monkeypatch.setattr("postdate.backends.sqlite.connection.time.sleep", lambda _: theirs.close())
         create_schema(ours, path)
         assert ours.execute("SELECT count(*) FROM delayed_message").fetchone() == (0,)

@@ -12,13 +12,13 @@ import anyio
 import pytest
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, LocalTransport, SqliteStore, SystemClock
+from postdate.backends.sqlite.observation import FileObserver
+from postdate.backends.sqlite.transport import DEAD_LETTERS
 from postdate.core.dispatcher import has_lapsed
-from postdate.embedded.observation import FileObserver
 from postdate.errors import MessageNotFound, StoreError
 from postdate.ports import ExpiryRules, Mending, MessageFilter, Recording, RecordKind, Scan
 from postdate.ports.stores import Discarding
 from postdate.testing import VirtualClock
-from postdate.transports.local import DEAD_LETTERS
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)

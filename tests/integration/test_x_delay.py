@@ -19,15 +19,15 @@ from tests.rabbitmq_subjects import channel_of
 from tests.servers import RabbitMQ
 
 from postdate import DelayedDelivery, Endpoint, SqliteStore, SystemClock
+from postdate.backends.postgres.store import PostgresStore
+from postdate.backends.rabbitmq.consuming import ConsumingChannel
+from postdate.backends.rabbitmq.content import BITS
+from postdate.backends.rabbitmq.link import Line
+from postdate.backends.rabbitmq.login import parse_url
+from postdate.backends.rabbitmq.transport import RabbitMqTransport
 from postdate.errors import ConfigurationError
 from postdate.operations.error_queue import returned_copy
 from postdate.ports import DelayExchange, End, MessageFilter
-from postdate.rabbitmq.consuming import ConsumingChannel
-from postdate.rabbitmq.content import BITS
-from postdate.rabbitmq.link import Line
-from postdate.rabbitmq.login import parse_url
-from postdate.stores.postgres import PostgresStore
-from postdate.transports.rabbitmq import RabbitMqTransport
 
 PATIENCE_SECONDS = 60
 now = SystemClock().now

@@ -27,13 +27,13 @@ from postdate import (
     MemoryTransport,
     SqliteStore,
 )
+from postdate.backends.memory.transport import _Queue
 from postdate.core import poller as poller_module
 from postdate.endpoint.sending import through_queue
 from postdate.errors import PostdateError, StoreUnavailable, TransportUnavailable
 from postdate.messages import Envelope
 from postdate.ports import RecordKind
 from postdate.testing import Call, FaultyMovingStore, FaultyStore, FaultyTransport, VirtualClock
-from postdate.transports.memory import _Queue
 
 TIMEOUTS = "sales.timeouts"
 SECOND = timedelta(seconds=1)

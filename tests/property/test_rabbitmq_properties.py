@@ -8,11 +8,11 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from postdate import Envelope
+from postdate.backends.rabbitmq.address import Address, exchange_address, parse_address
+from postdate.backends.rabbitmq.properties import Arrived, arrived, properties_of
+from postdate.backends.rabbitmq.wire import FrameReader, MalformedFrame, long_bytes, method_frame, short_bytes
 from postdate.clock import from_microseconds
 from postdate.errors import InvalidHeaders, QueueNotFound
-from postdate.rabbitmq.address import Address, exchange_address, parse_address
-from postdate.rabbitmq.properties import Arrived, arrived, properties_of
-from postdate.rabbitmq.wire import FrameReader, MalformedFrame, long_bytes, method_frame, short_bytes
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))

@@ -10,16 +10,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.property.test_rabbitmq_properties import foreign
 
+from postdate.backends.rabbitmq.address import Address, parse_address
+from postdate.backends.rabbitmq.consuming import Delivery
+from postdate.backends.rabbitmq.content import AS_IT_CAME, redirected
+from postdate.backends.rabbitmq.delays import came_to_be_delayed, to_be_delayed
+from postdate.backends.rabbitmq.properties import properties_of
+from postdate.backends.rabbitmq.wire import long_bytes, short_bytes
 from postdate.core.recoverability import Host, error_headers
 from postdate.errors import InvalidHeaders, InvalidMessage, MessageError
 from postdate.messages import DelayedMessage, Envelope, to_envelope
 from postdate.operations.error_queue import returned_copy
-from postdate.rabbitmq.address import Address, parse_address
-from postdate.rabbitmq.consuming import Delivery
-from postdate.rabbitmq.content import AS_IT_CAME, redirected
-from postdate.rabbitmq.delays import came_to_be_delayed, to_be_delayed
-from postdate.rabbitmq.properties import properties_of
-from postdate.rabbitmq.wire import long_bytes, short_bytes
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 QUEUE = "postdate.intake"

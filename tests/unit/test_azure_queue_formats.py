@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postdate import Envelope
-from postdate.azure.envelope import LARGEST_MESSAGE_BYTES, LARGEST_TEXT_BYTES, UNREADABLE, from_text, to_text
-from postdate.azure.errors import QUEUES, TABLES, retry_after, translate
-from postdate.azure.login import parse_login
-from postdate.azure.queue_names import SANITIZERS, queue_name, sanitizer_of
-from postdate.azure.time_to_live import FOR_EVER, time_to_live
+from postdate.backends.azure.envelope import LARGEST_MESSAGE_BYTES, LARGEST_TEXT_BYTES, UNREADABLE, from_text, to_text
+from postdate.backends.azure.errors import QUEUES, TABLES, retry_after, translate
+from postdate.backends.azure.login import parse_login
+from postdate.backends.azure.queue_names import SANITIZERS, queue_name, sanitizer_of
+from postdate.backends.azure.time_to_live import FOR_EVER, time_to_live
+from postdate.backends.azure.transport import AzureStorageQueueTransport
 from postdate.config import Address, check_server
 from postdate.errors import (
     ClaimLost,
@@ -33,7 +34,6 @@ from postdate.errors import (
     TransportUnreachable,
 )
 from postdate.messages import Headers, encode_headers, size_in_bytes
-from postdate.transports.azure_queues import AzureStorageQueueTransport
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 KEY = base64.b64encode(b"a key with / and + in its base64: \xff\xfe\xfb\xef\xbe").decode()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postdate.azure.groups import Operation, Rounds, Table
-from postdate.azure.holding import Stride
+from postdate.backends.azure.groups import Operation, Rounds, Table
+from postdate.backends.azure.holding import Stride
 from postdate.errors import StoreUnavailable
 
 Key = tuple[str, str]

@@ -7,19 +7,17 @@ from typing import cast
 
 import pytest
 
+from postdate.backends.rowlocks import Conflict, Pool, Tables
+from postdate.backends.rowlocks.batches import Batches
+from postdate.backends.rowlocks.presence import Presence
+from postdate.backends.rowlocks.watch import Watch
 from postdate.errors import (
     InvalidMessage,
     PostdateError,
-    StoreFromNewerVersion,
     StoreFull,
     StoreNotSetUp,
     StoreUnavailable,
 )
-from postdate.locking import Conflict, Pool, Tables
-from postdate.locking.batches import Batches
-from postdate.locking.migrating import Step, missing, standing, steps
-from postdate.locking.presence import Presence
-from postdate.locking.watch import Watch
 
 
 class Session:
@@ -101,7 +99,7 @@ def test_other_errors_end_it_at_once(server: Server, error: PostdateError, endin
 
 
 def test_a_connection_that_died_while_idle_is_replaced(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postdate.locking.pool._TRUSTED_SECONDS", 0.0)
+    monkeypatch.setattr("postdate.backends.rowlocks.pool._TRUSTED_SECONDS", 0.0)
     pool = Pool(server)
     pool.run(lambda _session: None)
     server.sessions[0].alive = False
@@ -156,8 +154,8 @@ def tables() -> FewTables:
 
 @pytest.fixture
 def presence(server: Server, tables: FewTables, monkeypatch: pytest.MonkeyPatch) -> Iterator[Presence]:
-    monkeypatch.setattr("postdate.locking.presence._FREE_EVERY_SECONDS", 0.01)
-    monkeypatch.setattr("postdate.locking.presence._LOOK_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr("postdate.backends.rowlocks.presence._FREE_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr("postdate.backends.rowlocks.presence._LOOK_EVERY_SECONDS", 0.01)
     shared = cast("Tables", tables)
     presence = Presence(server, shared, Watch())
     presence.start(Batches(Pool(server), shared, presence.holder))
@@ -231,40 +229,3 @@ def test_it_may_be_woken_from_any_thread() -> None:
     watch.listen(woken.set)
     threading.Thread(target=watch.forget).start()
     assert woken.wait(10)
-
-
-# --- migrations -------------------------------------------------------------------------------------------------------
-
-STEPS = [Step("", 1, ("a",)), Step("", 2, ("b",)), Step("t", 1, ("c",))]
-
-
-def test_only_what_was_not_done_is_done() -> None:
-    assert missing(STEPS, [], "here") == STEPS
-    assert missing(STEPS, [("", 1), ("other", 7)], "here") == STEPS[1:]
-    assert missing(STEPS, [("", 1), ("", 2), ("t", 1)], "here") == []
-
-
-def test_marks_of_a_newer_version_are_refused() -> None:
-    with pytest.raises(StoreFromNewerVersion, match="here was set up by a newer Postdate"):
-        missing(STEPS, [("t", 2)], "here")
-
-
-def test_what_lags_behind_is_what_is_said() -> None:
-    assert standing(STEPS, []) == (0, 2)
-    assert standing(STEPS, [("", 1), ("", 2)]) == (0, 1)
-    assert standing(STEPS, [("", 1), ("", 2), ("t", 1)]) == (2, 2)
-
-
-@pytest.mark.parametrize("dialect", ["mariadb", "sqlserver"])
-def test_names_may_have_anything_in_them(dialect: str) -> None:
-    hostile = "x -- ;\n{table} y"
-    names: list[str] = ["{schema}", "{table}", "{name}"]
-    replacements = dict.fromkeys(names, f"<{hostile}>")
-    found = steps(dialect, hostile, replacements, lambda subject, step: f"MARK {subject} {step.version}")
-    simple_names = dict.fromkeys(names, "<t>")
-    plain = steps(dialect, "t", simple_names, lambda _subject, _step: "MARK")
-    assert [len(step.statements) for step in found] == [len(step.statements) for step in plain]
-    for step, simple in zip(found, plain, strict=True):
-        for statement, expected in zip(step.statements[:-1], simple.statements[:-1], strict=True):
-            assert statement.replace(f"<{hostile}>", "<t>") == expected
-            assert " -- " not in expected

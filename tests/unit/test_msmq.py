@@ -27,6 +27,9 @@ from tests.msmq_fake import (
 )
 
 from postdate import DelayedDelivery, Endpoint, MemoryStore, Outbox, Recoverability, SqliteOutbox
+from postdate.backends.msmq import queues
+from postdate.backends.msmq.com import Com
+from postdate.backends.msmq.transport import Failures, MsmqTransport
 from postdate.endpoint.audit import Audit
 from postdate.errors import (
     ClaimLost,
@@ -41,10 +44,7 @@ from postdate.errors import (
     UnsupportedTransactionMode,
 )
 from postdate.messages import Envelope, Headers
-from postdate.msmq import queues
-from postdate.msmq.com import Com
 from postdate.ports import End, Received, Receiver
-from postdate.transports.msmq import Failures, MsmqTransport
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 HALF_A_MINUTE = timedelta(seconds=30)

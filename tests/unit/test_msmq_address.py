@@ -2,8 +2,8 @@
 
 import pytest
 
+from postdate.backends.msmq.address import QueueAddress, parse_address, parse_place, receiving_address
 from postdate.errors import ConfigurationError, QueueNotFound
-from postdate.msmq.address import QueueAddress, parse_address, parse_place, receiving_address
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,9 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from postdate.backends.msmq.com import MESSAGE, PyWin32
+from postdate.backends.msmq.errors import code_of, translate
+from postdate.backends.msmq.transport import MsmqTransport
 from postdate.errors import (
     ConfigurationError,
     DestinationUnavailable,
@@ -15,9 +18,6 @@ from postdate.errors import (
     TransportError,
     TransportUnreachable,
 )
-from postdate.msmq.com import MESSAGE, PyWin32
-from postdate.msmq.errors import code_of, translate
-from postdate.transports.msmq import MsmqTransport
 from postdate.wiring import check_transport, open_transport
 
 
@@ -63,7 +63,7 @@ def test_where_there_is_no_msmq_it_is_said_what_is_needed(make, address):
 @pytest.mark.parametrize("address", ["msmq:", "MSMQ:", "msmq://SALES1"])
 def test_the_scheme_means_msmq(address):
     kind = check_transport(address)
-    assert (kind.product, kind.extra) == ("MSMQ", "msmq")
+    assert (kind.product, kind.backend.extra) == ("MSMQ", "msmq")
 
 
 def test_settings_reach_the_transport_and_others_are_refused(asked):

@@ -12,10 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.msmq_fake import FakeCom, QueueManager, com_error
 
-from postdate.errors import InvalidHeaders, MessageTooLarge, TimeToBeReceivedInTransaction
-from postdate.messages import Envelope, Headers
-from postdate.msmq.address import QueueAddress
-from postdate.msmq.content import (
+from postdate.backends.msmq.address import QueueAddress
+from postdate.backends.msmq.content import (
     LARGEST_MESSAGE_BYTES,
     LARGEST_NATIVE_BYTES,
     UNREADABLE,
@@ -25,7 +23,9 @@ from postdate.msmq.content import (
     outgoing,
     to_native_id,
 )
-from postdate.msmq.queues import Desk
+from postdate.backends.msmq.queues import Desk
+from postdate.errors import InvalidHeaders, MessageTooLarge, TimeToBeReceivedInTransaction
+from postdate.messages import Envelope, Headers
 from postdate.ports import ExpiryRules
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)

@@ -13,6 +13,7 @@ import anyio
 import pytest
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, Headers, MemoryStore, MemoryTransport
+from postdate.backends.postgres.transport import PostgresTransport
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.dispatcher import Dispatcher
 from postdate.core.poller import Poller
@@ -28,7 +29,6 @@ from postdate.errors import (
 )
 from postdate.ports import Claim, Received, RecordKind, Work
 from postdate.testing import Fault, FaultyStore, FaultyTransport, VirtualClock
-from postdate.transports.postgres import PostgresTransport
 
 SECOND = timedelta(seconds=1)
 QUEUE = "sales.timeouts"
@@ -636,9 +636,9 @@ async def test_debug_lines_say_what_was_stored_and_delivered(bench, caplog: pyte
 
 async def test_no_connection_is_unreachable_for_store_and_queues_alike() -> None:
     """Nobody listens at port 1."""
-    from postdate.stores.mariadb import MariaDbStore
-    from postdate.stores.postgres import PostgresStore
-    from postdate.transports.rabbitmq import RabbitMqTransport
+    from postdate.backends.mariadb.store import MariaDbStore
+    from postdate.backends.postgres.store import PostgresStore
+    from postdate.backends.rabbitmq.transport import RabbitMqTransport
 
     url = "postgresql://postdate@127.0.0.1:1/postdate"
     for store in (PostgresStore(url), MariaDbStore("mariadb://postdate@127.0.0.1:1/postdate")):
@@ -656,7 +656,7 @@ async def test_no_connection_is_unreachable_for_store_and_queues_alike() -> None
 
 
 def test_of_sql_server_what_no_server_said_is_unreachable_and_what_one_said_is_not() -> None:
-    from postdate.sqlserver.errors import translate
+    from postdate.backends.sqlserver.errors import translate
 
     assert translate(OSError("refused"), "there").code == "store_unreachable"
     assert [translate(_said(number), "there").code for number in (40613, 8645)] == [

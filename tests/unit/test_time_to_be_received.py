@@ -27,6 +27,7 @@ from postdate import (
     SqliteStore,
     time_to_be_received,
 )
+from postdate.backends.memory.transport import MemoryReceiver
 from postdate.clock import from_microseconds
 from postdate.endpoint.sending import kept
 from postdate.endpoint.time_to_be_received import INFINITE, TimesToBeReceived
@@ -40,7 +41,6 @@ from postdate.errors import (
 from postdate.messages import LONGEST_TIME_TO_BE_RECEIVED, format_timestamp
 from postdate.ports import HANDLED, RecordKind
 from postdate.testing import RecordedMetrics, VirtualClock
-from postdate.transports.memory import MemoryReceiver
 
 SECOND = timedelta(seconds=1)
 MICROSECOND = timedelta(microseconds=1)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from postdate.timeouts.chunks import next_chunk
-from postdate.timeouts.layout import text_time
+from postdate.persistence.chunks import next_chunk
+from postdate.persistence.timeouts import text_time
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 START = NOW - timedelta(days=1)

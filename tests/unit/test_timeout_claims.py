@@ -11,14 +11,14 @@ import anyio
 import pytest
 
 from postdate import Envelope, MemoryTransport
+from postdate.backends.memory.timeouts import MemoryTimeouts
+from postdate.backends.sqlite.holding import try_to_hold
 from postdate.core.timeout_manager.dispatching import DispatchStep
 from postdate.core.timeout_manager.reading import announcement
-from postdate.embedded.holding import try_to_hold
 from postdate.errors import StoreNotWritable, TransportUnavailable
 from postdate.ports import Received
 from postdate.ports.timeouts import Timeout
 from postdate.testing import VirtualClock
-from postdate.timeouts.memory import MemoryTimeouts
 
 ID = "0ab14c4e-36c7-4b1e-9a10-aa7e00c5b001"
 CONTROL = Received(announcement(ID, "dispatcher"), 0, None)

@@ -22,6 +22,7 @@ from postdate import (
     TimeoutManager,
     TransactionMode,
 )
+from postdate.backends.memory.timeouts import MemoryTimeouts
 from postdate.endpoint.timeout_manager import are_one_queue
 from postdate.errors import (
     ConfigurationError,
@@ -40,7 +41,6 @@ from postdate.errors import (
 from postdate.messages import format_timestamp
 from postdate.ports.transports import TransportCapabilities
 from postdate.testing import Fault, VirtualClock
-from postdate.timeouts.memory import MemoryTimeouts
 
 SAGA = uuid.UUID("7d9f2f3e-5a1c-4d2e-9b43-0f6c2d6a1e01")
 GONE = StoreUnreachable("connection refused")

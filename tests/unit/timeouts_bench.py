@@ -8,12 +8,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from postdate import Endpoint, Envelope, HandlerContext, Headers, MemoryTransport, TimeoutManager
+from postdate.backends.memory.timeouts import MemoryTimeouts
 from postdate.core.timeout_manager.reading import timeout_of
 from postdate.messages import format_timestamp
 from postdate.ports.timeouts import DueChunk, Timeout, TimeoutPersister
 from postdate.testing import FaultyTransport, VirtualClock
 from postdate.testing.faults import Faults, Plan
-from postdate.timeouts.memory import MemoryTimeouts
 
 SECOND = timedelta(seconds=1)
 MICROSECOND = timedelta(microseconds=1)

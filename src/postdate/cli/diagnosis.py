@@ -55,11 +55,12 @@ def _line(check: Check) -> str:
 def version(use: Use) -> None:
     """Say which Postdate, Python and SQLite these are."""
     import postdate
-    from postdate.embedded.observation import newest_schema_version, sqlite_version
+    from postdate.backends.sqlite.observation import sqlite_version
+    from postdate.backends.sqlite.setup import newest_version
 
     found = {
         "postdate": postdate.__version__,
-        "schema": newest_schema_version(),
+        "schema": newest_version(),
         "python": platform.python_version(),
         "sqlite": ".".join(str(part) for part in sqlite_version()),
         "platform": platform.platform(),

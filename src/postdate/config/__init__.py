@@ -4,7 +4,7 @@ Every value remembers where it came from, so that a wrong one is found at once. 
 names and defaults of specification 1.4.
 """
 
-from postdate.config.addresses import SERVERS, Address, check_server, resolved, without_secrets
+from postdate.config.addresses import Address, check_server, resolved, without_secrets
 from postdate.config.sections import (
     KEYS,
     DelayedDeliverySettings,
@@ -27,7 +27,6 @@ __all__ = [
     "FILE_VARIABLE",
     "KEYS",
     "PREFIX",
-    "SERVERS",
     "Address",
     "DelayedDeliverySettings",
     "EndpointSettings",

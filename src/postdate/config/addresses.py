@@ -7,28 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Self
 
+from postdate.backends.registry import place_of
 from postdate.errors import ConfigurationError
+from postdate.ports.backends import Place
 
 _SECRET_PARAMETER: Final = re.compile(r"(?i)(\w*(?:password|passwd|pwd|secret|token|key)|sig)=([^;&\s]+)")
 # As far as the last @ of the word: an unescaped password may hold one, and one too many hidden does no harm.
 _SECRET_IN_TEXT: Final = re.compile(r"(://[^\s:/@]*):\S*@")
 
-SERVERS: Final = frozenset(
-    {
-        "postgresql",
-        "postgres",
-        "mariadb",
-        "mysql",
-        "mssql",
-        "sqlserver",
-        "amqp",
-        "amqps",
-        "azure-queues",
-        "azure-table",
-    }
-)
-"""Schemes of servers: an authority follows, in which a password may stand."""
-_PLACES: Final = frozenset({"sqlite", "local", "memory"})
 _REFERENCES: Final = frozenset({"env", "file"})
 _HOST: Final = re.compile(r"(?:\[[^\[\]@]*\]|[^:\[\]@]*)(?::(?P<port>[^:]*))?")
 _BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -50,8 +36,9 @@ class Address(str):
     def __new__(cls, text: str, reference: str | None = None) -> Self:
         """Return the address; a reference is not followed here, see :func:`resolved`."""
         scheme, colon, rest = text.partition(":")
-        known = scheme.lower() in SERVERS | _PLACES
-        self = super().__new__(cls, f"{scheme.lower()}{colon}{rest}" if known else text)
+        small = scheme.lower()  # the registry is asked where it matters only: defaults are made while all is imported
+        known = small != scheme and place_of(small) not in {None, Place.MACHINE}
+        self = super().__new__(cls, f"{small}{colon}{rest}" if known else text)
         self.reference = reference
         return self
 
@@ -63,21 +50,23 @@ class Address(str):
     @property
     def shown(self) -> str:
         """The address without secrets: what cannot be taken apart is not shown at all, for it may be a password."""
-        if self.scheme in _PLACES:
+        place = place_of(self.scheme)
+        if place in {Place.FILE, Place.MEMORY}:
             path = self.partition(":")[2]
             return f"{self.scheme}:***" if "@" in path and not path.startswith("///") else str(self)
-        if self.reference is not None and self.scheme not in SERVERS:
+        is_server = place is Place.SERVER
+        if self.reference is not None and not is_server:
             return "***"
         scheme, separator, rest = self.partition("://")
         if not separator:
-            _, at, place = self.rpartition("@")
-            text = f"{self.scheme}:***" if self.scheme in SERVERS else f"{'***' if at else ''}{at}{place}"
+            _, at, host = self.rpartition("@")
+            text = f"{self.scheme}:***" if is_server else f"{'***' if at else ''}{at}{host}"
             return _SECRET_PARAMETER.sub(r"\1=***", text)
-        if (self.scheme in SERVERS or "@" in rest) and _fault(rest):
+        if (is_server or "@" in rest) and _fault(rest):
             return f"{scheme}://***"
-        credentials, at, place = rest.rpartition("@")
+        credentials, at, host = rest.rpartition("@")
         user, colon, _ = credentials.partition(":")
-        return _SECRET_PARAMETER.sub(r"\1=***", f"{scheme}://{user}{':***' if colon else ''}{at}{place}")
+        return _SECRET_PARAMETER.sub(r"\1=***", f"{scheme}://{user}{':***' if colon else ''}{at}{host}")
 
     def __repr__(self) -> str:
         return repr(self.shown)
@@ -95,7 +84,7 @@ def check_server(address: str) -> None:
         ConfigurationError: says what is wrong and shows no part of what cannot be taken apart.
     """
     scheme, separator, rest = Address(address).partition("://")
-    if separator and scheme in SERVERS and (fault := _fault(rest)):
+    if separator and place_of(scheme) is Place.SERVER and (fault := _fault(rest)):
         raise ConfigurationError(f"the address {scheme}://*** {fault}")
 
 

@@ -45,7 +45,7 @@ class EndpointSettings:
 class StoreSettings:
     """Where messages wait. ``schema`` and ``table`` are for servers, ``synchronous`` is for a file.
 
-    From ``leases`` on they are for an Azure table; see :class:`postdate.stores.azure_table.AzureTableStore`.
+    From ``leases`` on they are for an Azure table; see :class:`postdate.backends.azure.store.AzureTableStore`.
     """
 
     address: Address = field(
@@ -113,7 +113,7 @@ class StoreSettings:
 class TransportSettings:
     """Where the queues are. In the store's database, it has the store's ``synchronous`` and ``recording``.
 
-    From ``sanitizer`` on they are for Azure; see :class:`postdate.transports.azure_queues.AzureStorageQueueTransport`.
+    From ``sanitizer`` on they are for Azure; see :class:`postdate.backends.azure.transport.AzureStorageQueueTransport`.
     """
 
     address: Address = field(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final, cast
 
+from postdate.backends.registry import schemes_in_one_database
 from postdate.config.addresses import Address, resolved
 from postdate.config.sections import FOLLOWS, KEYS, SECTIONS, Settings
 from postdate.config.values import FromText, Wrong
@@ -163,8 +164,6 @@ _STORE: Final = "store.address"
 _TRANSPORT: Final = "transport.address"
 _TIMEOUTS: Final = "timeout_manager.address"
 _ADDRESSES: Final = (_STORE, _TRANSPORT, _TIMEOUTS, "sagas.address", "outbox.address")
-# Schemes of a store and of the queues in the same database: there they share transactions.
-_ONE_DATABASE: Final = (("sqlite", "local"), ("postgresql", "postgresql"), ("postgres", "postgres"))
 
 
 def _follow_references(found: dict[str, _Found], environment: Mapping[str, str]) -> None:
@@ -202,12 +201,12 @@ def _follow(found: dict[str, _Found], named: str, other: str) -> bool:
         return False
     reference = address.reference if isinstance(address, Address) else None
     scheme, _, rest = Address(address).partition(":")
-    for schemes in _ONE_DATABASE:
-        if scheme in schemes:
-            same = Address(f"{schemes[other == _TRANSPORT]}:{rest}", reference)
-            found[other] = _Found(same, f"{FOLLOWS}{named}, {found[named].origin}")
-            return True
-    return False
+    schemes = schemes_in_one_database(scheme)  # there, store and queues share transactions
+    if schemes is None:
+        return False
+    same = Address(f"{schemes[other == _TRANSPORT]}:{rest}", reference)
+    found[other] = _Found(same, f"{FOLLOWS}{named}, {found[named].origin}")
+    return True
 
 
 def _share_schema(found: dict[str, _Found], named: str, other: str) -> None:

@@ -21,6 +21,7 @@ from postdate.ports import (
     ClaimingStore,
     DelayedMessageStore,
     Outcome,
+    SetsUp,
     StoreCapabilities,
     StoreReport,
     TransactionMode,
@@ -97,6 +98,20 @@ class SimpleStore:
     def capabilities(self) -> StoreCapabilities:
         """What the store says, or what is taken for granted."""
         return capabilities_of(self._store)
+
+    async def setup(self) -> None:
+        """Let the store create its tables, where it has such a method."""
+        if isinstance(self._store, SetsUp):
+            with calling_store(self._store):
+                await self._store.setup()
+
+    async def close(self) -> None:
+        """Close the store, where it has such a method, whether that is async or not."""
+        closing = getattr(self._store, "close", None)
+        with calling_store(self._store):
+            closed = None if closing is None else closing()
+            if inspect.isawaitable(closed):
+                await closed
 
     # --- the six methods ----------------------------------------------------------------------------------------
 

@@ -14,12 +14,12 @@ from typing import Self
 
 import anyio
 
+from postdate.backends.sqlite.store import SqliteStore
+from postdate.backends.sqlite.transport import LocalTransport
 from postdate.clock import Clock, ScaledClock, from_microseconds
 from postdate.demo.names import QUEUE
 from postdate.errors import PostdateError
 from postdate.ports import RecordKind, Scan
-from postdate.stores.sqlite import SqliteStore
-from postdate.transports.local import LocalTransport
 
 _STOP_SECONDS = 20.0
 _RECENT_RECORDS = 400

@@ -9,9 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
-from postdate.errors import StoreUnavailable
+from postdate.errors import StoreError, StoreUnavailable
 from postdate.migrating.names import (
     BATCH_COLUMNS,
     BATCH_TABLE,
@@ -32,10 +32,7 @@ from postdate.migrating.names import (
     TIMEOUTS,
     staging_table,
 )
-from postdate.timeouts.layout import ID, TIME
-
-if TYPE_CHECKING:
-    from postdate.migrating.exchange import PostgresExchange
+from postdate.persistence.timeouts import ID, TIME
 
 TURN_SECONDS: Final = 30
 """How long a run waits for another that is just beginning."""
@@ -122,6 +119,50 @@ class Given(NamedTuple):
     taken: int
 
 
+class Exchange(Protocol):
+    """Hides a large table at once, where a server can: it gets another name, and an empty one takes its place."""
+
+    def was_made(self, session: Session, run_id: str) -> bool:
+        """Return whether a run has exchanged its table."""
+        ...
+
+    def is_worth_it(self, session: Session, run_id: str, table: str, limit: int) -> bool:
+        """Return whether a table is large beside the ``limit`` of what a call hides, and nothing is in the way."""
+        ...
+
+    def failed(self, run_id: str, table: str, error: StoreError) -> None:
+        """Remember that an exchange has failed, and hid nothing; it is tried again where that may help."""
+        ...
+
+    def make(self, session: Session, run_id: str, table: str, most: int, floor: datetime) -> bool:
+        """Put an empty table in the place of the live one, and put back there what is due before ``floor``.
+
+        Args:
+            session: in a transaction with limits, whoever else would hide being kept out.
+            run_id: of the run.
+            table: the live one.
+            most: so many may be put back.
+            floor: what is due earlier stays.
+
+        Returns:
+            Whether it was done; ``False``: too much would have to stay, for now.
+        """
+        ...
+
+    def cut(self, session: Session, run_id: str, first: int, batch_size: int) -> tuple[str, int] | None:
+        """Cut what was hidden into batches from number ``first`` on, unless that was done.
+
+        Returns:
+            A statement that returns number, count and earliest time of each batch, and how many timeouts they are;
+            ``None``: it was done before.
+        """
+        ...
+
+    def hidden(self, session: Session, run_id: str, number: int) -> Hidden | None:
+        """Return which part of the former table a batch is; ``None``: it was moved row by row."""
+        ...
+
+
 class Dialect(ABC):
     """The SQL of one server, and its connections. The statements here are common to them.
 
@@ -140,7 +181,7 @@ class Dialect(ABC):
     """The same, behind the name of the table."""
     run = "%(run)s"
     """The id of a run, as a value to compare the column with."""
-    exchange: PostgresExchange | None = None
+    exchange: Exchange | None = None
     """How a large table is hidden; ``None``: as any other, timeout by timeout."""
     state_table = STATE_TABLE
     batch_table = BATCH_TABLE

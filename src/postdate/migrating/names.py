@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from postdate.errors import ConfigurationError
-from postdate.timeouts.layout import DESTINATION, HEADERS, ID, STATE, TIME
+from postdate.persistence.timeouts import DESTINATION, HEADERS, ID, STATE, TIME
 
 STATE_TABLE: Final = "TimeoutsMigration_State"
 """One row a run: upstream's columns, and three of ours."""

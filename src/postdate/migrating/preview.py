@@ -20,8 +20,8 @@ from postdate.messages import (
     encode_headers,
     size_in_bytes,
 )
+from postdate.persistence.timeouts import decode, normal_id, read_time, row_headers
 from postdate.ports.migrating import MigrationPreview
-from postdate.timeouts.layout import decode, normal_id, read_time, row_headers
 
 _SHOWN: Final = 10
 """So many ids are shown of each kind of problem."""

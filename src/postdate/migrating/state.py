@@ -25,8 +25,8 @@ from postdate.migrating.names import (
     STATUS,
     TIMEOUTS,
 )
+from postdate.persistence.timeouts import TIME, read_time
 from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationRun, MigrationStatus
-from postdate.timeouts.layout import TIME, read_time
 
 OVER: Final = frozenset({MigrationStatus.COMPLETED, MigrationStatus.ABORTED})
 

@@ -17,8 +17,8 @@ from postdate.migrating.preview import PAGE_ROWS
 from postdate.migrating.state import OVER, State
 from postdate.migrating.store_dialect import StoreDialect
 from postdate.migrating.tables import TimeoutTables
+from postdate.persistence.timeouts import SUFFIX
 from postdate.ports.migrating import BatchStatus, MigrationPreview, MigrationRun
-from postdate.timeouts.layout import SUFFIX
 
 
 class StoreTables(TimeoutTables):

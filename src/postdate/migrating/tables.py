@@ -15,8 +15,8 @@ from postdate.migrating.dialect import Dialect, Hidden, Hiding, Session
 from postdate.migrating.names import READ, staging_table
 from postdate.migrating.preview import PAGE_ROWS, Looking, to_message
 from postdate.migrating.state import OVER, State
+from postdate.persistence.timeouts import DESTINATION, HEADERS, ID, STATE, SUFFIX, TIME, table_name
 from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationPreview, MigrationRun, MigrationStatus
-from postdate.timeouts.layout import DESTINATION, HEADERS, ID, STATE, SUFFIX, TIME, table_name
 
 _EXCHANGE_AHEAD: Final = timedelta(hours=1)
 """What is due sooner is not hidden with its whole table: there is so much time to go on with a run that has died."""

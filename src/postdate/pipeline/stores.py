@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from postdate.backends.registry import place_of
 from postdate.config import Address, Settings, resolved
 from postdate.errors import PipelineError
 from postdate.messages import DelayedMessage
@@ -30,6 +31,7 @@ from postdate.ports import (
     StoreReport,
     TransactionMode,
 )
+from postdate.ports.backends import Place
 from postdate.wiring import BuiltInStore, open_store, store_settings, taken_by_store
 
 _COLUMNS_AT_ONCE = 20_000
@@ -75,7 +77,7 @@ class StoreSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "address", absolute(self.address))
-        if self.address.startswith("memory"):
+        if place_of(Address(self.address).scheme) is Place.MEMORY:
             raise PipelineError(f"the store {self.address!r} lives in one process; executors need one that is shared")
 
     @classmethod

@@ -24,6 +24,8 @@ from postdate.ports.intake import DUE_EXCHANGE_TYPES, DelayExchange, ForeignInta
 from postdate.ports.observation import (
     CountsQueues,
     DescribesServer,
+    FileFacts,
+    FileScripts,
     KnowsDestinations,
     ObservableStore,
     ObservableTransport,
@@ -109,6 +111,8 @@ __all__ = [
     "EnlistingSagaStore",
     "EnlistingStore",
     "ExpiryRules",
+    "FileFacts",
+    "FileScripts",
     "ForeignIntake",
     "InspectableStore",
     "IntakeQueue",

@@ -243,6 +243,51 @@ class ScriptedPart(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """What a look at a file found, without writing to it.
+
+    Args:
+        schema_version: of its tables.
+        journal_mode: of SQLite; ``wal`` is what Postdate sets.
+        queues: lengths by name.
+        processes: that use it.
+        pending: messages that wait.
+        overdue: of these, past their due time.
+        next_destinations: of the 10,000 messages that are due next.
+        quarantined: rows of the store and of queues that were set aside, since they cannot be read.
+    """
+
+    schema_version: int
+    journal_mode: str
+    queues: Mapping[str, int]
+    processes: Sequence[Process]
+    pending: int
+    overdue: int
+    next_destinations: Sequence[str]
+    quarantined: int
+
+
+class FileScripts(Protocol):
+    """The SQL by which an administrator makes what lives in a file; nothing is opened."""
+
+    def database(self) -> str:
+        """Return the SQL that makes what store and queues need in a new file."""
+        ...
+
+    def timeouts(self, endpoint: str, table_prefix: str | None) -> str:
+        """Return the SQL that makes an endpoint's table of timeouts in a file that has those of queues."""
+        ...
+
+    def sagas(self) -> str:
+        """Return the SQL that makes the tables of sagas in a file that has those of queues."""
+        ...
+
+    def outbox(self) -> str:
+        """Return the SQL that makes the table of an outbox in a file."""
+        ...
+
+
 @runtime_checkable
 class ScriptedTransport(ScriptedPart, Protocol):
     """A transport whose tables an administrator can make by hand."""

@@ -11,6 +11,9 @@ from typing import Any, Self, TypeVar, Unpack
 
 import msgspec
 
+from postdate.backends.memory.sagas import MemorySagaStore
+from postdate.backends.memory.store import MemoryStore
+from postdate.backends.memory.transport import MemoryReceiver, MemoryTransport
 from postdate.core.recoverability import Recoverability
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.endpoint import Endpoint
@@ -32,10 +35,7 @@ from postdate.ports import (
     TransportCapabilities,
     Work,
 )
-from postdate.sagas.memory import MemorySagaStore
-from postdate.stores.memory import MemoryStore
 from postdate.testing.clock import START, VirtualClock
-from postdate.transports.memory import MemoryReceiver, MemoryTransport
 
 S = TypeVar("S")
 

@@ -6,13 +6,13 @@ from postdate.wiring.adapters import (
     check_store,
     check_transport,
     file_of,
+    looks_into,
     open_store,
     open_transport,
     taken_by_store,
 )
 from postdate.wiring.application import is_wanted, open_outbox, open_saga_store, place_of
 from postdate.wiring.causes import advice_for, placing_errors
-from postdate.wiring.observers import queue_observer, store_observer
 from postdate.wiring.plant import (
     Plant,
     build_endpoint,
@@ -23,6 +23,8 @@ from postdate.wiring.plant import (
     intake_queues,
     opened,
     own_queues,
+    queue_observer,
+    store_observer,
     store_settings,
     transport_settings,
 )
@@ -45,6 +47,7 @@ __all__ = [
     "file_of",
     "intake_queues",
     "is_wanted",
+    "looks_into",
     "managed_endpoints",
     "open_outbox",
     "open_saga_store",

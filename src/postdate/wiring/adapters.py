@@ -11,18 +11,22 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, Protocol, cast
+from typing import Any, Protocol, cast
 
-from postdate.config import Address, check_server, resolved
+from postdate.backends.registry import backends, place_of, schemes
+from postdate.config import KEYS, Address, Settings, check_server, resolved
+from postdate.core.simple_store import claiming
 from postdate.errors import ConfigurationError
-from postdate.ports import ClaimingStore, Recording, Transport
+from postdate.ports import ClaimingStore, FileFacts, Recording, Transport
+from postdate.ports.backends import ROLES, Adapter, Addresses, Backend, Place, Role
 
 
 class BuiltInStore(ClaimingStore, Protocol):
-    """A store that Postdate comes with."""
+    """A store that an address names."""
 
     async def close(self) -> None:
         """Release connections; a second time without effect."""
@@ -34,152 +38,61 @@ BuiltInTransport = Transport
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of store or transport.
+    """The adapter that an address means.
 
     Args:
-        scheme: its addresses begin with it.
-        product: as people call it.
-        adapter: ``module:class``.
-        example: of an address.
-        settings: names of what its class takes besides the address.
-        extra: of the installation, which brings the driver; empty when it needs none.
+        backend: that has it.
+        adapter: one of its.
+        addresses: how they are written.
+        scheme: that the adapter knows its addresses by.
     """
 
+    backend: Backend
+    adapter: Adapter
+    addresses: Addresses
     scheme: str
-    product: str
-    adapter: str
-    example: str
-    settings: frozenset[str]
-    extra: str = ""
+
+    @property
+    def product(self) -> str:
+        """As people call it."""
+        return self.addresses.product or self.backend.product
+
+    @property
+    def settings(self) -> frozenset[str]:
+        """Names of what it takes besides the address."""
+        return self.adapter.settings
+
+    @property
+    def is_server(self) -> bool:
+        """Whether its address names a server."""
+        return self.backend.place is Place.SERVER
+
+    @property
+    def example(self) -> str:
+        """An address of its."""
+        return f"{self.scheme}:{self.addresses.example.partition(':')[2]}"
 
 
-_SERVER: Final = frozenset({"schema", "table", "recording", "largest_message_bytes", "checksum"})
-_HOLDING: Final = frozenset({"holds_at_most"})
-_PATIENCE: Final = _HOLDING | {"answers_within"}
-_FILE: Final = frozenset({"synchronous", "recording", "largest_message_bytes", "create", "holds_at_most"})
-_QUEUE_FILE: Final = _FILE | {"expiry", "clock"}
-_POLLING: Final = ("peek_interval", "longest_wait_when_idle", "page_size")
-"""How an Azure table is looked at: its store takes them together, as one value."""
+def kinds(role: Role) -> Mapping[str, Kind]:
+    """Return the adapters of a role by the schemes of their addresses; aliases stand behind all others."""
+    return _kinds(role, backends())
 
-STORES: Final = {
-    kind.scheme: kind
-    for kind in (
-        Kind("sqlite", "SQLite", "postdate.stores.sqlite:SqliteStore", "sqlite:///file.db", _FILE | {"checksum"}),
-        Kind(
-            "postgresql",
-            "PostgreSQL",
-            "postdate.stores.postgres:PostgresStore",
-            "postgresql://user@host/database",
-            _SERVER | _PATIENCE,
-            extra="postgres",
-        ),
-        Kind(
-            "mariadb",
-            "MariaDB",
-            "postdate.stores.mariadb:MariaDbStore",
-            "mariadb://user@host/database",
-            _SERVER | _PATIENCE,
-            extra="mariadb",
-        ),
-        Kind(
-            "mssql",
-            "SQL Server",
-            "postdate.stores.sqlserver:SqlServerStore",
-            "mssql://user@host/database",
-            _SERVER | _PATIENCE,
-            extra="sqlserver",
-        ),
-        Kind(
-            "azure-table",
-            "Azure Table Storage",
-            "postdate.stores.azure_table:AzureTableStore",
-            "azure-table://account:key@account.table.core.windows.net",
-            frozenset({"table", "recording", "largest_message_bytes", "checksum", "leases", *_POLLING}),
-            extra="azure",
-        ),
-        Kind(
-            "memory",
-            "memory",
-            "postdate.stores.memory:MemoryStore",
-            "memory:",
-            frozenset({"recording", "largest_message_bytes"}),
-        ),
-    )
-}
-_RABBITMQ: Final = "postdate.transports.rabbitmq:RabbitMqTransport"
-TRANSPORTS: Final = {
-    kind.scheme: kind
-    for kind in (
-        Kind("local", "SQLite", "postdate.transports.local:LocalTransport", "local:///file.db", _QUEUE_FILE),
-        Kind(
-            "postgresql",
-            "PostgreSQL",
-            "postdate.transports.postgres:PostgresTransport",
-            "postgresql://user@host/database",
-            frozenset({"schema", "recording", "largest_message_bytes"}) | _PATIENCE,
-            extra="postgres",
-        ),
-        Kind(
-            "amqp",
-            "RabbitMQ",
-            _RABBITMQ,
-            "amqp://user@host/vhost",
-            frozenset({"queue_type", "largest_message_bytes"}),
-            extra="rabbitmq",
-        ),
-        Kind(
-            "amqps",
-            "RabbitMQ",
-            _RABBITMQ,
-            "amqps://user@host/vhost",
-            frozenset({"queue_type", "largest_message_bytes"}),
-            extra="rabbitmq",
-        ),
-        Kind(
-            "azure-queues",
-            "Azure Storage Queues",
-            "postdate.transports.azure_queues:AzureStorageQueueTransport",
-            "azure-queues://account:key@account.queue.core.windows.net",
-            frozenset(
-                {
-                    "sanitizer",
-                    "largest_message_bytes",
-                    "concurrent_sends",
-                    "hold_for",
-                    "peek_interval",
-                    "longest_idle_wait",
-                }
-            ),
-            extra="azure",
-        ),
-        Kind(
-            "msmq",
-            "MSMQ",
-            "postdate.transports.msmq:MsmqTransport",
-            "msmq:",
-            frozenset(
-                {
-                    "transactional",
-                    "largest_message_bytes",
-                    "disable_native_time_to_be_received_in_transactions",
-                    "use_dead_letter_queue",
-                    "use_dead_letter_queue_for_messages_with_time_to_be_received",
-                    "use_journal_queue",
-                }
-            ),
-            extra="msmq",
-        ),
-        Kind(
-            "memory",
-            "memory",
-            "postdate.transports.memory:MemoryTransport",
-            "memory:",
-            frozenset({"largest_message_bytes", "clock"}),
-        ),
-    )
-}
-STORE_ALIASES: Final = {"postgres": "postgresql", "mysql": "mariadb", "sqlserver": "mssql"}
-_TRANSPORT_ALIASES: Final = {"postgres": "postgresql", "sqlite": "local"}
+
+@lru_cache(maxsize=2 * len(ROLES))
+def _kinds(role: Role, all_of_them: tuple[Backend, ...]) -> Mapping[str, Kind]:
+    found, aliases = dict[str, Kind](), dict[str, Kind]()
+    for backend in all_of_them:
+        adapter: Adapter | None = getattr(backend, role)
+        if adapter is not None:
+            written = (role == "transport" and backend.queue_addresses) or backend.addresses
+            found |= {scheme: Kind(backend, adapter, written, scheme) for scheme in written.schemes}
+            aliases |= dict.fromkeys(written.aliases, found[written.schemes[0]])
+    return {**found, **{name: kind for name, kind in aliases.items() if name not in found}}
+
+
+def example_of(role: Role, scheme: str) -> str:
+    """Return an address for the text of an error."""
+    return kinds(role)[scheme].example
 
 
 # --- which adapter -----------------------------------------------------------------------------------------------
@@ -191,33 +104,33 @@ def check_store(address: str) -> Kind:
     Raises:
         ConfigurationError: no store has such an address; says which one may have been meant.
     """
-    return kind_of(address, "store", STORES, STORE_ALIASES)
+    return kind_of(address, "store", "store")
 
 
 def check_transport(address: str) -> Kind:
     """Return the kind of transport that an address means; see :func:`check_store`."""
-    return kind_of(address, "transport", TRANSPORTS, _TRANSPORT_ALIASES)
+    return kind_of(address, "transport", "transport")
 
 
-def kind_of(address: str, what: str, kinds: Mapping[str, Kind], aliases: Mapping[str, str]) -> Kind:
-    """Return which of ``kinds`` an address means; see :func:`check_store`.
+def kind_of(address: str, what: str, role: Role) -> Kind:
+    """Return the adapter of a role that an address means; see :func:`check_store`.
 
     Args:
         address: not a reference.
-        what: they are, for the error.
-        kinds: by scheme.
-        aliases: other names of schemes.
+        what: it is, for the error.
+        role: of the adapter.
     """
+    known = kinds(role)
     scheme = Address(address).scheme
-    kind = kinds.get(aliases.get(scheme, scheme))
+    kind = known.get(scheme)
     if kind is None:
-        close = difflib.get_close_matches(scheme, [*kinds, *aliases], n=1)
-        schemes = ", ".join(f"{each}:" for each in kinds)
-        hint = f"did you mean {kinds[aliases.get(close[0], close[0])].example}?" if close else f"there are {schemes}"
+        close = difflib.get_close_matches(scheme, known, n=1)
+        there = ", ".join(f"{each}:" for each, kind in known.items() if each == kind.scheme)
+        hint = f"did you mean {known[close[0]].example}?" if close else f"there are {there}"
         raise ConfigurationError(f"no {what} has the address {_shown(address)}; {hint}")
-    if kind.scheme in {"sqlite", "local"}:
+    if kind.backend.place is Place.FILE:
         _path(address)
-    elif kind.scheme not in {"memory", "msmq"} and "://" not in address:  # msmq: is this machine
+    elif kind.is_server and "://" not in address:
         raise ConfigurationError(f"{_shown(address)} names no server; write it as {kind.example}")
     check_server(address)
     return kind
@@ -242,7 +155,17 @@ def file_of(address: str) -> Path | None:
     Raises:
         ConfigurationError: the address names no file although its kind needs one.
     """
-    return _path(address) if Address(address).scheme in {"sqlite", "local"} else None
+    return _path(address) if place_of(Address(address).scheme) is Place.FILE else None
+
+
+def looks_into(address: str) -> Callable[[Path, int], FileFacts] | None:
+    """Return what looks into the file that an address names (see :attr:`Backend.file_facts`).
+
+    ``None``: it names no file, or one into which nothing can look.
+    """
+    place = Address(address)
+    kind = next((each for each in kinds("file_facts").values() if place.scheme in schemes(each.backend)), None)
+    return None if kind is None else cast("Callable[[Path, int], FileFacts]", loaded(kind))
 
 
 # --- opening -----------------------------------------------------------------------------------------------------
@@ -250,11 +173,29 @@ def file_of(address: str) -> Path | None:
 
 def taken_by_store(address: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of ``settings`` that the store at ``address`` knows and that have a value."""
-    return _taken(check_store(address), settings)
+    known = check_store(address).settings
+    return {name: value for name, value in settings.items() if name in known and value is not None}
 
 
-def _taken(kind: Kind, settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name in kind.settings and value is not None}
+def chosen_for(section: str, kind: Kind, given: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+    """Return those values that an adapter knows and that are there.
+
+    Args:
+        section: of the settings.
+        kind: of the adapter.
+        given: by the names of its settings.
+        settings: whose origins tell what somebody has set.
+
+    Raises:
+        ConfigurationError: something was set that this adapter does not have.
+    """
+    for name in given:
+        key = f"{section}.{name}"
+        if name not in kind.settings and settings.origins.get(key, "default") != "default":
+            takes = [f"{section}.{each}" for each in given if each in kind.settings and f"{section}.{each}" in KEYS]
+            which = f", which takes {', '.join(takes)}" if takes else ""
+            raise ConfigurationError(f"{key} ({settings.origins[key]}) is not for {kind.product}{which}; remove it")
+    return {name: value for name, value in given.items() if name in kind.settings and value is not None}
 
 
 def open_store(address: str, **settings: Any) -> BuiltInStore:
@@ -268,7 +209,7 @@ def open_store(address: str, **settings: Any) -> BuiltInStore:
         ConfigurationError: no store has such an address or such settings, or its driver is not installed.
     """
     place = resolved(address, os.environ)
-    return cast("BuiltInStore", open_adapter(check_store(place), place, settings))
+    return cast("BuiltInStore", claiming(open_adapter(check_store(place), place, settings)))
 
 
 def open_transport(address: str, **settings: Any) -> BuiltInTransport:
@@ -281,44 +222,38 @@ def open_adapter(kind: Kind, address: Address, settings: Mapping[str, Any]) -> o
     """Return the adapter of a kind at an address; see :func:`open_store`."""
     unknown = sorted(settings.keys() - kind.settings)
     if unknown:
-        raise ConfigurationError(f"{kind.product} takes no {', '.join(unknown)}; it takes {_known(kind)}")
-    adapter = _adapter(kind)
+        known = ", ".join(sorted(kind.settings)) or "no settings"
+        raise ConfigurationError(f"{kind.product} takes no {', '.join(unknown)}; it takes {known}")
+    adapter = loaded(kind)
     chosen = dict(settings)
     if "recording" in chosen:
         chosen["recording"] = Recording(chosen["recording"])
-    if kind.scheme == "memory":
-        return adapter(**chosen)
-    if kind.scheme == "azure-table":
-        chosen = _with_polling(chosen)
-    return adapter(file_of(address) or str(_canonical(kind, address)), **chosen)
+    match kind.backend.place:
+        case Place.MEMORY:
+            return adapter(**chosen)
+        case Place.FILE:
+            return adapter(_path(address), **chosen)
+        case Place.SERVER | Place.MACHINE:
+            return adapter(f"{kind.scheme}:{address.partition(':')[2]}", **chosen)
 
 
-def _with_polling(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with those of looking at a table put together; not before its driver is known to be there."""
-    from postdate.azure.pages import Polling
+def loaded(kind: Kind) -> Callable[..., object]:
+    """Return what makes the adapter of a kind.
 
-    how = {name: settings[name] for name in _POLLING if name in settings}
-    others = {name: value for name, value in settings.items() if name not in how}
-    return {**others, "polling": Polling(**how)} if how else others
-
-
-def _canonical(kind: Kind, address: Address) -> str:
-    """Return an address with the scheme that the adapter of ``kind`` knows it by."""
-    return f"{kind.scheme}:{address.partition(':')[2]}"
-
-
-def _known(kind: Kind) -> str:
-    return ", ".join(sorted(kind.settings)) or "no settings"
-
-
-def _adapter(kind: Kind) -> Any:
-    module, _, name = kind.adapter.partition(":")
+    Raises:
+        ConfigurationError: its driver is not installed.
+    """
+    reference = kind.adapter.reference
+    module, _, name = reference.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
-        if str(error.name).startswith("postdate."):
-            raise ConfigurationError(f"this version of Postdate cannot use {kind.product}") from error
+        if f"{module}.".startswith(f"{error.name}."):
+            raise ConfigurationError(f"{kind.product} cannot be used: there is no module {error.name!r}") from error
+        extra = kind.backend.extra
+        how = f": pip install 'postdate[{extra}]'" if extra else ""
         raise ConfigurationError(
-            f"{kind.product} needs the driver {error.name!r}, which is not installed: "
-            f"pip install 'postdate[{kind.extra}]'"
+            f"{kind.product} needs the driver {error.name!r}, which is not installed{how}"
         ) from error
+    except AttributeError as error:
+        raise ConfigurationError(f"{kind.product} cannot be used: {reference} refers to nothing") from error

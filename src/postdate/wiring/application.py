@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Any, Literal, cast
 
 from postdate.config import Address, Settings
 from postdate.config.sections import OutboxSettings, SagaSettings
 from postdate.errors import ConfigurationError
 from postdate.ports import OutboxStore, SagaStore
-from postdate.wiring.adapters import STORE_ALIASES, STORES, Kind, kind_of, open_adapter
-from postdate.wiring.choosing import chosen_for
-
-_FILE: Final = frozenset({"synchronous", "recording", "create"})
-
-
-def _kinds(sqlite: str, file: frozenset[str], postgres: str) -> dict[str, Kind]:
-    return {
-        scheme: Kind(scheme, STORES[scheme].product, adapter, STORES[scheme].example, takes, STORES[scheme].extra)
-        for scheme, adapter, takes in (("sqlite", sqlite, file), ("postgresql", postgres, frozenset({"schema"})))
-    }
-
-
-SAGAS: Final = _kinds("postdate.sagas.sqlite:SqliteSagaStore", _FILE, "postdate.sagas.postgres:PostgresSagaStore")
-OUTBOXES: Final = _kinds(
-    "postdate.outbox.sqlite:SqliteOutbox", frozenset({"synchronous"}), "postdate.outbox.postgres:PostgresOutbox"
-)
+from postdate.wiring.adapters import chosen_for, kind_of, kinds, open_adapter
 
 
 def open_saga_store(settings: Settings) -> SagaStore:
@@ -36,7 +19,7 @@ def open_saga_store(settings: Settings) -> SagaStore:
     Raises:
         ConfigurationError: there is no saga store of that kind.
     """
-    return cast("SagaStore", _opened("sagas", settings.sagas, SAGAS, settings))
+    return cast("SagaStore", _opened("sagas", settings.sagas, settings))
 
 
 def open_outbox(settings: Settings) -> OutboxStore:
@@ -47,20 +30,19 @@ def open_outbox(settings: Settings) -> OutboxStore:
     Raises:
         ConfigurationError: there is no outbox of that kind.
     """
-    return cast("OutboxStore", _opened("outbox", settings.outbox, OUTBOXES, settings))
+    return cast("OutboxStore", _opened("outbox", settings.outbox, settings))
 
 
-def _opened(
-    section: str, chosen: SagaSettings | OutboxSettings, kinds: Mapping[str, Kind], settings: Settings
-) -> object:
+def _opened(section: Literal["sagas", "outbox"], chosen: SagaSettings | OutboxSettings, settings: Settings) -> object:
     address = place_of(chosen, settings)
     key = f"{section}.address" if chosen.address is not None else "store.address"
     try:
-        kind = kind_of(address, section, kinds, STORE_ALIASES)
+        kind = kind_of(address, section, section)
     except ConfigurationError as error:
         what = "the outbox is" if section == "outbox" else "sagas are"
+        products = " or ".join(dict.fromkeys(each.product for each in kinds(section).values()))
         raise ConfigurationError(
-            f"{what} kept in SQLite or PostgreSQL; {key} is {address!r}: name such a database with {section}.address, "
+            f"{what} kept in {products}; {key} is {address!r}: name such a database with {section}.address, "
             f"or pass one of your own to the endpoint"
         ) from error
     given: dict[str, Any] = {

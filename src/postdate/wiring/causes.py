@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from postdate.backends.registry import place_of
 from postdate.config import Address, Settings
 from postdate.errors import ConfigurationError, PostdateError, StoreError, StoreNotSetUp, TransportUnavailable
+from postdate.ports.backends import Place
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def placed(error: PostdateError, settings: Settings, key: str | None = None) -> 
         return error
     section, _, name = key.partition(".")
     address: Address | None = getattr(getattr(settings, section), name)
-    if address is None or "://" not in address or address.scheme in {"sqlite", "local"}:
+    if address is None or "://" not in address or place_of(address.scheme) is Place.FILE:
         return error
     nobody = "" if "@" in address else "; the address names no user"
     text = f"{text} ({key}, {settings.origins.get(key, 'default')}): {cause.advice}{nobody}"

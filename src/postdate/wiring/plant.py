@@ -7,8 +7,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
+from postdate.backends.registry import place_of
 from postdate.clock import Clock, SystemClock
-from postdate.config import SERVERS, Address, Settings
+from postdate.config import Address, Settings
 from postdate.endpoint.delayed_delivery import timeouts_dispatcher_queue, timeouts_queue
 from postdate.endpoint.endpoint import Endpoint, log_critical_error
 from postdate.endpoint.settings import DelayedDelivery, ErrorsReturnTo
@@ -18,27 +19,28 @@ from postdate.ports import (
     DelayExchange,
     DescribesServer,
     ForeignIntake,
+    ObservableStore,
+    ObservableTransport,
     QueueObserver,
     StoreObserver,
     TransactionMode,
     Transport,
     TransportCapabilities,
 )
+from postdate.ports.backends import Place
 from postdate.ports.timeouts import TimeoutPersister
 from postdate.wiring.adapters import (
-    STORES,
-    TRANSPORTS,
     Kind,
     check_store,
     check_transport,
+    chosen_for,
+    example_of,
     file_of,
     open_store,
     open_transport,
 )
 from postdate.wiring.causes import placing_errors
-from postdate.wiring.choosing import chosen_for
 from postdate.wiring.closing import close
-from postdate.wiring.observers import queue_observer, store_observer
 from postdate.wiring.timeouts import (
     check_timeout_managers,
     dispatcher_queues,
@@ -127,6 +129,16 @@ async def opened(settings: Settings, *, create: bool = False, initialize: bool =
         yield Plant(settings, store, transport, view, queue_observer(transport), timeouts)
 
 
+def store_observer(store: ClaimingStore) -> StoreObserver | None:
+    """Return a look at a store, for an operator, or ``None`` where there is none; nothing is read yet."""
+    return store.observer() if isinstance(store, ObservableStore) else None
+
+
+def queue_observer(transport: Transport) -> QueueObserver | None:
+    """Return a look at queues, for an operator, or ``None`` where there is none; nothing is read yet."""
+    return transport.observer() if isinstance(transport, ObservableTransport) else None
+
+
 def _files(settings: Settings) -> list[tuple[str, Address]]:
     """Return the addresses that may be files, with their keys."""
     found = [("transport.address", settings.transport.address)]
@@ -210,24 +222,25 @@ def check_addresses(settings: Settings) -> None:
     delays = settings.delayed_delivery.enabled
     if delays:
         store = _checked("store.address", settings.store.address, settings, check_store)
-        if store.scheme in SERVERS and "transport.address" not in settings.origins:
+        if store.is_server and "transport.address" not in settings.origins:
             raise ConfigurationError(
                 f"store.address is {settings.store.address!r}, and {store.product} holds no queues here: say where "
-                f"they are with transport.address, such as {TRANSPORTS['amqp'].example}"
+                f"they are with transport.address, such as {example_of('transport', 'amqp')}"
             )
     timeouts = settings.timeout_manager.address
-    if timeouts is not None and timeouts.scheme in SERVERS and "transport.address" not in settings.origins:
+    is_server = timeouts is not None and place_of(timeouts.scheme) is Place.SERVER
+    if is_server and "transport.address" not in settings.origins:
         origin = settings.origins.get("timeout_manager.address", "default")
         raise ConfigurationError(
             f"timeout_manager.address is {timeouts!r} ({origin}), which holds no "
-            f"queues here: say where they are with transport.address, such as {TRANSPORTS['amqp'].example}"
+            f"queues here: say where they are with transport.address, such as {example_of('transport', 'amqp')}"
         )
     transport = _checked("transport.address", settings.transport.address, settings, check_transport)
-    if delays and transport.scheme in SERVERS and "store.address" not in settings.origins:
+    if delays and transport.is_server and "store.address" not in settings.origins:
         raise ConfigurationError(
             f"transport.address is {settings.transport.address!r}, and {transport.product} keeps no delayed messages: "
-            f"say where they wait with store.address, such as {STORES['postgresql'].example} or "
-            f"{STORES['sqlite'].example}; or, for a timeout manager alone, set delayed_delivery.enabled = false"
+            f"say where they wait with store.address, such as {example_of('store', 'postgresql')} or "
+            f"{example_of('store', 'sqlite')}; or, for a timeout manager alone, set delayed_delivery.enabled = false"
         )
 
 
@@ -237,7 +250,7 @@ def _checked(key: str, address: Address, settings: Settings, check: Callable[[st
         kind = check(address)
     except ConfigurationError as error:
         raise ConfigurationError(f"{key} is {address!r} ({origin}): {error}") from error
-    if kind.scheme == "memory":
+    if kind.backend.place is Place.MEMORY:
         raise ConfigurationError(
             f"{key} is {address!r} ({origin}), which lives in one process only; the command line needs a file or a "
             f"server, such as {_FILES[key]}:///postdate.db"

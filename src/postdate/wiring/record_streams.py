@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from postdate.config import resolved
-from postdate.errors import ConfigurationError, NotSupported
+from postdate.errors import NotSupported
 from postdate.ports.record_streams import RecordStreamStore
-from postdate.wiring.adapters import check_store, file_of
-
-_ADAPTERS: Final = {
-    "sqlite": ("postdate.embedded.record_stream", "SqliteRecordStream", frozenset({"synchronous", "recording"})),
-    "postgresql": ("postdate.postgres.record_stream", "PostgresRecordStream", frozenset({"schema", "table"})),
-}
+from postdate.wiring.adapters import check_store, kinds, open_adapter
 
 
 def open_record_stream(address: str, **settings: Any) -> RecordStreamStore:
@@ -30,20 +24,13 @@ def open_record_stream(address: str, **settings: Any) -> RecordStreamStore:
         NotSupported: the records of such a store cannot be followed.
     """
     place = resolved(address, os.environ)
-    kind = check_store(place)
-    if kind.scheme not in _ADAPTERS:
+    store = check_store(place)
+    kind = kinds("records").get(store.scheme)
+    if kind is None:
         raise NotSupported(
-            f"the records of {kind.product} cannot be followed: their numbers are not in the order of commits, and the "
-            f"server does not tell which transactions may still write lower ones; read what='records' again and again "
-            f"instead, or keep the store in PostgreSQL or SQLite"
+            f"the records of {store.product} cannot be followed: their numbers are not in the order of commits, and "
+            f"the server does not tell which transactions may still write lower ones; read what='records' again and "
+            f"again instead, or keep the store in PostgreSQL or SQLite"
         )
-    module, name, known = _ADAPTERS[kind.scheme]
-    taken = {each: value for each, value in settings.items() if each in known and value is not None}
-    try:
-        adapter = getattr(importlib.import_module(module), name)
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"{kind.product} needs the driver {error.name!r}, which is not installed: "
-            f"pip install 'postdate[{kind.extra}]'"
-        ) from error
-    return cast("RecordStreamStore", adapter(file_of(place) or f"{kind.scheme}:{place.partition(':')[2]}", **taken))
+    taken = {each: value for each, value in settings.items() if each in kind.settings and value is not None}
+    return cast("RecordStreamStore", open_adapter(kind, place, taken))

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Literal, cast
 
+from postdate.backends.registry import schemes
 from postdate.config import Address, Settings
 from postdate.errors import ConfigurationError
-from postdate.migrations import script
-from postdate.ports import ScriptedPart, ScriptedStore, ScriptedTransport
-from postdate.wiring.adapters import file_of, open_store, open_transport
+from postdate.ports import FileScripts, ScriptedPart, ScriptedStore, ScriptedTransport
+from postdate.wiring.adapters import file_of, kinds, loaded, open_store, open_transport
 from postdate.wiring.application import is_wanted, open_outbox, open_saga_store, place_of
 from postdate.wiring.plant import own_queues, store_settings, transport_settings
 from postdate.wiring.timeouts import check_timeout_managers, managed_endpoints, open_timeouts
-
-_MARKS: Final = "CREATE TABLE IF NOT EXISTS postdate_migration (version INTEGER PRIMARY KEY, name TEXT NOT NULL)"
 
 
 def setup_sql(settings: Settings, queues: Sequence[str] = (), *, sagas: bool = False, outbox: bool = False) -> str:
@@ -64,7 +62,7 @@ class _Scripts:
         path = file_of(place)
         if in_queue_file and path is not None and path not in self._files:
             self._files.add(path)
-            self.parts.append((place, script("sqlite", _MARKS, "postdate_migration")))
+            self.parts.append((place, _of_file(place).database()))
         if text:
             self.parts.append((place, text))
 
@@ -107,24 +105,39 @@ def _add_timeouts(settings: Settings, found: _Scripts) -> None:
     if chosen.address is None:
         return
     if file_of(chosen.address) is not None:
-        from postdate.timeouts.sqlite import setup_statements
-
         for endpoint in managed_endpoints(settings):
-            found.add(chosen.address, setup_statements(endpoint, chosen.table_prefix), in_queue_file=True)
+            text = _of_file(chosen.address).timeouts(endpoint, chosen.table_prefix)
+            found.add(chosen.address, text, in_queue_file=True)
         return
     for endpoint, timeouts in open_timeouts(settings).items():
-        assert isinstance(timeouts, ScriptedStore)
+        if not isinstance(timeouts, ScriptedStore):
+            raise _no_sql(chosen.address)
         found.add(chosen.address, timeouts.setup_statements(endpoint))
 
 
 def _add_part(place: Address, section: Literal["sagas", "outbox"], settings: Settings, found: _Scripts) -> None:
     if file_of(place) is not None:
-        from postdate.outbox import sqlite as outbox
-        from postdate.sagas import sqlite as sagas
-
-        text = sagas.setup_statements() if section == "sagas" else outbox.setup_statements()
+        scripts = _of_file(place)
+        text = scripts.sagas() if section == "sagas" else scripts.outbox()
         found.add(place, text, in_queue_file=section == "sagas")
         return
     part = open_saga_store(settings) if section == "sagas" else open_outbox(settings)
-    assert isinstance(part, ScriptedPart)
+    if not isinstance(part, ScriptedPart):
+        raise _no_sql(place)
     found.add(place, part.setup_statements())
+
+
+def _of_file(place: Address) -> FileScripts:
+    """Return the scripts of the backend that has such files.
+
+    Raises:
+        ConfigurationError: it has none.
+    """
+    kind = next((each for each in kinds("scripts").values() if place.scheme in schemes(each.backend)), None)
+    if kind is None:
+        raise _no_sql(place)
+    return cast("FileScripts", loaded(kind)())
+
+
+def _no_sql(place: Address) -> ConfigurationError:
+    return ConfigurationError(f"there is no SQL for {place!r}: what is needed there is made by `postdate setup`")

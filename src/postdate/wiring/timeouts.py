@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from postdate.config import Settings
 from postdate.endpoint.settings import ExternalTimeoutManager, TimeoutManager
 from postdate.endpoint.timeout_manager import timeout_dispatcher_queue, timeout_manager_queue
 from postdate.errors import ConfigurationError
+from postdate.persistence.timeouts import table_name
 from postdate.ports import TransportCapabilities
 from postdate.ports.timeouts import TimeoutPersister
-from postdate.timeouts.layout import table_name
-from postdate.wiring.adapters import STORE_ALIASES, STORES, Kind, kind_of, open_adapter
-from postdate.wiring.choosing import chosen_for
-
-_TABLES: Final = frozenset({"schema", "table_prefix"})
-_FILE: Final = frozenset({"synchronous", "recording"})
-"""As of the queues in the same file."""
-
-
-def _kind(scheme: str, adapter: str, settings: frozenset[str]) -> Kind:
-    like = STORES[scheme]
-    return Kind(scheme, like.product, f"postdate.timeouts.{adapter}", like.example, settings, like.extra)
-
-
-TIMEOUTS: Final[Mapping[str, Kind]] = {
-    kind.scheme: kind
-    for kind in (
-        _kind("sqlite", "sqlite:SqliteTimeouts", _FILE | {"table_prefix"}),
-        _kind("postgresql", "postgres:PostgresTimeouts", _TABLES),
-        _kind("mariadb", "mariadb:MariaDbTimeouts", _TABLES),
-        _kind("mssql", "sqlserver:SqlServerTimeouts", _TABLES),
-    )
-}
+from postdate.wiring.adapters import Kind, chosen_for, example_of, kind_of, open_adapter
 
 
 def check_timeout_managers(settings: Settings) -> None:
@@ -61,7 +40,7 @@ def check_timeout_managers(settings: Settings) -> None:
                 origin = settings.origins[f"timeout_manager.{name}"]
                 raise ConfigurationError(
                     f"timeout_manager.{name} ({origin}) is set, and nothing says where timeouts are kept: add "
-                    f"timeout_manager.address, such as {STORES['postgresql'].example}"
+                    f"timeout_manager.address, such as {example_of('timeouts', 'postgresql')}"
                 )
         return
     _storage(settings)
@@ -93,7 +72,7 @@ def _storage(settings: Settings) -> tuple[Kind, dict[str, Any]]:
     chosen = settings.timeout_manager
     assert chosen.address is not None
     try:
-        kind = kind_of(chosen.address, "storage of timeouts", TIMEOUTS, STORE_ALIASES)
+        kind = kind_of(chosen.address, "storage of timeouts", "timeouts")
     except ConfigurationError as error:
         origin = settings.origins.get("timeout_manager.address", "default")
         raise ConfigurationError(f"timeout_manager.address is {chosen.address!r} ({origin}): {error}") from error

@@ -17,9 +17,9 @@ from functools import partial
 import anyio
 
 from postdate import DelayedDelivery, Endpoint, Envelope, LocalTransport, TransactionMode
+from postdate.backends.azure.store import AzureTableStore
 from postdate.errors import PostdateError, TransportError
 from postdate.ports import Work
-from postdate.stores.azure_table import AzureTableStore
 
 
 class Refusing(LocalTransport):

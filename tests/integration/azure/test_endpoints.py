@@ -23,8 +23,10 @@ from tests.azure_subjects import delete_queues
 from tests.integration.azure.gateway import Gateway
 
 from postdate import DelayedDelivery, Endpoint, Envelope, HandlerContext, Headers, Recoverability
-from postdate.azure.login import AzureLogin, parse_login
-from postdate.azure.table_names import default_table
+from postdate.backends.azure.login import AzureLogin, parse_login
+from postdate.backends.azure.store import AzureTableStore
+from postdate.backends.azure.table_names import default_table
+from postdate.backends.azure.transport import AzureStorageQueueTransport
 from postdate.clock import SystemClock
 from postdate.config import load_settings
 from postdate.endpoint.serialization import type_name
@@ -32,8 +34,6 @@ from postdate.errors import ConfigurationError, DelayedDeliveryNotConfigured, Er
 from postdate.messages import format_timestamp
 from postdate.operations.error_queue import return_all
 from postdate.ports import Received
-from postdate.stores.azure_table import AzureTableStore
-from postdate.transports.azure_queues import AzureStorageQueueTransport
 from postdate.wiring.plant import Plant
 
 PATIENCE_SECONDS = 60

@@ -14,10 +14,10 @@ from tests.azure_subjects import delete_queues
 from tests.integration.azure.idle import Ending, IdleEnding
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, HandlerContext, SystemClock
-from postdate.azure.login import AzureLogin, parse_login
+from postdate.backends.azure.login import AzureLogin, parse_login
+from postdate.backends.azure.store import AzureTableStore
+from postdate.backends.azure.transport import AzureStorageQueueTransport
 from postdate.ports import Outcome, RecordKind, TransactionMode
-from postdate.stores.azure_table import AzureTableStore
-from postdate.transports.azure_queues import AzureStorageQueueTransport
 
 PATIENCE_SECONDS = 40
 SECOND = timedelta(seconds=1)

@@ -15,15 +15,15 @@ from tests.azure_store_subjects import TablePlace
 from tests.proxy import FaultyLink
 
 from postdate import DelayedMessage, MemoryTransport, SystemClock
-from postdate.azure.lease import ContainerLease
-from postdate.azure.login import parse_login
+from postdate.backends.azure.lease import ContainerLease
+from postdate.backends.azure.login import parse_login
+from postdate.backends.azure.store import AzureTableStore
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
 from postdate.core.dispatcher import Dispatcher, DispatchSettings
 from postdate.core.recoverability import Host
 from postdate.errors import PostdateError, StoreUnavailable, StoreUnreachable
 from postdate.messages import Envelope
 from postdate.ports import Claim, Outcome, TransactionMode
-from postdate.stores.azure_table import AzureTableStore
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -180,9 +180,9 @@ async def test_a_claim_is_void_as_soon_as_its_lease_is_over_by_our_own_clock(pla
 async def test_whoever_sends_is_told_when_the_lease_is_over_by_our_own_clock_and_nobody_can_be_asked(
     place: TablePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postdate.azure.lease.LASTS_SECONDS", 1)
-    monkeypatch.setattr("postdate.azure.lease.RENEWED_AFTER_SECONDS", 0.0)
-    monkeypatch.setattr("postdate.azure.keeper.ROUND_SECONDS", 0.1)
+    monkeypatch.setattr("postdate.backends.azure.lease.LASTS_SECONDS", 1)
+    monkeypatch.setattr("postdate.backends.azure.lease.RENEWED_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("postdate.backends.azure.keeper.ROUND_SECONDS", 0.1)
 
     async def no_answer(_lease: ContainerLease, _of: object) -> bool:
         await anyio.sleep(60)
@@ -226,8 +226,8 @@ async def test_what_is_released_until_later_is_left_alone_and_costs_no_request(p
 
 
 async def test_the_lease_is_renewed_while_a_page_is_dispatched(place: TablePlace, monkeypatch) -> None:
-    monkeypatch.setattr("postdate.azure.lease.RENEWED_AFTER_SECONDS", 0.0)
-    monkeypatch.setattr("postdate.azure.keeper.ROUND_SECONDS", 0.05)
+    monkeypatch.setattr("postdate.backends.azure.lease.RENEWED_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr("postdate.backends.azure.keeper.ROUND_SECONDS", 0.05)
     store = await filled(place, 1)
     (claim,) = await store.claim_due(LATER, 10)
     lease = store._opened.leases.all[0]
@@ -247,7 +247,7 @@ async def test_a_container_that_others_have_leased_out_holds_up_storing_in_no_wa
 
 
 async def test_a_process_that_waits_for_the_lease_takes_it_and_wakes_its_poller(place: TablePlace, monkeypatch) -> None:
-    monkeypatch.setattr("postdate.azure.keeper.ROUND_SECONDS", 0.05)
+    monkeypatch.setattr("postdate.backends.azure.keeper.ROUND_SECONDS", 0.05)
     first = await filled(place, 1)
     assert len(await first.claim_due(LATER, 10)) == 1
     second = await place.open()
@@ -299,8 +299,8 @@ async def shared(
     request: pytest.FixtureRequest, azurite_connection: str, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncGenerator[TablePlace]:
     """A table with that number of leases, whose processes look around for each other all the time."""
-    monkeypatch.setattr("postdate.azure.keeper.ROUND_SECONDS", 0.05)
-    monkeypatch.setattr("postdate.azure.keeper._APPEARS_EVERY_SECONDS", 0.05)
+    monkeypatch.setattr("postdate.backends.azure.keeper.ROUND_SECONDS", 0.05)
+    monkeypatch.setattr("postdate.backends.azure.keeper._APPEARS_EVERY_SECONDS", 0.05)
     place = TablePlace(azurite_connection, leases=request.param)
     yield place
     await place.close()

@@ -20,8 +20,8 @@ from azure.storage.blob import BlobLeaseClient, BlobServiceClient
 from tests.azure_store_subjects import TablePlace
 
 from postdate import DelayedMessage, LocalTransport, SystemClock
-from postdate.azure.layout import Waiting, share_of
-from postdate.azure.table_names import lease_container
+from postdate.backends.azure.layout import Waiting, share_of
+from postdate.backends.azure.table_names import lease_container
 
 SCRIPT = Path(__file__).with_name("dispatching.py")
 TAKEOVER_WITHIN_SECONDS = 16.0

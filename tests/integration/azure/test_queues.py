@@ -23,9 +23,10 @@ from tests.integration.azure.gateway import Gateway
 from tests.proxy import FaultyLink
 
 from postdate import DelayedDelivery, Endpoint, Envelope, HandlerContext, Headers, MemoryStore, Recoverability
-from postdate.azure.envelope import UNREADABLE
-from postdate.azure.login import AzureLogin, parse_login
-from postdate.azure.receiving import AzureQueueReceiver
+from postdate.backends.azure.envelope import UNREADABLE
+from postdate.backends.azure.login import AzureLogin, parse_login
+from postdate.backends.azure.receiving import AzureQueueReceiver
+from postdate.backends.azure.transport import AzureStorageQueueTransport
 from postdate.clock import SystemClock
 from postdate.endpoint.serialization import type_name
 from postdate.errors import (
@@ -37,7 +38,6 @@ from postdate.errors import (
     TransportUnreachable,
 )
 from postdate.ports import End, Received, RecordKind
-from postdate.transports.azure_queues import AzureStorageQueueTransport
 from postdate.wiring import open_transport
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)

@@ -18,10 +18,11 @@ from tests.azure_store_subjects import TablePlace, drop_table
 from tests.integration.azure.gateway import Gateway
 
 from postdate import DelayedMessage, SystemClock
-from postdate.azure.layout import LARGEST_BODY, LARGEST_TEXT, attempt_of, row_key, second_key, share_of
-from postdate.azure.pages import BackOff, Polling
-from postdate.azure.records import keys_of
-from postdate.azure.table_names import checked_table, default_table, lease_container, records_table
+from postdate.backends.azure.layout import LARGEST_BODY, LARGEST_TEXT, attempt_of, row_key, second_key, share_of
+from postdate.backends.azure.pages import BackOff, Polling
+from postdate.backends.azure.records import keys_of
+from postdate.backends.azure.store import NEAR, AzureTableStore
+from postdate.backends.azure.table_names import checked_table, default_table, lease_container, records_table
 from postdate.errors import (
     ConfigurationError,
     DuplicateMessage,
@@ -32,7 +33,6 @@ from postdate.errors import (
     UnsupportedTransactionMode,
 )
 from postdate.ports import MessageFilter, Outcome, Recording, RecordKind, TimekeepingStore, TransactionMode
-from postdate.stores.azure_table import NEAR, AzureTableStore
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -280,7 +280,7 @@ async def test_an_id_without_its_message_is_stored_by_the_next_attempt(
 
 
 def _deletion(place: TablePlace):
-    from postdate.azure.groups import Operation
+    from postdate.backends.azure.groups import Operation
 
     (entity,) = place.entities()
     return Operation("delete", {"PartitionKey": entity["PartitionKey"], "RowKey": entity["RowKey"]})

@@ -15,8 +15,8 @@ from tests.spark_drivers import RestartedDriver
 from tests.spark_kills import kill_rounds, killing
 
 from postdate import DelayedMessage, SystemClock, TransactionMode
-from postdate.stores.postgres import PostgresStore
-from postdate.transports.postgres import PostgresTransport
+from postdate.backends.postgres.store import PostgresStore
+from postdate.backends.postgres.transport import PostgresTransport
 
 JOBS = "tests.integration.cluster.sweep_jobs"
 MESSAGES = 3_000

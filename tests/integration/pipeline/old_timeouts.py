@@ -11,8 +11,8 @@ from pathlib import Path
 
 from postdate.clock import SystemClock
 from postdate.messages import DelayedMessage
+from postdate.persistence.timeouts import text_time
 from postdate.pipeline.migrate import OriginSpec
-from postdate.timeouts.layout import text_time
 
 COLUMNS = '"Id", "Destination", "SagaId", "State", "Time", "Headers", "PersistenceVersion"'
 NO_SAGA = str(uuid.UUID(int=0))

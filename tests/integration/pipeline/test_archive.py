@@ -11,6 +11,8 @@ import anyio
 import pytest
 from pyspark.sql import SparkSession
 
+from postdate.backends.sqlite.store import SqliteStore
+from postdate.backends.sqlite.transport import LocalTransport
 from postdate.errors import DuplicateMessage, PipelineError
 from postdate.messages import DelayedMessage
 from postdate.pipeline.archive import ArchiveResult, archive, restore
@@ -19,8 +21,6 @@ from postdate.pipeline.archive.job import _Run
 from postdate.pipeline.audit import audit
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports import Outcome
-from postdate.stores.sqlite import SqliteStore
-from postdate.transports.local import LocalTransport
 
 START = datetime(2026, 3, 1, 22, tzinfo=UTC)
 NOW = START + timedelta(days=40)

@@ -11,17 +11,17 @@ from tests.mariadb_subjects import drop_schema as drop_database
 from tests.mariadb_subjects import fresh_schema as fresh_database
 from tests.postgres_subjects import drop_schema, fresh_schema
 
-from postdate.mariadb.connection import MariaDbServer
-from postdate.mariadb.names import quoted
+from postdate.backends.mariadb.connection import MariaDbServer
+from postdate.backends.mariadb.names import quoted
+from postdate.backends.mariadb.store import MariaDbStore
+from postdate.backends.postgres.store import PostgresStore
+from postdate.backends.postgres.transport import PostgresTransport
 from postdate.messages import DelayedMessage
 from postdate.pipeline.archive import archive, restore
 from postdate.pipeline.archive.job import _Run
 from postdate.pipeline.audit import audit
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import Outcome, Scan
-from postdate.stores.mariadb import MariaDbStore
-from postdate.stores.postgres import PostgresStore
-from postdate.transports.postgres import PostgresTransport
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 LATER = START + timedelta(minutes=10)

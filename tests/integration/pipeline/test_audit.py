@@ -10,13 +10,13 @@ import anyio
 import pytest
 from pyspark.sql import SparkSession
 
+from postdate.backends.sqlite.store import SqliteStore
+from postdate.backends.sqlite.transport import LocalTransport
 from postdate.messages import DelayedMessage
 from postdate.pipeline.audit import AuditCounts, AuditResult, Lateness, audit
 from postdate.pipeline.report import render_html
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports import Outcome
-from postdate.stores.sqlite import SqliteStore
-from postdate.transports.local import LocalTransport
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

@@ -12,14 +12,14 @@ from pyspark.sql import SparkSession
 from tests.postgres_subjects import drop_schema, fresh_schema
 
 from postdate import DelayedMessage, LocalTransport
+from postdate.backends.postgres.store import PostgresStore
+from postdate.backends.postgres.transport import PostgresTransport
+from postdate.backends.sqlite.store import SqliteStore
 from postdate.messages import Envelope
 from postdate.pipeline.audit import AuditCounts, AuditResult, audit
 from postdate.pipeline.report import render_html
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports import HANDLED, End, Recording, RecordKind
-from postdate.stores.postgres import PostgresStore
-from postdate.stores.sqlite import SqliteStore
-from postdate.transports.postgres import PostgresTransport
 
 MINUTE = timedelta(minutes=1)
 DISCARDED = End(RecordKind.DISCARDED, "expired at noon")

@@ -8,13 +8,13 @@ import anyio
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 
+from postdate.backends.sqlite.store import SqliteStore
 from postdate.messages import DelayedMessage
 from postdate.pipeline.audit.judging import judged, one_row_a_message
 from postdate.pipeline.audit.reading import _events, read_now
 from postdate.pipeline.columns import arrow_schema, spark_schema
 from postdate.pipeline.frames import scan_frame, scan_parts
 from postdate.pipeline.stores import StoreSpec
-from postdate.stores.sqlite import SqliteStore
 
 DUE = datetime(2026, 3, 1, 12, tzinfo=UTC)
 Story = list[tuple[str, float, str | None]]

@@ -12,13 +12,13 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.postgres_subjects import drop_schema, fresh_schema
 
+from postdate.backends.sqlite.store import SqliteStore
+from postdate.backends.sqlite.transport import LocalTransport
 from postdate.errors import PipelineError
 from postdate.messages import DelayedMessage, to_envelope
 from postdate.pipeline.audit import AuditCounts, audit, endpoints_of
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import Outcome
-from postdate.stores.sqlite import SqliteStore
-from postdate.transports.local import LocalTransport
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 LEDGER = "kind string, message_id string, at timestamp, due timestamp, destination string, detail string"

@@ -13,6 +13,8 @@ import anyio
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from postdate.backends.sqlite.store import SqliteStore
+from postdate.backends.sqlite.transport import LocalTransport
 from postdate.errors import InvalidTimestamp, NotADatabase, PipelineError, StoreError
 from postdate.messages import DelayedMessage
 from postdate.pipeline import forecast as forecast_module
@@ -29,8 +31,6 @@ from postdate.pipeline.forecast_result import (
     shown_rate,
 )
 from postdate.pipeline.stores import StoreSpec
-from postdate.stores.sqlite import SqliteStore
-from postdate.transports.local import LocalTransport
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 STRANGE = "Briefe über $alles$ <script>"

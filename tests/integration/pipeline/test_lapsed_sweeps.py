@@ -17,6 +17,9 @@ from tests.lapsing_cases import FIRST, cases, drawn
 from tests.postgres_subjects import drop_schema, fresh_schema
 
 from postdate import DelayedMessage, LocalTransport, SystemClock
+from postdate.backends.postgres.store import PostgresStore
+from postdate.backends.postgres.transport import PostgresTransport
+from postdate.backends.sqlite.store import SqliteStore
 from postdate.core.dispatcher import has_lapsed
 from postdate.messages import Headers, format_timestamp
 from postdate.pipeline.audit import audit
@@ -26,9 +29,6 @@ from postdate.pipeline.stores import StoreSpec, opened
 from postdate.pipeline.sweep import sweep
 from postdate.ports import ClaimingStore
 from postdate.ports.stores import Discarding, DiscardingStore
-from postdate.stores.postgres import PostgresStore
-from postdate.stores.sqlite import SqliteStore
-from postdate.transports.postgres import PostgresTransport
 
 SECOND = timedelta(seconds=1)
 _PAGE = Path(__file__).parents[3] / "docs" / "cli" / "pipeline-sweep.md"

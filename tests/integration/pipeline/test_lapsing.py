@@ -11,12 +11,12 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 from tests.lapsing_cases import ALLOWANCES, MICROSECOND, Answer, Case, answer, cases, drawn
 
+from postdate.backends.postgres import lapsing as in_postgres
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import InvalidTimestamp
 from postdate.messages import Headers, encode_headers, format_timestamp
 from postdate.pipeline import end_of_use, lapsed, malformed_end_of_use
 from postdate.pipeline.lapsing import end_of_time_to_be_received
-from postdate.postgres import lapsing as in_postgres
 
 SENT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 _CASES = 4_000

@@ -12,10 +12,11 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.integration.pipeline.old_timeouts import OldFile, by_id, ids, messages
 
+from postdate.backends.sqlite.store import SqliteStore
 from postdate.clock import SystemClock
 from postdate.errors import MigrationConflict, PipelineError
 from postdate.messages import DelayedMessage
-from postdate.migrating import TimeoutTables
+from postdate.migrating.tables import TimeoutTables
 from postdate.pipeline.migrate import MigrateJob, abort, migrate, preview, resume, status
 from postdate.pipeline.migrate import job as migrating
 from postdate.pipeline.migrate.moving import BatchTask, move_batch
@@ -24,7 +25,6 @@ from postdate.pipeline.migrate.target import opened_target
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import MessageFilter, Outcome
 from postdate.ports.migrating import BatchStatus, MigrationRun, MigrationStatus
-from postdate.stores.sqlite import SqliteStore
 
 DAY, MINUTE = timedelta(days=1), timedelta(minutes=1)
 

@@ -15,10 +15,10 @@ from tests.integration.pipeline.old_timeouts import OldFile, by_id, ids, message
 from tests.integration.pipeline.test_migrate import waiting
 from tests.machine import Daemon
 
-from postdate.migrating import store_source
 from postdate.pipeline.migrate import MigrateJob, OriginSpec, abort, migrate
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports.migrating import BatchStatus
+from postdate.wiring.migration_sources import store_source
 
 COUNT, BATCH = 2_000, 10
 

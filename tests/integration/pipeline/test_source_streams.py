@@ -19,6 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tests.machine import until
 from tests.postgres_subjects import drop_schema, fresh_schema
 
+from postdate.backends.postgres.store import PostgresStore
 from postdate.errors import PipelineError
 from postdate.messages import DelayedMessage
 from postdate.pipeline.columns import arrow_schema
@@ -26,7 +27,6 @@ from postdate.pipeline.source import streaming
 from postdate.pipeline.source.streaming import Following, RecordStreamReader, split
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import Scan
-from postdate.stores.postgres import PostgresStore
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 PROJECT = Path(__file__).parents[3]

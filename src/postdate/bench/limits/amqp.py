@@ -8,9 +8,9 @@ import time
 from types import TracebackType
 from typing import Final, Self
 
+from postdate.backends.rabbitmq import wire
+from postdate.backends.rabbitmq.login import Login
 from postdate.errors import TransportUnavailable
-from postdate.rabbitmq import wire
-from postdate.rabbitmq.login import Login
 
 _CHANNEL: Final = 1
 _LARGEST_FRAME: Final = 131_072

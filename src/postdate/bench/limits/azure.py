@@ -20,9 +20,9 @@ from azure.data.tables import TableServiceClient
 from azure.storage.blob import BlobLeaseClient, BlobServiceClient
 from azure.storage.queue import QueueServiceClient
 
-from postdate.azure.envelope import from_text, to_text
-from postdate.azure.layout import Waiting, read_entity, second_key
-from postdate.azure.login import AzureLogin
+from postdate.backends.azure.envelope import from_text, to_text
+from postdate.backends.azure.layout import Waiting, read_entity, second_key
+from postdate.backends.azure.login import AzureLogin
 from postdate.bench.limits.sleep import due_times, moving_floor
 from postdate.bench.result import Lateness
 from postdate.bench.workload import BODY, headers_of, id_of

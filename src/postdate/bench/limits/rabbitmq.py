@@ -7,14 +7,14 @@ from bisect import bisect_left
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from postdate.backends.rabbitmq.login import Login
+from postdate.backends.rabbitmq.properties import properties_of
 from postdate.bench.limits.amqp import Confirms, RawConnection, publishing_frames
 from postdate.bench.limits.sleep import due_times, moving_floor
 from postdate.bench.result import Lateness
 from postdate.bench.workload import BODY, headers_of, id_of
 from postdate.clock import SystemClock
 from postdate.messages import Envelope
-from postdate.rabbitmq.login import Login
-from postdate.rabbitmq.properties import properties_of
 
 _WINDOW = 1_000
 _AT_LEAST_AT_ONCE = 100

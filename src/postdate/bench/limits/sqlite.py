@@ -6,8 +6,8 @@ import sqlite3
 import time
 from pathlib import Path
 
+from postdate.backends.sqlite.connection import connect
 from postdate.bench.workload import BODY, encoded_headers_of, id_of
-from postdate.embedded.connection import connect
 from postdate.errors import PostdateError
 
 _MOVE_BATCHES = (1_000, 5_000)

@@ -6,8 +6,8 @@ import json
 import time
 from typing import Any
 
+from postdate.backends.sqlserver.connection import SqlServerSession
 from postdate.bench.workload import BODY, encoded_headers_of, id_of
-from postdate.sqlserver.connection import SqlServerSession
 
 _RUN = "0" * 12
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from postdate.azure.login import AzureLogin, parse_login
-from postdate.azure.queue_names import queue_name, sanitizer_of
-from postdate.azure.table_names import lease_container, records_table
+from postdate.backends.azure.login import AzureLogin, parse_login
+from postdate.backends.azure.queue_names import queue_name, sanitizer_of
+from postdate.backends.azure.table_names import lease_container, records_table
 from postdate.bench.limits import azure as limits
 from postdate.bench.places.place import QueuePlace, StorePlace
 from postdate.bench.result import Lateness

@@ -10,13 +10,13 @@ from typing import Self
 
 import anyio
 
+from postdate.backends.sqlite.file import SqliteFile, Transaction
+from postdate.backends.sqlite.store import SqliteStore
 from postdate.bench.limits.sleep import event_loop_floor
 from postdate.bench.limits.sqlite import sqlite_insert_limit, sqlite_move_limit, sqlite_receive_limit, sqlite_version
 from postdate.bench.places.place import ReceivedPlace, StorePlace
 from postdate.bench.result import Lateness
 from postdate.bench.site import Opening
-from postdate.embedded.file import SqliteFile, Transaction
-from postdate.stores.sqlite import SqliteStore
 
 _TAKE = """
     DELETE FROM queue_message WHERE seq IN (

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Self
 
+from postdate.backends.rabbitmq.login import parse_url
 from postdate.bench.limits import rabbitmq as limits
 from postdate.bench.limits.amqp import RawConnection
 from postdate.bench.places.place import QueuePlace
 from postdate.bench.result import Lateness
 from postdate.bench.site import Opening, names_of
 from postdate.bench.system import LOOPBACK, cpu_seconds, listening_pid
-from postdate.rabbitmq.login import parse_url
 
 _QUIET_SECONDS = 0.3
 

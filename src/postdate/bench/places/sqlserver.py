@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
+from postdate.backends.sqlserver.connection import SqlServer, SqlServerSession
 from postdate.bench.limits import sqlserver as limits
 from postdate.bench.places.place import StorePlace
 from postdate.bench.site import Opening
-from postdate.sqlserver.connection import SqlServer, SqlServerSession
 
 _FACTS = (
     "SELECT CAST(SERVERPROPERTY('ProductVersion') AS nvarchar(128)), recovery_model_desc, delayed_durability_desc, "

@@ -7,12 +7,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from postdate.backends.registry import place_of
+from postdate.backends.sqlite.observation import sqlite_version
 from postdate.clock import Clock
 from postdate.config import Settings
-from postdate.embedded.observation import sqlite_version
 from postdate.errors import PostdateError
 from postdate.operations.doctor.checks import Check, Diagnosis, Result
-from postdate.operations.doctor.files import file_system, look_at_files, synchronous
+from postdate.operations.doctor.files import Look, file_system, look_at_files, synchronous
 from postdate.operations.doctor.machine import loopback, pipeline, python, settings_read, sqlite
 from postdate.operations.doctor.servers import look_at_server, service_clocks
 from postdate.operations.doctor.timeouts import timeouts
@@ -26,10 +27,12 @@ from postdate.operations.doctor.traffic import (
 )
 from postdate.operations.needs import sources
 from postdate.ports import InspectableStore, Quarantine, TimekeepingStore, TransactionMode, TransportCapabilities
+from postdate.ports.backends import Place
 from postdate.wiring import (
     advice_for,
     check_addresses,
     file_of,
+    looks_into,
     open_store,
     open_transport,
     own_queues,
@@ -59,7 +62,9 @@ async def diagnose(settings: Settings, environment: Mapping[str, str], clock: Cl
 
 
 async def _store_and_queues(settings: Settings, clock: Clock) -> list[Check]:
-    if all(address.scheme == "memory" for address in (settings.store.address, settings.transport.address)):
+    if all(
+        place_of(address.scheme) is Place.MEMORY for address in (settings.store.address, settings.transport.address)
+    ):
         mend = "use a file, such as sqlite:///postdate.db, or a server, if other processes are to see it"
         return [Check("addresses", Result.WARN, "memory: lives in one process only; nothing to check", mend)]
     try:
@@ -94,23 +99,29 @@ class _Looking:
         settings = self.settings
         store = self._file(settings.store.address) if settings.delayed_delivery.enabled else None
         transport = self._file(settings.transport.address)
-        paths = list(dict.fromkeys(path for path in (store, transport) if path is not None))
-        if not paths:
+        files = dict(file for file in (store, transport) if file is not None)
+        if not files:
             return
-        self.checks += [loopback(), synchronous(self.settings)]
-        checks, facts = look_at_files(paths, self.clock.now())
+        if any(files.values()):
+            self.checks += [loopback(), synchronous(self.settings)]
+        checks, facts = look_at_files(files, self.clock.now())
         self.checks += checks
         for each in facts.values():
             self._note_set_aside(each.quarantined)
-        if store is not None and store in facts:
-            self.stored = stored_in_file(facts[store])
-        if transport in facts:
-            self.lengths = facts[transport].queues
+        if store is not None and store[0] in facts:
+            self.stored = stored_in_file(facts[store[0]])
+        if transport is not None and transport[0] in facts:
+            self.lengths = facts[transport[0]].queues
 
     @staticmethod
-    def _file(address: str) -> Path | None:
+    def _file(address: str) -> tuple[Path, Look | None] | None:
         path = file_of(address)
-        return None if path is None else path.expanduser().resolve()
+        return None if path is None else (path.expanduser().resolve(), looks_into(address))
+
+    def _is_done_with(self, address: str) -> bool:
+        """Return whether all there is was seen in passing: a file is opened only where nothing else helps."""
+        file = self._file(address)
+        return file is not None and (file[1] is not None or not file[0].exists())
 
     def _note_set_aside(self, count: int) -> None:
         self.set_aside = count + (self.set_aside or 0)
@@ -118,7 +129,7 @@ class _Looking:
     async def at_store(self) -> None:
         """Look at the store, if it is on a server."""
         address = self.settings.store.address
-        if not self.settings.delayed_delivery.enabled or file_of(address) is not None:
+        if not self.settings.delayed_delivery.enabled or self._is_done_with(address):
             return
         try:
             async with AsyncExitStack() as stack:
@@ -141,7 +152,7 @@ class _Looking:
     async def at_transport(self) -> None:
         """Look at the queues, if they are on a server; at one server only once."""
         address = self.settings.transport.address
-        if file_of(address) is not None:
+        if self._is_done_with(address):
             self.needed = own_queues(self.settings, _NAMES_IN_FILES)
             return
         try:

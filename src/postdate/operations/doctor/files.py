@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
 from postdate.clock import to_microseconds
 from postdate.config import Settings
-from postdate.embedded.observation import FileFacts, look_at
 from postdate.errors import PostdateError, StoreFromNewerVersion, StoreNotSetUp
 from postdate.operations.doctor.checks import Check, Result
 from postdate.operations.plain import shown_count, shown_span, shown_time
-from postdate.ports import Process
+from postdate.ports import FileFacts, Process
 
 _GIB: Final = 1024**3
 _CLOCK_TOLERANCE: Final = timedelta(minutes=1)
@@ -28,18 +27,22 @@ _NETWORK_FILE_SYSTEMS: Final = frozenset(
 )
 
 
-def look_at_files(paths: Sequence[Path], now: datetime) -> tuple[list[Check], dict[Path, FileFacts]]:
+Look = Callable[[Path, int], FileFacts]
+"""See :attr:`postdate.ports.backends.Backend.file_facts`."""
+
+
+def look_at_files(files: Mapping[Path, Look | None], now: datetime) -> tuple[list[Check], dict[Path, FileFacts]]:
     """Return the checks of some files, and what was found in those that can be read.
 
     Args:
-        paths: absolute, each once.
+        files: absolute paths, and what looks into each; ``None``: nothing can.
         now: UTC.
     """
     checks: list[Check] = []
     facts: dict[Path, FileFacts] = {}
-    for path in paths:
+    for path, look in files.items():
         checks += [_disk_space(path), file_system(path, _MOUNTS)]
-        check, found = _file(path, now)
+        check, found = _file(path, look, now)
         checks.append(check)
         if found is not None:
             facts[path] = found
@@ -104,16 +107,23 @@ def _mounted_as(path: Path, mounts: str) -> str:
     return kind
 
 
-def _file(path: Path, now: datetime) -> tuple[Check, FileFacts | None]:
-    setup = "create it with `postdate setup`, or name another with --store"
+def _obstacle(path: Path) -> Check | None:
     if not path.exists():
-        return Check("database", Result.FAIL, f"there is no file {path}", setup), None
+        setup = "create it with `postdate setup`, or name another with --store"
+        return Check("database", Result.FAIL, f"there is no file {path}", setup)
     for what, place, access in (("read", path, os.R_OK), ("written", path, os.W_OK), ("written", path.parent, os.W_OK)):
         if not os.access(place, access):
             mend = "check owner and mode; the folder must be writable for the log and lock files beside the database"
-            return Check("database", Result.FAIL, f"{place} cannot be {what}", mend), None
+            return Check("database", Result.FAIL, f"{place} cannot be {what}", mend)
+    return None
+
+
+def _file(path: Path, look: Look | None, now: datetime) -> tuple[Check, FileFacts | None]:
+    obstacle = _obstacle(path)
+    if obstacle is not None or look is None:
+        return obstacle or Check("database", Result.OK, f"{path} is there"), None
     try:
-        facts = look_at(path, to_microseconds(now))
+        facts = look(path, to_microseconds(now))
     except StoreNotSetUp as error:
         return Check("database", Result.FAIL, str(error), "run `postdate setup`"), None
     except StoreFromNewerVersion as error:

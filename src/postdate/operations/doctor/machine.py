@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
+from postdate.backends.sqlite.observation import OLDEST_SQLITE
 from postdate.config import Settings
-from postdate.embedded.observation import OLDEST_SQLITE
 from postdate.operations.doctor.checks import Check, Result
 from postdate.operations.plain import shown_count
 

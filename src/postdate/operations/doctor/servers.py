@@ -12,6 +12,7 @@ from typing import Final
 
 import anyio
 
+from postdate.backends.registry import backends
 from postdate.clock import Clock
 from postdate.core.store_clock import WORTH_SAYING
 from postdate.errors import PostdateError
@@ -22,14 +23,6 @@ from postdate.wiring import advice_for
 
 _PATIENCE_SECONDS: Final = 30.0
 _CLOCK_TOLERANCE: Final = timedelta(milliseconds=100)
-_OLDEST: Final[Mapping[str, tuple[int, ...]]] = {
-    "PostgreSQL": (13,),
-    "MariaDB": (10, 6),
-    "SQL Server": (13,),
-    "RabbitMQ": (3, 10),
-}
-
-
 _BY_NTP: Final = "set the clocks of these machines by NTP"
 _OR_BY_STORE: Final = f"{_BY_NTP}, or set delayed_delivery.use_store_clock = true"
 
@@ -77,7 +70,7 @@ async def look_at_server(name: str, adapter: object, clock: Clock, *, judges: bo
 def version(name: str, facts: ServerFacts) -> Check:
     """Check that the server is not too old."""
     found = f"{facts.product} {facts.version} answers"
-    oldest = _OLDEST.get(facts.product, ())
+    oldest = next((each.oldest_version for each in backends() if each.product == facts.product), ())
     digits = re.match(r"\d+(?:\.\d+)*", facts.version)
     if digits is not None and tuple(int(part) for part in digits[0].split(".")) < oldest:
         needed = ".".join(str(part) for part in oldest)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from postdate.config import Settings
-from postdate.embedded.observation import FileFacts
 from postdate.operations.doctor.checks import Check, Result
 from postdate.operations.plain import delivering, shown_count, shown_span
 from postdate.ports import (
     CountsQueues,
+    FileFacts,
     InspectableStore,
     KnowsDestinations,
     MessageFilter,

@@ -10,10 +10,10 @@ from typing import Final
 
 from postdate.config import resolved
 from postdate.errors import MigrationConflict
-from postdate.migrating import store_source
 from postdate.migrating.store_tables import StoreTables
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports.migrating import MigrationSource
+from postdate.wiring.migration_sources import store_source
 
 _MOVABLE: Final = frozenset({"sqlite", "postgresql", "postgres", "mariadb", "mysql"})
 _SHOWN: Final = 10

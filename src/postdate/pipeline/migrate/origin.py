@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from postdate.config import Address, resolved
-from postdate.migrating import TimeoutTables, migration_source, store_source
+from postdate.migrating.tables import TimeoutTables
 from postdate.pipeline.migrate.postgres import PostgresColumns
 from postdate.pipeline.rows import to_columns
 from postdate.pipeline.stores import absolute
 from postdate.ports.migrating import MigrationRun, MigrationSource
+from postdate.wiring.migration_sources import migration_source, store_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +23,8 @@ class OriginSpec:
     """Which timeout manager's storage, or which store, as a value: no connection, picklable, no password when shown.
 
     Args:
-        address: as :func:`postdate.migrating.migration_source` and :func:`postdate.migrating.store_source` take it; or
-            ``env:NAME`` or ``file:PATH``, which is followed in each process that opens it. A relative path is made
-            absolute where the value is made.
+        address: as :mod:`postdate.wiring.migration_sources` takes it; or ``env:NAME`` or ``file:PATH``, which is
+            followed in each process that opens it. A relative path is made absolute where the value is made.
         schema: of the tables; ``None``: the default of what is there.
         prefixes: of a timeout manager's tables, by endpoint; ``None``: found by the source.
         is_store: a Postdate store is there, and not a timeout manager's tables.

@@ -18,14 +18,14 @@ import adbc_driver_postgresql.dbapi as driver
 import pyarrow as pa
 import pyarrow.compute
 
+from postdate.backends.postgres.names import quoted
 from postdate.config import without_secrets
 from postdate.errors import StoreUnavailable
-from postdate.migrating import TimeoutTables
 from postdate.migrating.dialect import Hidden
+from postdate.migrating.tables import TimeoutTables
+from postdate.persistence.timeouts import DESTINATION, HEADERS, ID, STATE, TIME
 from postdate.pipeline.columns import INSTANT
 from postdate.pipeline.rows import MESSAGE_COLUMNS
-from postdate.postgres.names import quoted
-from postdate.timeouts.layout import DESTINATION, HEADERS, ID, STATE, TIME
 
 pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
 

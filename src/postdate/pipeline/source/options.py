@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+from postdate.backends.registry import schemes_in_one_database
 from postdate.config import Address, Settings, load_settings, resolved
 from postdate.config.values import FromText, Wrong, choice, integer, queue_name, text
 from postdate.errors import ConfigurationError, PipelineError
@@ -186,7 +187,7 @@ class Options:
                 raise PipelineError(f'{config} names no queues: write address = "…" into its section [transport]')
             return replace(SweepSpec.of(settings), store=store)
         place = resolved(store.address, os.environ)
-        if check_store(place).scheme not in {"sqlite", "postgresql"}:
+        if schemes_in_one_database(place.scheme) is None:
             raise PipelineError(
                 f"there are no queues in {check_store(place).product}: name them with the store in a postdate.toml, in "
                 f"its section [transport], and write .option('config', '/path/postdate.toml')"

@@ -77,7 +77,7 @@ class Reading:
         spec, snapshot = options.existing(), options.get("snapshot")
         columns = columns_wanted(options, schema)
         scan = Scan(options.what(PENDING, RECORDS, QUEUED), tuple(columns.names), snapshot=snapshot)
-        loosely = check_store(resolved(spec.address, os.environ)).scheme == "mssql"
+        loosely = check_store(resolved(spec.address, os.environ)).backend.compares_loosely
         return cls(spec, scan, columns, options.get("partitions", DEFAULT_PARTITIONS), loosely)
 
 

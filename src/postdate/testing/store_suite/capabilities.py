@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
+from postdate.backends.memory.transport import MemoryTransport
 from postdate.core.dispatcher import enlisting as can_share
 from postdate.endpoint.delayed_delivery import check_mode
 from postdate.endpoint.settings import DelayedDelivery
@@ -42,7 +43,6 @@ from postdate.testing.store_suite.subject import (
     moving,
     opened,
 )
-from postdate.transports.memory import MemoryTransport
 
 capabilities: Topic[StoreSubject] = Topic("capabilities")
 

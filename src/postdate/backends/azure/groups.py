@@ -1,0 +1,317 @@
+"""Entity group transactions: up to a hundred entities of one partition, all or none. Source: ADR 0013."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import anyio
+from azure.core import MatchConditions
+from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
+from azure.data.tables import UpdateMode
+
+from postdate.backends.azure.errors import TABLES, code_of, translated
+from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS
+from postdate.errors import StoreNotSetUp, StoreUnreachable
+
+if TYPE_CHECKING:
+    from azure.data.tables.aio import TableClient
+
+T = TypeVar("T")
+
+_MOST: Final = 100
+_LARGEST_BYTES: Final = 900 * 1024
+"""In one request: less than the four megabytes that Azure takes, and than keeps the event loop busy."""
+_AT_ONCE: Final = 16
+_REFUSED: Final = frozenset({404, 409, 412})
+_TABLE_IS_GONE: Final = frozenset({"TableNotFound", "TableBeingDeleted"})
+_OVERHEAD_BYTES: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One change of one entity.
+
+    Args:
+        kind: ``create``, ``delete``, ``upsert`` (add or replace), ``replace``, ``merge`` (add, or change the columns
+            given), ``change`` (change the columns given).
+        entity: with its keys.
+        etag: the version that must still be there; empty: any.
+    """
+
+    kind: str
+    entity: Mapping[str, Any]
+    etag: str = ""
+
+    def native(self) -> tuple[str, Mapping[str, Any], dict[str, Any]]:
+        """Return it as the SDK has it."""
+        if self.kind == "merge":
+            return "upsert", self.entity, {"mode": UpdateMode.MERGE}
+        if self.kind == "upsert":
+            return "upsert", self.entity, {"mode": UpdateMode.REPLACE}
+        guard = {"etag": self.etag, "match_condition": MatchConditions.IfNotModified} if self.etag else {}
+        if self.kind in {"replace", "change"}:
+            mode = UpdateMode.REPLACE if self.kind == "replace" else UpdateMode.MERGE
+            return "update", self.entity, {"mode": mode, **guard}
+        return self.kind, self.entity, guard
+
+    @property
+    def size(self) -> int:
+        """How many bytes it takes in a request at most, about."""
+        return _OVERHEAD_BYTES + sum(map(_encoded_size, self.entity.values()))
+
+
+class Table:
+    """One table and what is done to it.
+
+    Args:
+        client: of the SDK.
+        place: of the account, for errors.
+    """
+
+    def __init__(self, client: TableClient, place: str) -> None:
+        self._client: Any = client  # the SDK leaves the types of its keyword arguments open
+        self.what = f"table {client.table_name!r} of {place}"
+
+    async def create(self) -> None:
+        """Create the table if it is missing."""
+        with translated(TABLES, self.what):
+            try:
+                await self._client.create_table()
+            except HttpResponseError as error:
+                if code_of(error) != "TableAlreadyExists":
+                    raise
+
+    async def exists(self) -> bool:
+        """Return whether there is such a table."""
+        try:
+            await self.get({"PartitionKey": "", "RowKey": ""})
+        except StoreNotSetUp:
+            return False
+        return True
+
+    async def get(self, keys: Mapping[str, str]) -> Mapping[str, Any] | None:
+        """Return one entity, or ``None``."""
+        with translated(TABLES, self.what):
+            try:
+                return await self._client.get_entity(keys["PartitionKey"], keys["RowKey"])
+            except ResourceNotFoundError as error:
+                if code_of(error) in _TABLE_IS_GONE:
+                    raise
+                return None
+
+    async def query(
+        self, where: str, select: Sequence[str] | None = None, at_once: int | None = None
+    ) -> AsyncGenerator[Mapping[str, Any]]:
+        """Yield the entities that fulfil a condition, by their keys.
+
+        Args:
+            where: in the words of OData.
+            select: which columns; ``None``: all.
+            at_once: how many in one answer at most; ``None``: as many as Azure gives.
+        """
+        columns = None if select is None else list(select)
+        with translated(TABLES, self.what):
+            async for entity in self._client.query_entities(where, select=columns, results_per_page=at_once):
+                yield entity
+
+    async def atomically(self, operations: Sequence[Operation]) -> bool:
+        """Do all of it in one transaction; return whether it was done: nothing was when something was not as expected.
+
+        Args:
+            operations: of one partition, on different entities, a hundred at most.
+
+        Raises:
+            StoreNotSetUp: there is no such table.
+            StoreUnavailable: no answer; whether it was done is not known.
+        """
+        with translated(TABLES, self.what):
+            try:
+                if len(operations) == 1 and operations[0].kind != "delete":
+                    await self._one(operations[0])
+                else:
+                    await self._client.submit_transaction([operation.native() for operation in operations])
+            except HttpResponseError as error:
+                if not _is_refusal(error):
+                    raise
+                return False
+        return True
+
+    async def _one(self, operation: Operation) -> None:
+        """Do one operation without a transaction, which costs half of one; not a deletion: the SDK hides its 404."""
+        kind, entity, how = operation.native()
+        await getattr(self._client, f"{kind}_entity")(entity, **how)
+
+    async def each(self, operations: Sequence[Operation]) -> list[bool]:
+        """Do each operation, in as few transactions as can be; return which were done.
+
+        What is not as it was expected to be - there already, gone, changed - is left alone, and holds up no other.
+
+        Raises:
+            StoreNotSetUp, StoreUnavailable: some may be done; doing all of it again does no harm.
+        """
+        done: dict[int, bool] = {}
+
+        async def do(group: Sequence[int]) -> None:
+            done.update(zip(group, await self._group([operations[index] for index in group]), strict=True))
+
+        await at_once([lambda g=group: do(g) for group in _groups(operations)])
+        return [done[index] for index in range(len(operations))]
+
+    async def _group(self, operations: Sequence[Operation]) -> Sequence[bool]:
+        if await self.atomically(operations):
+            return [True] * len(operations)
+        if len(operations) == 1:
+            return [False]
+        done = [False] * len(operations)
+
+        async def do(index: int) -> None:
+            done[index] = await self.atomically([operations[index]])
+
+        await at_once([lambda i=index: do(i) for index in range(len(operations))])
+        return done
+
+
+class Rounds:
+    """Does in one go what several ask for: while one round is on its way, what is asked for gathers for the next.
+
+    A transaction of a hundred costs half of what eight of a dozen do. Nobody waits for others to come: who asks first
+    has a round of its own.
+
+    Args:
+        table: on which it is done.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._asked: list[_Asked] = []
+        self._cut_off: StoreUnreachable | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def each(self, operations: Sequence[Operation]) -> list[bool]:
+        """See :meth:`Table.each`; whoever is cancelled meanwhile does not know whether it was done."""
+        asked = _Asked(operations, asyncio.get_running_loop().create_future())
+        self._asked.append(asked)
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._go_round(), name="postdate-azure-rounds")
+        return await asked.answer
+
+    async def stop(self) -> None:
+        """Wait until nothing is on its way; cut off what gets no answer: whether that was done is not known."""
+        if self._task is not None:
+            _, on_its_way = await asyncio.wait([self._task], timeout=LEAVES_WITHIN_SECONDS)
+            if on_its_way:
+                self._cut_off = StoreUnreachable(f"{self._table.what} did not answer before the store was closed")
+                self._task.cancel()
+                await asyncio.wait([self._task])
+
+    async def _go_round(self) -> None:
+        while self._asked:
+            now, self._asked = _apart(self._asked)
+            try:
+                done = await self._table.each([operation for asked in now for operation in asked.operations])
+            except BaseException as error:
+                for asked in now:
+                    asked.fail(self._cut_off or error)
+                if not isinstance(error, Exception):  # cancelled: the loop ends
+                    for asked in self._asked:
+                        asked.fail(self._cut_off or error)
+                    raise
+                continue
+            rest = iter(done)
+            for asked in now:
+                asked.succeed([next(rest) for _ in asked.operations])
+
+
+@dataclass(eq=False, slots=True)
+class _Asked:
+    operations: Sequence[Operation]
+    answer: asyncio.Future[list[bool]]
+
+    @property
+    def keys(self) -> set[tuple[str, str]]:
+        """Which entities it is about."""
+        return {(each.entity["PartitionKey"], each.entity["RowKey"]) for each in self.operations}
+
+    def succeed(self, done: list[bool]) -> None:
+        """Answer whoever still waits."""
+        if not self.answer.done():
+            self.answer.set_result(done)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell whoever still waits why not."""
+        if self.answer.done():
+            return
+        if isinstance(error, Exception):
+            self.answer.set_exception(error)
+        else:
+            self.answer.cancel()
+
+
+def _apart(asked: Sequence[_Asked]) -> tuple[list[_Asked], list[_Asked]]:
+    """Return what can be done together, and what has to wait: no transaction takes the same entity twice."""
+    now: list[_Asked] = []
+    later: list[_Asked] = []
+    keys: set[tuple[str, str]] = set()
+    for each in asked:
+        if keys & each.keys:
+            later.append(each)
+        else:
+            now.append(each)
+            keys |= each.keys
+    return now, later
+
+
+def _is_refusal(error: HttpResponseError) -> bool:
+    """Return whether one entity was not as expected, rather than the table or the account."""
+    return error.status_code in _REFUSED and code_of(error) not in _TABLE_IS_GONE
+
+
+def _encoded_size(value: object) -> int:
+    """Return the size in JSON: bytes in base64, what is not ASCII as up to two escapes of six characters."""
+    if isinstance(value, bytes):
+        return len(value) * 4 // 3
+    if isinstance(value, str):
+        return len(value) * (1 if value.isascii() else 12)
+    return 0
+
+
+def _groups(operations: Sequence[Operation]) -> Iterable[list[int]]:
+    """Yield the places of operations that can be one transaction."""
+    open_groups: dict[str, list[int]] = {}
+    sizes: defaultdict[str, int] = defaultdict(int)
+    for index, operation in enumerate(operations):
+        partition = str(operation.entity["PartitionKey"])
+        group = open_groups.setdefault(partition, [])
+        if len(group) == _MOST or (group and sizes[partition] + operation.size > _LARGEST_BYTES):
+            yield group
+            group = open_groups[partition] = []
+            sizes[partition] = 0
+        group.append(index)
+        sizes[partition] += operation.size
+    yield from open_groups.values()
+
+
+async def at_once(calls: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    """Make calls, some of them at the same time; raise the first failure when all have ended."""
+    failures: list[Exception] = []
+    room = anyio.Semaphore(_AT_ONCE)
+
+    async def call(each: Callable[[], Awaitable[None]]) -> None:
+        async with room:
+            try:
+                await each()
+            except Exception as error:  # noqa: BLE001 - raised below, once the others are done
+                failures.append(error)
+
+    if len(calls) == 1:
+        await calls[0]()
+        return
+    async with anyio.create_task_group() as tasks:
+        for each in calls:
+            tasks.start_soon(call, each)
+    if failures:
+        raise failures[0]

@@ -1,0 +1,284 @@
+"""Where a storage account is and how to log in: the parts of an address, or of a connection string.
+
+``azure-queues`` and ``azure-table`` addresses differ in nothing but the service that their host names:
+
+``azure-queues://ACCOUNT:KEY@ACCOUNT.queue.core.windows.net``
+    An account and its key, in which ``/`` is written ``%2F``, ``+`` ``%2B`` and ``=`` may stand. The hosts of the other
+    services follow from it.
+``azure-queues://ACCOUNT:KEY@127.0.0.1:10001/ACCOUNT?protocol=http&blobs=127.0.0.1:10000&tables=127.0.0.1:10002``
+    Explicit endpoints. What is not named and does not follow from the host is an error where it is needed.
+``azure-queues://?connection=env:NAME``, ``azure-queues://?connection=file:PATH``
+    The connection string of the account stands in a variable of the environment, or in the first line of a file.
+``azure-queues://UseDevelopmentStorage``
+    The emulator on this machine, on its own ports.
+
+A connection string, as the portal shows it, is taken as it is where no configuration has to tell queues from tables.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from azure.core.credentials import AzureNamedKeyCredential, AzureSasCredential
+
+from postdate.backends.azure.connections import LastingTransport
+from postdate.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from azure.data.tables.aio import TableServiceClient
+    from azure.storage.blob.aio import BlobServiceClient
+    from azure.storage.queue.aio import QueueServiceClient
+
+SCHEMES: Final = ("azure-queues", "azure-table")
+SERVICES: Final = ("queue", "table", "blob")
+CONNECTS_WITHIN_SECONDS: Final = 5.0
+ANSWERS_WITHIN_SECONDS: Final = 20.0
+LEAVES_WITHIN_SECONDS: Final = 5.0
+"""Whoever leaves waits no longer for answers: leases, and what is hidden from others, end by themselves."""
+"""Longer than Azure works on any request of ours, and shorter than a message stays invisible."""
+
+_PUBLIC_SUFFIX: Final = "core.windows.net"
+_EMULATOR: Final = "UseDevelopmentStorage"
+_EMULATOR_ACCOUNT: Final = "devstoreaccount1"
+# The same in every emulator, and no secret.
+_EMULATOR_KEY: Final = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+_EMULATOR_PORTS: Final = {"blob": 10_000, "queue": 10_001, "table": 10_002}
+_OPTIONS: Final = {"queues": "queue", "tables": "table", "blobs": "blob"}
+_FORMS: Final = "azure-queues://ACCOUNT:KEY@ACCOUNT.queue.core.windows.net or azure-queues://?connection=env:NAME"
+
+requests_log = logging.getLogger("postdate.azure.requests")
+"""What the SDK logs of each request: at level INFO, and far too much of it for a log of ours at that level."""
+if requests_log.level == logging.NOTSET:
+    requests_log.setLevel(logging.WARNING)
+
+
+@dataclass(frozen=True, slots=True)
+class AzureLogin:
+    """A storage account and what opens it.
+
+    Args:
+        account: its name.
+        endpoints: URL of each service that is known: ``queue``, ``table``, ``blob``.
+        key: of the account, base64; ``None`` with a signature.
+        signature: a shared access signature, without its question mark; ``None`` with a key.
+    """
+
+    account: str
+    endpoints: Mapping[str, str]
+    key: str | None = field(default=None, repr=False)
+    signature: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if (self.key is None) == (self.signature is None):
+            raise ConfigurationError(f"Azure account {self.account!r} needs a key, or a shared access signature")
+        if self.key is not None:
+            _check_key(self.account, self.key)
+
+    def endpoint(self, service: str) -> str:
+        """Return the URL of a service.
+
+        Raises:
+            ConfigurationError: the address does not say where it is.
+        """
+        url = self.endpoints.get(service)
+        if url is None:
+            raise ConfigurationError(
+                f"the address of Azure account {self.account!r} does not say where its {service} service is; "
+                f"add {service}s=HOST:PORT to it, after a question mark"
+            )
+        return url
+
+    def place(self, service: str) -> str:
+        """Return where a service is, without secrets."""
+        where = self.endpoints.get(service)
+        return f"Azure account {self.account!r}" + (f" at {urlsplit(where).netloc}" if where else "")
+
+    @property
+    def credential(self) -> AzureNamedKeyCredential | AzureSasCredential:
+        """What the clients of the SDK sign with."""
+        if self.key is not None:
+            return AzureNamedKeyCredential(self.account, self.key)
+        assert self.signature is not None
+        return AzureSasCredential(self.signature)
+
+    def queue_service(self) -> QueueServiceClient:
+        """Return a client of the queues; it connects at first use and must be closed."""
+        from azure.storage.queue.aio import QueueServiceClient
+
+        return QueueServiceClient(self.endpoint("queue"), self.credential, **_client_settings())
+
+    def table_service(self) -> TableServiceClient:
+        """Return a client of the tables; see :meth:`queue_service`."""
+        from azure.data.tables.aio import TableServiceClient
+
+        return TableServiceClient(endpoint=self.endpoint("table"), credential=self.credential, **_client_settings())
+
+    def blob_service(self) -> BlobServiceClient:
+        """Return a client of the blobs, for leases; see :meth:`queue_service`."""
+        from azure.storage.blob.aio import BlobServiceClient
+
+        return BlobServiceClient(self.endpoint("blob"), self.credential, **_client_settings())
+
+
+def _client_settings() -> dict[str, Any]:
+    """Return what every client gets: no retries of the SDK's own, which would hide an outage from our breakers."""
+    transport = LastingTransport(connection_timeout=CONNECTS_WITHIN_SECONDS, read_timeout=ANSWERS_WITHIN_SECONDS)
+    return {"transport": transport, "retry_total": 0, "logger": requests_log}
+
+
+def _check_key(account: str, key: str) -> None:
+    try:
+        decoded = base64.b64decode(key, validate=True)
+    except (binascii.Error, ValueError):
+        decoded = b""
+    if not decoded:
+        raise ConfigurationError(
+            f"the key of Azure account {account!r} is not base64; copy it whole, and in an address write / in it as "
+            f"%2F and + as %2B"
+        ) from None
+
+
+# --- addresses --------------------------------------------------------------------------------------------------------
+
+
+def parse_login(address: str, environment: Mapping[str, str] | None = None) -> AzureLogin:
+    """Return what an address or a connection string says.
+
+    Args:
+        address: see the module; or a connection string.
+        environment: variables, for ``connection=env:NAME``; by default those of this process.
+
+    Raises:
+        ConfigurationError: it cannot be read, or what it refers to is missing; the message shows no key.
+    """
+    scheme, separator, rest = address.partition("://")
+    if not separator or "=" in scheme:
+        return parse_connection_string(address)
+    if scheme.lower() not in SCHEMES:
+        raise ConfigurationError(f"an address of Azure Storage looks like {_FORMS}; this one has another scheme")
+    if rest.partition("=")[0].rstrip("/").lower() == _EMULATOR.lower():
+        return _emulator()
+    try:
+        parts = urlsplit(f"//{rest}")
+        _ = parts.port
+    except ValueError:  # its text may have a piece of a key that is not escaped
+        raise ConfigurationError(
+            f"the address of Azure Storage cannot be read; write {_FORMS}, with / in the key as %2F"
+        ) from None
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    unknown = sorted(options.keys() - {"protocol", "connection", *_OPTIONS})
+    if unknown:
+        known = ", ".join(("protocol", "connection", *_OPTIONS))
+        raise ConfigurationError(f"the address of Azure Storage has the unknown option {unknown[0]!r}; known: {known}")
+    if "connection" in options:
+        if parts.netloc:
+            raise ConfigurationError("the address of Azure Storage names an account and a connection string: take one")
+        return parse_connection_string(_referred(options["connection"], environment))
+    service = "queue" if scheme.lower() == "azure-queues" else "table"
+    return _login(service, parts.netloc, parts.path, options)
+
+
+def _login(service: str, authority: str, path: str, options: Mapping[str, str]) -> AzureLogin:
+    credentials, at, host = authority.rpartition("@")
+    account, colon, key = credentials.partition(":")
+    if not (at and colon and account and key and host):
+        raise ConfigurationError(f"the address of Azure Storage has no account, key or host; write {_FORMS}")
+    protocol = options.get("protocol", "https")
+    if protocol not in {"http", "https"}:
+        raise ConfigurationError(f"protocol in the address of Azure Storage must be http or https, not {protocol!r}")
+    hosts = {service: host, **_neighbours(service, host)}
+    hosts |= {of: options[name] for name, of in _OPTIONS.items() if name in options}
+    path = path.rstrip("/")
+    endpoints = {of: f"{protocol}://{at_host}{path}" for of, at_host in hosts.items()}
+    return AzureLogin(unquote(account), endpoints, key=unquote(key))
+
+
+def _neighbours(service: str, host: str) -> dict[str, str]:
+    """Return the hosts of the other services where the host of one says which it is."""
+    account, found, rest = host.partition(f".{service}.")
+    return {of: f"{account}.{of}.{rest}" for of in SERVICES} if found else {}
+
+
+def _referred(reference: str, environment: Mapping[str, str] | None) -> str:
+    """Return the connection string that ``env:NAME`` or ``file:PATH`` refers to."""
+    kind, _, place = reference.partition(":")
+    match kind:
+        case "env":
+            text = (os.environ if environment is None else environment).get(place, "")
+            missing = f"the environment variable {place!r} is not set here"
+        case "file":
+            text = _first_line(Path(place))
+            missing = f"the file {place} is empty"
+        case _:
+            raise ConfigurationError(
+                "connection in the address of Azure Storage must refer to the connection string, which is a secret: "
+                "env:NAME or file:PATH"
+            )
+    if not text.strip():
+        raise ConfigurationError(f"{missing}; put the connection string of the Azure account into it")
+    return text.strip()
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return path.expanduser().read_text(encoding="utf-8").partition("\n")[0]
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigurationError(f"the file {path} with a connection string cannot be read: {reason}") from error
+
+
+# --- connection strings -----------------------------------------------------------------------------------------------
+
+
+def parse_connection_string(text: str) -> AzureLogin:
+    """Return what a connection string of Azure Storage says.
+
+    Raises:
+        ConfigurationError: it is none; the message shows no part of it.
+    """
+    pairs = [part.partition("=") for part in text.strip().strip(";").split(";")]
+    settings = {name.strip().lower(): value.strip() for name, equals, value in pairs if equals}
+    if settings.get(_EMULATOR.lower(), "").lower() == "true":
+        return _emulator()
+    endpoints = _endpoints(settings)
+    account = settings.get("accountname") or _account_of(endpoints)
+    key, signature = settings.get("accountkey"), settings.get("sharedaccesssignature")
+    if not (account and endpoints and (key or signature)):
+        raise ConfigurationError(
+            "this is no connection string of Azure Storage: it needs AccountName and AccountKey, or endpoints and "
+            "SharedAccessSignature; copy it whole from the account's access keys"
+        )
+    return AzureLogin(
+        account, endpoints, key=key or None, signature=None if key else signature and signature.lstrip("?")
+    )
+
+
+def _endpoints(settings: Mapping[str, str]) -> dict[str, str]:
+    named = {service: settings[f"{service}endpoint"] for service in SERVICES if settings.get(f"{service}endpoint")}
+    account = settings.get("accountname")
+    if not account:
+        return {service: url.rstrip("/") for service, url in named.items()}
+    protocol = settings.get("defaultendpointsprotocol") or "https"
+    suffix = settings.get("endpointsuffix") or _PUBLIC_SUFFIX
+    usual = {service: f"{protocol}://{account}.{service}.{suffix}" for service in SERVICES}
+    return {service: url.rstrip("/") for service, url in (named or usual).items()}
+
+
+def _account_of(endpoints: Mapping[str, str]) -> str:
+    for url in endpoints.values():
+        parts = urlsplit(url)
+        return parts.path.strip("/") or (parts.hostname or "").partition(".")[0]
+    return ""
+
+
+def _emulator() -> AzureLogin:
+    endpoints = {service: f"http://127.0.0.1:{port}/{_EMULATOR_ACCOUNT}" for service, port in _EMULATOR_PORTS.items()}
+    return AzureLogin(_EMULATOR_ACCOUNT, endpoints, key=_EMULATOR_KEY)

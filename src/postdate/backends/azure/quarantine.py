@@ -1,0 +1,159 @@
+"""Entities that cannot be read, set aside in the table of the records with every column, and put back once mended.
+
+They lie in a partition of their own, under their old row keys: to set one aside twice is to do it once. Copied first
+and removed then, and back in the same order, so that none is ever gone; what an interruption leaves in both places is
+set aside again, or is found to be there already.
+
+Source: :mod:`postdate.ports.quarantine`; ADR 0013, 0019.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from datetime import datetime
+from typing import Any, Final
+
+from postdate.backends.azure.groups import Operation, Table
+from postdate.backends.azure.layout import Waiting, changed_at, read_entity, row_key, text_of
+from postdate.backends.azure.pages import Entity
+from postdate.backends.azure.records import Records
+from postdate.backends.azure.storing import Storing
+from postdate.errors import InvalidMessage, MessageError, MessageNotFound, StoreError
+from postdate.messages import MESSAGE_ID_LIMIT, DelayedMessage, check_text, resealed
+from postdate.ports import Mending, Quarantined
+
+_PARTITION: Final = "malformed"
+_REASON: Final = "Reason"
+_OF_THE_QUARANTINE: Final = frozenset({"PartitionKey", "Timestamp", _REASON})
+_NUMBER_BYTES: Final = 5
+
+log = logging.getLogger("postdate.stores.azure_table")
+
+
+def number_of(row: str) -> int:
+    """Return what names an entity for the operator: it follows from its row key."""
+    return int.from_bytes(hashlib.sha256(row.encode()).digest()[:_NUMBER_BYTES], "big")
+
+
+class TableQuarantine:
+    """What is set aside of one table.
+
+    Args:
+        table: of the waiting messages.
+        records: beside them.
+        storing: into the table.
+    """
+
+    def __init__(self, table: Table, records: Records, storing: Storing) -> None:
+        self._table, self._records, self._storing = table, records, storing
+
+    async def set_aside(self, entity: Entity, error: MessageError, now: datetime) -> None:
+        """Take an entity that is no message out of the way of the others.
+
+        Raises:
+            StoreUnavailable: transient. One that the table refuses for good stays, and is logged.
+        """
+        row = entity["RowKey"]
+        try:
+            copy = {name: value for name, value in entity.items() if name not in {"PartitionKey", "Timestamp"}}
+            copy |= {"PartitionKey": _PARTITION, _REASON: str(error)}
+            await self._records.table.atomically([Operation("upsert", copy)])
+            await self._record_failure(entity, error, now)
+            keys = {"PartitionKey": entity["PartitionKey"], "RowKey": row}
+            await self._table.atomically([Operation("delete", keys)])
+        except StoreError as failure:
+            if failure.transient:
+                raise
+            log.error("entity %s of %s is no message, and cannot be set aside: %s", row, self._table.what, failure)
+            return
+        text = "entity %s of %s cannot be read and was set aside (%s); `postdate errors` shows what is to be done"
+        log.error(text, row, self._table.what, error)
+
+    async def _record_failure(self, entity: Entity, error: MessageError, now: datetime) -> None:
+        message_id = _id_of(entity)
+        if message_id:
+            where = entity.get("Destination")
+            destination = where if isinstance(where, str) else ""
+            await self._records.end_unread(message_id, destination, now, f"unreadable: {error}")
+
+    async def all(self, limit: int | None = None) -> list[Quarantined]:
+        """Return what is set aside, oldest first."""
+        rows = [row async for row in self._records.table.query(f"PartitionKey eq '{_PARTITION}'")]
+        return [_shown(row) for row in sorted(rows, key=changed_at)[:limit]]
+
+    async def count(self) -> int:
+        """Return how many are set aside."""
+        rows = self._records.table.query(f"PartitionKey eq '{_PARTITION}'", ["RowKey"])
+        return len([row async for row in rows])
+
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> Waiting:
+        """See :meth:`postdate.ports.Quarantine.put_back`; returns the message as it waits."""
+        entity = await self._find(number)
+        waiting = mended(entity, mending)
+        stored = await self._storing.store_returned(waiting.message, now)
+        await self._forget(entity)
+        return stored
+
+    async def discard(self, number: int, now: datetime) -> None:
+        """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
+        entity = await self._find(number)
+        message_id = _id_of(entity)
+        if message_id:
+            await self._records.discard_failed(message_id, now)
+        await self._forget(entity)
+
+    async def _find(self, number: int) -> Entity:
+        async for row in self._records.table.query(f"PartitionKey eq '{_PARTITION}'"):
+            if number_of(row["RowKey"]) == number:
+                return row
+        raise MessageNotFound(f"nothing with the number {number} is set aside in {self._table.what}")
+
+    async def _forget(self, entity: Entity) -> None:
+        keys = {"PartitionKey": _PARTITION, "RowKey": entity["RowKey"]}
+        await self._records.table.atomically([Operation("delete", keys)])
+
+
+def mended(entity: Entity, mending: Mending) -> Waiting:
+    """Return what an entity holds with what is mended in place of what was there.
+
+    Raises:
+        InvalidMessage, InvalidHeaders: it still cannot be read, or what is put there cannot be.
+    """
+    columns: dict[str, Any] = dict(entity)
+    headers = resealed(columns.get("Headers"), mending.headers, mending.body, columns.get("Body"))
+    if headers is not None:
+        columns["Headers"] = headers
+    if mending.body is not None:
+        columns["Body"] = mending.body
+    if mending.destination is not None:
+        columns["Destination"] = mending.destination
+    if mending.due is not None:
+        columns |= {"Due": text_of(mending.due), "RowKey": row_key(_id_of(entity), mending.due)}
+    read = read_entity(columns).message
+    checked = DelayedMessage(
+        read.message_id, read.due, read.destination, read.headers, read.body, read.expires_at, read.number_of_failures
+    )
+    return Waiting.new(checked)
+
+
+def _id_of(entity: Entity) -> str:
+    """Return the id as far as it can be read; otherwise it is empty."""
+    message_id: object = entity.get("MessageId")
+    if not isinstance(message_id, str):
+        return ""
+    try:
+        check_text(message_id, "message id", max(MESSAGE_ID_LIMIT, len(message_id)))
+    except InvalidMessage:
+        return ""
+    return message_id
+
+
+def _shown(row: Entity) -> Quarantined:
+    raw = {name: _bytes_of(value) for name, value in row.items() if name not in _OF_THE_QUARANTINE}
+    key: str = row["RowKey"]
+    return Quarantined(number_of(key), "", _id_of(row), row[_REASON], changed_at(row), raw)
+
+
+def _bytes_of(value: object) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()

@@ -1,0 +1,384 @@
+"""Receiving: a message is held by hiding it from others for a while, again and again, until it is done with.
+
+Each answer about a message brings a new pop receipt, and only the last one opens it. So all requests about one message
+wait for each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from postdate.backends.azure.envelope import from_text
+from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS
+from postdate.backends.azure.service import QueueService, refuse_work
+from postdate.errors import ClaimLost, PostdateError, QueueNotFound, TransportError
+from postdate.messages import Envelope
+from postdate.ports import HANDLED, End, Received
+
+if TYPE_CHECKING:
+    from azure.storage.queue import QueueMessage
+
+log = logging.getLogger("postdate.azure")
+
+LARGEST_BATCH: Final = 32
+"""Messages that Azure gives out at once."""
+
+SHORTEST_HOLD, LONGEST_HOLD = timedelta(seconds=1), timedelta(days=7)
+
+_AT_ONCE: Final = 16
+_SECOND: Final = timedelta(seconds=1)
+_RENEWALS_IN_A_HOLD: Final = 3
+_CLOCK_GRAIN_SECONDS: Final = 1.0
+"""Azure tells times in whole seconds."""
+
+SendAll = Callable[[Sequence[Envelope], datetime], Awaitable[None]]
+"""Sends all of these, or raises why one of them cannot be sent."""
+
+
+class Memory:
+    """What this process knows of messages and Azure does not, for the last ``limit`` of each kind.
+
+    Azure counts how often a message was given out. That counts as failures, except those times when this process gave
+    it back without one. And a message whose handling was finished, but which could not be deleted, is not handled
+    again.
+    """
+
+    def __init__(self, limit: int = 10_000) -> None:
+        self._limit = limit
+        self._forgiven: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._finished: OrderedDict[tuple[str, str], None] = OrderedDict()
+
+    def failures(self, queue: str, native_id: str, given_out: int) -> int:
+        """Return how often handling a message failed, as far as is known."""
+        return max(0, given_out - 1 - self._forgiven.get((queue, native_id), 0))
+
+    def forgive(self, queue: str, native_id: str) -> None:
+        """Remember that a message is given back without a failure."""
+        key = queue, native_id
+        self._forgiven[key] = self._forgiven.get(key, 0) + 1
+        self._forgiven.move_to_end(key)
+        if len(self._forgiven) > self._limit:
+            self._forgiven.popitem(last=False)
+
+    def finish(self, queue: str, native_id: str) -> None:
+        """Remember that a message only has to be deleted."""
+        self._finished[queue, native_id] = None
+        if len(self._finished) > self._limit:
+            self._finished.popitem(last=False)
+
+    def is_finished(self, queue: str, native_id: str) -> bool:
+        """Tell whether a message only has to be deleted."""
+        return (queue, native_id) in self._finished
+
+    def forget(self, queue: str, native_id: str) -> None:
+        """Forget a message that is gone."""
+        self._forgiven.pop((queue, native_id), None)
+        self._finished.pop((queue, native_id), None)
+
+
+@dataclass(eq=False, slots=True)
+class Hold:
+    """A message that this process holds.
+
+    Args:
+        native_id: what Azure calls it.
+        receipt: the last pop receipt.
+        until: end of the time for which it is hidden, on the loop's clock.
+        expires: when the queue drops it, on the same clock, give or take a second; infinite: never.
+        received: what was handed out.
+        lost: why it is not held any more.
+    """
+
+    native_id: str
+    receipt: str
+    until: float
+    expires: float
+    received: Received
+    lost: str = ""
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a receiver behaves.
+
+    Args:
+        hold: for which a message is hidden; it is hidden again long before that ends.
+        peek_interval: by which the pause grows each time the queue is found empty.
+        longest_idle_wait: the longest such pause.
+    """
+
+    hold: timedelta = timedelta(seconds=30)
+    peek_interval: timedelta = timedelta(milliseconds=125)
+    longest_idle_wait: timedelta = timedelta(seconds=1)
+
+
+class AzureQueueReceiver:
+    """Receives from one queue; see :class:`postdate.ports.Receiver`.
+
+    Args:
+        service: of the account.
+        queue: to receive from, by its name among endpoints.
+        pace: how often to ask, and how long to hide.
+        memory: of all receivers of this process.
+        send: for what is sent with a commit.
+        at_end: called when it is closed.
+    """
+
+    def __init__(
+        self,
+        service: QueueService,
+        queue: str,
+        pace: Pace,
+        memory: Memory,
+        send: SendAll,
+        at_end: Callable[[AzureQueueReceiver], None],
+    ) -> None:
+        self._service, self._queue, self._pace, self._memory = service, queue, pace, memory
+        self._send, self._at_end = send, at_end
+        self._held: dict[object, Hold] = {}
+        self._renewing: asyncio.Task[None] | None = None
+        self._returning: set[asyncio.Task[None]] = set()
+        self._has_failed = False
+
+    # --- receiving ----------------------------------------------------------------------------------------------------
+
+    async def receive(self, limit: int) -> Sequence[Received]:
+        """See :meth:`postdate.ports.Receiver.receive`; a queue that stays empty is asked less and less often."""
+        wait = timedelta(0)
+        with self._service.listening(self._queue) as news:
+            while True:
+                news.clear()
+                try:
+                    holds = await self._fetch(min(limit, LARGEST_BATCH))
+                except PostdateError:
+                    self._has_failed = True
+                    raise
+                if holds or self._has_failed:
+                    self._has_failed = False
+                    return [hold.received for hold in holds]
+                wait = min(wait + self._pace.peek_interval, self._pace.longest_idle_wait)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(news.wait(), wait / _SECOND)
+
+    async def _fetch(self, count: int) -> list[Hold]:
+        """Ask once. When the wait is cancelled, what comes all the same is given back at once."""
+        asking = asyncio.ensure_future(self._ask(count))
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            self._in_background(self._give_back_what_comes(asking))
+            raise
+
+    async def _ask(self, count: int) -> list[Hold]:
+        loop = asyncio.get_running_loop()
+        began, seconds = loop.time(), round(self._pace.hold / _SECOND)
+        with self._service.asking(self._queue):
+            pages = self._service.queue(self._queue).receive_messages(
+                messages_per_page=count, visibility_timeout=seconds
+            )
+            messages: list[QueueMessage] = []
+            async for page in pages.by_page():
+                messages = [message async for message in page]
+                break
+        holds = [self._hold(message, began + seconds, seconds) for message in messages]
+        finished = [hold for hold in holds if self._memory.is_finished(self._queue, hold.native_id)]
+        if finished:
+            await _all(self._delete_finished(hold) for hold in finished)
+        if self._held and self._renewing is None:
+            self._renewing = asyncio.ensure_future(self._renew_until_done())
+        return [hold for hold in holds if hold not in finished]
+
+    def _hold(self, message: QueueMessage, until: float, seconds: int) -> Hold:
+        native_id, receipt = str(message.id), str(message.pop_receipt)
+        envelope = from_text(self._queue, native_id, str(message.content))
+        failures = self._memory.failures(self._queue, native_id, message.dequeue_count or 1)
+        expires = float("inf")
+        if message.expires_on is not None and message.next_visible_on is not None:
+            # Both by Azure's clock, which so need not be ours.
+            expires = until + (message.expires_on - message.next_visible_on) / _SECOND
+        hold = Hold(native_id, receipt, until, expires, Received(envelope, failures, token=object()))
+        self._held[hold.received.token] = hold
+        return hold
+
+    async def _delete_finished(self, hold: Hold) -> None:
+        """Delete a message that was handled before, when it could not be deleted."""
+        try:
+            await self._delete(hold)
+        except TransportError as error:
+            log.warning(
+                "message %s in %s, handled before, cannot be deleted now: %s", hold.native_id, self._queue, error
+            )
+        self._drop(hold)
+
+    async def _give_back_what_comes(self, asking: asyncio.Future[list[Hold]]) -> None:
+        with suppress(PostdateError):
+            holds = await asking
+            await _all(self._give_back(hold, failed=False) for hold in holds)
+
+    def _in_background(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._returning.add(task)
+        task.add_done_callback(self._returning.discard)
+
+    # --- holding ------------------------------------------------------------------------------------------------------
+
+    async def _renew_until_done(self) -> None:
+        interval = self._pace.hold / _SECOND / _RENEWALS_IN_A_HOLD
+        try:
+            while self._held:
+                await asyncio.sleep(interval)
+                latest = asyncio.get_running_loop().time() + 2 * interval
+                await _all(self._renew(hold) for hold in list(self._held.values()) if hold.until < latest)
+        finally:
+            self._renewing = None
+
+    async def _renew(self, hold: Hold) -> None:
+        """Hide a message for longer; what has run out needs no hiding, nobody receives it any more.
+
+        Azure hides nothing beyond its expiry, and counts in whole seconds: in the last two of its life a message that
+        is still held may be given out once more.
+        """
+        async with hold.turn:
+            now = asyncio.get_running_loop().time()
+            if hold.lost or hold.received.token not in self._held or hold.expires <= hold.until:
+                return
+            seconds = int(min(round(self._pace.hold / _SECOND), hold.expires - now - _CLOCK_GRAIN_SECONDS))
+            if now + seconds <= hold.until:
+                return
+            try:
+                await self._hide(hold, seconds)
+                hold.until = now + seconds
+            except (ClaimLost, QueueNotFound) as error:
+                hold.lost = str(error)
+                log.warning("message %s in %s is no longer held: %s", hold.native_id, self._queue, error)
+            except TransportError as error:  # tried again, until it is known to be somebody else's
+                log.warning("message %s in %s cannot be held for longer now: %s", hold.native_id, self._queue, error)
+
+    async def _hide(self, hold: Hold, seconds: int) -> None:
+        with self._service.asking(self._queue):
+            answer = await self._service.queue(self._queue).update_message(
+                hold.native_id, hold.receipt, visibility_timeout=seconds
+            )
+        hold.receipt = str(answer.pop_receipt)
+
+    def _what_holds(self, received: Received) -> Hold:
+        hold = self._held.get(received.token)
+        if hold is None or hold.received is not received or hold.lost:
+            reason = f": {hold.lost}" if hold is not None and hold.lost else ""
+            raise ClaimLost(
+                f"message {received.envelope.message_id!r} in {self._queue!r} is no longer held here{reason}"
+            )
+        return hold
+
+    def _drop(self, hold: Hold) -> None:
+        self._held.pop(hold.received.token, None)
+
+    # --- ending -------------------------------------------------------------------------------------------------------
+
+    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+        """See :meth:`postdate.ports.Receiver.commit`; the outgoing messages first, then the message is deleted.
+
+        What is interrupted in between is deleted, not handled again, when this process receives it once more; another
+        process handles it a second time.
+        """
+        refuse_work(end.work)
+        hold = self._what_holds(received)
+        if end.outgoing:
+            await self._send(end.outgoing, now)
+        try:
+            await self._delete(hold)
+        except TransportError as error:
+            self._memory.finish(self._queue, hold.native_id)
+            if not error.transient:
+                self._drop(hold)
+            raise
+        self._drop(hold)
+        self._memory.forget(self._queue, hold.native_id)
+
+    async def _delete(self, hold: Hold) -> None:
+        async with hold.turn:
+            if hold.lost:
+                raise ClaimLost(f"message {hold.native_id} in {self._queue!r} is no longer held here: {hold.lost}")
+            try:
+                with self._service.asking(self._queue):
+                    await self._service.queue(self._queue).delete_message(hold.native_id, hold.receipt)
+            except QueueNotFound as error:  # the message, or the queue
+                if asyncio.get_running_loop().time() < hold.expires - _CLOCK_GRAIN_SECONDS:
+                    raise ClaimLost(f"message {hold.native_id} in {self._queue!r} is gone: {error}") from error
+
+    async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+        """See :meth:`postdate.ports.Receiver.roll_back`; what is not held any more is free already."""
+        with suppress(ClaimLost):
+            await self._give_back(self._what_holds(received), failed=failed)
+
+    async def _give_back(self, hold: Hold, *, failed: bool) -> None:
+        async with hold.turn:
+            if not hold.lost:
+                with suppress(ClaimLost, QueueNotFound):
+                    await self._hide(hold, 0)
+            self._drop(hold)
+        if not failed:
+            self._memory.forgive(self._queue, hold.native_id)
+        self._service.announce(self._queue)
+
+    async def close(self) -> None:
+        """See :meth:`postdate.ports.Receiver.close`; what cannot be given back is free when its time has run out."""
+        closing = asyncio.ensure_future(self._close())
+        try:
+            await asyncio.shield(closing)
+        except asyncio.CancelledError:
+            await closing
+            raise
+
+    async def _close(self) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._renewing
+        with anyio.move_on_after(LEAVES_WITHIN_SECONDS) as leaving:
+            while self._returning:
+                await asyncio.wait(self._returning)
+            await _all(self._give_back_at_end(hold) for hold in list(self._held.values()))
+        for task in list(self._returning):
+            task.cancel()
+        if leaving.cancelled_caught:
+            log.warning(
+                "what is held of %s cannot be given back now; it is free within %s", self._queue, self._pace.hold
+            )
+        self._held.clear()
+        self._at_end(self)
+
+    async def _give_back_at_end(self, hold: Hold) -> None:
+        try:
+            await self._give_back(hold, failed=False)
+        except TransportError as error:
+            log.warning(
+                "message %s in %s cannot be given back now (%s); it is free within %s",
+                hold.native_id,
+                self._queue,
+                error,
+                self._pace.hold,
+            )
+
+
+async def _all(work: Iterable[Awaitable[None]]) -> None:
+    """Do all of this, some of it at once; an error of one is raised when all are done."""
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(each: Awaitable[None]) -> None:
+        async with places:
+            await each
+
+    for outcome in await asyncio.gather(*map(one, work), return_exceptions=True):
+        if isinstance(outcome, BaseException):
+            raise outcome

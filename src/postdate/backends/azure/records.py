@@ -1,0 +1,257 @@
+"""Which ids a store knows, and what happened to each message: in a table of its own beside that of the messages.
+
+An id has one row. It says how the message was scheduled, where it waits, and how it ended; what happens in between and
+seldom has further rows behind it. So the usual life of a message costs two changes of one row, in groups.
+
+Source: ADR 0004, 0013.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from postdate.backends.azure.groups import Operation, Rounds, Table
+from postdate.backends.azure.layout import Waiting, etag_of, id_hash, instant_of, text_of
+from postdate.ports import Record, RecordKind
+
+_BUCKETS: Final = 4
+"""Partitions of the ids: Azure works on some 2,000 rows a second in each. The number is part of the layout."""
+
+_LONGEST_DETAIL: Final = 30_000
+
+log = logging.getLogger("postdate.azure.records")
+
+Row = Mapping[str, Any]
+
+
+def keys_of(message_id: str, number: int | None = None) -> dict[str, str]:
+    """Return the keys of the row of an id, or of one of those behind it."""
+    digits = id_hash(message_id)
+    bucket = int(digits[0], 16) % _BUCKETS
+    return {"PartitionKey": f"id{bucket}", "RowKey": digits if number is None else f"{digits}_{number:08}"}
+
+
+class Known:
+    """The row of an id.
+
+    Args:
+        row: as it was read.
+    """
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+        self.message_id: str = row["MessageId"]
+        self.etag = etag_of(row)
+        self.records = int(row.get("Records") or 0)
+        ended = int(row.get("Ended") or 0)
+        self.end = RecordKind(ended) if ended else None
+
+    @property
+    def places(self) -> list[str]:
+        """The row keys at which the message may wait: it is at one of them unless it has left."""
+        return [place for name in ("Location", "Former") if (place := self._row.get(name))]
+
+    def scheduled(self) -> list[Record]:
+        """Return the record of scheduling; none of a message that others put into the table."""
+        at = self._row.get("ScheduledAt")
+        return [] if at is None else [self._record(RecordKind.SCHEDULED, at, self._row["ScheduledDue"], "")]
+
+    def ended(self) -> list[Record]:
+        """Return the record of the end, if it has come."""
+        if self.end is None:
+            return []
+        return [self._record(self.end, self._row["EndedAt"], self._row["Due"], self._row.get("Detail") or "")]
+
+    def _record(self, kind: RecordKind, at: str, due: str, detail: str) -> Record:
+        return Record(kind, self.message_id, instant_of(at), instant_of(due), self._row["Destination"], detail)
+
+
+class Records:
+    """What a store knows of ids.
+
+    Args:
+        table: of the ids and records.
+        keeps_retries: whether a retry is recorded.
+        keeps_ends: whether anything is kept of a message that has left.
+    """
+
+    def __init__(self, table: Table, *, keeps_retries: bool, keeps_ends: bool) -> None:
+        self.table, self._keeps_retries, self.keeps_ends = table, keeps_retries, keeps_ends
+        self.rounds = Rounds(table)
+        """What becomes of messages that leave is written down in these."""
+
+    # --- entering --------------------------------------------------------------------------------------------------
+
+    async def enter(self, messages: Sequence[Waiting], now: datetime) -> list[bool]:
+        """Take ids that nobody has; return of each whether it was free."""
+        return await self.table.each([Operation("create", self._entry(each, now)) for each in messages])
+
+    def _entry(self, waiting: Waiting, now: datetime) -> dict[str, Any]:
+        entry = {**self._base(waiting), "Location": waiting.row}
+        if self.keeps_ends:
+            entry |= {"ScheduledAt": text_of(now), "ScheduledDue": text_of(waiting.message.due)}
+        return entry
+
+    @staticmethod
+    def _base(waiting: Waiting) -> dict[str, Any]:
+        message = waiting.message
+        return {
+            **keys_of(message.message_id),
+            "MessageId": message.message_id,
+            "Destination": message.destination,
+            "Due": text_of(message.due),
+        }
+
+    async def find(self, message_id: str) -> Known | None:
+        """Return what is known of an id."""
+        row = await self.table.get(keys_of(message_id))
+        return None if row is None else Known(row)
+
+    async def take_over(self, known: Known, waiting: Waiting) -> bool:
+        """Have an id wait whose message was never stored, or was taken by somebody who keeps no records."""
+        entry = {**self._base(waiting), "Location": waiting.row, "Former": ""}
+        return await self.table.atomically([Operation("change", entry, known.etag)])
+
+    async def come_back(
+        self, known: Known, waiting: Waiting, now: datetime, kind: RecordKind = RecordKind.RESCHEDULED
+    ) -> bool:
+        """Have an id wait again whose message had gone to the error queue; false when another was faster."""
+        why = "came back from the error queue" if kind is RecordKind.RESCHEDULED else ""
+        record = Record(kind, waiting.message.message_id, now, waiting.message.due, None, why)
+        return await self.append(known, waiting, record)
+
+    async def append(self, known: Known, waiting: Waiting, record: Record) -> bool:
+        """Write a record behind those that there are, an end among them, and where the message waits now.
+
+        Where nothing is kept of messages that have left, only the latter.
+
+        Returns:
+            Whether the row was as it was read; otherwise nothing was done.
+        """
+        message = waiting.message
+        added = [*known.ended(), record] if self.keeps_ends else []
+        operations = [
+            Operation("create", _row(each, message.destination, known.records + number))
+            for number, each in enumerate(added, 1)
+        ]
+        entry = {
+            **self._base(waiting),
+            "Location": waiting.row,
+            "Former": next(iter(known.places), ""),
+            "Records": known.records + len(added),
+            "Ended": 0,
+        }
+        return await self.table.atomically([Operation("change", entry, known.etag), *operations])
+
+    # --- what happens ----------------------------------------------------------------------------------------------
+
+    async def retried(self, old: Waiting, new: Waiting, now: datetime, reason: str) -> None:
+        """Write down that an attempt failed, and where the message waits for the next one."""
+        message = old.message
+        entry = {**self._base(new), "Location": new.row, "Former": old.row, "Ended": 0}
+        operations = [Operation("merge", entry)]
+        if self._keeps_retries:
+            entry["Records"] = new.records
+            record = Record(RecordKind.RETRIED, message.message_id, now, message.due, None, reason)
+            operations.append(Operation("upsert", _row(record, message.destination, new.records)))
+        await self.table.atomically(operations)
+
+    @property
+    def records_of_a_retry(self) -> int:
+        """How many rows a retry adds."""
+        return int(self._keeps_retries)
+
+    async def end(self, messages: Sequence[Waiting], kind: RecordKind, now: datetime, detail: str = "") -> None:
+        """Write down how messages end; before they are removed, so that none is ever gone without a record."""
+        if self.keeps_ends:
+            end = {"Ended": int(kind), "EndedAt": text_of(now), "Detail": detail[:_LONGEST_DETAIL]}
+            await self.rounds.each([Operation("merge", {**self._base(each), **end}) for each in messages])
+
+    async def not_ended(self, messages: Sequence[Waiting]) -> None:
+        """Take back an end that did not come about."""
+        if self.keeps_ends:
+            await self.table.each([Operation("merge", {**self._base(each), "Ended": 0}) for each in messages])
+
+    async def forget(self, messages: Sequence[Waiting]) -> None:
+        """Free the ids of messages that have left, where nothing is kept of these."""
+        if not self.keeps_ends:
+            await self.rounds.each([Operation("delete", keys_of(each.message.message_id)) for each in messages])
+
+    async def end_unread(self, message_id: str, destination: str, now: datetime, detail: str) -> None:
+        """Write down that a message failed which cannot be read: all that is known of it may be its id."""
+        if not self.keeps_ends:
+            await self.table.atomically([Operation("delete", keys_of(message_id))])
+            return
+        end = {"Ended": int(RecordKind.FAILED), "EndedAt": text_of(now), "Detail": detail[:_LONGEST_DETAIL]}
+        entry = {**keys_of(message_id), "MessageId": message_id, **end}
+        if not await self.table.atomically([Operation("change", entry)]):
+            unknown = {"Destination": destination, "Due": text_of(now)}
+            await self.table.atomically([Operation("upsert", {**entry, **unknown})])
+
+    async def discard_failed(self, message_id: str, now: datetime) -> None:
+        """Write down that a message that had failed was discarded; not of one that waits again, or is not known."""
+        known = await self.find(message_id)
+        if known is None or known.end is not RecordKind.FAILED or not self.keeps_ends:
+            return
+        (failed,) = known.ended()
+        number = known.records + 1
+        entry = {
+            **keys_of(message_id),
+            "Records": number,
+            "Ended": int(RecordKind.DISCARDED),
+            "EndedAt": text_of(now),
+            "Detail": "",
+        }
+        row = _row(failed, failed.destination or "", number)
+        await self.table.atomically([Operation("change", entry, known.etag), Operation("create", row)])
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    async def history(self, message_id: str) -> list[Record]:
+        """Return every record of a message in the order of writing."""
+        keys = keys_of(message_id)
+        bounds = f"PartitionKey eq '{keys['PartitionKey']}' and RowKey ge '{keys['RowKey']}' and RowKey lt "
+        rows = [row async for row in self.table.query(f"{bounds}'{keys['RowKey']}~'")]
+        if not rows or "_" in rows[0]["RowKey"]:
+            return []
+        known = Known(rows[0])
+        between = [_record(row) for row in rows[1:]]
+        return [*known.scheduled(), *between, *known.ended()]
+
+    async def counts(self) -> Mapping[RecordKind, int]:
+        """Count the records of each kind."""
+        counts: dict[RecordKind, int] = {}
+        select = ["RowKey", "Kind", "ScheduledAt", "Ended"]
+        async for row in self.table.query(f"PartitionKey ge 'id0' and PartitionKey le 'id{_BUCKETS}'", select):
+            scheduled = int(RecordKind.SCHEDULED) if row.get("ScheduledAt") else 0
+            for kind in (int(row.get("Kind") or 0), scheduled, int(row.get("Ended") or 0)):
+                if kind:
+                    counts[RecordKind(kind)] = counts.get(RecordKind(kind), 0) + 1
+        return counts
+
+
+def _row(record: Record, destination: str, number: int) -> dict[str, Any]:
+    return {
+        **keys_of(record.message_id, number),
+        "MessageId": record.message_id,
+        "Kind": int(record.kind),
+        "At": text_of(record.at),
+        "Due": None if record.due is None else text_of(record.due),
+        "Destination": destination,
+        "Detail": record.detail[:_LONGEST_DETAIL],
+    }
+
+
+def _record(row: Row) -> Record:
+    due = row.get("Due")
+    return Record(
+        RecordKind(int(row["Kind"])),
+        row["MessageId"],
+        instant_of(row["At"]),
+        None if due is None else instant_of(due),
+        row["Destination"],
+        row.get("Detail") or "",
+    )

@@ -1,0 +1,106 @@
+"""Sending: one request a message, many on their way at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from postdate.backends.azure.envelope import to_text
+from postdate.backends.azure.service import QueueService
+from postdate.backends.azure.time_to_live import time_to_live
+from postdate.errors import MessageError, MessageTooLarge, PostdateError, QueueNotFound, TransportUnreachable
+from postdate.messages import Envelope, Headers, encode_headers, size_in_bytes
+
+log = logging.getLogger("postdate.azure")
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A message ready to be sent.
+
+    Args:
+        text: in which Azure keeps it.
+        time_to_live: in seconds; -1: for ever; ``None``: it has run out and is not sent.
+    """
+
+    text: str
+    time_to_live: int | None
+
+
+class Sender:
+    """Sends messages to the queues of an account.
+
+    Args:
+        service: the account.
+        at_once: requests on their way at once, over all calls; with 1 messages arrive in the order in which they were
+            sent, with more they may overtake each other.
+        limit: bytes in a message, headers and body together, beyond what Azure itself refuses; ``None``: no other.
+    """
+
+    def __init__(self, service: QueueService, at_once: int, limit: int | None) -> None:
+        self._service, self._limit = service, limit
+        self._places = asyncio.Semaphore(at_once)
+
+    async def send(self, envelopes: Sequence[Envelope], now: datetime) -> list[PostdateError | None]:
+        """See :meth:`postdate.ports.Transport.send`; what cannot be sent at all costs no request."""
+        parcels = [self.packed(envelope, now) for envelope in envelopes]
+        outage: list[PostdateError] = []
+        sending = [
+            asyncio.ensure_future(self._send(envelope, parcel, outage))
+            for envelope, parcel in zip(envelopes, parcels, strict=True)
+        ]
+        try:
+            return list(await asyncio.gather(*sending))
+        finally:
+            for task in sending:
+                task.cancel()
+
+    def packed(self, envelope: Envelope, now: datetime) -> Parcel | PostdateError:
+        """Return a message ready to be sent, or why it cannot be."""
+        try:
+            self._service.queue(envelope.destination)
+            self._check_size(envelope)
+            return Parcel(to_text(envelope), time_to_live(envelope, now))
+        except (MessageError, QueueNotFound) as error:
+            return error
+
+    def _check_size(self, envelope: Envelope) -> None:
+        if self._limit is None or Headers.FAILED_QUEUE in envelope.headers:
+            return
+        size = size_in_bytes(encode_headers(envelope.headers), envelope.body)
+        if size > self._limit:
+            raise MessageTooLarge(
+                f"message {envelope.message_id!r} to {envelope.destination} has {size:,} bytes, the limit is "
+                f"{self._limit:,}; keep large content elsewhere and send a reference, or raise largest_message_bytes"
+            )
+
+    async def _send(
+        self, envelope: Envelope, parcel: Parcel | PostdateError, outage: list[PostdateError]
+    ) -> PostdateError | None:
+        if isinstance(parcel, PostdateError):
+            return parcel
+        if parcel.time_to_live is None:
+            log.warning(
+                "message %s to %s was not sent: its time to be received had run out",
+                envelope.message_id,
+                envelope.destination,
+            )
+            return None
+        async with self._places:
+            if outage:  # each of those that follow would wait as long to find out the same
+                return TransportUnreachable(f"not sent: {outage[0]}")
+            try:
+                await self._put(envelope.destination, parcel.text, parcel.time_to_live)
+            except PostdateError as error:
+                if isinstance(error, TransportUnreachable):
+                    outage.append(error)
+                return error
+        self._service.announce(envelope.destination)
+        return None
+
+    async def _put(self, queue: str, text: str, seconds: int) -> None:
+        with self._service.asking(queue):
+            await self._service.queue(queue).send_message(text, time_to_live=seconds)

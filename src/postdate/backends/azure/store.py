@@ -1,0 +1,629 @@
+"""Delayed messages in a table of Azure Storage, in the layout of upstream's, dispatched by whoever has the lease.
+
+Source: specification 3; ADR 0013.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from postdate.backends.azure import questions
+from postdate.backends.azure.errors import TABLES, translated
+from postdate.backends.azure.groups import Operation, Rounds, Table
+from postdate.backends.azure.holding import Held, Holding, Stride
+from postdate.backends.azure.keeper import Attendance, Keeper
+from postdate.backends.azure.layout import (
+    LARGEST_BODY,
+    Waiting,
+    check_size,
+    share_of,
+)
+from postdate.backends.azure.lease import LASTS_SECONDS, ContainerLease, Leases
+from postdate.backends.azure.login import AzureLogin, parse_login
+from postdate.backends.azure.pages import BackOff, Entity, Pages, Polling
+from postdate.backends.azure.quarantine import TableQuarantine
+from postdate.backends.azure.records import Records
+from postdate.backends.azure.storing import Storing
+from postdate.backends.azure.table_names import checked_table, default_table, lease_container, records_table
+from postdate.backends.azure.timekeeping import Timekeeping
+from postdate.backends.rowlocks.watch import Watch
+from postdate.clock import to_microseconds
+from postdate.errors import (
+    ConfigurationError,
+    InvalidMessage,
+    MessageError,
+    UnsupportedTransactionMode,
+)
+from postdate.messages import DelayedMessage
+from postdate.ports import (
+    OUTCOME_RECORDS,
+    Claim,
+    Mending,
+    MessageFilter,
+    Outcome,
+    Quarantined,
+    Record,
+    Recording,
+    RecordKind,
+    ServerFacts,
+    StoreCapabilities,
+    StoreReport,
+    StoreStatistics,
+    TransactionMode,
+    Wake,
+)
+
+if TYPE_CHECKING:
+    from azure.data.tables.aio import TableServiceClient
+    from azure.storage.blob.aio import BlobServiceClient
+
+_MODES: Final = frozenset({TransactionMode.NONE, TransactionMode.RECEIVE_ONLY})
+_MOST_LEASES: Final = 64
+
+NEAR: Final = timedelta(seconds=5)
+"""What is due sooner is changed only by the process that may dispatch it: others' clocks may be a little ahead."""
+
+log = logging.getLogger("postdate.stores.azure_table")
+
+
+class AzureTableStore:
+    """Keeps delayed messages in a table of Azure Storage.
+
+    Args:
+        address: ``azure-table://…``, or a connection string (see :mod:`postdate.backends.azure.login`).
+        table: of the waiting messages, and of the container that is leased: a letter, then letters and digits, 3 to 63
+            in all; every endpoint has its own. ``None``: ``delays`` and the SHA-1 of the endpoint's name.
+        recording: how much is kept for audits.
+        largest_message_bytes: of headers and body together; 64 KiB at most, of which headers may have 32,768
+            characters.
+        leases: among how many the messages are divided; at most 64. With one, one process dispatches and the others
+            stand by; with more, that many processes can. All processes have the same number.
+        polling: how to look for what other processes stored.
+        checksum: store one of headers and body with each message; who reads it checks it, whatever this says.
+
+    Raises:
+        ConfigurationError: the address, the table or a number cannot be.
+    """
+
+    def __init__(  # noqa: PLR0913 - the settings that stand beside an address
+        self,
+        address: str | AzureLogin,
+        *,
+        table: str | None = None,
+        recording: Recording = Recording.ALL,
+        largest_message_bytes: int = LARGEST_BODY,
+        leases: int = 1,
+        polling: Polling | None = None,
+        checksum: bool = False,
+    ) -> None:
+        self._checksum = checksum
+        self._login = address if isinstance(address, AzureLogin) else parse_login(address)
+        for service in ("table", "blob"):
+            self._login.endpoint(service)
+        self._table_name = None if table is None else checked_table(table)
+        self._recording, self.polling = recording, polling or Polling()
+        if not 1 <= leases <= _MOST_LEASES:
+            raise ConfigurationError(f"leases must be 1 to {_MOST_LEASES}, not {leases}")
+        if largest_message_bytes > LARGEST_BODY:
+            raise ConfigurationError(
+                f"largest_message_bytes must be at most {LARGEST_BODY:,}, what a column of an Azure table takes, not "
+                f"{largest_message_bytes:,}"
+            )
+        self.leases, self._mode = leases, TransactionMode.RECEIVE_ONLY
+        self._capabilities = StoreCapabilities(
+            durable=True,
+            shared=True,
+            time_precision=timedelta(microseconds=1),
+            transaction_modes=_MODES,
+            largest_message_bytes=largest_message_bytes,
+            holds_at_most=timedelta(seconds=LASTS_SECONDS),
+        )
+        self._holding, self._stride = Holding(), Stride(self.polling.page_size)
+        self._waits_for_room = False
+        self._watch, self._back_off = Watch(), BackOff(self.polling)
+        self._services: tuple[TableServiceClient, BlobServiceClient] | None = None
+        self._rooms: _Rooms | None = None
+        self._claiming = anyio.Lock()
+
+    def __repr__(self) -> str:
+        return f"AzureTableStore({self._login.place('table')}, table={self._table_name!r})"
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        """See :class:`postdate.ports.ClaimingStore`."""
+        return self._capabilities
+
+    @property
+    def table_name(self) -> str | None:
+        """The table of the waiting messages; ``None`` before it is known."""
+        return self._table_name
+
+    async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
+        """Settle the name of the table; Azure is not asked. See :class:`postdate.ports.DelayedMessageStore`."""
+        if mode not in _MODES:
+            raise UnsupportedTransactionMode(
+                f"{type(self).__name__} does not support transaction mode {mode.value!r}: Azure Storage has no "
+                f"transaction over tables and queues; use 'receive_only'"
+            )
+        self._mode = mode
+        if self._table_name is None:
+            self._table_name = default_table(endpoint)
+
+    async def setup(self) -> None:
+        """Create the tables and the containers of the leases; idempotent."""
+        rooms = self._opened
+        await rooms.table.create()
+        await rooms.records.table.create()
+        for lease in rooms.leases.all:
+            await lease.create()
+
+    async def close(self) -> None:
+        """Give up the leases and close every connection; a second time without effect."""
+        rooms, services = self._rooms, self._services
+        self._rooms = self._services = None
+        self._holding.forget()
+        try:
+            if rooms is not None:
+                await rooms.records.rounds.stop()
+                await rooms.removals.stop()
+                await rooms.keeper.stop()
+        finally:
+            for service in services or ():
+                await service.close()
+
+    @property
+    def _opened(self) -> _Rooms:
+        """What works on the table; opened at first use, in the event loop of whoever uses it."""
+        if self._rooms is None:
+            if self._table_name is None:
+                name = type(self).__name__
+                raise ConfigurationError(
+                    f"{name} does not know its table yet: call initialize(endpoint, mode) first, or give table="
+                )
+            self._rooms = self._open(self._table_name)
+        return self._rooms
+
+    def _open(self, name: str) -> _Rooms:
+        tables, blobs = self._services = self._login.table_service(), self._login.blob_service()
+        place, blob_place = self._login.place("table"), self._login.place("blob")
+        table = Table(tables.get_table_client(name), place)
+        records = Records(
+            Table(tables.get_table_client(records_table(name)), place),
+            keeps_retries=self._recording is Recording.ALL,
+            keeps_ends=self._recording is not Recording.NONE,
+        )
+
+        def lease(number: int) -> ContainerLease:
+            return ContainerLease(blobs.get_container_client(lease_container(name, number)), blob_place)
+
+        leases = Leases(lease, self.leases, self._lost)
+        attendance = Attendance(records.table)
+        keeper = Keeper(leases, attendance, self._watch.forget, self._holding.is_idle, self._look, self._back_off)
+
+        async def set_aside(entity: Entity, error: MessageError, now: datetime) -> None:
+            await quarantine.set_aside(entity, error, now)
+
+        pages = Pages(table, set_aside)
+        storing = Storing(table, records, pages, checksum=self._checksum)
+        quarantine = TableQuarantine(table, records, storing)
+        clocks = Timekeeping(records.table)
+        return _Rooms(table, Rounds(table), records, leases, pages, storing, quarantine, clocks, keeper)
+
+    # --- storing ------------------------------------------------------------------------------------------------
+
+    async def store(self, message: DelayedMessage, now: datetime) -> None:
+        """See :meth:`postdate.ports.DelayedMessageStore.store`."""
+        check_size(message, self._capabilities.largest_message_bytes, checksum=self._checksum)
+        self._stored([await self._opened.storing.store(message, now)])
+
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+        """See :meth:`postdate.ports.ClaimingStore.store_many`; repeat it when it was interrupted."""
+        for message in messages:
+            check_size(message, self._capabilities.largest_message_bytes, checksum=self._checksum)
+        if not messages:
+            return StoreReport(0)
+        stored = await self._opened.storing.store_many(messages, now)
+        self._stored(stored)
+        return StoreReport(len(stored), tuple(_others(messages, stored)))
+
+    def _stored(self, stored: Sequence[Waiting]) -> None:
+        if stored:
+            self._may_be_attempted(min(each.attempt_at for each in stored))
+
+    def _may_be_attempted(self, attempt_at: datetime) -> None:
+        self._opened.pages.changed(attempt_at)
+        self._watch.heard(to_microseconds(attempt_at))
+
+    # --- claims -------------------------------------------------------------------------------------------------
+
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+        """See :meth:`postdate.ports.ClaimingStore.claim_due`; a page at a time, and nothing without a lease."""
+        rooms = self._opened
+        async with self._claiming:
+            shares = await rooms.leases.hold()
+            if not shares:
+                return []
+            rooms.keeper.start()
+            shares -= set(rooms.leases.surplus())
+            room = self._stride.room(len(self._holding), asyncio.get_running_loop().time())
+            self._waits_for_room = not room
+            limit = min(limit, room)
+            if self._holding.end_deferring(now):
+                rooms.pages.forget()
+            found = await rooms.pages.take(now, limit, lambda each: self._is_free(each, shares))
+            if found:
+                self._back_off.reset()
+            await rooms.leases.sure(shares)  # reading may have taken long
+            still = rooms.leases.held()
+            return await self._claimed(rooms, [each for each in found if self._share(each.row) in still])
+
+    def _is_free(self, waiting: Waiting, shares: set[int]) -> bool:
+        id_ = waiting.message.message_id
+        is_free = id_ not in self._holding and not self._holding.is_deferred(id_)
+        return is_free and self._share(waiting.row) in shares
+
+    def _share(self, row: str) -> int:
+        return share_of(row, self.leases)
+
+    async def _claimed(self, rooms: _Rooms, found: Sequence[Waiting]) -> list[Claim]:
+        """Hold messages; in mode ``none`` they leave the table first, so that none is ever sent twice (row 85)."""
+        removes = self._mode is TransactionMode.NONE
+        if removes:
+            gone = await rooms.table.each([_deletion(each) for each in found])
+            found = [each for each, is_gone in zip(found, gone, strict=True) if is_gone]
+        claims: list[Claim] = []
+        now = asyncio.get_running_loop().time()
+        for each in found:
+            share = self._share(each.row)
+            claims.append(self._holding.hold(Held(each, share, rooms.leases.term(share), removes, now)))
+        return claims
+
+    def _lost(self, share: int) -> None:
+        """Forget what was held, and what was read ahead, under a lease that another may have by now."""
+        if self._rooms is not None:
+            self._rooms.pages.forget()
+        self._holding.lose(share)
+
+    def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
+        """See :meth:`postdate.ports.RevocableStore.when_lost`."""
+        return self._holding.when_lost(lost)
+
+    def still_holds(self, claim: Claim) -> bool:
+        """See :meth:`postdate.ports.RevocableStore.still_holds`."""
+        return self._rooms is not None and self._holding.still_holds(claim, self._rooms.leases)
+
+    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+        """See :meth:`postdate.ports.ReleasingStore.release`: not written down, since nobody else dispatches meanwhile.
+
+        In mode ``none`` the messages are put back into the table.
+        """
+        rooms = self._opened
+        held = await self._holding.still_held(claims, rooms.leases)
+        await rooms.table.each(
+            [Operation("upsert", each.waiting.entity(checksum=self._checksum)) for each in held if each.is_removed]
+        )
+        self._holding.let_go(held)
+        for each in held:
+            if attempt_at is not None:
+                self._holding.defer(each.waiting.message.message_id, attempt_at)
+        if held:
+            rooms.pages.forget()
+        if attempt_at is None or self._waits_for_room:
+            self._watch.forget()
+        elif held:
+            self._watch.heard(to_microseconds(attempt_at))
+        return len(held)
+
+    async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
+        """See :meth:`postdate.ports.ClaimingStore.finish`; recorded first, then removed."""
+        held = await self._holding.still_held(claims, self._opened.leases)
+        done = await self._end([each.waiting for each in held], OUTCOME_RECORDS[outcome], now, detail, held)
+        self._holding.let_go(held)
+        if held:
+            at = asyncio.get_running_loop().time()
+            self._stride.done(at, at - min(each.since for each in held))
+        if self._waits_for_room:
+            self._watch.forget()
+        return done
+
+    async def _end(
+        self,
+        messages: Sequence[Waiting],
+        kind: RecordKind,
+        now: datetime,
+        detail: str = "",
+        held: Sequence[Held] = (),
+    ) -> int:
+        if not messages:
+            return 0
+        rooms = self._opened
+        await rooms.records.end(messages, kind, now, detail)
+        removed = {each.waiting.row for each in held if each.is_removed}
+        there = [each for each in messages if each.row not in removed]
+        gone = await rooms.removals.each([_deletion(each) for each in there])
+        await rooms.records.forget(messages)
+        return len(removed) + sum(gone)
+
+    async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
+        """See :meth:`postdate.ports.ClaimingStore.retry_later`; the message moves to the key of its next attempt."""
+        held = await self._holding.still_held([claim], self._opened.leases)
+        return bool(held) and await self._retry(held[0], attempt_at, now, reason)
+
+    async def _retry(self, held: Held, attempt_at: datetime, now: datetime, reason: str) -> bool:
+        rooms, old = self._opened, held.waiting
+        new = old.after_failure(attempt_at, old.records + rooms.records.records_of_a_retry)
+        await rooms.records.retried(old, new, now, reason)
+        if held.is_removed:
+            await rooms.table.atomically([Operation("upsert", new.entity(checksum=self._checksum))])
+            moved = True
+        else:
+            moved = await self._move(old, new)
+        self._holding.let_go([held])
+        if moved:
+            self._may_be_attempted(attempt_at)
+        return moved
+
+    async def _move(self, old: Waiting, new: Waiting) -> bool:
+        """Give a message another key: in one transaction, or first there and then here when the hour is another."""
+        table = self._opened.table
+        put = Operation("upsert", new.entity(checksum=self._checksum))
+        if old.row == new.row:
+            return await table.atomically([Operation("replace", new.entity(checksum=self._checksum), old.etag)])
+        if old.partition == new.partition:
+            return await table.atomically([_deletion(old), put])
+        await table.atomically([put])
+        if await table.atomically([_deletion(old)]):
+            return True
+        await table.atomically([Operation("delete", new.keys)])  # somebody took it away meanwhile
+        return False
+
+    async def next_attempt(self) -> datetime | None:
+        """See :meth:`postdate.ports.ClaimingStore.next_attempt`; ``None`` while others dispatch: a lease wakes us."""
+        self._watch.look()
+        first = await self._first_attempt()
+        self._watch.seen(None if first is None else to_microseconds(first))
+        return first
+
+    async def _first_attempt(self) -> datetime | None:
+        rooms = self._opened
+        shares = rooms.leases.held()
+        if not shares and rooms.leases.others_have_all and rooms.keeper.is_listening:
+            return None
+        deferred = self._holding.next_deferred
+        if shares and rooms.pages.next_ahead is not None:
+            return _sooner(rooms.pages.next_ahead, deferred)
+
+        def is_wanted(entity: Entity) -> bool:
+            id_ = entity.get("MessageId")
+            is_free = id_ not in self._holding and not self._holding.is_deferred(id_)
+            return is_free and (not shares or self._share(entity["RowKey"]) in shares)
+
+        return _sooner(await rooms.pages.first(is_wanted), deferred)
+
+    async def listen(self, wake: Wake) -> Callable[[], None]:
+        """See :meth:`postdate.ports.ClaimingStore.listen`; others' messages are heard of within the pause of looks."""
+        keeper = self._opened.keeper
+        keeper.is_listening = True
+        self._back_off.reset()
+        await keeper.begin()
+        stop_listening = self._watch.listen(wake)
+
+        def stop() -> None:
+            stop_listening()
+            keeper.is_listening = self._watch.is_listened_to
+
+        return stop
+
+    async def _look(self) -> None:
+        """Wake the poller when something is there that is due before all it knows of."""
+        first = await self._first_attempt()
+        if first is not None:
+            self._watch.heard(to_microseconds(first))
+
+    # --- what cannot be read ------------------------------------------------------------------------------------
+
+    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
+        """See :meth:`postdate.ports.Quarantine.quarantined`; their numbers follow from their row keys."""
+        return await self._opened.quarantine.all(limit)
+
+    async def quarantined_count(self) -> int:
+        """See :meth:`postdate.ports.Quarantine.quarantined_count`."""
+        return await self._opened.quarantine.count()
+
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
+        """See :meth:`postdate.ports.Quarantine.put_back`; copied back first, then removed: no transaction has both."""
+        self._stored([await self._opened.quarantine.put_back(number, mending, now)])
+        self._watch.forget()
+
+    async def discard_quarantined(self, number: int, now: datetime) -> None:
+        """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
+        await self._opened.quarantine.discard(number, now)
+
+    # --- the simple contract ------------------------------------------------------------------------------------
+
+    async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
+        """See :meth:`postdate.ports.DelayedMessageStore.fetch_next_due`."""
+        claims = await self.claim_due(now, 1)
+        return claims[0].message if claims else None
+
+    async def remove(self, message_id: str, now: datetime) -> bool:
+        """See :meth:`postdate.ports.DelayedMessageStore.remove`; recorded as delivered."""
+        held = self._holding.of(message_id)
+        if held is not None:
+            return bool(await self.finish([Claim(held.waiting.message, held)], Outcome.DELIVERED, now))
+        waiting = await self._free(message_id, now)
+        return waiting is not None and bool(await self._end([waiting], RecordKind.DELIVERED, now))
+
+    async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
+        """See :meth:`postdate.ports.DelayedMessageStore.increment_failure_count`."""
+        held = self._holding.of(message_id)
+        if held is not None:
+            claim = Claim(held.waiting.message, held)
+            return await self.retry_later(claim, held.waiting.message.due, now, "")
+        waiting = await self._free(message_id, now)
+        if waiting is None:
+            return False
+        share = self._share(waiting.row)
+        return await self._retry(Held(waiting, share, self._opened.leases.term(share)), waiting.message.due, now, "")
+
+    async def next_due(self) -> datetime | None:
+        """See :meth:`postdate.ports.DelayedMessageStore.next_due`; looks at every message that has failed before."""
+        return await questions.next_due(self._opened.pages)
+
+    # --- administration -----------------------------------------------------------------------------------------
+
+    async def _may_change(self, waiting: Waiting, now: datetime) -> bool:
+        """Return whether nobody can be dispatching a message: it is not due for a while, or only we could."""
+        if waiting.message.message_id in self._holding:
+            return False
+        if waiting.attempt_at > now + NEAR:
+            return True
+        rooms = self._opened
+        held = await rooms.leases.hold()
+        rooms.keeper.start()
+        return self._share(waiting.row) in held
+
+    async def _free(self, message_id: str, now: datetime) -> Waiting | None:
+        found = await self._opened.storing.find(message_id)
+        return found[1] if found is not None and await self._may_change(found[1], now) else None
+
+    async def cancel(self, message_id: str, now: datetime) -> bool:
+        """See :meth:`postdate.ports.AdministrableStore.cancel`.
+
+        What is due within :data:`NEAR` counts as being dispatched while another process has the lease.
+        """
+        async with self._claiming:
+            waiting = await self._free(message_id, now)
+            if waiting is None:
+                return False
+            if await self._end([waiting], RecordKind.CANCELLED, now):
+                return True
+            await self._opened.records.not_ended([waiting])
+            return False
+
+    async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
+        """See :meth:`postdate.ports.AdministrableStore.reschedule`; see :meth:`cancel`."""
+        async with self._claiming:
+            found = await self._opened.storing.find(message_id)
+            if found is None or not await self._may_change(found[1], now):
+                return False
+            known, old = found
+            expires_at = old.message.expires_at
+            if expires_at is not None and due > expires_at:
+                raise InvalidMessage(f"message {message_id!r} expires at {expires_at.isoformat()}, before that")
+            records = self._opened.records
+            new = old.rescheduled(due, known.records + int(records.keeps_ends))
+            record = Record(RecordKind.RESCHEDULED, message_id, now, new.message.due, old.message.destination)
+            done = await records.append(known, new, record) and await self._move(old, new)
+        if done:
+            self._holding.no_longer_defer(message_id)
+            self._opened.pages.forget()
+            self._watch.heard(to_microseconds(new.attempt_at))
+        return done
+
+    async def statistics(self, now: datetime) -> StoreStatistics:
+        """See :meth:`postdate.ports.InspectableStore.statistics`; reads the keys of all, and knows our own claims."""
+        found = await questions.statistics(self._opened.pages, self._holding, now)
+        return replace(found, quarantined=await self._opened.quarantine.count())
+
+    async def record_counts(self) -> Mapping[RecordKind, int]:
+        """See :meth:`postdate.ports.InspectableStore.record_counts`."""
+        return await self._opened.records.counts()
+
+    async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
+        """See :meth:`postdate.ports.InspectableStore.list_pending`; what failed stands where its next attempt does."""
+        return await questions.pending(self._opened.pages, where, limit)
+
+    async def get(self, message_id: str) -> DelayedMessage | None:
+        """See :meth:`postdate.ports.InspectableStore.get`; finds what was stored by us, not what upstream stored."""
+        found = await self._opened.storing.find(message_id)
+        return None if found is None else found[1].message
+
+    async def history(self, message_id: str) -> Sequence[Record]:
+        """See :meth:`postdate.ports.InspectableStore.history`."""
+        return await self._opened.records.history(message_id)
+
+    async def server_now(self) -> datetime:
+        """See :meth:`postdate.ports.TimekeepingStore.server_now`; two round trips, after :meth:`setup`."""
+        return await self._opened.clocks.now()
+
+    async def report_clock(self, ahead: timedelta) -> None:
+        """See :meth:`postdate.ports.TimekeepingStore.report_clock`."""
+        await self._opened.clocks.report(ahead)
+
+    async def reported_clocks(self) -> Mapping[str, timedelta]:
+        """See :meth:`postdate.ports.TimekeepingStore.reported_clocks`: of those that wrote within two minutes."""
+        return await self._opened.clocks.reported()
+
+    async def server_facts(self) -> ServerFacts:
+        """See :meth:`postdate.ports.DescribesServer.server_facts`; the clock tells whole seconds."""
+        headers: dict[str, str] = {}
+
+        def keep(response: Any) -> None:
+            headers.update({name.lower(): value for name, value in response.http_response.headers.items()})
+
+        rooms, place = self._opened, self._login.place("table")
+        assert self._services is not None
+        service: Any = self._services[0]  # the SDK leaves the types of its keyword arguments open
+        with translated(TABLES, place):
+            await service.get_service_properties(raw_response_hook=keep)
+        now = parsedate_to_datetime(headers["date"]) if "date" in headers else None
+        version = headers.get("x-ms-version", "without a version")
+        return ServerFacts("Azure Storage", version, now, int(await rooms.table.exists()), newest_schema_version=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rooms:
+    """What works on one table."""
+
+    table: Table
+    removals: Rounds
+    records: Records
+    leases: Leases
+    pages: Pages
+    storing: Storing
+    quarantine: TableQuarantine
+    clocks: Timekeeping
+    keeper: Keeper
+
+
+def _deletion(waiting: Waiting) -> Operation:
+    return Operation("delete", waiting.keys, waiting.etag)
+
+
+def _sooner(one: datetime | None, other: datetime | None) -> datetime | None:
+    if one is None or other is None:
+        return one or other
+    return min(one, other)
+
+
+def _others(messages: Sequence[DelayedMessage], stored: Sequence[Waiting]) -> Iterable[str]:
+    """Yield the ids that were there, or stand a second time, in order."""
+    expected = {each.message.message_id for each in stored}
+    for message in messages:
+        if message.message_id in expected:
+            expected.discard(message.message_id)
+        else:
+            yield message.message_id
+
+
+def open_store(
+    address: str,
+    *,
+    peek_interval: timedelta | None = None,
+    longest_wait_when_idle: timedelta | None = None,
+    page_size: int | None = None,
+    **settings: Any,
+) -> AzureTableStore:
+    """Return the store at an address, with what :class:`Polling` has given one by one, as settings have it."""
+    given = {"peek_interval": peek_interval, "longest_wait_when_idle": longest_wait_when_idle, "page_size": page_size}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return AzureTableStore(address, polling=Polling(**chosen), **settings)

@@ -1,0 +1,185 @@
+"""Queues of Azure Storage, in upstream's envelope, so that its endpoints and ours can share them.
+
+A message that was received is hidden from others while it is handled, and deleted when it is done and what was sent
+with it has arrived: at least once, with stable message ids. Messages may overtake each other, in Azure and on the way
+there. Addresses: :mod:`postdate.backends.azure.login`; names of queues: :mod:`postdate.backends.azure.queue_names`.
+Source: specification 2.5, 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from azure.core.exceptions import ResourceExistsError
+
+from postdate.backends.azure.envelope import LARGEST_MESSAGE_BYTES
+from postdate.backends.azure.errors import QUEUES, code_of, translated
+from postdate.backends.azure.login import AzureLogin, parse_login
+from postdate.backends.azure.queue_names import Sanitizer, sanitizer_of
+from postdate.backends.azure.receiving import (
+    LARGEST_BATCH,
+    LONGEST_HOLD,
+    SHORTEST_HOLD,
+    AzureQueueReceiver,
+    Memory,
+    Pace,
+)
+from postdate.backends.azure.sending import Parcel, Sender
+from postdate.backends.azure.service import QueueService, refuse_work
+from postdate.backends.azure.time_to_live import PRECISION
+from postdate.errors import (
+    ConfigurationError,
+    PostdateError,
+    QueueNotFound,
+)
+from postdate.messages import Envelope
+from postdate.ports import ServerFacts, TransactionMode, TransportCapabilities, Work
+
+_ALREADY_THERE: Final = "QueueAlreadyExists"
+
+
+class AzureStorageQueueTransport:
+    """Queues of an account of Azure Storage.
+
+    Args:
+        address: of the account, or its connection string; see :mod:`postdate.backends.azure.login`.
+        sanitizer: what becomes of names that Azure does not take: ``dashes``, ``strict``, ``legacy``, or a function;
+            see :mod:`postdate.backends.azure.queue_names`.
+        largest_message_bytes: of headers and body together; at most what always fits, which is also the default.
+        concurrent_sends: requests on their way at once; with 1 a queue gets messages in the order of sending.
+        hold_for: the time for which a received message is hidden; renewed while it is held, so it is the time after
+            which the messages of a process that died are free. Whole seconds, 1 s to 7 days.
+        peek_interval: by which the pause grows each time a queue is found empty.
+        longest_idle_wait: the longest such pause: how late a message from elsewhere may be received.
+    """
+
+    def __init__(  # noqa: PLR0913 - settings
+        self,
+        address: str | AzureLogin,
+        *,
+        sanitizer: str | Sanitizer = "dashes",
+        largest_message_bytes: int | None = None,
+        concurrent_sends: int = 32,
+        hold_for: timedelta = timedelta(seconds=30),
+        peek_interval: timedelta = timedelta(milliseconds=125),
+        longest_idle_wait: timedelta = timedelta(seconds=1),
+    ) -> None:
+        if concurrent_sends < 1:
+            raise ConfigurationError(f"concurrent_sends must be 1 or more, not {concurrent_sends}")
+        if not SHORTEST_HOLD <= hold_for <= LONGEST_HOLD or hold_for % PRECISION:
+            raise ConfigurationError(f"hold_for must be whole seconds, 1 s to 7 days, not {hold_for}")
+        if peek_interval <= timedelta(0) or longest_idle_wait < peek_interval:
+            raise ConfigurationError(
+                f"peek_interval must be above zero and longest_idle_wait no shorter, not {peek_interval} and "
+                f"{longest_idle_wait}"
+            )
+        login = address if isinstance(address, AzureLogin) else parse_login(address)
+        login.endpoint("queue")
+        self.service = QueueService(login, sanitizer_of(sanitizer))
+        self._sender = Sender(self.service, concurrent_sends, largest_message_bytes)
+        self._pace = Pace(hold_for, peek_interval, longest_idle_wait)
+        self._memory = Memory()
+        self._receivers: set[AzureQueueReceiver] = set()
+        self._capabilities = TransportCapabilities(
+            durable=True,
+            transaction_modes=frozenset({TransactionMode.NONE, TransactionMode.RECEIVE_ONLY}),
+            largest_message_bytes=min(largest_message_bytes or LARGEST_MESSAGE_BYTES, LARGEST_MESSAGE_BYTES),
+            expires_messages=True,
+            time_to_be_received_precision=PRECISION,
+            queue_names_fold_case=True,
+            queue_name_separator="-",
+        )
+
+    def __repr__(self) -> str:
+        return f"AzureStorageQueueTransport({self.service.place})"
+
+    @property
+    def capabilities(self) -> TransportCapabilities:
+        """See :class:`postdate.ports.Transport`."""
+        return self._capabilities
+
+    async def create_queues(self, names: Sequence[str]) -> None:
+        """See :meth:`postdate.ports.Transport.create_queues`.
+
+        Raises:
+            ConfigurationError: Azure takes no such name.
+        """
+        for name in names:
+            what = self.service.what(name)
+            with translated(QUEUES, what):
+                try:
+                    await self.service.queue(name).create_queue()
+                except ResourceExistsError as error:
+                    if code_of(error) != _ALREADY_THERE:
+                        raise
+
+    async def send(
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+    ) -> Sequence[PostdateError | None]:
+        """See :meth:`postdate.ports.Transport.send`; what has run out is not sent, and logged."""
+        refuse_work(work)
+        return await self._sender.send(envelopes, now)
+
+    def receiver(self, queue: str) -> AzureQueueReceiver:
+        """See :meth:`postdate.ports.Transport.receiver`."""
+        receiver = AzureQueueReceiver(
+            self.service, queue, self._pace, self._memory, self._send_all, self._receivers.discard
+        )
+        self._receivers.add(receiver)
+        return receiver
+
+    async def _send_all(self, envelopes: Sequence[Envelope], now: datetime) -> None:
+        """Send all, or raise: nothing is sent when it can be foreseen that one cannot be."""
+        for envelope in envelopes:
+            foreseen = self._sender.packed(envelope, now)
+            if not isinstance(foreseen, Parcel):
+                raise foreseen
+        for error in await self._sender.send(envelopes, now):
+            if error is not None:
+                raise error
+
+    async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
+        """See :meth:`postdate.ports.CountsQueues.lengths_of`.
+
+        Exact, without what somebody has in hand, for queues of up to 31 messages; what Azure says for longer ones
+        counts those in hand, and for a while those that have expired.
+        """
+        lengths: dict[str, int] = {}
+        for name in names:
+            with suppress(QueueNotFound):
+                lengths[name] = await self._length_of(name)
+        return lengths
+
+    async def _length_of(self, name: str) -> int:
+        queue = self.service.queue(name)
+        with self.service.asking(name):
+            visible = len(await queue.peek_messages(max_messages=LARGEST_BATCH))
+            if visible < LARGEST_BATCH:
+                return visible
+            properties = await queue.get_queue_properties()
+        return max(visible, properties.approximate_message_count or 0)
+
+    async def server_facts(self) -> ServerFacts:
+        """See :meth:`postdate.ports.DescribesServer.server_facts`.
+
+        The service tells the time in whole seconds, too coarsely to be compared with ours, and by its clock messages
+        expire, but none becomes due: so it is among the settings, as text.
+        """
+        headers: dict[str, str] = {}
+
+        def keep(response: Any) -> None:
+            headers.update({name.lower(): value for name, value in response.http_response.headers.items()})
+
+        with translated(QUEUES, self.service.place):
+            await self.service.client.get_service_properties(raw_response_hook=keep)
+        told = {name: headers[name] for name in ("date", "server") if name in headers}
+        return ServerFacts("Azure Storage", headers.get("x-ms-version", "without a version"), settings=told)
+
+    async def close(self) -> None:
+        """See :meth:`postdate.ports.Transport.close`; receivers that are open are closed."""
+        for receiver in list(self._receivers):
+            await receiver.close()
+        await self.service.close()

@@ -1,0 +1,276 @@
+"""A connection to MariaDB as we want it, and the address it goes to. Source: ADR 0008."""
+
+from __future__ import annotations
+
+import re
+import socket
+import ssl
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import pymysql
+from pymysql.constants import CLIENT
+from pymysql.cursors import SSCursor
+
+from postdate.backends.mariadb.errors import translated
+from postdate.backends.rowlocks.sockets import check_answers_within, connected
+from postdate.errors import ConfigurationError, StoreUnavailable
+
+_OLDEST: Final = (10, 6)
+_PORT: Final = 3306
+_CONNECT_WITHIN_SECONDS: Final = 5.0
+_LOG_IN_WITHIN_SECONDS: Final = 10.0
+_ANSWER_WITHIN_SECONDS: Final = 30.0
+_PATIENCE_SECONDS: Final = 600.0
+HOLDS_AT_MOST: Final = timedelta(seconds=60)
+_ALIVE_WITHIN_SECONDS: Final = 2.0
+_TLS: Final = frozenset({"ssl", "ssl_ca", "ssl_cert", "ssl_key"})
+
+# in_predicate_conversion_threshold: a list of more than 999 numbers would become a table of its own, read from its
+# beginning to its end. lock_wait_timeout: of locks on tables; more often than not somebody has one for good.
+_SETTINGS: Final = (
+    "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', innodb_lock_wait_timeout = 3, "
+    "lock_wait_timeout = 10, wait_timeout = 28800, idle_transaction_timeout = %(idle)s, "
+    "idle_write_transaction_timeout = 0, idle_readonly_transaction_timeout = 0, "
+    "in_predicate_conversion_threshold = 0, time_zone = '+00:00'"
+)
+
+
+class MariaDbServer:
+    """Where a server is.
+
+    Args:
+        url: ``mariadb://user:password@host:port/database``; encrypted, and the server's certificate
+            checked, with ``?ssl=true`` or ``?ssl_ca=/path``, besides which may stand ``ssl_cert`` and ``ssl_key``.
+        holds_at_most: the server ends a transaction of ours in which nothing is said for so long, and the connection by
+            which a process shows that it lives; whole seconds. ``None``: it does not.
+        answers_within: after so long a silence of the server a connection is given up; ``None``: 30 s.
+
+    Raises:
+        ConfigurationError: the address cannot be read; the text never has the password.
+    """
+
+    def __init__(
+        self, url: str, holds_at_most: timedelta | None = None, answers_within: timedelta | None = None
+    ) -> None:
+        self._answers_within = check_answers_within(answers_within)
+        self._silence_seconds = 0 if holds_at_most is None else max(round(holds_at_most.total_seconds()), 1)
+        try:
+            parts = urlsplit(url)
+            self._address = (parts.hostname or "localhost", parts.port or _PORT)
+        except ValueError:  # its text may have a piece of a password that is not escaped
+            raise ConfigurationError(
+                "the address of the MariaDB database cannot be read; write mariadb://user:password@host:port/database"
+            ) from None
+        self.database = unquote(parts.path.lstrip("/"))
+        self._user, self._password = unquote(parts.username or ""), unquote(parts.password or "")
+        tls = dict(parse_qsl(parts.query, keep_blank_values=True))
+        unknown = sorted(set(tls) - _TLS)
+        if parts.scheme not in {"mariadb", "mysql"} or unknown:
+            wrong = f"does not know {unknown[0]!r}" if unknown else "begins with mariadb://"
+            raise ConfigurationError(
+                f"the address of a MariaDB database {wrong}; it may have {', '.join(sorted(_TLS))}"
+            )
+        self._tls = _tls(tls) if tls else None  # once: reading the system's certificates takes 0.1 s
+        self.where = f"MariaDB {self._address[0]}:{self._address[1]}/{self.database}"
+
+    def connect(self) -> MariaDbSession:
+        """Return a connection; see :class:`postdate.backends.rowlocks.Server`.
+
+        Raises:
+            ConfigurationError: it is no MariaDB, or too old.
+            StoreUnavailable: it does not answer.
+        """
+        with translated(self.where, _LOG_IN_WITHIN_SECONDS):
+            connection = _Connection(
+                host=self._address[0],
+                port=self._address[1],
+                user=self._user,
+                password=self._password,
+                charset="utf8mb4",
+                autocommit=True,
+                client_flag=CLIENT.FOUND_ROWS,  # an UPDATE counts what it found
+                read_timeout=_LOG_IN_WITHIN_SECONDS,
+                write_timeout=_LOG_IN_WITHIN_SECONDS,
+                defer_connect=True,
+                ssl=self._tls,
+                ssl_disabled=self._tls is None,
+            )
+            connection.connect(connected(self._address, _CONNECT_WITHIN_SECONDS))
+            session = MariaDbSession(connection, self.where, self._silence_seconds)
+        try:
+            session.prepare(self._answers_within)
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def connect_patiently(self) -> MariaDbSession:
+        """Return a connection for long statements, such as a migration's; see :meth:`connect`."""
+        session = self.connect()
+        session.wait_for_long()
+        return session
+
+
+def _tls(settings: Mapping[str, str]) -> ssl.SSLContext | None:
+    if settings.get("ssl", "true").lower() in {"0", "false", "no"}:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=settings.get("ssl_ca"))
+        if "ssl_cert" in settings:
+            context.load_cert_chain(settings["ssl_cert"], settings.get("ssl_key"))
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigurationError(f"the certificates of the MariaDB connection cannot be read: {error}") from error
+    return context
+
+
+class _Connection(pymysql.Connection[Any] if TYPE_CHECKING else pymysql.Connection):
+    """The driver's connection, whose limits of time can be changed, and which can be ended from another thread."""
+
+    _sock: socket.socket | None
+
+    @property
+    def seconds(self) -> float:
+        """How long the server may take to answer."""
+        return self._read_timeout
+
+    def limit(self, seconds: float) -> None:
+        """Wait no longer for an answer from now on."""
+        self._read_timeout = self._write_timeout = seconds
+
+    def abort(self) -> None:
+        """End the connection; who waits for an answer hears that there is none."""
+        if self._sock is not None:
+            with suppress(OSError):
+                socket.socket.shutdown(self._sock, socket.SHUT_RDWR)  # of TLS, too: nothing is to be said any more
+
+
+def literal(value: str | bytes) -> bytes:
+    """Return a text or bytes as SQL for many rows: the driver's own way takes five times as long.
+
+    Our sessions read backslashes as escapes (``sql_mode``), and in UTF-8 no byte of a longer character is a quote or a
+    backslash: so these two are all there is to escape.
+    """
+    text = value.encode() if isinstance(value, str) else value
+    escaped = text.replace(b"\\", b"\\\\").replace(b"'", b"\\'")
+    return b"'%b'" % escaped if isinstance(value, str) else b"_binary'%b'" % escaped
+
+
+class MariaDbSession:
+    """One connection, in autocommit mode outside of :meth:`begin` … :meth:`commit`; one thread at a time.
+
+    Args:
+        connection: of the driver.
+        where: the address without secrets.
+        silence_seconds: see ``holds_at_most`` of :class:`MariaDbServer`; 0: no limit.
+    """
+
+    def __init__(self, connection: _Connection, where: str, silence_seconds: int = 0) -> None:
+        self._connection, self._where, self._silence_seconds = connection, where, silence_seconds
+        self.version = ""
+        self.largest_packet = 0
+
+    def prepare(self, answers_within: timedelta | None = None) -> None:
+        """Check the server and set what the session needs; from then on every answer may take so long."""
+        ((version, packet),) = self.rows("SELECT VERSION(), @@max_allowed_packet")
+        self.version, self.largest_packet = version, packet
+        found = re.match(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.\d+-mariadb", version.lower())
+        if found is None or (int(found[1]), int(found[2])) < _OLDEST:
+            raise ConfigurationError(
+                f"{self._where} is {version}; Postdate needs MariaDB {_OLDEST[0]}.{_OLDEST[1]} or newer, which skips "
+                f"locked rows (MySQL lacks INSERT … RETURNING)"
+            )
+        self.change("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        self.change(_SETTINGS, {"idle": self._silence_seconds})
+        self._connection.limit(_ANSWER_WITHIN_SECONDS if answers_within is None else answers_within.total_seconds())
+
+    def show_life(self) -> None:
+        """Have the server end this connection, and all that it holds, when we fall silent."""
+        if self._silence_seconds:
+            self.change("SET SESSION wait_timeout = %(silence)s", {"silence": self._silence_seconds})
+
+    def wait_for_long(self) -> None:
+        """Wait longer for every answer from now on."""
+        self._connection.limit(_PATIENCE_SECONDS)
+
+    @contextmanager
+    def patient(self) -> Generator[None]:
+        """Wait longer for answers within: for what reads or changes whole tables."""
+        before = self._connection.seconds
+        self._connection.limit(_PATIENCE_SECONDS)
+        try:
+            yield
+        finally:
+            self._connection.limit(before)
+
+    def _speaking(self) -> AbstractContextManager[None]:
+        return translated(self._where, self._connection.seconds)
+
+    def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> Sequence[tuple[Any, ...]]:
+        """Run a statement in which percent signs are doubled, and return its rows."""
+        with self._speaking(), self._connection.cursor() as cursor:
+            cursor.execute(sql, values or {})
+            return cursor.fetchall()
+
+    def change(self, sql: str, values: Mapping[str, Any] | None = None) -> int:
+        """Run a statement, percent signs doubled if it has ``values``, and return how many rows it found."""
+        with self._speaking(), self._connection.cursor() as cursor:
+            return cursor.execute(sql, values)
+
+    def change_bytes(self, sql: bytes) -> int:
+        """Run a statement that is complete and return how many rows it found."""
+        with self._speaking(), self._connection.cursor() as cursor:
+            return cursor.execute(sql, None)
+
+    def rows_of_bytes(self, sql: bytes) -> Sequence[tuple[Any, ...]]:
+        """Run a statement that is complete and return its rows."""
+        with self._speaking(), self._connection.cursor() as cursor:
+            cursor.execute(sql, None)
+            return cursor.fetchall()
+
+    def pages(self, sql: str, values: dict[str, Any], page: int) -> Iterable[list[tuple[Any, ...]]]:
+        """Yield the rows of a statement as the server sends them; nothing else may run meanwhile."""
+        with self.patient(), self._speaking(), self._connection.cursor(SSCursor) as cursor:
+            cursor.execute(sql, values)
+            while rows := cursor.fetchmany(page):
+                yield list(rows)
+
+    def begin(self) -> None:
+        """Begin a transaction."""
+        with self._speaking():
+            self._connection.begin()
+
+    def commit(self) -> None:
+        """Commit it."""
+        with self._speaking():
+            self._connection.commit()
+
+    def rollback(self) -> None:
+        """Roll it back."""
+        with self._speaking():
+            self._connection.rollback()
+
+    def close(self) -> None:
+        """Close the connection. Never raises."""
+        with suppress(pymysql.Error, OSError):
+            self._connection.close()
+
+    def abort(self) -> None:
+        """End the connection from another thread: whoever waits for an answer hears that none comes. Never raises."""
+        self._connection.abort()
+
+    def is_alive(self, at_most: float | None = None) -> bool:
+        """See :meth:`postdate.backends.rowlocks.parts.Session.is_alive`."""
+        before = self._connection.seconds
+        self._connection.limit(_ALIVE_WITHIN_SECONDS if at_most is None else min(before, at_most))
+        try:
+            with self._speaking():
+                self._connection.ping(reconnect=False)
+        except StoreUnavailable:
+            return False
+        finally:
+            self._connection.limit(before)
+        return True

@@ -1,0 +1,86 @@
+"""The one place where errors of MariaDB become errors of Postdate."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import pymysql
+
+from postdate.backends.rowlocks import Conflict
+from postdate.errors import (
+    MessageTooLarge,
+    PostdateError,
+    StoreError,
+    StoreFull,
+    StoreNotSetUp,
+    StoreNotWritable,
+    StoreUnavailable,
+    StoreUnreachable,
+)
+
+
+class LockedTooLong(Conflict):
+    """Somebody had a row locked for longer than we wait."""
+
+
+_MEANINGS: dict[type[StoreError | MessageTooLarge], tuple[frozenset[int], str]] = {
+    LockedTooLong: (frozenset({1205}), "{where}: {said}"),
+    # Deadlock; record has changed since last read.
+    Conflict: (frozenset({1213, 1020}), "{where}: {said}"),
+    StoreNotSetUp: (
+        frozenset({1049, 1051, 1054, 1146}),
+        "{where} lacks tables of Postdate ({said}); run `postdate setup`",
+    ),
+    StoreFull: (
+        frozenset({1021, 1038, 1041, 1114}),
+        "{where} has no room ({said}); nothing was written; make room and go on",
+    ),
+    StoreNotWritable: (
+        frozenset({1044, 1045, 1142, 1143, 1227, 1290, 1698, 1792, 1836}),
+        "{where} refuses ({said}); check user, password and grants",
+    ),
+    MessageTooLarge: (frozenset({1153, 1301}), "{where} refuses ({said}); raise the server's max_allowed_packet"),
+    # The server goes, is full of connections, or ended ours. What the driver itself says follows below.
+    StoreUnreachable: (
+        frozenset({1040, 1053, 1077, 1079, 1080, 1129, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1226, 1927}),
+        "{where}: {said}",
+    ),
+    # It ended our statement.
+    StoreUnavailable: (frozenset({1317, 1969}), "{where}: {said}"),
+}
+
+
+def translate(error: pymysql.Error, where: str) -> PostdateError:
+    """Return what went wrong with the database ``where`` (without its password) and what to do about it."""
+    number, said = _number_and_text(error)
+    for meaning, (numbers, text) in _MEANINGS.items():
+        if number in numbers:
+            return meaning(text.format(where=where, said=said))
+    # Without a number it is the driver that speaks: the packets are out of order.
+    is_out_of_order = number == 0 and isinstance(error, pymysql.err.InternalError)
+    if 2000 <= number < 2100 or isinstance(error, pymysql.err.InterfaceError) or is_out_of_order:
+        return StoreUnreachable(f"{where}: {said}")
+    return StoreError(f"{where}: {said} ({number})")
+
+
+def _number_and_text(error: pymysql.Error) -> tuple[int, str]:
+    number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+    said = str(error.args[1]) if len(error.args) > 1 else str(error)
+    return number, said.strip().partition("\n")[0] or type(error).__name__
+
+
+@contextmanager
+def translated(where: str, seconds: float | None = None) -> Generator[None]:
+    """Raise errors of MariaDB and of its connection as errors of Postdate; it has ``seconds`` to answer."""
+    try:
+        yield
+    except pymysql.Error as error:
+        if isinstance(error.__context__, TimeoutError) and seconds is not None:  # the driver has ended the connection
+            raise StoreUnreachable(f"{where}: did not answer within {seconds:g} s") from error
+        raise translate(error, where) from error
+    except (OSError, EOFError) as error:
+        raise StoreUnreachable(f"{where}: {error or type(error).__name__}") from error
+    except (AssertionError, IndexError, struct.error) as error:  # how the driver takes a packet that is cut short
+        raise StoreUnreachable(f"{where}: the answer cannot be read ({error!r})") from error

@@ -1,0 +1,107 @@
+"""Delayed messages in MariaDB 10.6 or newer.
+
+Due messages are claimed by row locks of an open transaction, so that a claim ends with its connection and costs no
+write. Source: specification 1.1, 1.3; ADR 0008.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from postdate.backends.mariadb import pruning
+from postdate.backends.mariadb.connection import HOLDS_AT_MOST, MariaDbServer
+from postdate.backends.mariadb.facts import old_snapshots
+from postdate.backends.mariadb.names import Names, check_name
+from postdate.backends.mariadb.setup import setup_statements
+from postdate.backends.mariadb.tables import MariaDbTables
+from postdate.backends.rowlocks import LockingStore
+from postdate.errors import ConfigurationError
+from postdate.ports import OldSnapshot, Recording, ScanPart
+from postdate.ports.pruning import StoredRecord
+
+
+class MariaDbStore(LockingStore):
+    """Keeps delayed messages in a table of MariaDB.
+
+    Args:
+        url: ``mariadb://user:password@host:port/database``; for TLS, ``?ssl=true`` (see
+            :class:`postdate.backends.mariadb.connection.MariaDbServer`).
+        schema: the database that the tables are in; ``None``: that of ``url``.
+        table: of the waiting messages; at most 64 characters, none of them an emoji. ``None``: ``{endpoint}.timeouts``.
+        recording: how much is kept for audits.
+        largest_message_bytes: of headers and body together. A message travels in one statement, in which a byte may
+            take two: the default fits whatever the bytes are into the packet of 16 MiB that servers allow by default
+            (``max_allowed_packet``).
+        holds_at_most: a process that shows no life for so long (frozen, swapped out, cut off) loses what it holds: the
+            server ends its connections. Whole seconds, 1 at least.
+        answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: 30 s. What
+            reads or changes whole tables may take 10 minutes.
+        checksum: store one of headers and body with each message; who reads it checks it, whatever this says.
+
+    Raises:
+        ConfigurationError: the address, the schema or the table cannot be.
+    """
+
+    def __init__(  # noqa: PLR0913 - the settings that stand beside an address
+        self,
+        url: str,
+        *,
+        schema: str | None = None,
+        table: str | None = None,
+        recording: Recording = Recording.ALL,
+        largest_message_bytes: int = 7 * 1024 * 1024,
+        holds_at_most: timedelta = HOLDS_AT_MOST,
+        answers_within: timedelta | None = None,
+        checksum: bool = False,
+    ) -> None:
+        self.server = MariaDbServer(url, holds_at_most, answers_within)
+        self._schema = self.server.database if schema is None else schema
+        self._recording = recording
+        if not self._schema:
+            raise ConfigurationError("MariaDbStore needs a database: mariadb://user@host/database, or schema=...")
+        check_name(self._schema, "schema")
+        super().__init__(self.server, self._tables_of, table, largest_message_bytes, holds_at_most, checksum=checksum)
+
+    def _tables_of(self, table: str) -> MariaDbTables:
+        return MariaDbTables(Names(self._schema, table), self._recording)
+
+    def setup_statements(self, endpoint: str) -> str:
+        """Return the SQL that :meth:`setup` runs on an empty server, for a database administrator."""
+        return setup_statements(Names(self._schema, self._table or f"{endpoint}.timeouts"))
+
+    async def old_snapshots(self) -> Sequence[OldSnapshot]:
+        """See :meth:`postdate.ports.SeesSnapshots.old_snapshots`; none are seen without the right ``PROCESS``."""
+        return await self._pool.run_in_thread(old_snapshots)
+
+    @property
+    def records_in_commit_order(self) -> bool:
+        """See :class:`postdate.ports.auditing.AuditableStore`; numbers are given out before the commit."""
+        return False
+
+    def tables_of_stores(self) -> Sequence[str]:
+        """See :meth:`postdate.ports.auditing.AuditableStore.tables_of_stores`."""
+        return pruning.tables_of_stores(self._pool, self._names)
+
+    @property
+    def pruned_at_once(self) -> int:
+        """See :class:`postdate.ports.pruning.PrunableStore`: a number is a place."""
+        return 10_000
+
+    def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
+        """See :meth:`postdate.ports.pruning.PrunableStore.mark_archived`; a number is a place."""
+        return pruning.mark_archived(self._pool, self._names, numbers)
+
+    def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
+        """See :meth:`postdate.ports.pruning.PrunableStore.prune`."""
+        return pruning.prune(self._pool, self._names, numbers)
+
+    def restore(self, records: Sequence[StoredRecord]) -> int:
+        """See :meth:`postdate.ports.pruning.PrunableStore.restore`."""
+        return pruning.restore(self._pool, self._names, records)
+
+    @property
+    def _names(self) -> Names:
+        tables = self._tables
+        assert isinstance(tables, MariaDbTables)
+        return tables.names

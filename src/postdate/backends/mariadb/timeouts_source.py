@@ -1,0 +1,131 @@
+"""Timeouts in MariaDB."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import cast
+
+from postdate.backends.mariadb.connection import MariaDbServer
+from postdate.backends.mariadb.names import Names, check_name, quoted
+from postdate.errors import ConfigurationError, StoreUnavailable
+from postdate.migrating.dialect import TURN_SECONDS, Dialect, Hiding, Session
+from postdate.migrating.names import NUMBER
+from postdate.persistence.timeouts import ID, TIME
+
+
+class MariaDbDialect(Dialect):
+    """The SQL of MariaDB.
+
+    Args:
+        url: of the database.
+        schema: the database that the tables are in; ``None``: that of the URL.
+
+    Raises:
+        ConfigurationError: neither names a database.
+    """
+
+    long_text = "longtext"
+    instant = "datetime(6)"
+    dividing = "DIV"
+    locking = " FOR UPDATE"
+
+    def __init__(self, url: str, schema: str | None) -> None:
+        self._server = MariaDbServer(url)
+        super().__init__(check_name(schema or self._server.database, "schema"), self._server.where)
+
+    def connect(self) -> Session:
+        """See :class:`Dialect`."""
+        session = cast("Session", self._server.connect_patiently())
+        try:
+            session.change(
+                f"USE {self.quoted(self.schema)}", {}
+            )  # an alias in a DELETE means one in the chosen database
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def now(self, session: Session) -> datetime:
+        """See :class:`Dialect`."""
+        ((now,),) = session.rows("SELECT UTC_TIMESTAMP(6)", {})
+        return now.replace(tzinfo=UTC)
+
+    def tables(self, session: Session) -> Sequence[str]:
+        """See :class:`Dialect`."""
+        return [
+            name
+            for (name,) in session.rows(
+                "SELECT TABLE_NAME FROM information_schema.TABLES "
+                "WHERE TABLE_SCHEMA = %(schema)s AND TABLE_TYPE = 'BASE TABLE'",
+                {"schema": self.schema},
+            )
+        ]
+
+    def columns(self, session: Session, table: str) -> Sequence[str]:
+        """See :class:`Dialect`."""
+        of = {"schema": self.schema, "table": table}
+        here = "TABLE_SCHEMA = %(schema)s AND TABLE_NAME = %(table)s"
+        engines = session.rows(f"SELECT ENGINE FROM information_schema.TABLES WHERE {here}", of)
+        if engines and str(engines[0][0]).lower() != "innodb":
+            raise ConfigurationError(
+                f"{self.where}: table {table} is kept by {engines[0][0]}, which has no transactions, so that its "
+                f"timeouts cannot be moved safely; change it to InnoDB first"
+            )
+        found = session.rows(
+            f"SELECT COLUMN_NAME FROM information_schema.COLUMNS WHERE {here} ORDER BY ORDINAL_POSITION", of
+        )
+        return [name for (name,) in found]
+
+    def limit(self, session: Session, margin: timedelta) -> None:
+        """See :class:`Dialect`; the server also ends a transaction whose client is suspended."""
+        seconds = margin.total_seconds()
+        self._set(session, max(seconds / 4, 0.000001), int(seconds / 8), max(int(seconds / 4), 1))
+
+    def unlimit(self, session: Session) -> None:
+        """See :class:`Dialect`; back to what every session of ours has."""
+        self._set(session, 0, 3, 0)
+
+    @staticmethod
+    def _set(session: Session, statement: float, lock: int, idle: int) -> None:
+        session.change(
+            f"SET SESSION max_statement_time = {statement:.6f}, innodb_lock_wait_timeout = {lock}, "
+            f"idle_write_transaction_timeout = {idle}",
+            {},
+        )
+
+    def take_turn(self, session: Session) -> None:
+        """See :class:`Dialect`; creating a table ends a transaction here, but not this."""
+        ((granted,),) = session.rows(
+            "SELECT GET_LOCK(%(name)s, %(wait)s)", {"name": self._turn(), "wait": TURN_SECONDS}
+        )
+        if granted != 1:
+            raise StoreUnavailable(f"{self.where}: another migration has been at its beginning for too long; try again")
+
+    def end_turn(self, session: Session) -> None:
+        """See :class:`Dialect`."""
+        session.rows("SELECT RELEASE_LOCK(%(name)s)", {"name": self._turn()})
+
+    def _turn(self) -> str:
+        return Names(self.schema, "any").lock("migration")
+
+    def quoted(self, name: str) -> str:
+        """See :class:`Dialect`."""
+        return quoted(name).replace("%", "%%")
+
+    def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
+        """See :class:`Dialect`."""
+        key = f"PRIMARY KEY ({self.list_of((NUMBER, ID))})"
+        return (
+            (
+                f"CREATE TABLE IF NOT EXISTS {self.table(staging)} "
+                f"({self.quoted(NUMBER)} int NOT NULL DEFAULT 0, {key}) "
+                f"ENGINE = InnoDB AS SELECT {self.list_of(columns)} FROM {self.table(live)} WHERE FALSE"
+            ),
+        )
+
+    def _earliest(self, hiding: Hiding) -> str:
+        return (
+            f"SELECT {self.list_of(hiding.columns)} FROM {self.table(hiding.live)} WHERE {self.is_due_from()} "
+            f"ORDER BY {self.quoted(TIME)} LIMIT {hiding.limit} FOR UPDATE SKIP LOCKED"
+        )

@@ -1,0 +1,80 @@
+"""Timeouts in this process' memory, for tests and trials: all is lost when the process ends (row 104)."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from postdate.persistence.timeouts import checked, in_order, normal_id, normal_saga
+from postdate.ports.timeouts import DueChunk, DueTimeout, Timeout
+
+
+class MemoryTimeouts:
+    """Keeps timeouts in memory; nothing is durable, and no other process sees it."""
+
+    def __init__(self) -> None:
+        self._timeouts: dict[str, Timeout] = {}
+        self._claimed: set[str] = set()
+
+    async def initialize(self, endpoint: str) -> None:
+        """Nothing to prepare. See :class:`postdate.ports.timeouts.TimeoutPersister`."""
+
+    async def setup(self) -> None:
+        """Nothing to create."""
+
+    async def add(self, timeout: Timeout) -> bool:
+        """See :meth:`postdate.ports.timeouts.TimeoutPersister.add`."""
+        timeout = checked(timeout)
+        return self._timeouts.setdefault(timeout.timeout_id, timeout) is timeout
+
+    async def peek(self, timeout_id: str) -> Timeout | None:
+        """See :meth:`postdate.ports.timeouts.TimeoutPersister.peek`."""
+        return self._timeouts.get(normal_id(timeout_id) or "")
+
+    async def claim(self, timeout_id: str) -> _Claim | None:
+        """See :meth:`postdate.ports.timeouts.ClaimingTimeouts.claim`."""
+        found = await self.peek(timeout_id)
+        if found is None or found.timeout_id in self._claimed:
+            return None
+        self._claimed.add(found.timeout_id)
+        return _Claim(found, self, self._claimed)
+
+    async def try_remove(self, timeout_id: str) -> bool:
+        """See :meth:`postdate.ports.timeouts.TimeoutPersister.try_remove`."""
+        return self._timeouts.pop(normal_id(timeout_id) or "", None) is not None
+
+    async def remove_by_saga(self, saga_id: str) -> int:
+        """See :meth:`postdate.ports.timeouts.TimeoutPersister.remove_by_saga`."""
+        saga = normal_saga(saga_id)
+        theirs = [each.timeout_id for each in self._timeouts.values() if saga is not None and each.saga_id == saga]
+        for timeout_id in theirs:
+            del self._timeouts[timeout_id]
+        return len(theirs)
+
+    async def next_chunk(self, start: datetime, now: datetime, limit: int) -> DueChunk:
+        """See :meth:`postdate.ports.timeouts.TimeoutPersister.next_chunk`."""
+        stored = [DueTimeout(each.timeout_id, each.due) for each in self._timeouts.values()]
+        found = in_order(each for each in stored if start < each.due <= now)
+        last = found[: max(limit, 1)][-1].due if found else now
+        chunk = [each for each in found if each.due <= last]
+        if len(chunk) < len(found):
+            return DueChunk(chunk, now)
+        return DueChunk(chunk, min((each.due for each in stored if each.due > now), default=None))
+
+    async def close(self) -> None:
+        """Nothing to release."""
+
+
+class _Claim:
+    """See :class:`postdate.ports.timeouts.TimeoutClaim`."""
+
+    def __init__(self, timeout: Timeout, timeouts: MemoryTimeouts, claimed: set[str]) -> None:
+        self.timeout, self._timeouts, self._claimed = timeout, timeouts, claimed
+
+    async def remove(self) -> bool:
+        """Remove it and end the claim."""
+        await self.release()
+        return await self._timeouts.try_remove(self.timeout.timeout_id)
+
+    async def release(self) -> None:
+        """End the claim."""
+        self._claimed.discard(self.timeout.timeout_id)

@@ -1,0 +1,25 @@
+"""MSMQ: addresses, messages as its properties, its COM objects and the threads that they live in. See docs/msmq.md."""
+
+from typing import Final
+
+from postdate.ports.backends import Adapter, Addresses, Backend, Place
+
+BACKEND: Final = Backend(
+    product="MSMQ",
+    place=Place.MACHINE,
+    addresses=Addresses(("msmq",), "msmq:"),
+    extra="msmq",
+    transport=Adapter(
+        "postdate.backends.msmq.transport:MsmqTransport",
+        frozenset(
+            {
+                "transactional",
+                "largest_message_bytes",
+                "disable_native_time_to_be_received_in_transactions",
+                "use_dead_letter_queue",
+                "use_dead_letter_queue_for_messages_with_time_to_be_received",
+                "use_journal_queue",
+            }
+        ),
+    ),
+)

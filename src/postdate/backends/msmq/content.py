@@ -1,0 +1,301 @@
+"""An envelope as the properties of an MSMQ message, and back.
+
+The headers are the XML blob of the specification in ``Extension``, so that endpoints of NServiceBus read them; the body
+is an array of bytes. What a message of MSMQ has no place for travels as headers with the prefix ``Postdate.Queue.``,
+which whoever receives by Postdate never sees: the id, the due time and the expiry. Source: specification 1.2, 2.2, 2.3.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+from postdate.backends.msmq.address import QueueAddress
+from postdate.backends.msmq.com import (
+    ID_BYTES,
+    INFINITE,
+    LONGEST_LABEL,
+    LONGEST_SECONDS,
+    MQMSG_DEADLETTER,
+    MQMSG_JOURNAL,
+    Message,
+)
+from postdate.errors import InvalidHeaders, InvalidMessage, InvalidTimestamp, MessageTooLarge
+from postdate.messages import (
+    MESSAGE_ID_LIMIT,
+    Envelope,
+    Headers,
+    check_headers,
+    check_text,
+    decode_headers_xml,
+    encode_headers,
+    encode_headers_xml,
+    format_timestamp,
+    headers_with_expiry,
+    parse_timestamp,
+    size_in_bytes,
+    size_limit,
+)
+from postdate.ports import ExpiryRules, NativeExpiry
+
+log = logging.getLogger("postdate.msmq")
+
+PREFIX: Final = "Postdate.Queue."
+UNREADABLE: Final = PREFIX + "Unreadable"
+"""Stands in the headers of a message whose own headers or body cannot be read: what is there of them, base64."""
+_MESSAGE_ID: Final = PREFIX + "MessageId"
+_DUE: Final = PREFIX + "Due"
+_EXPIRES_AT: Final = PREFIX + "ExpiresAt"
+_THEIRS: Final = PREFIX + "Header."
+"""Stands before the name of a header of an application that could be taken for one of these."""
+
+LARGEST_NATIVE_BYTES: Final = 4 * 1024 * 1024 - 8 * 1024
+"""MSMQ takes 4 MB in all; this much of it is left after the properties that it adds itself."""
+LARGEST_MESSAGE_BYTES: Final = 4 * 1024 * 1024 - 512 * 1024
+"""So that a message at this limit still fits with what is said about its failure, and with its headers in XML."""
+
+_SECOND: Final = timedelta(seconds=1)
+_NATIVE_ID: Final = re.compile(r"([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})\\([0-9]{1,10})")
+
+
+@dataclass(frozen=True, slots=True)
+class SendingRules:
+    """How messages are sent.
+
+    Args:
+        expiry: what the queue is told of a time to be received.
+        use_journal_queue: keep a copy of what was sent in the journal of this machine.
+        largest_message_bytes: of headers and body together.
+    """
+
+    expiry: ExpiryRules
+    use_journal_queue: bool
+    largest_message_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """The properties of a message to be sent.
+
+    Args:
+        address: of its queue.
+        label: what the tools of Windows show of it.
+        extension: its headers.
+        body: as it is.
+        seconds_to_be_received: after which MSMQ discards it; ``INFINITE``: never.
+        journal: flags: dead letter, journal.
+        correlation_id: 20 bytes, or ``None``.
+    """
+
+    address: QueueAddress
+    label: str
+    extension: bytes
+    body: bytes
+    seconds_to_be_received: int
+    journal: int
+    correlation_id: bytes | None
+
+
+def outgoing(
+    envelope: Envelope, address: QueueAddress, shown: str, now: datetime, rules: SendingRules, *, in_transaction: bool
+) -> Outgoing | None:
+    """Return the properties of a message, or ``None``: its time is over already, and nobody wants it.
+
+    Args:
+        envelope: to be sent.
+        address: of its queue.
+        shown: the address as people write it.
+        now: for an absolute expiry, which MSMQ does not know.
+        rules: of the transport.
+        in_transaction: see :class:`postdate.ports.ExpiryRules`. An absolute expiry is left to the receiver there, by a
+            header.
+
+    Raises:
+        TimeToBeReceivedInTransaction, MessageTooLarge, InvalidHeaders: it cannot be sent.
+    """
+    headers: Mapping[str, str] = envelope.headers
+    check_headers(headers)
+    if in_transaction and rules.expiry.one_per_transaction:
+        headers = headers_with_expiry(headers, envelope.expires_at)
+    else:
+        envelope = _with_relative_expiry(envelope, now)
+    native = rules.expiry.native(envelope, in_transaction=in_transaction, address=shown)
+    if _is_over(native):
+        log.debug("message %s to %s is past its expiry: not sent", envelope.message_id, shown)
+        return None
+    _check_size(envelope, headers, shown, rules.largest_message_bytes)
+    extension = encode_headers_xml({**_apart(headers), **_carried(envelope)})
+    size = len(extension) + len(envelope.body)
+    if size > LARGEST_NATIVE_BYTES:
+        raise MessageTooLarge(
+            f"message {envelope.message_id!r} to {shown} has {size:,} bytes with its headers in XML, and MSMQ takes "
+            f"{LARGEST_NATIVE_BYTES:,}; keep large content elsewhere and send a reference"
+        )
+    return Outgoing(
+        address,
+        _cut(envelope.message_id),
+        extension,
+        envelope.body,
+        _seconds(native.time_to_be_received),
+        (MQMSG_DEADLETTER if native.dead_letter else 0) | (MQMSG_JOURNAL if rules.use_journal_queue else 0),
+        to_native_id(headers.get(Headers.CORRELATION_ID, "")),
+    )
+
+
+def _with_relative_expiry(envelope: Envelope, now: datetime) -> Envelope:
+    if envelope.expires_at is None:
+        return envelope
+    span = envelope.expires_at - now
+    if envelope.time_to_be_received is not None:
+        span = min(span, envelope.time_to_be_received)
+    return replace(envelope, time_to_be_received=span)
+
+
+def _is_over(native: NativeExpiry) -> bool:
+    """Return whether nobody wants it; where it is to be among the dead letters, it goes there by the shortest time."""
+    span = native.time_to_be_received
+    return span is not None and span <= timedelta(0) and not native.dead_letter
+
+
+def _check_size(envelope: Envelope, headers: Mapping[str, str], shown: str, largest: int) -> None:
+    size, limit = size_in_bytes(encode_headers(headers), envelope.body), size_limit(headers, largest)
+    if size > limit:
+        raise MessageTooLarge(
+            f"message {envelope.message_id!r} to {shown} has {size:,} bytes, this transport takes {limit:,}; keep "
+            f"large content elsewhere and send a reference, or raise largest_message_bytes"
+        )
+
+
+def _apart(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return headers among which none can be taken for what travels with them; see :func:`_together`."""
+    return {_THEIRS + name if _is_in_the_way(name) else name: text for name, text in headers.items()}
+
+
+def _is_in_the_way(name: str) -> bool:
+    return name.startswith(PREFIX) and name != UNREADABLE
+
+
+def _together(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return headers under the names that the application gave them."""
+    return {name.removeprefix(_THEIRS): text for name, text in headers.items()}
+
+
+def _carried(envelope: Envelope) -> dict[str, str]:
+    headers = {_MESSAGE_ID: envelope.message_id}
+    if envelope.due is not None:
+        headers[_DUE] = format_timestamp(envelope.due)
+    if envelope.expires_at is not None:
+        headers[_EXPIRES_AT] = format_timestamp(envelope.expires_at)
+    return headers
+
+
+def _seconds(span: timedelta | None) -> int:
+    """Return whole seconds, rounded up: MSMQ has no smaller ones, and a message must not expire early."""
+    if span is None:
+        return INFINITE
+    whole, rest = divmod(span, _SECOND)
+    seconds = max(1, whole + bool(rest))
+    return seconds if seconds <= LONGEST_SECONDS else INFINITE
+
+
+def _cut(label: str) -> str:
+    return label.encode("utf-16-le")[: 2 * LONGEST_LABEL].decode("utf-16-le", "ignore")
+
+
+# --- receiving --------------------------------------------------------------------------------------------------------
+
+
+def arrived(queue: str, message: Message) -> Envelope:
+    """Return the envelope of a message that came out of a queue, whoever sent it.
+
+    One that cannot be read is an envelope too: whoever handles it puts it aside, and others behind it flow.
+    """
+    headers = _headers_of(message, queue)
+    body = _body_of(message, headers)
+    native_id = native_id_of(message)
+    message_id = headers.pop(_MESSAGE_ID, native_id)
+    due, expires_at = _take_instant(headers, _DUE), _take_instant(headers, _EXPIRES_AT)
+    return Envelope(queue, _valid_id(message_id, native_id), _together(headers), body, expires_at, due)
+
+
+def id_of(message: Message, queue: str) -> str:
+    """Return the id of a message, of which the body need not have been read."""
+    native_id = native_id_of(message)
+    return _valid_id(_headers_of(message, queue).get(_MESSAGE_ID, native_id), native_id)
+
+
+def native_id_of(message: Message) -> str:
+    """Return the id that MSMQ gave a message: a GUID, a backslash and a number."""
+    return from_native_id(_as_bytes(message.Id))
+
+
+def _headers_of(message: Message, queue: str) -> dict[str, str]:
+    blob = _as_bytes(message.Extension).rstrip(b"\0")
+    try:
+        headers = decode_headers_xml(blob) if blob else {}
+    except InvalidHeaders as error:
+        log.error("the headers of message %s in %s cannot be read: %s", native_id_of(message), queue, error)
+        return {UNREADABLE: base64.b64encode(blob).decode()}
+    correlation = _as_bytes(message.CorrelationId)
+    if Headers.CORRELATION_ID not in headers and any(correlation) and not blob:
+        headers[Headers.CORRELATION_ID] = from_native_id(correlation)
+    return headers
+
+
+def _body_of(message: Message, headers: dict[str, str]) -> bytes:
+    try:
+        body = message.Body
+        if isinstance(body, str):  # of a program that sent text; what MSMQ itself keeps of it
+            return body.encode("utf-16-le")
+        return _as_bytes(body)
+    except Exception as error:
+        # A number, a date, or an object of COM whose class nobody knows here: it must not block those behind it.
+        log.exception("the body of message %s cannot be read", native_id_of(message))
+        headers[UNREADABLE] = base64.b64encode(str(error).encode()).decode()
+        return b""
+
+
+def _as_bytes(value: Any) -> bytes:
+    if isinstance(value, int | float):  # bytes(5) would be five zeros
+        raise TypeError(f"{value!r} is no array of bytes")
+    return b"" if value is None else bytes(value)
+
+
+def _take_instant(headers: dict[str, str], name: str) -> datetime | None:
+    try:
+        instant = None if name not in headers else parse_timestamp(headers[name])
+    except InvalidTimestamp:  # not ours: it stays where somebody sees it
+        return None
+    headers.pop(name, None)
+    return instant
+
+
+def _valid_id(message_id: str, native_id: str) -> str:
+    try:
+        check_text(message_id, "message id", MESSAGE_ID_LIMIT)
+    except InvalidMessage:
+        return native_id
+    return message_id
+
+
+# --- native ids -------------------------------------------------------------------------------------------------------
+
+
+def from_native_id(native: bytes) -> str:
+    """Return 20 bytes as the text that the specification has for them."""
+    guid, number = uuid.UUID(bytes_le=native[:16]), int.from_bytes(native[16:ID_BYTES], "little")
+    return f"{guid}\\{number}"
+
+
+def to_native_id(text: str) -> bytes | None:
+    """Return the 20 bytes of such a text; ``None`` for any other."""
+    found = _NATIVE_ID.fullmatch(text)
+    if found is None or int(found[2]) > 0xFFFFFFFF:
+        return None
+    return uuid.UUID(found[1]).bytes_le + int(found[2]).to_bytes(4, "little")

@@ -1,0 +1,370 @@
+"""What is done to queues of MSMQ, in the thread of its COM objects. Nothing here knows an event loop.
+
+Every message in hand has an internal transaction of MSMQ of its own: it was received in it, what its handler sends is
+sent in it, and committing it is all that makes either true. Source: specification 1.5, 6.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+from postdate.backends.msmq.address import QueueAddress
+from postdate.backends.msmq.com import (
+    INFINITE,
+    MESSAGE,
+    MQ_DENY_NONE,
+    MQ_NO_TRANSACTION,
+    MQ_RECEIVE_ACCESS,
+    MQ_SEND_ACCESS,
+    MQ_SINGLE_MESSAGE,
+    MQMSG_DELIVERY_RECOVERABLE,
+    QUEUE_INFO,
+    TRANSACTION_DISPENSER,
+    Com,
+    Dispenser,
+    Message,
+    Queue,
+    QueueInfo,
+    Transaction,
+)
+from postdate.backends.msmq.content import Outgoing, arrived, id_of
+from postdate.backends.msmq.errors import (
+    IO_TIMEOUT,
+    MESSAGE_ALREADY_RECEIVED,
+    MESSAGE_NOT_FOUND,
+    QUEUE_EXISTS,
+    code_of,
+    translate,
+)
+from postdate.errors import ConfigurationError, PostdateError
+from postdate.messages import Envelope
+
+log = logging.getLogger("postdate.msmq")
+
+WAIT_MILLISECONDS = 1_000
+"""A receiver looks this long for a message before it looks whether it is still wanted."""
+_AT_ONCE: Final = 0
+_OPEN_AT_ONCE: Final = 64
+_GONE: Final = frozenset({MESSAGE_NOT_FOUND, MESSAGE_ALREADY_RECEIVED})
+
+
+@dataclass(slots=True)
+class Hold:
+    """A message in hand; belongs to the desk that took it.
+
+    Args:
+        source: its queue.
+        envelope: what it is.
+        lookup_id: where it is in its queue, should it have to be received again.
+        transaction: in which it was received; ``None``: its queue is not transactional.
+        message: of COM, where it has left its queue for good already, and giving it back means sending it.
+    """
+
+    source: QueueAddress
+    envelope: Envelope
+    lookup_id: Any
+    transaction: Transaction | None
+    message: Message | None
+    is_lost: bool = False
+    """A transaction failed and the message could not be received again: whoever is next has it."""
+
+
+class Desk:
+    """Opens, sends, receives; for one thread.
+
+    Args:
+        com: COM, in this thread.
+    """
+
+    def __init__(self, com: Com) -> None:
+        self._com = com
+        self._open: OrderedDict[tuple[str, int], Queue] = OrderedDict()
+        self._dispenser: Dispenser | None = None
+
+    # --- queues -------------------------------------------------------------------------------------------------------
+
+    def create(self, address: QueueAddress, transactional: bool) -> None:
+        """Create a queue that is not there; one that is stays as it is, and must be of the right kind."""
+        info: QueueInfo = self._com.create(QUEUE_INFO)
+        info.PathName = address.path_name
+        info.Label = address.name
+        try:
+            info.Create(transactional, False)
+        except self._com.errors as error:
+            if code_of(error) != QUEUE_EXISTS:
+                raise self._translated(error, address) from error
+            self._check_kind(address, transactional)
+
+    def _check_kind(self, address: QueueAddress, transactional: bool) -> None:
+        with self._calling(address):
+            info: QueueInfo = self._com.create(QUEUE_INFO)
+            info.PathName = address.path_name
+            info.Refresh()
+            is_transactional = bool(info.IsTransactional)
+        if is_transactional is not transactional:
+            raise ConfigurationError(
+                f"queue {self._shown(address)} is there and is {'' if is_transactional else 'not '}transactional: that "
+                f"cannot be changed; open the transport with transactional={is_transactional}, or delete the queue"
+            )
+
+    def _queue(self, address: QueueAddress, access: int) -> Queue:
+        """Return an open queue; those that were not used for long are closed."""
+        key = (address.format_name.lower(), access)
+        queue = self._open.get(key)
+        if queue is None:
+            with self._calling(address):
+                info: QueueInfo = self._com.create(QUEUE_INFO)
+                info.FormatName = address.format_name
+                queue = self._open[key] = info.Open(access, MQ_DENY_NONE)
+            if len(self._open) > _OPEN_AT_ONCE:
+                self._close(self._open.popitem(last=False)[1])
+        self._open.move_to_end(key)
+        return queue
+
+    def _forget(self, address: QueueAddress) -> None:
+        """Open the queue anew next time: after an error nobody knows what its handle is worth."""
+        for access in (MQ_SEND_ACCESS, MQ_RECEIVE_ACCESS):
+            queue = self._open.pop((address.format_name.lower(), access), None)
+            if queue is not None:
+                self._close(queue)
+
+    def _close(self, queue: Queue) -> None:
+        try:
+            queue.Close()
+        except self._com.errors as error:  # a handle of a service that was restarted cannot even be closed
+            log.debug("a queue cannot be closed: %s", error)
+
+    def close(self) -> None:
+        """Close all queues."""
+        while self._open:
+            self._close(self._open.popitem()[1])
+        self._dispenser = None
+
+    # --- sending ------------------------------------------------------------------------------------------------------
+
+    def send(
+        self, messages: Sequence[Outgoing | PostdateError | None], transactional: bool
+    ) -> list[PostdateError | None]:
+        """Send each message by itself; return what went wrong with each, errors that were known before included."""
+        how = MQ_SINGLE_MESSAGE if transactional else MQ_NO_TRANSACTION
+        return [self._send_alone(message, how) if isinstance(message, Outgoing) else message for message in messages]
+
+    def _send_alone(self, message: Outgoing, how: int) -> PostdateError | None:
+        try:
+            self._send(message, how)
+        except PostdateError as error:
+            return error
+        return None
+
+    def _send(self, message: Outgoing, transaction: Transaction | int) -> None:
+        queue = self._queue(message.address, MQ_SEND_ACCESS)
+        with self._calling(message.address):
+            self._native(message).Send(queue, transaction)
+
+    def _native(self, message: Outgoing) -> Message:
+        native: Message = self._com.create(MESSAGE)
+        native.Label = message.label
+        native.Delivery = MQMSG_DELIVERY_RECOVERABLE
+        native.Journal = message.journal
+        native.MaxTimeToReceive = message.seconds_to_be_received
+        native.Extension = self._com.byte_array(message.extension)
+        if message.body:
+            native.Body = self._com.byte_array(message.body)
+        if message.correlation_id is not None:
+            native.CorrelationId = self._com.byte_array(message.correlation_id)
+        return native
+
+    # --- receiving ----------------------------------------------------------------------------------------------------
+
+    def has_message(self, address: QueueAddress) -> bool:
+        """Wait for a message, though not for long; return whether there is one. It stays where it is."""
+        queue = self._queue(address, MQ_RECEIVE_ACCESS)
+        with self._calling(address, nothing=IO_TIMEOUT):
+            return queue.Peek(False, False, WAIT_MILLISECONDS) is not None
+        return False
+
+    def take(self, address: QueueAddress, name: str, transactional: bool) -> Hold | None:
+        """Take the first message, if there is one now.
+
+        Args:
+            address: of the queue.
+            name: that the envelope has as its destination.
+            transactional: in a transaction; otherwise the message leaves its queue for good.
+        """
+        queue = self._queue(address, MQ_RECEIVE_ACCESS)
+        transaction = self._begin(address) if transactional else None
+        try:
+            with self._calling(address, nothing=IO_TIMEOUT):
+                message = queue.Receive(_or_none(transaction), False, True, _AT_ONCE)
+                if message is not None:
+                    return _hold(address, name, message, transaction)
+        except BaseException:
+            self._abort(transaction)
+            raise
+        self._abort(transaction)
+        return None
+
+    def take_by_id(self, address: QueueAddress, name: str, message_id: str, transactional: bool) -> Hold | None:
+        """Take that message out of the queue, or nothing: it is not there, or somebody has it in hand."""
+        queue = self._queue(address, MQ_RECEIVE_ACCESS)
+        with self._calling(address):
+            found = next((each for each in self._messages(queue) if id_of(each, name) == message_id), None)
+            if found is None:
+                return None
+            lookup_id = found.LookupId
+        transaction = self._begin(address) if transactional else None
+        try:
+            with self._calling(address, nothing=MESSAGE_NOT_FOUND):
+                message = queue.ReceiveByLookupId(lookup_id, _or_none(transaction), False, True)
+                return _hold(address, name, message, transaction)
+        except BaseException:
+            self._abort(transaction)
+            raise
+        self._abort(transaction)
+        return None
+
+    def count(self, address: QueueAddress) -> int:
+        """Return how many messages nobody has in hand. Looks at each."""
+        queue = self._queue(address, MQ_RECEIVE_ACCESS)
+        with self._calling(address):
+            return sum(1 for _ in self._messages(queue))
+
+    def _messages(self, queue: Queue) -> Generator[Message]:
+        """Look at one message after the other, without their bodies."""
+        queue.Reset()
+        look = queue.PeekCurrent
+        while True:
+            try:
+                message = look(False, False, _AT_ONCE)
+            except self._com.errors as error:
+                if code_of(error) == IO_TIMEOUT:
+                    return
+                if code_of(error) not in _GONE:
+                    raise
+            else:
+                if message is None:
+                    return
+                yield message
+            look = queue.PeekNext
+
+    # --- the end of what is in hand -----------------------------------------------------------------------------------
+
+    def commit(self, hold: Hold, messages: Sequence[Outgoing]) -> None:
+        """Take a message off its queue for good and send others, in its transaction.
+
+        Raises:
+            PostdateError: nothing was sent, and the message is held as before; or ``hold.is_lost``.
+        """
+        for message in messages:  # a queue that is missing is known now, and there is nothing to undo
+            self._queue(message.address, MQ_SEND_ACCESS)
+        if hold.transaction is None:
+            for message in messages:
+                self._send(message, MQ_NO_TRANSACTION)
+        else:
+            try:
+                for message in messages:
+                    self._send(message, hold.transaction)
+                with self._calling(hold.source):
+                    hold.transaction.Commit()
+            except PostdateError:
+                self._hold_again(hold)
+                raise
+        self.let_go(hold)
+
+    def _hold_again(self, hold: Hold) -> None:
+        """Undo a transaction that has sends in it already, and receive its message again in a new one.
+
+        Somebody else may be faster, or MSMQ does not answer at all: then the message is free.
+        """
+        self._abort(hold.transaction)
+        hold.transaction = None
+        try:
+            transaction = self._begin(hold.source)
+        except PostdateError:
+            hold.is_lost = True
+            return
+        try:
+            queue = self._queue(hold.source, MQ_RECEIVE_ACCESS)
+            with self._calling(hold.source):
+                queue.ReceiveByLookupId(hold.lookup_id, transaction, False, False)
+            hold.transaction = transaction
+        except PostdateError as error:
+            log.debug("message %s is not held any more: %s", hold.envelope.message_id, error)
+            self._abort(transaction)
+            hold.is_lost = True
+
+    def give_back(self, hold: Hold) -> None:
+        """Put a message back: in its place, or, where no transaction remembers that, behind all others."""
+        if hold.transaction is not None:
+            self._abort(hold.transaction)
+        elif hold.message is not None:
+            queue = self._queue(hold.source, MQ_SEND_ACCESS)
+            with self._calling(hold.source):
+                self._copy(hold.message).Send(queue, MQ_NO_TRANSACTION)
+        self.let_go(hold)
+
+    def let_go(self, hold: Hold) -> None:
+        """Release what of COM is left of a message in hand: here, and not in the thread that has the hold."""
+        hold.transaction = hold.message = None
+
+    def _copy(self, message: Message) -> Message:
+        """Return the message again, to be sent; what is left of its time is no longer counted by the queue."""
+        native: Message = self._com.create(MESSAGE)
+        native.Label = message.Label
+        native.Delivery = MQMSG_DELIVERY_RECOVERABLE
+        native.Journal = message.Journal
+        native.MaxTimeToReceive = INFINITE
+        for name in ("Extension", "CorrelationId", "Body"):
+            content: Any = getattr(message, name)
+            if isinstance(content, bytes | bytearray | memoryview | tuple):  # however pywin32 shows an array of bytes
+                array = bytes(cast("bytes", content))
+                content = self._com.byte_array(array) if array else None
+            if content is not None:
+                setattr(native, name, content)
+        return native
+
+    def _begin(self, address: QueueAddress) -> Transaction:
+        with self._calling(address):
+            dispenser: Dispenser = self._dispenser or self._com.create(TRANSACTION_DISPENSER)
+            self._dispenser = dispenser
+            return dispenser.BeginTransaction()
+
+    def _abort(self, transaction: Transaction | None) -> None:
+        if transaction is None:
+            return
+        try:
+            transaction.Abort()
+        except self._com.errors as error:  # a transaction that MSMQ does not know any more is undone already
+            log.warning("a transaction of MSMQ cannot be aborted: %s", error)
+
+    # --- errors -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _calling(self, address: QueueAddress, *, nothing: int = 0) -> Generator[None]:
+        """Raise errors of COM as errors of Postdate; the code ``nothing`` is none and ends the block."""
+        try:
+            yield
+        except self._com.errors as error:
+            if not nothing or code_of(error) != nothing:
+                self._forget(address)
+                raise self._translated(error, address) from error
+
+    def _translated(self, error: BaseException, address: QueueAddress) -> PostdateError:
+        return translate(error, self._shown(address))
+
+    def _shown(self, address: QueueAddress) -> str:
+        return address.shown(self._com.machine)
+
+
+def _hold(address: QueueAddress, name: str, message: Message, transaction: Transaction | None) -> Hold:
+    kept = message if transaction is None else None
+    return Hold(address, arrived(name, message), message.LookupId, transaction, kept)
+
+
+def _or_none(transaction: Transaction | None) -> Transaction | int:
+    return MQ_NO_TRANSACTION if transaction is None else transaction

@@ -1,0 +1,399 @@
+"""Queues of MSMQ on Windows, through the COM objects that it comes with.
+
+What is received, and what its handler sends, is one internal transaction of MSMQ. Source: specification 1.5, 2, 6;
+docs/msmq.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+import anyio
+
+from postdate.backends.msmq.address import QueueAddress, parse_address, parse_place, receiving_address
+from postdate.backends.msmq.apartment import Apartment
+from postdate.backends.msmq.com import Com, PyWin32
+from postdate.backends.msmq.content import (
+    LARGEST_MESSAGE_BYTES,
+    LARGEST_NATIVE_BYTES,
+    Outgoing,
+    SendingRules,
+    outgoing,
+)
+from postdate.backends.msmq.queues import Desk, Hold
+from postdate.errors import (
+    ClaimLost,
+    ConfigurationError,
+    InvalidHeaders,
+    MessageTooLarge,
+    PostdateError,
+    QueueNotFound,
+    TimeToBeReceivedInTransaction,
+    UnsupportedTransactionMode,
+)
+from postdate.messages import Envelope
+from postdate.ports import (
+    HANDLED,
+    End,
+    ExpiryRules,
+    Received,
+    TransactionMode,
+    TransportCapabilities,
+    Work,
+)
+
+log = logging.getLogger("postdate.msmq")
+
+_REMEMBERED_FAILURES: Final = 1_000
+_APARTMENTS: Final = 16
+"""Threads of one receiver at most; each message in hand has one of its own until there are more messages than that."""
+
+
+class MsmqTransport:
+    """Private queues of MSMQ, on this machine or, for sending, on any other that it can reach.
+
+    Only on Windows, with the extra ``msmq``. Distributed transactions are not offered: the mode ``transaction_scope``
+    is refused, and so is work in a database. MSMQ counts no failures of a message; they are counted in this process,
+    for the latest 1,000 messages that failed, and forgotten with it.
+
+    Args:
+        address: ``msmq:`` for queues of this machine; ``msmq://machine`` for another one's, where a destination names
+            none.
+        transactional: whether the queues are transactional, those that are created included. Those that are not have
+            the mode ``none`` only: what is in hand when a process dies is lost, and what is given back goes to the end.
+        largest_message_bytes: of headers and body together; MSMQ takes 4 MB with all that it adds.
+        disable_native_time_to_be_received_in_transactions: in a transaction, rather leave a time to be received to the
+            receiver than refuse the send: see :class:`postdate.ports.ExpiryRules`.
+        use_dead_letter_queue: see there.
+        use_dead_letter_queue_for_messages_with_time_to_be_received: see there.
+        use_journal_queue: keep a copy of what is sent in the journal of this machine.
+        com: COM; by default that of Windows.
+
+    Raises:
+        ConfigurationError: this is not Windows, or pywin32 is missing, or a setting is wrong.
+    """
+
+    def __init__(  # noqa: PLR0913 - settings of MSMQ
+        self,
+        address: str = "msmq:",
+        *,
+        transactional: bool = True,
+        largest_message_bytes: int = LARGEST_MESSAGE_BYTES,
+        disable_native_time_to_be_received_in_transactions: bool = False,
+        use_dead_letter_queue: bool = True,
+        use_dead_letter_queue_for_messages_with_time_to_be_received: bool = False,
+        use_journal_queue: bool = False,
+        com: Com | None = None,
+    ) -> None:
+        if not 0 < largest_message_bytes <= LARGEST_NATIVE_BYTES:
+            raise ConfigurationError(
+                f"largest_message_bytes must be from 1 to {LARGEST_NATIVE_BYTES:,}, which is what MSMQ takes, "
+                f"not {largest_message_bytes:,}"
+            )
+        self._default_machine = parse_place(address)
+        self.com: Com = PyWin32() if com is None else com
+        self.transactional = transactional
+        self._rules = SendingRules(
+            ExpiryRules(
+                transactional,
+                disable_native_time_to_be_received_in_transactions,
+                use_dead_letter_queue,
+                use_dead_letter_queue_for_messages_with_time_to_be_received,
+            ),
+            use_journal_queue,
+            largest_message_bytes,
+        )
+        modes = {TransactionMode.NONE}
+        if transactional:
+            modes |= {TransactionMode.RECEIVE_ONLY, TransactionMode.SENDS_ATOMIC_WITH_RECEIVE}
+        self._capabilities = TransportCapabilities(
+            durable=True,
+            transaction_modes=frozenset(modes),
+            largest_message_bytes=largest_message_bytes,
+            expires_messages=True,
+            time_to_be_received_in_transactions=not transactional,
+            time_to_be_received_precision=timedelta(seconds=1),
+            dead_letters=True,
+            queue_names_fold_case=True,
+        )
+        self.failures = Failures()
+        self.receivers: set[MsmqReceiver] = set()
+        self._sending: Apartment | None = None
+
+    def __repr__(self) -> str:
+        return f"MsmqTransport({self._default_machine!r}, transactional={self.transactional})"
+
+    @property
+    def capabilities(self) -> TransportCapabilities:
+        """See :class:`postdate.ports.Transport`."""
+        return self._capabilities
+
+    def _apartment(self) -> Apartment:
+        if self._sending is None:
+            self._sending = Apartment(self.com, "send")
+        return self._sending
+
+    async def create_queues(self, names: Sequence[str]) -> None:
+        """See :meth:`postdate.ports.Transport.create_queues`; MSMQ creates private queues on their own machine only."""
+        for name in names:
+            try:
+                address = self.receiving_address(name)
+            except QueueNotFound as error:
+                raise ConfigurationError(f"queue {name!r} cannot be created: {error}") from error
+            await self._apartment().do(Desk.create, address, self.transactional)
+
+    async def send(
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+    ) -> Sequence[PostdateError | None]:
+        """See :meth:`postdate.ports.Transport.send`; each message is a transaction of its own.
+
+        A queue on another machine is not asked: a message to one that does not exist there ends among the dead letters
+        of this machine.
+        """
+        refuse_work(work)
+        messages = [self._outgoing_or_error(envelope, now) for envelope in envelopes]
+        if not messages:
+            return []
+        return await self._apartment().do(Desk.send, messages, self.transactional)
+
+    def _outgoing_or_error(self, envelope: Envelope, now: datetime) -> Outgoing | PostdateError | None:
+        try:
+            return self.outgoing(envelope, now, in_transaction=False)
+        except (QueueNotFound, MessageTooLarge, InvalidHeaders, TimeToBeReceivedInTransaction) as error:
+            return error
+
+    def outgoing(self, envelope: Envelope, now: datetime, *, in_transaction: bool) -> Outgoing | None:
+        """Return a message as MSMQ sends it; for this transport and its receivers only."""
+        address = parse_address(envelope.destination, self._default_machine)
+        shown = address.shown(self.com.machine)
+        return outgoing(envelope, address, shown, now, self._rules, in_transaction=in_transaction)
+
+    def receiving_address(self, queue: str) -> QueueAddress:
+        """Return the address to receive from; see :func:`postdate.backends.msmq.address.receiving_address`."""
+        return receiving_address(queue, self._default_machine, self.com.machine)
+
+    def receiver(self, queue: str) -> MsmqReceiver:
+        """See :meth:`postdate.ports.Transport.receiver`."""
+        return MsmqReceiver(self, queue)
+
+    async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
+        """See :meth:`postdate.ports.CountsQueues.lengths_of`; looks at every message, though not at its body."""
+        lengths: dict[str, int] = {}
+        for name in names:
+            with suppress(QueueNotFound):
+                lengths[name] = await self._apartment().do(Desk.count, self.receiving_address(name))
+        return lengths
+
+    async def close(self) -> None:
+        """See :meth:`postdate.ports.Transport.close`; gives back what its receivers hold."""
+        for receiver in list(self.receivers):
+            await receiver.close()
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            sending.end()
+
+
+def refuse_work(work: Sequence[Work]) -> None:
+    """Refuse to be part of a database transaction."""
+    if work:
+        raise UnsupportedTransactionMode(
+            "queues of MSMQ cannot share a transaction with a database: Postdate does not use the distributed "
+            "transaction coordinator"
+        )
+
+
+class Failures:
+    """How often handling of a message failed, by queue and id, as long as this process lives."""
+
+    def __init__(self) -> None:
+        self._counts: OrderedDict[tuple[str, str], int] = OrderedDict()
+
+    def of(self, queue: str, message_id: str) -> int:
+        """Return how often it failed."""
+        return self._counts.get((queue, message_id), 0)
+
+    def failed(self, queue: str, message_id: str) -> None:
+        """Count one more; the message that failed longest ago is forgotten for it."""
+        key = (queue, message_id)
+        self._counts[key] = self._counts.pop(key, 0) + 1
+        if len(self._counts) > _REMEMBERED_FAILURES:
+            self._counts.popitem(last=False)
+
+    def forget(self, queue: str, message_id: str) -> None:
+        """Forget a message that has left the queue."""
+        self._counts.pop((queue, message_id), None)
+
+
+class _Held(NamedTuple):
+    received: Received
+    hold: Hold
+    apartment: Apartment
+
+
+class MsmqReceiver:
+    """Receives from one queue; see :class:`postdate.ports.Receiver`.
+
+    A thread of its own waits for messages without taking them, so a wait that is cancelled holds nothing. Each message
+    taken has a transaction, which stays in the thread in which it was begun; the threads share the messages evenly.
+
+    Args:
+        transport: of the queue.
+        queue: to receive from.
+    """
+
+    def __init__(self, transport: MsmqTransport, queue: str) -> None:
+        self._transport, self._queue = transport, queue
+        self._lookout: Apartment | None = None
+        self._looking: Future[bool] | None = None
+        self._apartments: list[Apartment] = []
+        self._held: dict[object, _Held] = {}
+        self._has_failed = False
+
+    async def receive(self, limit: int) -> Sequence[Received]:
+        """See :meth:`postdate.ports.Receiver.receive`."""
+        try:
+            address = self._transport.receiving_address(self._queue)
+            self._transport.receivers.add(self)
+            while True:
+                received = await self._take_some(address, limit)
+                if received or self._has_failed:
+                    self._has_failed = False
+                    return received
+                while not await self._look(address):
+                    pass
+        except PostdateError:
+            self._has_failed = True
+            raise
+
+    async def _look(self, address: QueueAddress) -> bool:
+        """Wait for a message, though not for long; a wait that was cancelled goes on for whoever waits next."""
+        if self._lookout is None:
+            self._lookout = Apartment(self._transport.com, "wait")
+        looking = self._looking = self._looking or self._lookout.start(Desk.has_message, address)
+        try:
+            return await asyncio.wrap_future(looking)
+        finally:
+            if looking.done():
+                self._looking = None
+
+    async def _take_some(self, address: QueueAddress, limit: int) -> list[Received]:
+        received: list[Received] = []
+        transactional = self._transport.transactional
+        try:
+            while len(received) < limit:
+                one = await self._take(lambda desk: desk.take(address, self._queue, transactional))
+                if one is None:
+                    break
+                received.append(one)
+        except PostdateError:
+            if not received:
+                raise
+            # Those at hand are handed over; the next call meets the error again.
+        return received
+
+    async def take(self, message_id: str) -> Received | None:
+        """See :meth:`postdate.ports.TakingReceiver.take`; looks at the messages before it, without their bodies."""
+        address = self._transport.receiving_address(self._queue)
+        transactional = self._transport.transactional
+        self._transport.receivers.add(self)
+        return await self._take(lambda desk: desk.take_by_id(address, self._queue, message_id, transactional))
+
+    async def _take(self, take: Callable[[Desk], Hold | None]) -> Received | None:
+        apartment = self._least_busy()
+        taking = apartment.start(take)
+        taken = asyncio.wrap_future(taking)
+        try:
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([taken])
+        except BaseException:
+            # Cancelled, though not through anyio: what is taken all the same is put back by the same thread.
+            taking.add_done_callback(lambda done: _put_back(apartment, done))
+            raise
+        hold = taken.result()
+        return None if hold is None else self._hold(hold, apartment)
+
+    def _least_busy(self) -> Apartment:
+        best = min(self._apartments, key=lambda each: each.held, default=None)
+        if best is None or (best.held and len(self._apartments) < _APARTMENTS):
+            best = Apartment(self._transport.com, f"work-{len(self._apartments)}")
+            self._apartments.append(best)
+        return best
+
+    def _hold(self, hold: Hold, apartment: Apartment) -> Received:
+        token = object()
+        failures = self._transport.failures.of(self._queue, hold.envelope.message_id)
+        received = Received(hold.envelope, failures, token)
+        self._held[token] = _Held(received, hold, apartment)
+        apartment.held += 1
+        return received
+
+    def _what_holds(self, received: Received) -> _Held:
+        held = self._held.get(received.token)
+        if held is None or held.received is not received:
+            raise ClaimLost(f"message {received.envelope.message_id!r} in {self._queue!r} is no longer held here")
+        return held
+
+    def _let_go(self, held: _Held) -> None:
+        if self._held.pop(held.received.token, None) is not None:
+            held.apartment.held -= 1
+
+    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+        """See :meth:`postdate.ports.Receiver.commit`; one transaction of MSMQ where its queues are transactional."""
+        refuse_work(end.work)
+        held = self._what_holds(received)
+        transport = self._transport
+        messages = [transport.outgoing(each, now, in_transaction=transport.transactional) for each in end.outgoing]
+        to_send = [message for message in messages if message is not None]
+        try:
+            await held.apartment.do(Desk.commit, held.hold, to_send)
+        except PostdateError:
+            if held.hold.is_lost:
+                self._let_go(held)
+            raise
+        self._let_go(held)
+        transport.failures.forget(self._queue, received.envelope.message_id)
+
+    async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+        """See :meth:`postdate.ports.Receiver.roll_back`; what is not held any more is in its queue already."""
+        with suppress(ClaimLost):
+            held = self._what_holds(received)
+            if failed:  # before others can receive it
+                self._transport.failures.failed(self._queue, received.envelope.message_id)
+            await self._give_back(held)
+
+    async def _give_back(self, held: _Held) -> None:
+        await held.apartment.do(Desk.give_back, held.hold)
+        self._let_go(held)
+
+    async def close(self) -> None:
+        """See :meth:`postdate.ports.Receiver.close`; without a transaction, what MSMQ does not take back is lost."""
+        with anyio.CancelScope(shield=True):
+            for held in list(self._held.values()):
+                try:
+                    await self._give_back(held)
+                except PostdateError as error:
+                    message_id, queue = held.received.envelope.message_id, self._queue
+                    log.error("message %s cannot be given back to %s: %s", message_id, queue, error)
+                    await held.apartment.do(Desk.let_go, held.hold)
+        self._held.clear()
+        apartments, self._apartments = self._apartments, []
+        lookout, self._lookout, self._looking = self._lookout, None, None
+        for apartment in (*apartments, lookout):
+            if apartment is not None:
+                apartment.end()
+        self._transport.receivers.discard(self)
+
+
+def _put_back(apartment: Apartment, taken: Future[Hold | None]) -> None:
+    if taken.cancelled() or taken.exception() is not None:
+        return
+    hold = taken.result()
+    if hold is not None:
+        apartment.start(Desk.give_back, hold)

@@ -1,0 +1,35 @@
+"""The clock of the server, and how far processes have noted their own to be from it. Source: ADR 0019, point 2."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+
+from postdate.backends.postgres.database import Connection, PostgresDatabase
+from postdate.backends.postgres.listening import living
+from postdate.backends.postgres.names import Names, sql
+
+
+def server_now(connection: Connection) -> tuple[datetime, float]:
+    """Return the time of the server, and the monotonic seconds at which it was heard of."""
+    row = connection.execute("SELECT clock_timestamp()").fetchone()
+    heard_at = time.monotonic()
+    assert row is not None
+    return row[0].astimezone(UTC), heard_at
+
+
+def report(database: PostgresDatabase, ahead: timedelta) -> None:
+    """See :meth:`postdate.ports.TimekeepingStore.report_clock`; it is gone with the number of this process."""
+    holder = database.listener().holder()
+    note = sql(f"UPDATE {database.names.of('holder')} SET ahead = %s WHERE holder = %s")
+    database.run_blocking(lambda connection: connection.execute(note, (ahead, holder)))
+
+
+def reported(connection: Connection, names: Names) -> Mapping[str, timedelta]:
+    """See :meth:`postdate.ports.TimekeepingStore.reported_clocks`."""
+    query = sql(
+        f"SELECT machine || ':' || pid, ahead FROM {names.of('holder')} "
+        f"WHERE ahead IS NOT NULL AND holder IN ({living(names)})"
+    )
+    return dict(connection.execute(query, ()).fetchall())

@@ -1,0 +1,276 @@
+"""Messages as Arrow batches, in and out by COPY: no row becomes a Python object. Needs the extra ``pipeline``.
+
+Storing is optimistic: rows are copied straight to where they belong, and the unique index of the scheduled records says
+whether an id was known. Source: ADR 0011.
+"""
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false
+# Arrow's stubs make arrays generic in a type that only the running program knows; the driver has none.
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from typing import Any, Final, cast
+
+import adbc_driver_manager as adbc
+import adbc_driver_postgresql.dbapi as driver
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from postdate.backends.postgres.database import PostgresDatabase
+from postdate.backends.postgres.errors import is_conflict, translate
+from postdate.backends.postgres.names import literal
+from postdate.backends.postgres.scanning import NO_SUCH_SNAPSHOT, adopting, released, scan_query
+from postdate.backends.postgres.statements import Statements
+from postdate.clock import from_microseconds, to_microseconds
+from postdate.ports import Scan, ScanPart, StoreReport
+
+_INSTANT: Final = pa.timestamp("us", tz="UTC")
+_READ_BYTES: Final = 4 * 1024 * 1024
+"""Of an Arrow batch that is read: large enough that a batch costs nothing beside its rows."""
+
+_TRIES: Final = 5
+_UNIQUE_VIOLATION: Final = "23505"
+_SAID: Final = re.compile(r"(ERROR|FATAL|PANIC):\s+([^\n]*)")
+_STATES: Final[Mapping[Any, str]] = {adbc.AdbcStatusCode.NOT_FOUND: "42P01"}
+"""What the driver finds out by itself, and says without the server's code."""
+
+_Mask = Any
+"""An Arrow array of truth values, one for each row."""
+
+
+class Columns:
+    """The columnar side of one store: a connection of its own for what is stored, and one for each scan.
+
+    Thread-safe; one batch is stored at a time.
+    """
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+        self._connection: Any = None
+        self._expect_known = False
+
+    def close(self) -> None:
+        """Close the connection; it is opened again when it is needed."""
+        with self._lock:
+            self._let_go()
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    def read(self, table: str, scan: Scan, part: ScanPart) -> Iterable[pa.RecordBatch]:
+        """See :meth:`postdate.ports.ColumnarStore.scan_columns`."""
+        query = scan_query(self._database.names, table, scan, part, plain=False)
+        with self._translating(), self._connect() as connection, connection.cursor() as cursor:
+            cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            if scan.snapshot is not None:
+                _adopt(cursor, scan.snapshot)
+            cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(_READ_BYTES)})
+            cursor.execute(query)
+            for batch in self._batches(cursor.fetch_record_batch()):
+                if batch.num_rows:
+                    yield batch.select(scan.columns).replace_schema_metadata(None)
+
+    def _batches(self, reader: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+        try:
+            yield from reader
+        except (pa.ArrowException, OSError) as error:  # once rows have come, errors are Arrow's, without their codes
+            said = _SAID.search(str(error))
+            kind = psycopg.DatabaseError if said and said[1] == "ERROR" else psycopg.OperationalError
+            raise translate(kind(said[2] if said else str(error)), self._database.where) from error
+
+    # --- storing ------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def earliest(batch: pa.RecordBatch) -> datetime:
+        """Return the first due time of a batch with rows."""
+        microseconds = pc.min(batch.column("due").cast(pa.int64())).as_py()
+        return from_microseconds(microseconds)
+
+    @staticmethod
+    def rows(batch: pa.RecordBatch) -> list[tuple[Any, ...]]:
+        """Return the messages of a batch as rows for :func:`postdate.backends.postgres.bulk.insert_bulk`."""
+        due = cast("list[int]", batch.column("due").cast(pa.int64()).to_pylist())
+        expires_at = batch.column("expires_at").cast(pa.int64()).to_pylist()
+        columns = [
+            batch.column("message_id").to_pylist(),
+            [from_microseconds(at) for at in due],
+            batch.column("destination").to_pylist(),
+            [None if at is None else from_microseconds(at) for at in expires_at],
+            batch.column("headers").to_pylist(),
+            batch.column("body").to_pylist(),
+        ]
+        return list(zip(*columns, strict=True))
+
+    def store(self, batch: pa.RecordBatch, sql: Statements, now: datetime, notice: str | None) -> StoreReport | None:
+        """Store messages in one transaction; of those with one id the first.
+
+        Args:
+            batch: as :meth:`postdate.ports.ColumnarStore.store_columns` takes it, with rows.
+            sql: of the store, its number known.
+            now: time of the records.
+            notice: what other processes are told when something was stored.
+
+        Returns:
+            What was stored; ``None``: nothing, the batch lost against other transactions again and again.
+        """
+        with self._lock, self._translating():
+            try:
+                return self._store(batch, sql, now, notice)
+            except BaseException:  # whatever it was, its transaction is not to be finished by the next batch
+                self._let_go()
+                raise
+
+    def _store(self, batch: pa.RecordBatch, sql: Statements, now: datetime, notice: str | None) -> StoreReport | None:
+        first = _first_of_each(batch.column("message_id"))
+        wanted = self._without_known(batch, sql, first) if self._expect_known else first
+        for _ in range(_TRIES):
+            fresh = batch if wanted is None else batch.filter(wanted)
+            try:
+                if fresh.num_rows:
+                    self._copy(fresh, sql, now, notice)
+            except adbc.Error as error:
+                if not _is_race(error):
+                    raise
+                self._connection.rollback()
+                # A task that is repeated, or input that was stored before: most likely the rest is known, too.
+                self._expect_known = True
+                wanted = self._without_known(batch, sql, first)
+            else:
+                return StoreReport(fresh.num_rows, () if wanted is None else _ids(batch, pc.invert(wanted)))
+        return None
+
+    def _without_known(self, batch: pa.RecordBatch, sql: Statements, wanted: _Mask | None) -> _Mask:
+        """Return which rows are wanted and not in the store; looked up by its unique index."""
+        ids = batch.column("message_id")
+        values = pa.ListArray.from_arrays(pa.array([0, len(ids)], pa.int32()), ids)
+        with self._cursor() as cursor:
+            cursor.execute(
+                f"SELECT message_id FROM {self._plain('record')} "
+                f"WHERE message_id = ANY($1) AND store_id = {sql.store_id} AND kind = 1",
+                pa.record_batch({"ids": values}),
+            )
+            known = cursor.fetch_arrow_table().column(0)
+        self._connection.rollback()  # nothing is to be seen as of this instant any more
+        unknown = pc.invert(pc.is_in(ids, value_set=known))
+        return unknown if wanted is None else pc.and_(unknown, wanted)
+
+    def _copy(self, batch: pa.RecordBatch, sql: Statements, now: datetime, notice: str | None) -> None:
+        with self._cursor() as cursor:
+            numbers = self._numbers(cursor, batch.num_rows)
+            for table, columns in _tables(batch, numbers, sql, now).items():
+                rows = pa.record_batch(columns)
+                cursor.adbc_ingest(table, rows, mode="append", db_schema_name=self._database.names.schema)
+            if notice is not None:
+                cursor.execute(f"SELECT pg_notify({literal(self._database.names.channel)}, {literal(notice)})")
+                cursor.fetchall()
+            self._connection.commit()
+
+    def _numbers(self, cursor: Any, count: int) -> pa.Array[Any]:
+        sequence = literal(self._plain("number"))
+        cursor.execute(f"SELECT nextval({sequence}::regclass) FROM generate_series(1, {count})")
+        return cursor.fetch_arrow_table().column(0).combine_chunks()
+
+    def _plain(self, name: str) -> str:
+        """Return a name for a statement without parameters."""
+        return self._database.names.of(name).replace("%%", "%")
+
+    # --- connections --------------------------------------------------------------------------------------------
+
+    def _connect(self) -> Any:
+        return driver.connect(self._database.conninfo)
+
+    @contextmanager
+    def _cursor(self) -> Generator[Any]:
+        if self._connection is None:
+            self._connection = self._connect()
+        with self._connection.cursor() as cursor:
+            yield cursor
+
+    def _let_go(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(adbc.Error):  # it is broken, and closed all the same
+                connection.close()
+
+    @contextmanager
+    def _translating(self) -> Generator[None]:
+        try:
+            yield
+        except adbc.Error as error:
+            raise translate(_as_psycopg(error), self._database.where) from error
+
+
+def _adopt(cursor: Any, snapshot: str) -> None:
+    try:
+        cursor.execute(adopting(snapshot))
+    except adbc.Error as error:
+        if error.sqlstate in NO_SUCH_SNAPSHOT:
+            raise released(snapshot) from error
+        raise
+
+
+def _tables(
+    batch: pa.RecordBatch, numbers: pa.Array[Any], sql: Statements, now: datetime
+) -> dict[str, dict[str, pa.Array[Any]]]:
+    """Return the rows of each table, with the columns that have no default."""
+    count, small = batch.num_rows, pa.int16()
+    column = {name: batch.column(name) for name in batch.schema.names}
+    record = {
+        "number": numbers,
+        "at": pa.repeat(pa.scalar(to_microseconds(now), pa.int64()), count).cast(_INSTANT),
+        "due": column["due"],
+        "store_id": pa.repeat(pa.scalar(sql.store_id, small), count),
+        "kind": pa.repeat(pa.scalar(1, small), count),
+        "message_id": column["message_id"],
+        "destination": column["destination"],
+    }
+    # In one order for all: two batches with the same ids wait for each other then, and do not deadlock.
+    in_order = pc.sort_indices(column["message_id"])
+    return {
+        "record": {name: values.take(in_order) for name, values in record.items()},
+        "content": {"number": numbers, "headers": column["headers"], "body": column["body"]},
+        sql.table: {
+            "number": numbers,
+            "due": column["due"],
+            "attempt_at": column["due"],
+            "expires_at": column["expires_at"],
+            "message_id": column["message_id"],
+            "destination": column["destination"],
+        },
+    }
+
+
+def _first_of_each(ids: pa.Array[Any]) -> _Mask | None:
+    """Return which row is the first of its id; ``None``: all are."""
+    if len(ids.unique()) == len(ids):
+        return None
+    numbers = pa.array(range(len(ids)), pa.int64())
+    first = pa.table({"id": ids, "row": numbers}).group_by("id").aggregate([("row", "min")]).column("row_min")
+    return pc.is_in(numbers, value_set=first)
+
+
+def _ids(batch: pa.RecordBatch, of: _Mask) -> tuple[str, ...]:
+    return tuple(cast("list[str]", batch.column("message_id").filter(of).to_pylist()))
+
+
+def _is_race(error: adbc.Error) -> bool:
+    said = _as_psycopg(error)
+    return said.sqlstate == _UNIQUE_VIOLATION or is_conflict(said)
+
+
+def _as_psycopg(error: adbc.Error) -> psycopg.Error:
+    """Return the error as the other driver would have raised it: what it means is decided in one place."""
+    said = _SAID.search(str(error))
+    text = said[2] if said else str(error).partition("\n")[0]
+    state = error.sqlstate or _STATES.get(error.status_code)
+    if state:
+        with suppress(KeyError):
+            return psycopg.errors.lookup(state)(text)
+    return psycopg.OperationalError(text) if isinstance(error, adbc.OperationalError) else psycopg.DatabaseError(text)

@@ -1,0 +1,261 @@
+"""Storing in a transaction that the application has open on a connection of its own.
+
+One statement a message, the same for every driver, in the driver's own style of parameters. Drivers are recognised by
+the names of their classes and not imported: the application has done that. What the driver raises is passed on as it
+is, because the transaction is the application's, and so is the decision to repeat it. Source: design.md section 3.2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg.rows import tuple_row
+
+from postdate.backends.postgres.names import sql
+from postdate.clock import to_microseconds
+from postdate.errors import ConfigurationError, DuplicateMessage
+from postdate.threads import in_thread
+
+if TYPE_CHECKING:
+    from sqlalchemy import TextClause
+
+_NOTICE: Final = timedelta(hours=1)
+"""What is due within this is announced to the services: longer than an application keeps a transaction open, so that
+what falls due before its commit is delivered as soon as the commit is there."""
+
+_TYPES: Final[Mapping[str, str]] = {
+    "id": "text",
+    "due": "timestamptz",
+    "destination": "text",
+    "expires_at": "timestamptz",
+    "headers": "text",
+    "body": "bytea",
+    "now": "timestamptz",
+    "store": "smallint",
+    "notice": "text",
+}
+_TOKEN: Final = re.compile(r"%%|%\((\w+)\)s|[^%]+")
+
+Values = Mapping[str, Any]
+
+
+def values_of(row: Sequence[Any], now: datetime, store_id: int) -> Values:
+    """Return the parameters of one message.
+
+    Args:
+        row: as a store inserts it: id, due, destination, expiry, headers, body.
+        now: recorded as the time of scheduling.
+        store_id: number of the store.
+    """
+    id_, due, destination, expires_at, headers, body = row
+    notice = f"due {store_id} {to_microseconds(due)}" if due < now + _NOTICE else None
+    return {
+        "id": id_,
+        "due": due,
+        "destination": destination,
+        "expires_at": expires_at,
+        "headers": headers,
+        "body": body,
+        "now": now,
+        "store": store_id,
+        "notice": notice,
+    }
+
+
+async def enqueue(connection: object, statement: bytes, messages: Sequence[Values]) -> None:
+    """Store messages in the transaction that ``connection`` is in, or begins with its first statement.
+
+    Raises:
+        ConfigurationError: the connection is of no driver known here, or in no transaction.
+        DuplicateMessage: some ids were there; everything else is stored, and the transaction can go on.
+    """
+    driver = _driver_of(connection)
+    if driver.run_blocking is not None:
+        await in_thread(enqueue_blocking, connection, statement, messages)
+        return
+    assert driver.run is not None
+    connection = await driver.prepare(connection)
+    _raise_for_doubles([values["id"] for values in messages if not await driver.run(connection, statement, values)])
+
+
+def enqueue_blocking(connection: object, statement: bytes, messages: Sequence[Values]) -> None:
+    """Do the same as :func:`enqueue` with a connection that blocks."""
+    driver = _driver_of(connection)
+    if driver.run_blocking is None or driver.prepare_blocking is None:
+        raise ConfigurationError(f"a connection of {_name(type(connection))} must be awaited: use `await enqueue(…)`")
+    connection, run = driver.prepare_blocking(connection), driver.run_blocking
+    _raise_for_doubles([values["id"] for values in messages if not run(connection, statement, values)])
+
+
+def _raise_for_doubles(ids: Sequence[str]) -> None:
+    if ids:
+        were = f"message {ids[0]!r} was" if len(ids) == 1 else f"messages {', '.join(map(repr, ids))} were"
+        raise DuplicateMessage(f"{were} stored before; the first one is unchanged")
+
+
+def _rendered(statement: bytes, parameter: Callable[[str], str], text: Callable[[str], str]) -> str:
+    """Return a statement in another style: ``parameter`` writes one of a name, ``text`` what is between them."""
+    return "".join(
+        text(token[0]) if token[1] is None else f"CAST({parameter(token[1])} AS {_TYPES[token[1]]})"
+        for token in _TOKEN.finditer(statement.decode())
+    )
+
+
+def _unescaped(text: str) -> str:
+    return text.replace("%%", "%")
+
+
+# --- which driver ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Driver:
+    """How statements run on one kind of connection.
+
+    ``prepare`` returns what to run them on, and refuses a connection that would commit each of them by itself; ``run``
+    returns whether the message was new. A driver blocks or is awaited: it has one pair of the two.
+    """
+
+    prepare_blocking: Callable[[Any], Any] | None = None
+    run_blocking: Callable[[Any, bytes, Values], bool] | None = None
+    prepare: Callable[[Any], Any] = lambda connection: connection
+    run: Callable[[Any, bytes, Values], Any] | None = None
+
+
+def _driver_of(connection: object) -> _Driver:
+    for each in type(connection).__mro__:
+        driver = _DRIVERS.get((each.__module__.partition(".")[0], each.__name__))
+        if driver is not None:
+            return driver
+    known = ", ".join(f"{package}.{name}" for package, name in _DRIVERS)
+    raise ConfigurationError(
+        f"{_name(type(connection))} is no connection with a transaction that messages can be stored in; these are: "
+        f"{known}"
+    )
+
+
+def _name(kind: type[object]) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _outside() -> ConfigurationError:
+    return ConfigurationError(
+        "the connection is in no transaction: it commits every statement by itself, and the message would stay "
+        "whatever becomes of your own work; begin a transaction first, or send without transaction="
+    )
+
+
+# --- psycopg -----------------------------------------------------------------------------------------------------
+
+
+def _psycopg_ready(connection: Any) -> Any:
+    if connection.autocommit and connection.info.transaction_status is psycopg.pq.TransactionStatus.IDLE:
+        raise _outside()
+    return connection
+
+
+async def _psycopg_ready_async(connection: Any) -> Any:
+    return _psycopg_ready(connection)
+
+
+def _psycopg_run(connection: Any, statement: bytes, values: Values) -> bool:
+    # Cursors of our own: the application may have chosen a kind that has other parameters or other rows.
+    with psycopg.Cursor[Any](connection, row_factory=tuple_row) as cursor:
+        return cursor.execute(sql(_with_names(statement)), values).fetchone() is not None
+
+
+async def _psycopg_run_async(connection: Any, statement: bytes, values: Values) -> bool:
+    async with psycopg.AsyncCursor[Any](connection, row_factory=tuple_row) as cursor:
+        await cursor.execute(sql(_with_names(statement)), values)
+        return await cursor.fetchone() is not None
+
+
+@cache
+def _with_names(statement: bytes) -> str:
+    return _rendered(statement, "%({})s".format, str)
+
+
+# --- asyncpg -----------------------------------------------------------------------------------------------------
+
+
+async def _asyncpg_ready(connection: Any) -> Any:
+    if not connection.is_in_transaction():
+        raise _outside()
+    return connection
+
+
+async def _asyncpg_run(connection: Any, statement: bytes, values: Values) -> bool:
+    text, names = _with_numbers(statement)
+    return bool(await connection.fetch(text, *(values[name] for name in names)))
+
+
+@cache
+def _with_numbers(statement: bytes) -> tuple[str, Sequence[str]]:
+    names = list(_TYPES)
+    return _rendered(statement, lambda name: f"${names.index(name) + 1}", _unescaped), names
+
+
+# --- SQLAlchemy --------------------------------------------------------------------------------------------------
+
+
+def _sqlalchemy_ready(connection: Any) -> Any:
+    if connection.dialect.name != "postgresql":
+        raise ConfigurationError(f"the connection is to {connection.dialect.name}, and the store is in PostgreSQL")
+    if getattr(connection.connection.dbapi_connection, "autocommit", False):
+        raise _outside()
+    return connection
+
+
+async def _sqlalchemy_ready_async(connection: Any) -> Any:
+    return await connection.run_sync(_sqlalchemy_ready) and connection
+
+
+def _session_ready(session: Any) -> Any:
+    return _sqlalchemy_ready(session.connection())
+
+
+async def _session_ready_async(session: Any) -> Any:
+    return await _sqlalchemy_ready_async(await session.connection())
+
+
+def _sqlalchemy_run(connection: Any, statement: bytes, values: Values) -> bool:
+    return connection.execute(_with_colons(statement), dict(values)).first() is not None
+
+
+async def _sqlalchemy_run_async(connection: Any, statement: bytes, values: Values) -> bool:
+    return (await connection.execute(_with_colons(statement), dict(values))).first() is not None
+
+
+@cache
+def _with_colons(statement: bytes) -> TextClause:
+    from sqlalchemy import TIMESTAMP, LargeBinary, SmallInteger, Text, bindparam, text
+
+    kinds = {
+        "text": Text(),
+        "timestamptz": TIMESTAMP(timezone=True),
+        "bytea": LargeBinary(),
+        "smallint": SmallInteger(),
+    }
+    # Colons in names of tables are no parameters.
+    rendered = _rendered(statement, ":{}".format, lambda part: _unescaped(part).replace(":", "\\:"))
+    return text(rendered).bindparams(*(bindparam(name, type_=kinds[kind]) for name, kind in _TYPES.items()))
+
+
+_DRIVERS: Final[Mapping[tuple[str, str], _Driver]] = {
+    ("psycopg", "Connection"): _Driver(_psycopg_ready, _psycopg_run),
+    ("psycopg", "AsyncConnection"): _Driver(prepare=_psycopg_ready_async, run=_psycopg_run_async),
+    ("asyncpg", "Connection"): _Driver(prepare=_asyncpg_ready, run=_asyncpg_run),
+    ("asyncpg", "PoolConnectionProxy"): _Driver(prepare=_asyncpg_ready, run=_asyncpg_run),
+    ("sqlalchemy", "Connection"): _Driver(_sqlalchemy_ready, _sqlalchemy_run),
+    ("sqlalchemy", "Session"): _Driver(_session_ready, _sqlalchemy_run),
+    ("sqlalchemy", "scoped_session"): _Driver(_session_ready, _sqlalchemy_run),
+    ("sqlalchemy", "AsyncConnection"): _Driver(prepare=_sqlalchemy_ready_async, run=_sqlalchemy_run_async),
+    ("sqlalchemy", "AsyncSession"): _Driver(prepare=_session_ready_async, run=_sqlalchemy_run_async),
+    ("sqlalchemy", "async_scoped_session"): _Driver(prepare=_session_ready_async, run=_sqlalchemy_run_async),
+}

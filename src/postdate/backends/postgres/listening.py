@@ -1,0 +1,423 @@
+"""A connection with a thread of its own: it hears the wake-ups of others, and lives as long as what this process holds.
+
+Every holder of messages has a number and an advisory lock on it, held by this connection. When the process dies, or its
+machine, the server closes the connection, and with it the lock is gone: whoever looks next frees what was held. No
+clock is involved.
+
+A process that is frozen keeps its connections, and with them what it holds. So each shows life on the row of its
+number, and whoever sees a number that has shown none for as long as it promised ends the sessions of that process: from
+there on it is a dead one. What it does when it wakes finds no claim. Source: ADR 0007, ADR 0019 point 7.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import select
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final, TypeVar
+from weakref import WeakSet
+
+import psycopg
+
+from postdate.backends.postgres.errors import translate
+from postdate.backends.postgres.expiring import Reaper
+from postdate.backends.postgres.names import Names, sql
+from postdate.backends.postgres.sessions import carries
+from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable, StoreUnreachable
+from postdate.outage_log import OutageLog
+
+Connection = psycopg.Connection[Any]
+Heard = Callable[[str, int, int], None]
+"""Called with topic, number and value of a notification; topic ``lost`` means that some may have been missed."""
+
+_LOOK_EVERY_SECONDS: Final = 1.0
+_RECONNECT_AFTER_SECONDS: Final = (0.05, 0.2, 0.5, 1.0)
+_START_WITHIN_SECONDS: Final = 15.0
+_STOP_WITHIN_SECONDS: Final = 6.0
+"""Enough to try once more to free what is held, where nobody answers; then the thread is left behind."""
+
+HOLDS_AT_MOST: Final = timedelta(seconds=60)
+_SHOW_LIFE_AT_LEAST_EVERY_SECONDS: Final = 5.0
+_LOST_SIGHT_SECONDS: Final = 3.0
+"""Whoever has not looked for so long beyond its time has stood still itself, and begins to watch others anew."""
+
+_EXPIRED: Final = "what expires in the queues cannot be removed, and stays until received"
+
+# The one that holds the number too, should somebody have given its session another name since.
+_END_SESSIONS: Final = sql(f"""
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid() AND ({carries("application_name", "%(mark)s::text")}
+        OR pid IN (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND granted
+            AND classid = %(class)s::integer::oid AND objid::bigint = %(holder)s
+            AND database = (SELECT oid FROM pg_database WHERE datname = current_database())))""")
+
+T = TypeVar("T")
+
+log = logging.getLogger("postdate.postgres")
+
+_HERE: Final = WeakSet["Listener"]()
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """By what others know that a process lives, and for how long they believe it.
+
+    Args:
+        mark: at the end of the name of every session of the process.
+        holds_at_most: shows it no life for so long, it loses what it holds; above 0.
+
+    Raises:
+        ConfigurationError: that is not above 0.
+    """
+
+    mark: str
+    holds_at_most: timedelta
+
+    def __post_init__(self) -> None:
+        if self.holds_at_most <= timedelta(0):
+            raise ConfigurationError(f"holds_at_most must be above 0, not {self.holds_at_most}")
+
+    @property
+    def every_seconds(self) -> float:
+        """How often it shows life."""
+        return min(_SHOW_LIFE_AT_LEAST_EVERY_SECONDS, self.holds_at_most.total_seconds() / 6)
+
+
+def holders_here(names: Names) -> set[int]:
+    """Return the numbers under which this process holds messages in such a schema, on whatever server."""
+    return {each.number for each in list(_HERE) if each.names == names and each.number is not None}
+
+
+def living(names: Names) -> str:
+    """Return the query for the numbers of holders in such a schema whose connections live."""
+    return (
+        "SELECT objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND granted "
+        f"AND classid = ({names.lock_class})::integer::oid "
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
+
+
+class Listener:
+    """One thread. See the module.
+
+    Args:
+        connect: opens its connection, which waits for locks and answers for a short time only.
+        end_given_up: ends sessions of this process that nobody listens to.
+        names: of the schema.
+        reaper: of what expires in the queues; the thread has the time for it, and lives as long as its process works.
+        life: of this process.
+    """
+
+    def __init__(
+        self,
+        connect: Callable[[], Connection],
+        end_given_up: Callable[[Connection], None],
+        names: Names,
+        reaper: Reaper,
+        life: Life,
+    ) -> None:
+        self._connect, self._end_given_up = connect, end_given_up
+        self._names, self._reaper, self._life = names, reaper, life
+        self._watched = Watched()
+        _HERE.add(self)
+        self._ears: list[Heard] = []
+        self._lock = threading.Lock()
+        self._waking, self._wake = os.pipe()
+        self._stopping = False
+        self._ready = threading.Event()
+        self._holder: int | None = None
+        self._failure: PostdateError | None = None
+        self._delivers, self._receives = False, set[str]()
+        self._told = False
+        self._living = living(names)
+        self._complained = set[str]()
+        self._thread = threading.Thread(target=self._run, name="postdate-postgres-listener", daemon=True)
+
+    @property
+    def names(self) -> Names:
+        """Of the schema."""
+        return self._names
+
+    @property
+    def number(self) -> int | None:
+        """The number under which this process holds messages now, if any."""
+        return self._holder
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and the connection; a server that does not answer is not waited for."""
+        self._stopping = True
+        os.write(self._wake, b"x")
+        self._thread.join(_STOP_WITHIN_SECONDS)
+        if not self._thread.is_alive():
+            os.close(self._waking)
+            os.close(self._wake)
+
+    def hear(self, heard: Heard) -> Callable[[], None]:
+        """Have ``heard`` called, in the thread, for each notification; return the way to stop that."""
+        with self._lock:
+            self._ears.append(heard)
+
+        def stop() -> None:
+            with self._lock, suppress(ValueError):
+                self._ears.remove(heard)
+
+        return stop
+
+    def holder(self) -> int:
+        """Return the number under which this process holds messages now; blocking.
+
+        Raises:
+            StoreUnavailable: there is no connection at the moment.
+        """
+        if not self._ready.wait(_START_WITHIN_SECONDS) or self._holder is None:
+            raise self._failure or StoreUnreachable("the connection to PostgreSQL that holds messages is gone")
+        return self._holder
+
+    def introduce(self, *, delivers: bool = False, receives: str | None = None) -> None:
+        """Say what this process does, for operators."""
+        with self._lock:
+            self._delivers |= delivers
+            self._receives |= set() if receives is None else {receives}
+            self._told = False
+        os.write(self._wake, b"i")
+
+    # --- the thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        failures, what = 0, "no connection to PostgreSQL that hears of stored messages"
+        outage = OutageLog(log, what, "PostgreSQL is", logging.WARNING)
+        while not self._stopping:
+            try:
+                with self._connect() as connection:
+                    self._present(connection)
+                    failures = 0
+                    outage.succeeded(time.monotonic())
+                    self._tell("lost", 0, 0)
+                    self._listen(connection)
+            except Exception as error:  # noqa: BLE001 - without this thread nothing that we hold would be ours
+                self._failure = _as_ours(error)
+                self._holder = None
+                self._ready.set()
+                outage.failed(self._failure, time.monotonic())
+                self._pause(_RECONNECT_AFTER_SECONDS[min(failures, len(_RECONNECT_AFTER_SECONDS) - 1)])
+                failures += 1
+
+    def _pause(self, seconds: float) -> None:
+        if select.select([self._waking], [], [], seconds)[0]:
+            os.read(self._waking, 1024)
+
+    def _present(self, connection: Connection) -> None:
+        """Take a number, lock it, say who we are, and listen."""
+        names = self._names
+        row = connection.execute(
+            "SELECT number, pg_advisory_lock(%s, number) FROM (SELECT nextval(%s)::integer AS number) AS n",
+            (names.lock_class, names.of("holder_number").replace("%%", "%")),
+        ).fetchone()
+        assert row is not None
+        connection.execute(
+            sql(
+                f"INSERT INTO {names.of('holder')} (holder, pid, machine, started_at, mark, seen, holds_at_most) "
+                f"VALUES (%s, %s, %s, now(), %s, clock_timestamp(), %s) ON CONFLICT (holder) DO UPDATE SET "
+                f"(pid, machine, mark, seen, holds_at_most, ahead) = "
+                f"(excluded.pid, excluded.machine, excluded.mark, excluded.seen, excluded.holds_at_most, NULL)"
+            ),
+            (row[0], os.getpid(), platform.node(), self._life.mark, self._life.holds_at_most),
+        )
+        # What comes in the middle of an answer to a statement of ours, the driver gives to whoever has asked for it.
+        connection.add_notify_handler(lambda notification: self._notice(notification.payload))
+        connection.execute(sql(f"LISTEN {names.channel}"))
+        self._told = False
+        self._holder = row[0]
+        self._failure = None
+        self._ready.set()
+
+    def _listen(self, connection: Connection) -> None:
+        # Also whoever lives for a moment only, as a command that sends, looks once.
+        socket, looked_at, more_to_reap = connection.fileno(), time.monotonic(), True
+        seen_at = looked_at
+        look_every = min(_LOOK_EVERY_SECONDS, self._life.every_seconds)
+        while not self._stopping:
+            patience = 0.0 if more_to_reap else look_every
+            readable, _, _ = select.select([socket, self._waking], [], [], patience)
+            if self._waking in readable:
+                os.read(self._waking, 1024)
+            if socket in readable:
+                connection.pgconn.consume_input()
+                if connection.pgconn.status != psycopg.pq.ConnStatus.OK:
+                    raise psycopg.OperationalError("the server closed the connection")
+            if not self._told:
+                self._try(connection, "who this process is cannot be written down", self._introduce)
+            if time.monotonic() - seen_at >= self._life.every_seconds:
+                seen_at = time.monotonic()
+                self._try(connection, "this process cannot show that it lives", self._show_life)
+                self._try(connection, "who lives cannot be read", self._end_the_frozen)
+            if time.monotonic() - looked_at >= look_every:
+                looked_at = time.monotonic()
+                self._end_given_up(connection)
+                self._try(connection, "what dead processes hold cannot be freed", self._free_what_the_dead_hold)
+            more_to_reap = self._try(connection, _EXPIRED, self._reaper.reap_in_turn) or False
+            self._hear(connection)
+        self._free(connection, [self._holder])  # whatever could not be given back: nobody looks for it after this
+
+    def _try(self, connection: Connection, what: str, step: Callable[[Connection], T]) -> T | None:
+        """Do one of the things that have their time; what others keep us from is complained of once, and left."""
+        try:
+            return step(connection)
+        except psycopg.Error as error:
+            if connection.closed:
+                raise
+            if what not in self._complained:
+                self._complained.add(what)
+                log.warning("%s: %s", what, error)
+            return None
+
+    def _hear(self, connection: Connection) -> None:
+        """Take note of what has come, also behind the answer to a statement of ours: nothing else may wake us."""
+        while (notification := connection.pgconn.notifies()) is not None:
+            self._notice(notification.extra.decode(errors="replace"))
+
+    def _notice(self, payload: str) -> None:
+        try:
+            topic, number, value = payload.split(" ")
+            said = topic, int(number), int(value)
+            self._tell(*said)
+        except (ValueError, OverflowError):  # anybody can notify anybody
+            log.warning("a notification that is none of ours: %.80r", payload)
+
+    def _tell(self, topic: str, number: int, value: int) -> None:
+        with self._lock:
+            ears = list(self._ears)
+        for heard in ears:
+            heard(topic, number, value)
+
+    def _introduce(self, connection: Connection) -> None:
+        with self._lock:
+            self._told = True
+            what = (self._delivers, sorted(self._receives), self._holder)
+        connection.execute(
+            sql(f"UPDATE {self._names.of('holder')} SET delivers = %s, receives = %s WHERE holder = %s"), what
+        )
+
+    def _show_life(self, connection: Connection) -> None:
+        connection.execute(
+            sql(f"UPDATE {self._names.of('holder')} SET seen = clock_timestamp() WHERE holder = %s"), (self._holder,)
+        )
+
+    def _end_the_frozen(self, connection: Connection) -> None:
+        """End the sessions of processes that have shown no life for as long as they said; the rest is as for the dead.
+
+        How long, this process measures by its own watch: whoever sets the server's clock makes nobody look frozen.
+        """
+        find = sql(
+            f"SELECT holder, mark, seen::text, extract(epoch FROM holds_at_most)::float8, pid, machine "
+            f"FROM {self._names.of('holder')} "
+            f"WHERE holds_at_most IS NOT NULL AND holder <> %s AND holder IN ({self._living})"
+        )
+        rows = connection.execute(find, (self._holder,)).fetchall()
+        seen = {holder: (said, seconds) for holder, _, said, seconds, _, _ in rows}
+        silent = self._watched.silent(seen, time.monotonic(), self._life.every_seconds + _LOST_SIGHT_SECONDS)
+        # Where another adapter of the same process shows life only the session goes that holds the silent number.
+        lively = {self._life.mark, *(mark for holder, mark, *_ in rows if holder not in silent)}
+        for holder, mark, _, seconds, pid, machine in rows:
+            if holder not in silent:
+                continue
+            who = f"process {pid} on {machine} (number {holder})"
+            if who not in self._complained:
+                self._complained.add(who)
+                log.warning(
+                    "%s has shown no life for %g s: its sessions are ended, what it holds is free", who, seconds
+                )
+            values = {"mark": None if mark in lively else mark, "class": self._names.lock_class, "holder": holder}
+            what = f"sessions of {who} cannot be ended; that needs its role, or one that is a member of it"
+            self._try(connection, what, partial(_end_sessions, values))
+
+    def _free_what_the_dead_hold(self, connection: Connection) -> None:
+        """Free the messages of holders whose lock is gone; whoever comes first does it for all.
+
+        The messages themselves are asked, too: a process that lost its number may have held more under it since.
+        """
+        known = self._names.of("holder")
+        held = [f"SELECT DISTINCT holder FROM {each} WHERE holder IS NOT NULL" for each, _ in self._tables(connection)]
+        holders = " UNION ".join([f"SELECT holder FROM {known}", *held])
+        find = sql(f"SELECT holder FROM ({holders}) AS h WHERE holder NOT IN ({self._living})")
+        dead = [holder for (holder,) in connection.execute(find, ())]
+        if dead:
+            self._free(connection, dead)
+
+    def _tables(self, connection: Connection) -> list[tuple[str, str]]:
+        """Return the tables of messages that are there and that we may change, and what else is to be set there."""
+        names = self._names
+        stores = connection.execute(
+            sql(
+                f"SELECT name FROM {names.of('store')} WHERE coalesce(has_table_privilege("
+                f"to_regclass(format('%%I.%%I', %s::text, name)), 'SELECT, UPDATE'), false) ORDER BY name"
+            ),
+            (names.schema,),
+        )
+        return [(names.of("queue_message"), ""), *((names.of(name), ", attempt_at = due") for (name,) in stores)]
+
+    def _free(self, connection: Connection, dead: list[int | None]) -> None:
+        """Free what some hold, each table by itself: what goes wrong in one must not keep the others."""
+        names, freed = self._names, 0
+        for table, more in self._tables(connection):
+            try:
+                statement = sql(f"UPDATE {table} SET holder = NULL{more} WHERE holder = ANY(%s)")
+                freed += connection.execute(statement, (dead,)).rowcount
+            except psycopg.Error as error:
+                if connection.closed:
+                    raise
+                if table not in self._complained:
+                    self._complained.add(table)
+                    log.warning("what dead processes hold in %s cannot be freed: %s", table, error)
+        connection.execute(sql(f"DELETE FROM {names.of('holder')} WHERE holder = ANY(%s)"), (dead,))
+        if freed:
+            connection.execute("SELECT pg_notify(%s, 'lost 0 0')", (names.channel,))
+
+
+class Watched:
+    """What others have shown of life, and since when it is the same, by the watch of this process."""
+
+    def __init__(self) -> None:
+        self._since = dict[int, tuple[object, float]]()
+        self._looked_at = float("-inf")
+
+    def silent(self, seen: Mapping[int, tuple[object, float]], now: float, within: float) -> set[int]:
+        """Return which have shown nothing new for longer than they may.
+
+        Args:
+            seen: by number, what is shown there now, and for how many seconds it may be the same.
+            now: seconds, of a watch that nobody sets.
+            within: look again; whoever stood still for longer has not seen what others have shown meanwhile.
+        """
+        lost_sight, self._looked_at = now - self._looked_at > within, now
+        before = {} if lost_sight else self._since
+        self._since = {
+            number: before[number] if number in before and before[number][0] == shown else (shown, now)
+            for number, (shown, _) in seen.items()
+        }
+        return {number for number, (_, at_most) in seen.items() if now - self._since[number][1] >= at_most}
+
+
+def _end_sessions(values: Mapping[str, object], connection: Connection) -> None:
+    connection.execute(_END_SESSIONS, values)
+
+
+def _as_ours(error: Exception) -> PostdateError:
+    if isinstance(error, PostdateError):
+        return error
+    if isinstance(error, psycopg.Error):
+        return translate(error, "PostgreSQL")
+    log.error("the thread that hears of stored messages failed, and goes on", exc_info=error)
+    return StoreUnavailable(f"PostgreSQL: {type(error).__name__}: {error}")

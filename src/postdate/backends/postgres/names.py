@@ -1,0 +1,128 @@
+"""Names in PostgreSQL: any characters, quoted; refused where the server would cut them off in silence."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from postdate.errors import ConfigurationError
+from postdate.persistence.migrations import Step, bare, filled_in, migrations
+
+LONGEST_NAME_BYTES = 63
+DEFAULT_SCHEMA = "postdate"
+
+
+def quoted(name: str) -> str:
+    """Return a name as SQL, whatever is in it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def check_name(name: str, what: str) -> str:
+    """Return ``name`` if PostgreSQL can have it.
+
+    Raises:
+        ConfigurationError: it is blank, has a NUL character, or is longer than 63 bytes of UTF-8.
+    """
+    if not name.strip() or "\0" in name:
+        raise ConfigurationError(f"{what} must not be blank or have NUL characters: {name!r}")
+    size = len(name.encode())
+    if size > LONGEST_NAME_BYTES:
+        raise ConfigurationError(
+            f"{what} {name!r} has {size} bytes; PostgreSQL takes {LONGEST_NAME_BYTES} and would cut off the rest: "
+            f"choose a shorter one (table=... for a store)"
+        )
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The names of one schema, as they stand in SQL with parameters (a ``%`` doubled)."""
+
+    schema: str
+
+    def __post_init__(self) -> None:
+        check_name(self.schema, "schema")
+
+    def of(self, name: str) -> str:
+        """Return a name in the schema for a statement with parameters."""
+        return f"{quoted(self.schema)}.{quoted(name)}".replace("%", "%%")
+
+    @property
+    def channel(self) -> str:
+        """The channel of notifications: the schema's name may be as long as a channel's."""
+        return "postdate_" + hashlib.md5(self.schema.encode(), usedforsecurity=False).hexdigest()
+
+    @property
+    def lock_class(self) -> int:
+        """The first key of the advisory locks that say who lives."""
+        digest = hashlib.md5(b"postdate " + self.schema.encode(), usedforsecurity=False).digest()
+        return int.from_bytes(digest[:4], "big", signed=True)
+
+
+def mark_done(schema: str, step: Step) -> str:
+    """Return the statement that says that a step was done."""
+    return (
+        f"INSERT INTO {quoted(schema)}.migration (subject, version, name) "
+        f"VALUES ({literal(step.subject)}, {step.version}, {literal(step.name)})"
+    )
+
+
+def foundation(schema: str) -> str:
+    """Return the statements that come before every migration."""
+    return (
+        f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)};\n"
+        f"CREATE TABLE IF NOT EXISTS {quoted(schema)}.migration (\n"
+        f"    subject text, version integer, name text NOT NULL, PRIMARY KEY (subject, version)\n);"
+    )
+
+
+def steps(schema: str, table: str | None) -> tuple[Step, ...]:
+    """Return the migrations of a schema and, if given, of a store's table in it; in order."""
+    check_name(schema, "schema")
+    replacements = {
+        "{schema}": quoted(schema),
+        "{schema_in_text}": quoted(schema).replace("'", "''"),
+    }
+    found = _steps("", "database", replacements)
+    if table is not None:
+        check_name(table, "table")
+        replacements |= {"{table}": f"{quoted(schema)}.{quoted(table)}", "{name}": literal(table)}
+        found += _steps(table, "store", replacements)
+    return found
+
+
+def part_steps(schema: str, part: str, table: str) -> tuple[Step, ...]:
+    """Return the migrations of a part of a schema that has a table of its own, by whose name they are marked.
+
+    Args:
+        schema: it is in.
+        part: ``sagas`` or ``outbox``.
+        table: its name.
+    """
+    found = migrations("postdate.backends.postgres", part)
+    return tuple(  # with the comments, which are for administrators
+        Step(table, each.version, each.name, (each.sql.replace("{schema}", quoted(schema)).strip(),)) for each in found
+    )
+
+
+def _steps(subject: str, part: str, replacements: Mapping[str, str]) -> tuple[Step, ...]:
+    return tuple(
+        Step(subject, each.version, each.name, (filled_in(bare(each.sql), replacements),))
+        for each in migrations("postdate.backends.postgres", part)
+    )
+
+
+def literal(text: str) -> str:
+    """Return a text as SQL."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def sql(text: str) -> bytes:
+    """Return a statement as the driver takes it from programs that put names into it themselves, quoted."""
+    return text.encode()
+
+
+def array(numbers: Iterable[int]) -> str:
+    """Return numbers as PostgreSQL writes an array: far quicker than the driver's way with a list."""
+    return "{" + ",".join(map(str, numbers)) + "}"

@@ -1,0 +1,311 @@
+"""Looking at a PostgreSQL store and its queues without changing what waits in them: what an operator asks.
+
+Who holds a message is written in its row when it is leased. A row lock is seen by the number of the running transaction
+in the row's ``xmax``: that leads to the session, whose name says which process it belongs to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeVar
+
+from postdate.backends.postgres.database import Connection, PostgresDatabase
+from postdate.backends.postgres.listening import holders_here
+from postdate.backends.postgres.names import sql
+from postdate.backends.postgres.queues import lengths_query
+from postdate.backends.postgres.rows import read
+from postdate.errors import QueueNotFound
+from postdate.messages import DelayedMessage, Envelope, Headers, opened
+from postdate.persistence.migrations import migrations
+from postdate.ports import OldSnapshot, Process, Queued, ServerFacts, Standing
+
+T = TypeVar("T")
+
+_SETTINGS: Final = ("fsync", "full_page_writes", "synchronous_commit")
+_OLD: Final = timedelta(minutes=1)
+"""Younger snapshots are everywhere and matter to nobody."""
+_FAR_BEHIND: Final = 100_000
+"""Transactions after which a replication slot counts as old: when its snapshot was taken is not kept."""
+_LATEST_PAGES: Final = 1_500
+"""Of the records, which are appended: some 100,000 of them."""
+
+_FACTS: Final = """
+    SELECT current_setting('server_version'), clock_timestamp(), pg_is_in_recovery(),
+        (SELECT json_object_agg(name, setting) FROM pg_settings WHERE name = ANY(%s))"""
+# What a session holds in other databases holds up nothing here; what it holds in none (replication) does.
+_OLD_SESSIONS: Final = """
+    SELECT pid, application_name, coalesce(usename, ''), coalesce(state, backend_type, ''),
+        clock_timestamp() - coalesce(xact_start, backend_start), ''
+    FROM pg_stat_activity
+    WHERE (datname = current_database() OR datid IS NULL) AND pid <> pg_backend_pid()
+        AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL) AND backend_type <> 'autovacuum worker'
+        AND clock_timestamp() - coalesce(xact_start, backend_start) >= %(old)s"""
+_PREPARED: Final = """
+    SELECT 0, 'prepared transaction ' || gid, owner::text, 'prepared', clock_timestamp() - prepared,
+        'ROLLBACK PREPARED ' || quote_literal(gid)
+    FROM pg_prepared_xacts WHERE database = current_database() AND clock_timestamp() - prepared >= %(old)s"""
+# to_jsonb: servers before version 17 do not have the column.
+_SLOTS: Final = """
+    SELECT 0, 'replication slot ' || slot_name, '', age(xmin) || ' transactions behind',
+        coalesce(clock_timestamp() - (to_jsonb(s) ->> 'inactive_since')::timestamptz, '0 s'),
+        'SELECT pg_drop_replication_slot(' || quote_literal(slot_name) || ')'
+    FROM pg_replication_slots AS s
+    WHERE (database = current_database() OR database IS NULL) AND age(xmin) >= %(far_behind)s"""
+
+
+class PostgresQueueObserver:
+    """Looks at the queues of a schema, and at the processes that use it.
+
+    Args:
+        database: of the adapter; not closed here.
+    """
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
+        names = database.names
+        self._holder = names.of("holder")
+        self._queued = f"""
+            SELECT m.number, q.name, m.message_id, c.headers, c.body, m.expires_at, m.due, m.failures, h.pid
+            FROM {names.of("queue_message")} AS m JOIN {names.of("queue")} AS q USING (queue_id)
+            JOIN {names.of("content")} AS c ON c.number = m.content LEFT JOIN {self._holder} AS h USING (holder)"""
+
+    async def _rows(self, statement: str, values: Mapping[str, object]) -> list[tuple[Any, ...]]:
+        return await self._database.run(
+            lambda connection: connection.execute(sql(statement), values).fetchall(), patiently=True
+        )
+
+    async def _readable(
+        self, statement: str, values: Mapping[str, object], decode: Callable[[tuple[Any, ...]], T]
+    ) -> list[T]:
+        """Return what a question finds without what cannot be read: whoever takes such a row sets it aside."""
+
+        def find(connection: Connection) -> list[T]:
+            return read(connection.execute(sql(statement), values), 0, decode)[0]
+
+        return await self._database.run(find, patiently=True)
+
+    async def processes(self) -> Sequence[Process]:
+        """See :meth:`postdate.ports.QueueObserver.processes`."""
+        return await self._database.run(self._processes)
+
+    def _processes(self, connection: Connection) -> list[Process]:
+        lives = """EXISTS (
+            SELECT 1 FROM pg_locks AS l WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
+                AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+                AND l.classid = %(class)s::integer::oid AND l.objid::bigint = h.holder)"""
+        rows = connection.execute(
+            sql(
+                f"SELECT holder, pid, machine, started_at, {lives}, delivers, receives FROM {self._holder} AS h "
+                f"ORDER BY holder"
+            ),
+            {"class": self._database.names.lock_class},
+        ).fetchall()
+        ours = holders_here(self._database.names)
+        found: dict[tuple[str, int, bool], Process] = {}
+        for holder, pid, machine, started_at, alive, delivers, receives in rows:
+            if holder in ours and pid == os.getpid():
+                continue
+            process = Process(pid, started_at.astimezone(UTC), alive, delivers, tuple(receives))
+            key = (machine, pid, alive)  # a process has a holder for its store and another for its queues
+            found[key] = _joined(found[key], process) if key in found else process
+        return list(found.values())
+
+    async def queue_lengths(self) -> Mapping[str, int]:
+        """See :meth:`postdate.ports.QueueObserver.queue_lengths`."""
+        return dict(await self._rows(f"{lengths_query(self._database.names)} ORDER BY name", {}))
+
+    async def browse(self, queue: str, limit: int) -> Sequence[Queued]:
+        """See :meth:`postdate.ports.QueueObserver.browse`."""
+        find = f"SELECT queue_id FROM {self._database.names.of('queue')} WHERE name = %(queue)s"
+        found = await self._rows(find, {"queue": queue})
+        if not found:
+            raise QueueNotFound(
+                f"{self._database.where} has no queue {queue!r}; create it: postdate setup --queue {queue}"
+            )
+        one = f"{self._queued} WHERE m.queue_id = %(queue)s ORDER BY m.queue_id, m.number LIMIT %(limit)s"
+        return await self._readable(one, {"queue": found[0][0], "limit": limit}, _queued)
+
+    async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
+        """See :meth:`postdate.ports.QueueObserver.find_in_queues`."""
+        where = "WHERE m.message_id = %(id)s OR strpos(c.headers, %(header)s) > 0 ORDER BY m.number"
+        values = {"id": message_id, "header": _header(message_id)}
+        return await self._readable(f"{self._queued} {where}", values, _queued)
+
+
+class PostgresObserver(PostgresQueueObserver):
+    """Looks at one store and the queues of its schema.
+
+    Args:
+        database: of the store; not closed here.
+        table: returns the name of the table of the waiting messages, which may not be settled yet.
+    """
+
+    def __init__(self, database: PostgresDatabase, table: Callable[[], str]) -> None:
+        super().__init__(database)
+        self._table_of = table
+
+    @property
+    def _table(self) -> str:
+        return self._table_of()
+
+    @property
+    def _pending(self) -> str:
+        return self._database.names.of(self._table)
+
+    @property
+    def _standing(self) -> str:
+        return f"""
+            SELECT p.number, p.message_id, p.due, p.destination, c.headers, c.body, p.expires_at, p.failures,
+                p.attempt_at, h.pid,
+                (SELECT a.pid || ' ' || a.application_name FROM pg_locks AS l JOIN pg_stat_activity AS a USING (pid)
+                 WHERE l.locktype = 'transactionid' AND l.granted AND l.transactionid = p.xmax)
+            FROM {self._pending} AS p JOIN {self._database.names.of("content")} AS c USING (number)
+            LEFT JOIN {self._holder} AS h USING (holder)"""
+
+    @property
+    def _ours(self) -> str:
+        return f"store_id = (SELECT store_id FROM {self._database.names.of('store')} WHERE name = %(table)s)"
+
+    async def standing(self, message_id: str) -> Standing | None:
+        """See :meth:`postdate.ports.StoreObserver.standing`."""
+        record = f"SELECT number FROM {self._database.names.of('record')} WHERE kind = 1 AND message_id = %(id)s"
+        one = f"{self._standing} WHERE p.number = ({record} AND {self._ours})"
+        found = await self._readable(one, {"id": message_id, "table": self._table}, _standing)
+        return found[0] if found else None
+
+    async def retries_of(self, message_id: str) -> Sequence[Standing]:
+        """See :meth:`postdate.ports.StoreObserver.retries_of`."""
+        where = "WHERE strpos(c.headers, %(header)s) > 0 AND p.message_id <> %(id)s ORDER BY p.number"
+        values = {"id": message_id, "header": _header(message_id)}
+        return await self._readable(f"{self._standing} {where}", values, _standing)
+
+    async def last_delivered_at(self) -> datetime | None:
+        """See :meth:`postdate.ports.StoreObserver.last_delivered_at`; records are appended to their table."""
+        record = self._database.names.of("record")
+        pages = "(pg_relation_size(%(record)s::regclass) / current_setting('block_size')::bigint)"
+        first = f"('(' || greatest({pages} - {_LATEST_PAGES}, 0) || ',0)')::tid"
+        latest = f"SELECT max(at) FROM {record} WHERE ctid >= {first} AND kind = 2 AND {self._ours}"
+        ((at,),) = await self._rows(latest, {"record": record.replace("%%", "%"), "table": self._table})
+        return None if at is None else at.astimezone(UTC)
+
+    async def next_destinations(self, messages: int) -> Sequence[str]:
+        """See :meth:`postdate.ports.KnowsDestinations.next_destinations`."""
+        following = f"SELECT destination FROM {self._pending} ORDER BY attempt_at, number LIMIT %(messages)s"
+        rows = await self._rows(f"SELECT DISTINCT destination FROM ({following}) AS f", {"messages": messages})
+        return sorted(destination for (destination,) in rows)
+
+    def _processes(self, connection: Connection) -> list[Process]:
+        """Add those that hold messages by row locks alone: they need no number, and are known by their session."""
+        known = super()._processes(connection)
+        sessions = connection.execute(
+            "SELECT a.pid || ' ' || a.application_name, min(a.backend_start) FROM pg_stat_activity AS a "
+            "WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND EXISTS ("
+            "    SELECT 1 FROM pg_locks AS l WHERE l.pid = a.pid AND l.granted AND l.relation = %(table)s::regclass "
+            "    AND l.mode = 'RowShareLock' AND l.database = a.datid) GROUP BY 1 ORDER BY 2",
+            {"table": self._pending.replace("%%", "%")},
+        ).fetchall()
+        for session, started_at in sessions:
+            pid = _pid_of(session)
+            if pid != os.getpid() and all(each.pid != pid or not each.alive for each in known):
+                known.append(Process(pid, started_at.astimezone(UTC), alive=True, delivers=False, receives=()))
+        return known
+
+
+# --- a server and who keeps it from cleaning up ----------------------------------------------------------------------
+
+
+async def server_facts(database: PostgresDatabase, table: str | None) -> ServerFacts:
+    """See :meth:`postdate.ports.DescribesServer.server_facts`; of a store's table, too, if it is given."""
+
+    def ask(connection: Connection) -> ServerFacts:
+        row = connection.execute(_FACTS, (list(_SETTINGS),)).fetchone()
+        assert row is not None
+        version, now, in_recovery, settings = row
+        there, newest = _schema_version(database, connection, table)
+        settings = {**settings, "in_recovery": "on" if in_recovery else "off"}
+        return ServerFacts("PostgreSQL", version, now.astimezone(UTC), there, newest, settings)
+
+    return await database.run(ask)
+
+
+def _schema_version(database: PostgresDatabase, connection: Connection, table: str | None) -> tuple[int, int]:
+    """Return the version that is there and the newest one: of the schema, or of the table where that lags behind."""
+    there = dict[str, int]()
+    marks = database.names.of("migration")
+    if connection.execute("SELECT to_regclass(%s)", (marks.replace("%%", "%"),)).fetchone() != (None,):
+        there = dict(
+            connection.execute(sql(f"SELECT subject, max(version) FROM {marks} GROUP BY subject"), ()).fetchall()
+        )
+    wanted = [("", "database"), *([] if table is None else [(table, "store")])]
+    versions = [
+        (there.get(subject, 0), migrations("postdate.backends.postgres", part)[-1].version) for subject, part in wanted
+    ]
+    return next(((is_there, newest) for is_there, newest in versions if is_there != newest), versions[0])
+
+
+async def old_snapshots(database: PostgresDatabase) -> Sequence[OldSnapshot]:
+    """See :meth:`postdate.ports.SeesSnapshots.old_snapshots`: sessions, prepared transactions and replication slots.
+
+    Of other users' sessions a user without the role ``pg_read_all_stats`` is told nothing.
+    """
+
+    def ask(connection: Connection) -> list[OldSnapshot]:
+        values = {"old": _OLD, "far_behind": _FAR_BEHIND}
+        found = [
+            OldSnapshot(pid, application, user, age, state, mend)
+            for statement in (_OLD_SESSIONS, _PREPARED, _SLOTS)
+            for pid, application, user, state, age, mend in connection.execute(statement, values).fetchall()
+        ]
+        return sorted(found, key=lambda snapshot: snapshot.age, reverse=True)
+
+    return await database.run(ask)
+
+
+# --- rows --------------------------------------------------------------------------------------------------------
+
+
+def _header(message_id: str) -> str:
+    """Return the header of a message id as it stands in the text of the headers, which is compact JSON."""
+    return f"{json.dumps(Headers.MESSAGE_ID)}:{json.dumps(message_id, ensure_ascii=False)}"
+
+
+def _pid_of(session: str) -> int:
+    """Return the number of the process that a session says it belongs to; of one that does not say it, its own."""
+    found = re.search(r" postdate (\d+)( [0-9a-f]+)?$", session)
+    return int(session.partition(" ")[0]) if found is None else int(found[1])
+
+
+def _joined(one: Process, other: Process) -> Process:
+    return Process(
+        one.pid,
+        min(one.started_at, other.started_at),
+        one.alive,
+        one.delivers or other.delivers,
+        tuple(sorted({*one.receives, *other.receives})),
+    )
+
+
+def _standing(row: Sequence[Any]) -> Standing:
+    _, message_id, due, destination, headers, body, expires_at, failures, attempt_at, leased_by, locked_by = row
+    due, expires_at = due.astimezone(UTC), _utc(expires_at)
+    found = opened(headers, body)
+    message = DelayedMessage.restored(message_id, due, destination, found, body, expires_at, failures)
+    if locked_by is not None:
+        return Standing(message, None, _pid_of(locked_by))
+    if attempt_at is None:
+        return Standing(message, None, leased_by)
+    return Standing(message, attempt_at.astimezone(UTC))
+
+
+def _queued(row: Sequence[Any]) -> Queued:
+    _, queue, message_id, headers, body, expires_at, due, failures, pid = row
+    envelope = Envelope.restored(queue, message_id, opened(headers, body), body, _utc(expires_at), _utc(due))
+    return Queued(queue, envelope, failures, pid)
+
+
+def _utc(instant: datetime | None) -> datetime | None:
+    return None if instant is None else instant.astimezone(UTC)

@@ -1,0 +1,373 @@
+"""Outboxes in a schema of PostgreSQL, beside the tables of the application, so that one commit covers both.
+
+A handler gets an asynchronous connection of psycopg, opened with the settings of the application: those of our own
+connections are made for our own statements. The outbox itself uses the same connections. Source: specification 7; ADR
+0017.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from datetime import datetime, timedelta
+
+import anyio
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from postdate.backends.postgres.answering import ANSWERS_WITHIN, BoundedAsyncConnection, BoundedConnection
+from postdate.backends.postgres.database import PostgresDatabase
+from postdate.backends.postgres.errors import translate
+from postdate.backends.postgres.names import DEFAULT_SCHEMA, part_steps, sql
+from postdate.backends.postgres.scripts import part_script
+from postdate.backends.postgres.sessions import session_name
+from postdate.errors import ConfigurationError, StoreError, StoreUnreachable
+from postdate.persistence.outbox import decode_operations, encode_operations, storable
+from postdate.ports import NativeTransaction, Work
+from postdate.ports.outbox import Operation, OutboxRecord
+from postdate.threads import in_thread
+
+AsyncConnection = BoundedAsyncConnection
+
+
+class PostgresOutbox:
+    """Keeps outboxes in the table ``outbox`` of a schema. For event loops of asyncio, as psycopg's connections are.
+
+    Args:
+        url: ``postgresql://user:password@host:port/database``, or any connection string of libpq; of the database with
+            the tables of the application.
+        schema: where the table is; it may be that of a delayed message store and of queues.
+        connections: open at once, 1 or more; as many messages can be handled at once that use the transaction.
+        answers_within: after so long a silence of the server a connection is given up; above 0. The statements of
+            handlers are theirs, and may take as long as they like.
+
+    Raises:
+        ConfigurationError: the address, the schema or the duration cannot be, or there would be no connection.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = DEFAULT_SCHEMA,
+        connections: int = 16,
+        answers_within: timedelta = ANSWERS_WITHIN,
+    ) -> None:
+        if connections < 1:
+            raise ConfigurationError(f"connections must be 1 or more, not {connections}")
+        self._database = PostgresDatabase(url, schema, answers_within=answers_within)
+        self.statements = _Statements(self._database.names.of("outbox"))
+        self._conninfo = _for_applications(url)
+        self._idle: list[AsyncConnection] = []
+        self._free = anyio.Semaphore(connections)
+        self._closed = False
+
+    @property
+    def database(self) -> object:
+        """See :class:`postdate.ports.OutboxStore`."""
+        return self._database.identity
+
+    @property
+    def has_one_writer(self) -> bool:
+        """See :class:`postdate.ports.OutboxStore`: rows are locked, not databases."""
+        return False
+
+    @property
+    def where(self) -> str:
+        """The database in words, without the password."""
+        return self._database.where
+
+    async def setup(self) -> None:
+        """Create schema and table; idempotent, and several processes may do it at once."""
+        await in_thread(self._set_up)
+
+    def setup_statements(self) -> str:
+        """Return the SQL that makes what :meth:`setup` does, for a database administrator; may be run again."""
+        schema = self._database.names.schema
+        return part_script(schema, part_steps(schema, "outbox", "outbox"), with_queues=False)
+
+    def _set_up(self) -> None:
+        self._database.setup_part_blocking(part_steps(self._database.names.schema, "outbox", "outbox"))
+
+    async def find(self, endpoint: str, message_id: str) -> OutboxRecord | None:
+        """See :meth:`postdate.ports.OutboxStore.find`."""
+        key = (endpoint, storable(message_id))
+        async with self._lent() as connection:
+            row = await (await connection.execute(self.statements.find, key)).fetchone()
+        if row is None:
+            return None
+        dispatched, operations = row
+        return OutboxRecord(() if operations is None else decode_operations(operations), dispatched)
+
+    def transaction(self, endpoint: str, message_id: str) -> PostgresOutboxTransaction:
+        """See :meth:`postdate.ports.OutboxStore.transaction`."""
+        return PostgresOutboxTransaction(self, (endpoint, storable(message_id)))
+
+    async def mark_dispatched(self, endpoint: str, message_id: str, now: datetime) -> None:
+        """See :meth:`postdate.ports.OutboxStore.mark_dispatched`."""
+        async with self._lent() as connection:
+            await connection.execute(self.statements.mark, (now, endpoint, storable(message_id)))
+
+    async def remove_dispatched(self, endpoint: str, before: datetime, limit: int) -> int:
+        """See :meth:`postdate.ports.OutboxStore.remove_dispatched`."""
+        async with self._lent() as connection:
+            return (await connection.execute(self.statements.remove, (endpoint, before, limit))).rowcount
+
+    async def close(self) -> None:
+        """Close every connection; a second time without effect."""
+        self._closed = True
+        self._database.leave()
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            await connection.close()
+        await in_thread(self._database.close_blocking)
+
+    # --- connections --------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _lent(self) -> AsyncGenerator[AsyncConnection]:
+        try:
+            connection = await self.take()
+            try:
+                yield connection
+            finally:
+                await self.put(connection)
+        except psycopg.Error as error:
+            raise translate(error, self.where) from error
+
+    async def take(self) -> AsyncConnection:
+        """Return a connection in autocommit mode, to be given back with :meth:`put`; wait until there is one."""
+        await self._free.acquire()
+        try:
+            return await self._connected()
+        except BaseException:
+            self._free.release()
+            raise
+
+    async def _connected(self) -> AsyncConnection:
+        if self._closed:
+            raise StoreError(f"the outbox in {self.where} was closed in this process")
+        while self._idle:
+            connection = self._idle.pop()
+            if self._database.answers.distrusts(connection):
+                self._database.answers.give_up(connection, silent=False)
+            elif _is_quiet(connection):
+                return connection
+            else:
+                await connection.close()
+        await in_thread(self._database.end_given_up)
+        connection = await BoundedAsyncConnection.connect(self._conninfo, autocommit=True)
+        connection.opened_at = time.monotonic()
+        self.bound(connection)
+        _as_opened(connection)
+        return connection
+
+    def bound(self, connection: AsyncConnection) -> None:
+        """Have a connection that is lent to a handler wait no longer than ours do: what comes now is ours."""
+        connection.answers = self._database.answers
+
+    async def put(self, connection: AsyncConnection) -> None:
+        """Take a connection back as it was lent; one that cannot be is closed."""
+        _as_opened(connection)
+        self.bound(connection)
+        self._free.release()
+        idle = not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE
+        if idle and not self._closed:
+            self._idle.append(connection)
+        else:
+            with suppress(psycopg.Error):
+                await connection.close()
+
+
+class PostgresOutboxTransaction:
+    """See :class:`postdate.ports.OutboxTransaction`; the native transaction is a ``psycopg.AsyncConnection``."""
+
+    def __init__(self, outbox: PostgresOutbox, key: tuple[str, str]) -> None:
+        self._outbox, self._key = outbox, key
+        self._connection: AsyncConnection | None = None
+        self._block: AbstractAsyncContextManager[object] | None = None
+        self._beginning = anyio.Lock()
+        self._lost: StoreUnreachable | None = None
+        self._over = False
+
+    @property
+    def begun(self) -> bool:
+        """See :class:`postdate.ports.OutboxTransaction`."""
+        return self._block is not None
+
+    async def begin(self) -> NativeTransaction:
+        """See :meth:`postdate.ports.OutboxTransaction.begin`."""
+        async with self._beginning:
+            return await self._begun()
+
+    async def _begun(self) -> AsyncConnection:
+        async with self._translating():
+            self._check_not_over()
+            if self._connection is None:
+                connection = await self._outbox.take()
+                if self._over:  # rolled back while this waited: nobody else would give the connection back
+                    await self._outbox.put(connection)
+                    self._check_not_over()
+                self._connection = connection
+            if self._block is None:
+                # The connection commits by itself except in this block, which refuses to let a handler do it.
+                block = self._connection.transaction()
+                try:
+                    await block.__aenter__()
+                except Exception:
+                    await self._give_back()
+                    raise
+                self._block = block
+                self._connection.answers = None
+                self._check_not_over()  # else the roll-back, which waits for this, ends what it has begun
+            return self._connection
+
+    def _check_not_over(self) -> None:
+        """Refuse what comes too late, as from a task that the handler has not waited for."""
+        if self._over:
+            raise StoreError(f"{self._outbox.where}: the transaction is over, as the handling of its message is")
+
+    async def commit(self, operations: Sequence[Operation], now: datetime, work: Sequence[Work] = ()) -> bool:
+        """See :meth:`postdate.ports.OutboxTransaction.commit`."""
+        connection = await self.begin()
+        encoded = encode_operations(operations) if operations else None
+        row = (*self._key, now, None if operations else now, encoded)
+        self._over = True
+        async with self._translating():
+            if connection.info.transaction_status is TransactionStatus.IDLE:
+                raise StoreError(
+                    f"{self._outbox.where}: a handler has ended the transaction that is not its own to end"
+                )
+            if connection.info.transaction_status is TransactionStatus.INERROR:
+                raise StoreError(
+                    f"{self._outbox.where}: a statement of a handler failed, and the handler went on, but its "
+                    f"transaction cannot be committed any more: put what may fail into a savepoint, `async with "
+                    f"connection.transaction()`, or let the error out"
+                )
+            _as_opened(connection)
+            self._outbox.bound(connection)
+            new = (await connection.execute(self._outbox.statements.insert, row)).rowcount == 1
+            if new and work:
+                await in_thread(_do, connection, work)
+            assert self._block is not None
+            await self._block.__aexit__(*((None, None, None) if new else _undone()))
+            self._block = None
+        await self._give_back()
+        return new
+
+    async def roll_back(self) -> None:
+        """See :meth:`postdate.ports.OutboxTransaction.roll_back`."""
+        self._over = True
+        if self._connection is None:  # who waits for one gives it back
+            await self._rolled_back()
+            return
+        async with self._beginning:  # who begins just now knows whether it has begun
+            await self._rolled_back()
+
+    async def _rolled_back(self) -> None:
+        try:
+            if self._block is not None and self._connection is not None:
+                self._outbox.bound(self._connection)
+                async with self._translating():
+                    await self._block.__aexit__(*_undone())
+        finally:
+            if self._connection is not None and self._connection.broken:  # whatever the handler has made of that
+                self._lost = self._lost or StoreUnreachable(f"{self._outbox.where}: the connection was lost")
+            self._block = None
+            await self._give_back()
+        if self._lost is not None:
+            raise self._lost
+
+    async def _give_back(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await self._outbox.put(connection)
+
+    @asynccontextmanager
+    async def _translating(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        except psycopg.Error as error:
+            translated = translate(error, self._outbox.where)
+            if isinstance(translated, StoreUnreachable):
+                self._lost = translated
+            raise translated from error
+
+
+class _Statements:
+    """The SQL of one schema."""
+
+    def __init__(self, table: str) -> None:
+        self.find = sql(
+            f"SELECT dispatched_at IS NOT NULL, operations FROM {table} WHERE endpoint = %s AND message_id = %s"
+        )
+        self.insert = sql(
+            f"INSERT INTO {table} (endpoint, message_id, handled_at, dispatched_at, operations) "
+            f"VALUES (%s, %s, %s, %s, %s) ON CONFLICT (endpoint, message_id) DO NOTHING"
+        )
+        self.mark = sql(
+            f"UPDATE {table} SET dispatched_at = %s, operations = NULL "
+            f"WHERE endpoint = %s AND message_id = %s AND dispatched_at IS NULL"
+        )
+        # Skips what another process removes just now: two that clean up do not wait for each other.
+        self.remove = sql(
+            f"DELETE FROM {table} WHERE (endpoint, message_id) IN (SELECT endpoint, message_id FROM {table} "
+            f"WHERE endpoint = %s AND dispatched_at < %s ORDER BY dispatched_at LIMIT %s FOR UPDATE SKIP LOCKED)"
+        )
+
+
+def _as_opened(connection: AsyncConnection) -> None:
+    """Undo what a handler has set about rows and statements: our own statements read tuples."""
+    connection.row_factory, connection.cursor_factory = tuple_row, psycopg.AsyncCursor
+    connection.prepare_threshold = 2
+
+
+class _Borrowed(BoundedConnection):
+    """A second way to use an open connection to the server, which it does not own."""
+
+    def __del__(self, *_: object) -> None:
+        """Say nothing of a connection left open, as the base class would: its owner closes it."""
+
+
+def _do(connection: AsyncConnection, work: Sequence[Work]) -> None:
+    """Do the work of other adapters, which block, on the same connection to the server while nobody else uses it."""
+    blocking = _Borrowed(connection.pgconn)
+    blocking.answers, blocking.opened_at = connection.answers, connection.opened_at
+    blocking.prepare_threshold = None  # the names of what was prepared are counted by the other object
+    for each in work:
+        each(blocking)
+
+
+def _undone() -> tuple[type[psycopg.Rollback], psycopg.Rollback, None]:
+    """Return what a transaction block of psycopg is left with when it is to be rolled back."""
+    return psycopg.Rollback, psycopg.Rollback(), None
+
+
+def _for_applications(url: str) -> str:
+    """Return the connection string of handlers: a server that vanished is noticed, we find it, all else is as given."""
+    defaults = {
+        "connect_timeout": "5",
+        "keepalives_idle": "5",
+        "keepalives_interval": "3",
+        "keepalives_count": "3",
+        "tcp_user_timeout": "15000",
+        "client_encoding": "UTF8",
+    }
+    given = {key: str(value) for key, value in conninfo_to_dict(url).items() if value is not None}
+    name = session_name(given.get("application_name", "outbox"))  # ended with the process, should it stand still
+    return make_conninfo("", **{**defaults, **given, "application_name": name})
+
+
+def _is_quiet(connection: AsyncConnection) -> bool:
+    """Return whether an idle connection is open and the server has said nothing: it speaks up only when it goes."""
+    if connection.closed:
+        return False
+    try:
+        readable, _, _ = select.select([connection.fileno()], [], [], 0)
+    except (OSError, ValueError, psycopg.Error):
+        return False
+    return not readable

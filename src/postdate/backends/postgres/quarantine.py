@@ -1,0 +1,340 @@
+"""Setting rows aside that cannot be read, as they are, and putting them back once they are mended.
+
+Nothing of a row passes through Python on its way into the quarantine, so no byte of it changes. The tables and indexes
+that deliveries go through stay as they are. Source: :mod:`postdate.ports.quarantine`; ADR 0019, point 6.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import psycopg
+
+from postdate.backends.postgres.database import Connection, PostgresDatabase
+from postdate.backends.postgres.errors import AFTER_AN_UPGRADE, is_refused
+from postdate.backends.postgres.names import Names, array, sql
+from postdate.backends.postgres.rows import Unreadable, only_in_calendar, present
+from postdate.errors import DuplicateMessage, InvalidMessage, MessageNotFound, QueueNotFound
+from postdate.messages import check_headers, opened, resealed
+from postdate.ports import Mending, Quarantined, Recording, RecordKind
+
+log = logging.getLogger("postdate.postgres")
+
+_RAW: Final = ("message_id", "destination", "due", "expires_at", "failures", "headers", "body")
+_UNREADABLE: Final = "unreadable: "
+
+
+class QuarantineStatements:
+    """The SQL of the quarantine of one schema.
+
+    Args:
+        names: of the schema.
+        recording: whether it is recorded what is set aside.
+    """
+
+    def __init__(self, names: Names, recording: Recording) -> None:
+        self.recording, self._names = recording, names
+        quarantine, content, record = names.of("quarantine"), names.of("content"), names.of("record")
+        queue, queue_message = names.of("queue"), names.of("queue_message")
+        self.quarantine, self.queue, self.content, self.record = quarantine, queue, content, record
+        raw = ", ".join("body" if name == "body" else f"convert_to(t.{name}::text, 'UTF8')" for name in _RAW)
+        place = f"(SELECT name FROM {queue} AS q WHERE q.queue_id = t.queue_id)"
+        self.list = (
+            f"SELECT t.number, t.at, t.reason, coalesce({place}, t.queue_id::text, ''), {raw} FROM {quarantine} AS t"
+        )
+        due, expires_at = only_in_calendar("t.due"), only_in_calendar("t.expires_at")
+        self.taken = (
+            f"RETURNING t.reason, t.store_id, t.queue_id, t.place, t.message_id, t.destination, t.due IS NOT NULL, "
+            f"{due}, {expires_at}, t.failures, t.headers, t.body"
+        )
+        self._kept = f"""
+            INSERT INTO {quarantine} (at, reason, store_id, queue_id, place, message_id, destination, due, expires_at,
+                failures, headers, body)"""
+        self._given = "unnest(%(numbers)s::bigint[], %(reasons)s::text[]) AS e(number, reason)"
+        name_of_queue = f"(SELECT name FROM {queue} AS q WHERE q.queue_id = g.queue_id)"
+        self.from_queue = sql(f"""
+            WITH gone AS (
+                DELETE FROM {queue_message}
+                WHERE queue_id = %(queue)s AND number = ANY(%(numbers)s::bigint[]) AND holder = %(holder)s RETURNING *),
+            kept AS ({self._kept}
+                SELECT clock_timestamp(), e.reason, g.store_id, g.queue_id, g.number, g.message_id, NULL, g.due,
+                    g.expires_at, g.failures, c.headers, c.body
+                FROM gone AS g JOIN {self._given} USING (number) LEFT JOIN {content} AS c ON c.number = g.content),
+            dropped AS (DELETE FROM {content} AS c USING gone AS g WHERE c.number = g.content),
+            noted AS ({self._noted("clock_timestamp()", "g.store_id", name_of_queue)})
+            SELECT count(*) FROM gone""")
+        number = names.of("number").replace("'", "''")
+        self.record_one = sql(f"""
+            INSERT INTO {record} (at, due, store_id, kind, message_id, destination, detail)
+            VALUES (%(now)s, %(due)s, %(store)s, %(kind)s, %(id)s, %(destination)s, %(detail)s)""")
+        self.find_queue = sql(f"SELECT name FROM {queue} WHERE queue_id = %(queue)s")
+        self.into_queue = sql(f"""
+            WITH kept AS (
+                INSERT INTO {content} (number, headers, body) VALUES (nextval('{number}'), %(headers)s, %(body)s)
+                RETURNING number),
+            sent AS (
+                INSERT INTO {queue_message}
+                    (queue_id, content, due, expires_at, ends_at, failures, store_id, message_id)
+                SELECT %(queue)s, number, %(due)s, %(expires_at)s::timestamptz,
+                    clock_timestamp() + (%(expires_at)s::timestamptz - %(now)s), %(failures)s, %(store)s::smallint,
+                    %(id)s
+                FROM kept RETURNING number)
+            SELECT pg_notify('{names.channel}', 'queue ' || %(queue)s || ' ' || number) FROM sent""")
+        # Its own number, as long as nothing else became of it: by the last record of those that are found by the id.
+        self.number_of = sql(f"""
+            SELECT r.number, (SELECT o.kind FROM {record} AS o WHERE o.message_id = %(id)s AND o.kind > 3
+                AND (o.store_id = %(store)s OR o.store_id IS NULL) ORDER BY o.number DESC LIMIT 1)
+            FROM {record} AS r WHERE r.message_id = %(id)s AND r.store_id = %(store)s AND r.kind = 1""")
+        self.schedule = sql(f"""
+            INSERT INTO {record} (at, due, store_id, kind, message_id, destination)
+            VALUES (%(now)s, %(due)s, %(store)s, 1, %(id)s, %(destination)s) RETURNING number""")
+
+    def _noted(self, at: str, store: str, destination: str) -> str:
+        """Return what records the rows ``gone``, if that is wanted, of messages of a store: expressions of a row."""
+        wanted = f"{store} IS NOT NULL" if self.recording is not Recording.NONE else "false"
+        return f"""
+            INSERT INTO {self.record} (at, due, store_id, kind, message_id, destination, detail)
+            SELECT {at}, {only_in_calendar("g.due")}, {store}, {int(RecordKind.FAILED)}, g.message_id, {destination},
+                '{_UNREADABLE}' || e.reason
+            FROM gone AS g JOIN {self._given} USING (number) WHERE {wanted}"""
+
+    def from_store(self, table: str) -> bytes:
+        """Return what sets waiting messages aside that the transaction has locked."""
+        pending = self._names.of(table)
+        return sql(f"""
+            WITH gone AS (DELETE FROM {pending} WHERE number = ANY(%(numbers)s::bigint[]) RETURNING *),
+            kept AS ({self._kept}
+                SELECT %(now)s, e.reason, %(store)s::smallint, NULL, g.number, g.message_id, g.destination, g.due,
+                    g.expires_at, g.failures, c.headers, c.body
+                FROM gone AS g JOIN {self._given} USING (number) LEFT JOIN {self.content} AS c ON c.number = g.number),
+            dropped AS (DELETE FROM {self.content} AS c USING gone AS g WHERE c.number = g.number),
+            noted AS ({self._left("g.destination")})
+            SELECT count(*) FROM gone""")
+
+    def _left(self, destination: str) -> str:
+        """Return what records that the rows ``gone`` left the store; without records, its id may be stored again."""
+        if self.recording is not Recording.NONE:
+            return self._noted("%(now)s", "%(store)s::smallint", destination)
+        return (
+            f"DELETE FROM {self.record} AS r USING gone AS g "
+            f"WHERE r.message_id = g.message_id AND r.store_id = %(store)s AND r.kind = {int(RecordKind.SCHEDULED)}"
+        )
+
+    def into_store(self, table: str) -> bytes:
+        """Return what puts a message back among those that wait, under a number of its own."""
+        return sql(f"""
+            WITH kept AS (
+                INSERT INTO {self.content} (number, headers, body) VALUES (%(row)s, %(headers)s, %(body)s)),
+            stored AS (
+                INSERT INTO {self._names.of(table)}
+                    (number, due, attempt_at, expires_at, failures, message_id, destination)
+                VALUES (%(row)s, %(due)s, %(due)s, %(expires_at)s, %(failures)s, %(id)s, %(destination)s))
+            SELECT pg_notify('{self._names.channel}', %(notice)s)""")
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """A row of the quarantine that was taken out of it, in a transaction that may put it back."""
+
+    reason: str
+    store_id: int | None
+    queue_id: int | None
+    place: int
+    message_id: str
+    destination: str | None
+    was_delayed: bool
+    due: datetime | None
+    expires_at: datetime | None
+    failures: int
+    headers: str | None
+    body: bytes | None
+
+    def mended(self, mending: Mending, now: datetime) -> dict[str, Any]:
+        """Return the values of the message that it is with what ``mending`` puts in place.
+
+        Raises:
+            InvalidMessage, InvalidHeaders: it still cannot be read.
+        """
+        body = self.body if mending.body is None else mending.body
+        headers = present(resealed(self.headers, mending.headers, mending.body, self.body) or self.headers)
+        due = (mending.due or self.due) if self.was_delayed else None
+        if due is None and self.was_delayed:
+            raise InvalidMessage(f"the due time of message {self.message_id!r} lies outside the years 1 to 9999")
+        if body is None:
+            raise InvalidMessage(f"the body of message {self.message_id!r} is gone")
+        opened(headers, body)
+        return {
+            "id": self.message_id,
+            "headers": headers,
+            "body": body,
+            "due": due,
+            "destination": mending.destination or self.destination,
+            "expires_at": self.expires_at,
+            "failures": self.failures,
+            "now": now,
+            "store": self.store_id,
+            "queue": self.queue_id,
+        }
+
+
+class SettingAside:
+    """Sets rows aside, as far as this process may: a role that has no rights on their table must not stand still."""
+
+    def __init__(self) -> None:
+        self._complained = False
+
+    def do(self, connection: Connection, statement: bytes, values: dict[str, Any], bad: Sequence[Unreadable]) -> bool:
+        """Set rows aside and say so, and why the first one was.
+
+        Args:
+            connection: in a transaction or not.
+            statement: what sets them aside; where that is refused, nothing else of the transaction is lost.
+            values: for it.
+            bad: the rows.
+
+        Returns:
+            Whether they are set aside; otherwise the caller holds them, so that nobody meets them again.
+        """
+        try:
+            with connection.transaction():
+                connection.execute(statement, values)
+        except psycopg.Error as error:
+            if not is_refused(error):
+                raise
+            if not self._complained:
+                self._complained = True
+                text = (
+                    "%d messages cannot be read (%s) nor be set aside (%s), and are held until this process ends; "
+                    f"{AFTER_AN_UPGRADE}, and start the services anew"
+                )
+                log.error(text, len(bad), bad[0].reason, str(error).partition("\n")[0])
+            return False
+        text = "%d messages cannot be read and were set aside (%s); `postdate errors` shows what is to be done"
+        log.error(text, len(bad), bad[0].reason)
+        return True
+
+
+def named(bad: Sequence[Unreadable]) -> dict[str, object]:
+    """Return the numbers and reasons of rows as the statements take them."""
+    return {"numbers": array(row.number for row in bad), "reasons": [row.reason.replace("\0", "") for row in bad]}
+
+
+class Shelf:
+    """What is set aside of one store, or of all queues of a schema; see :class:`postdate.ports.Quarantine`.
+
+    Args:
+        database: of the adapter.
+        sql: of the quarantine.
+        place: which rows are this one's, as a condition; no parameters.
+        put: puts what is mended where it was, in the transaction of the connection.
+    """
+
+    def __init__(
+        self,
+        database: PostgresDatabase,
+        statements: QuarantineStatements,
+        place: Callable[[Connection], str],
+        put: Callable[[Connection, dict[str, Any]], None],
+    ) -> None:
+        self._database, self._sql, self._place, self._put = database, statements, place, put
+
+    async def listed(self, limit: int) -> Sequence[Quarantined]:
+        """See :meth:`postdate.ports.Quarantine.quarantined`."""
+
+        def find(connection: Connection) -> list[Quarantined]:
+            query = f"{self._sql.list} WHERE {self._place(connection)} ORDER BY t.number LIMIT %s"
+            return [_shown(row) for row in connection.execute(sql(query), (limit,)).fetchall()]
+
+        return await self._database.run(find)
+
+    async def count(self) -> int:
+        """See :meth:`postdate.ports.Quarantine.quarantined_count`."""
+
+        def count(connection: Connection) -> int:
+            query = f"SELECT count(*) FROM {self._sql.quarantine} AS t WHERE {self._place(connection)}"
+            ((found,),) = connection.execute(sql(query), ()).fetchall()
+            return found
+
+        return await self._database.run(count)
+
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
+        """See :meth:`postdate.ports.Quarantine.put_back`."""
+        if mending.headers is not None:
+            check_headers(mending.headers)
+
+        def put_back(connection: Connection) -> None:
+            mended = self._taken(connection, number).mended(mending, now)
+            self._put(connection, mended)
+            self._record(connection, mended, RecordKind.RETURNED, None)
+
+        await self._database.transaction(put_back)
+
+    async def discard(self, number: int, now: datetime) -> None:
+        """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
+
+        def discard(connection: Connection) -> None:
+            aside = self._taken(connection, number)
+            values = {"now": now, "due": aside.due, "id": aside.message_id, "store": aside.store_id}
+            values |= {"destination": aside.destination, "queue": aside.queue_id}
+            self._record(connection, values, RecordKind.DISCARDED, f"{_UNREADABLE}{aside.reason}")
+
+        await self._database.transaction(discard)
+
+    def _taken(self, connection: Connection, number: int) -> Aside:
+        place = f"number = %s AND {self._place(connection)}"
+        take = f"DELETE FROM {self._sql.quarantine} AS t WHERE {place} {self._sql.taken}"
+        row = connection.execute(sql(take), (number,)).fetchone()
+        if row is None:
+            raise MessageNotFound(f"nothing of number {number} is set aside in {self._database.where}")
+        return Aside(*row)
+
+    def _record(self, connection: Connection, values: dict[str, Any], kind: RecordKind, detail: str | None) -> None:
+        """Record what became of a message of a store; of messages in queues that were never delayed nothing is."""
+        if self._sql.recording is Recording.NONE or values["store"] is None:
+            return
+        if values["destination"] is None:
+            row = connection.execute(self._sql.find_queue, values).fetchone()
+            values = {**values, "destination": None if row is None else row[0]}
+        connection.execute(self._sql.record_one, {**values, "kind": int(kind), "detail": detail})
+
+
+def number_for(connection: Connection, statements: QuarantineStatements, mended: dict[str, Any]) -> int:
+    """Return the number under which a message of a store waits again: its own, if nothing else became of it.
+
+    Raises:
+        DuplicateMessage: something did.
+    """
+    known = connection.execute(statements.number_of, mended).fetchone()
+    if known is None:
+        row = connection.execute(statements.schedule, mended).fetchone()
+        assert row is not None
+        return row[0]
+    number, last = known
+    if last != RecordKind.FAILED:
+        raise _stored_anew(mended)
+    return number
+
+
+def _stored_anew(mended: dict[str, Any]) -> DuplicateMessage:
+    return DuplicateMessage(f"message {mended['id']!r} was stored anew since it was set aside; discard this one")
+
+
+def into_queue(connection: Connection, statements: QuarantineStatements, mended: dict[str, Any], where: str) -> None:
+    """Put a mended message into the queue it was in.
+
+    Raises:
+        QueueNotFound: it is gone.
+    """
+    if connection.execute(statements.find_queue, mended).fetchone() is None:
+        raise QueueNotFound(f"{where} has no queue any more in which message {mended['id']!r} was")
+    connection.execute(statements.into_queue, mended)
+
+
+def _shown(row: Sequence[Any]) -> Quarantined:
+    number, at, reason, place, *values = row
+    raw = {name: bytes(value) for name, value in zip(_RAW, values, strict=True) if value is not None}
+    return Quarantined(number, place, raw["message_id"].decode(), reason, at.astimezone(UTC), raw)

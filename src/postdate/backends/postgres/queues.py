@@ -1,0 +1,114 @@
+"""The SQL of PostgreSQL queues, with its names filled in. Parameters are those of psycopg."""
+
+from __future__ import annotations
+
+from postdate.backends.postgres.names import Names, sql
+
+
+class QueueStatements:
+    """Every statement of the queues of one schema."""
+
+    def __init__(self, names: Names) -> None:
+        queue, queue_message, content = names.of("queue"), names.of("queue_message"), names.of("content")
+        columns = "m.queue_id, m.number, m.message_id, m.due, m.expires_at, m.failures, c.headers, c.body"
+        has_ended = "(m.ends_at IS NOT NULL AND m.ends_at < clock_timestamp())"
+
+        self.create = sql(f"INSERT INTO {queue} (name) VALUES (%s) ON CONFLICT DO NOTHING")
+        self.find = sql(f"SELECT queue_id FROM {queue} WHERE name = %s")
+        self.lengths = sql(lengths_query(names))
+        self.lengths_of = sql(f"{lengths_query(names)} WHERE name = ANY(%s)")
+        # What never ends, as most do, pays nothing for those that do.
+        self.insert, self.insert_ending = (sql(_insertion(names, ending=ending)) for ending in (False, True))
+        # A hold needs not survive a crash of the server, so its commit waits for no disk. What has ended is claimed
+        # like the rest, and comes back marked: to step over it, each claim would have to walk over all of it.
+        hurried = "(SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL"
+        self.claim = sql(f"""
+            WITH free AS MATERIALIZED (
+                SELECT number FROM {queue_message}
+                WHERE queue_id = %(queue)s AND number >= %(low)s AND holder IS NULL AND {hurried}
+                ORDER BY queue_id, number LIMIT %(limit)s FOR UPDATE SKIP LOCKED),
+            m AS (
+                UPDATE {queue_message} AS m SET holder = %(holder)s FROM free
+                WHERE m.queue_id = %(queue)s AND m.number = free.number RETURNING m.*)
+            SELECT {has_ended}, {columns} FROM m LEFT JOIN {content} AS c ON c.number = m.content
+            ORDER BY m.number""")
+        self.take = sql(f"""
+            WITH found AS MATERIALIZED (
+                SELECT number FROM {queue_message}
+                WHERE queue_id = %(queue)s AND message_id = %(id)s AND holder IS NULL
+                ORDER BY queue_id, number LIMIT 1 FOR UPDATE SKIP LOCKED),
+            m AS (
+                UPDATE {queue_message} AS m SET holder = %(holder)s FROM found
+                WHERE m.queue_id = %(queue)s AND m.number = found.number RETURNING m.*)
+            SELECT {has_ended}, {columns} FROM m LEFT JOIN {content} AS c ON c.number = m.content""")
+        # That they are held is asked in words from which the index of held messages does not follow: it is empty when
+        # the plan is made, and full of those that have just ended when it is used.
+        self.commit = sql(f"""
+            WITH gone AS (
+                DELETE FROM {queue_message}
+                WHERE queue_id = %(queue)s AND number = ANY(%(numbers)s::bigint[])
+                    AND holder IS NOT DISTINCT FROM %(holder)s::integer
+                RETURNING number, content, message_id, due, store_id),
+            dropped AS (DELETE FROM {content} AS c USING gone WHERE c.number = gone.content),
+            recorded AS (
+                INSERT INTO {names.of("record")} (at, due, store_id, kind, message_id, destination, detail)
+                SELECT e.at, due, store_id, e.kind, message_id, %(destination)s, e.detail
+                FROM gone JOIN unnest(%(recorded)s::bigint[], %(times)s::timestamptz[], %(kinds)s::smallint[],
+                    %(details)s::text[]) AS e(number, at, kind, detail) USING (number))
+            SELECT array_agg(number) FROM gone""")
+        self.give_back = sql(f"""
+            WITH back AS (
+                UPDATE {queue_message} SET holder = NULL, failures = failures + %(failures)s
+                WHERE queue_id = %(queue)s AND number = ANY(%(numbers)s) AND holder = ANY(%(holders)s)
+                RETURNING number)
+            SELECT count(*), pg_notify('{names.channel}', 'queue ' || %(queue)s || ' ' || min(number))
+            FROM back HAVING count(*) > 0""")
+        self.free_others = sql(f"""
+            UPDATE {queue_message} SET holder = NULL
+            WHERE queue_id = %(queue)s AND holder = %(holder)s AND number <> ALL(%(numbers)s::bigint[])""")
+
+
+def _insertion(names: Names, *, ending: bool) -> str:
+    """Return what inserts messages, and wakes receivers with the commit; the positions that found a queue come back.
+
+    The parameters are arrays, each a column. When a message ends, the server says: what is left of it begins here.
+
+    Args:
+        names: of the schema.
+        ending: whether there are columns for when each is to end, too: the sender's instant, and what is left.
+    """
+    ends = ", s.expires_at, clock_timestamp() + s.span AS ends_at" if ending else ""
+    arrays, columns, into = (
+        (", %s::timestamptz[], %s::interval[]", ", expires_at, span", ", expires_at, ends_at")
+        if ending
+        else ("", "", "")
+    )
+    number = names.of("number").replace("'", "''")
+    return f"""
+        WITH sent AS MATERIALIZED (
+            SELECT s.position, q.queue_id, s.message_id, s.due, s.headers, s.body, nextval('{number}') AS content{ends}
+            FROM unnest(%s::text[], %s::text[], %s::timestamptz[], %s::text[], %s::bytea[]{arrays})
+                WITH ORDINALITY AS s(queue, message_id, due, headers, body{columns}, position)
+            JOIN {names.of("queue")} AS q ON q.name = s.queue ORDER BY s.position),
+        kept AS (INSERT INTO {names.of("content")} SELECT content, headers, body FROM sent),
+        queued AS (
+            INSERT INTO {names.of("queue_message")} (queue_id, content, due, message_id{into})
+            SELECT queue_id, content, due, message_id{into} FROM sent ORDER BY position
+            RETURNING queue_id, number)
+        SELECT (SELECT array_agg(position::integer) FROM sent),
+            (SELECT count(pg_notify('{names.channel}', 'queue ' || queue_id || ' ' || first))
+             FROM (SELECT queue_id, min(number) AS first FROM queued GROUP BY queue_id) AS f)"""
+
+
+def lengths_query(names: Names) -> str:
+    """Return what counts the messages of each queue, but for those that have run out and await their removal."""
+    queue, queue_message = names.of("queue"), names.of("queue_message")
+    # Counted on their own, by their index, they leave the count of the others to one that holds no times.
+    ended = f"""
+        SELECT queue_id, count(*) AS messages FROM {queue_message}
+        WHERE ends_at < statement_timestamp() AND holder IS NULL GROUP BY queue_id"""
+    counted = f"SELECT count(*) FROM {queue_message} AS m WHERE m.queue_id = q.queue_id"
+    return f"""
+        WITH ended AS MATERIALIZED ({ended})
+        SELECT name, ({counted}) - coalesce((SELECT messages FROM ended WHERE ended.queue_id = q.queue_id), 0)
+        FROM {queue} AS q"""

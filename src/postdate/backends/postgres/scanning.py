@@ -1,0 +1,211 @@
+"""Pages through whole tables, in shares that are ranges of their pages. Source: ADR 0007, ADR 0011."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Final
+
+import psycopg
+
+from postdate.backends.postgres.database import Connection, PostgresDatabase
+from postdate.backends.postgres.names import Names, literal, quoted, sql
+from postdate.backends.postgres.rows import in_calendar
+from postdate.clock import from_microseconds, to_microseconds
+from postdate.errors import PipelineError
+from postdate.ports import Scan, ScanPart
+
+_COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
+    "pending": {
+        "message_id": "t.message_id",
+        "destination": "t.destination",
+        "due": "t.due",
+        "expires_at": "t.expires_at",
+        "headers": "c.headers",
+        "body": "c.body",
+        "number_of_failures": "t.failures",
+    },
+    "records": {
+        "number": "t.number",
+        "kind": "t.kind",
+        "message_id": "t.message_id",
+        "at": "t.at",
+        "due": "t.due",
+        "destination": "t.destination",
+        "detail": "t.detail",
+    },
+    "queued": {"message_id": "t.message_id", "queue": "q.name", "due": "t.due"},
+}
+_TIMES: Final = frozenset({"due", "expires_at", "at"})
+_TABLES: Final = {"records": "record", "queued": "queue_message"}
+_CONTENT: Final = frozenset({"headers", "body"})
+
+BEGIN_SCAN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+
+
+def _columns(what: str) -> Mapping[str, str]:
+    if what not in _COLUMNS:
+        raise PipelineError(f"there is nothing called {what!r} to scan; choose one of {', '.join(_COLUMNS)}")
+    return _COLUMNS[what]
+
+
+@contextmanager
+def exported_snapshot(database: PostgresDatabase) -> Generator[str]:
+    """See :meth:`postdate.ports.ScannableStore.snapshot`; a connection of its own holds it."""
+    with database.translating():
+        connection = database.connect()
+        try:
+            connection.execute(BEGIN_SCAN)
+            row = connection.execute("SELECT pg_export_snapshot()").fetchone()
+            assert row is not None
+            yield row[0]
+        finally:
+            connection.close()
+
+
+NO_SUCH_SNAPSHOT: Final = frozenset({"22023", "42704"})
+"""What servers answer to the name of a snapshot that was let go: the former up to version 16."""
+
+
+def released(snapshot: str) -> PipelineError:
+    """Return what is wrong when the server does not know a snapshot."""
+    return PipelineError(f"the snapshot {snapshot!r} is not held any more; keep it open until all parts have been read")
+
+
+def adopting(snapshot: str) -> str:
+    """Return the statement by which a transaction that has just begun sees what the snapshot shows."""
+    return f"SET TRANSACTION SNAPSHOT {literal(snapshot)}"
+
+
+def scan_parts(database: PostgresDatabase, table: str, what: str, parts: int) -> Sequence[ScanPart]:
+    """See :meth:`postdate.ports.ScannableStore.scan_parts`."""
+    _columns(what)
+    name = database.names.of(_TABLES.get(what, table)).replace("%%", "%")
+    with database.leased() as connection:
+        row = connection.execute(
+            "SELECT (pg_relation_size(%s::regclass) / current_setting('block_size')::integer)::bigint", (name,)
+        ).fetchone()
+    assert row is not None
+    pages: int = row[0]
+    step = max(-(-pages // max(parts, 1)), 1)
+    return [ScanPart(start, min(start + step, pages)) for start in range(0, pages, step)]
+
+
+def scan_query(names: Names, table: str, scan: Scan, part: ScanPart, *, plain: bool) -> str:
+    """Return the statement that reads a share, without parameters: COPY takes none.
+
+    Args:
+        names: of the schema.
+        table: of the waiting messages.
+        scan: what to read.
+        part: the share.
+        plain: times are wanted as whole microseconds since 1970 UTC.
+
+    Raises:
+        PipelineError: there is no such thing to read, or it has no such column.
+    """
+    known = _columns(scan.what)
+    unknown = [column for column in scan.columns if column not in known]
+    if unknown:
+        raise PipelineError(f"{scan.what} has no column {unknown[0]!r}; it has {', '.join(known)}")
+    wanted = [f"{_selected(known[name], is_time=plain and name in _TIMES)} AS {name}" for name in scan.columns]
+    conditions = [f"t.ctid >= '({part.first},0)'::tid", f"t.ctid < '({part.end},0)'::tid"]
+    conditions += _conditions(names, table, scan)
+    return f"SELECT {', '.join(wanted) or '1'} FROM {_relation(names, table, scan)} WHERE {' AND '.join(conditions)}"
+
+
+def _selected(column: str, *, is_time: bool) -> str:
+    return f"(extract(epoch FROM {in_calendar(column)}) * 1000000)::bigint" if is_time else column
+
+
+def _relation(names: Names, table: str, scan: Scan) -> str:
+    if scan.what == "records":
+        return f"{_plain(names, 'record')} AS t"
+    if scan.what == "queued":
+        return f"{_plain(names, 'queue_message')} AS t JOIN {_plain(names, 'queue')} AS q USING (queue_id)"
+    pending = f"{_plain(names, table)} AS t"
+    # Every waiting message has its content: what is not asked for need not be fetched.
+    if _CONTENT.isdisjoint(scan.columns):
+        return pending
+    # One look by the index for each row, whatever the planner thinks: a join would read all contents for each share.
+    content = f"SELECT k.headers, k.body FROM {_plain(names, 'content')} AS k WHERE k.number = t.number OFFSET 0"
+    return f"{pending} CROSS JOIN LATERAL ({content}) AS c"
+
+
+def _conditions(names: Names, table: str, scan: Scan) -> list[str]:
+    where, conditions = scan.where, list[str]()
+    store = f"(SELECT store_id FROM {_plain(names, 'store')} WHERE name = {_text(table)})"
+    if scan.what != "pending":
+        conditions.append(f"(t.store_id IS NULL OR t.store_id = {store})")
+    if where.message_ids is not None:
+        conditions.append(_with_ids(names, scan.what, store, _array(where.message_ids)))
+    if where.destinations is not None:
+        destination = "q.name" if scan.what == "queued" else "t.destination"
+        conditions.append(f"{destination} = ANY({_array(where.destinations)})")
+    if where.due_from is not None:
+        conditions.append(f"t.due >= {_instant(where.due_from)}")
+    if where.due_to is not None:
+        conditions.append(f"t.due < {_instant(where.due_to)}")
+    return conditions
+
+
+def _with_ids(names: Names, what: str, store: str, ids: str) -> str:
+    if what != "pending":
+        return f"t.message_id = ANY({ids})"
+    # By the unique index of the scheduled records: the waiting messages have none on their ids.
+    return (
+        f"t.number IN (SELECT r.number FROM {_plain(names, 'record')} AS r "
+        f"WHERE r.message_id = ANY({ids}) AND r.store_id = {store} AND r.kind = 1)"
+    )
+
+
+def _plain(names: Names, name: str) -> str:
+    """Return a name for a statement without parameters."""
+    return f"{quoted(names.schema)}.{quoted(name)}"
+
+
+def _text(text: str) -> str:
+    """Return a text as SQL, whatever the server makes of a backslash in a plain one."""
+    return "E'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
+
+
+def _array(texts: Sequence[str]) -> str:
+    """Return texts as SQL, without those that no column can hold."""
+    return f"ARRAY[{', '.join(_text(text) for text in texts if _can_be_stored(text))}]::text[]"
+
+
+def _can_be_stored(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+    return "\0" not in text
+
+
+def _instant(instant: datetime) -> str:
+    return f"'{from_microseconds(to_microseconds(instant)).isoformat(sep=' ')}'::timestamptz"
+
+
+def read_scan(
+    database: PostgresDatabase, table: str, scan: Scan, part: ScanPart, page: int
+) -> Iterable[list[tuple[Any, ...]]]:
+    """See :meth:`postdate.ports.ScannableStore.scan`."""
+    query = scan_query(database.names, table, scan, part, plain=True)
+    with database.translating(), database.connect() as connection:
+        connection.execute(BEGIN_SCAN)
+        if scan.snapshot is not None:
+            _adopt(connection, scan.snapshot)
+        with connection.cursor(name="postdate_scan") as cursor:
+            cursor.execute(sql(query))
+            while rows := cursor.fetchmany(page):
+                yield rows
+
+
+def _adopt(connection: Connection, snapshot: str) -> None:
+    try:
+        connection.execute(sql(adopting(snapshot)))
+    except psycopg.Error as error:
+        if error.sqlstate in NO_SUCH_SNAPSHOT:
+            raise released(snapshot) from error
+        raise

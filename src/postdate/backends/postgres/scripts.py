@@ -1,0 +1,96 @@
+"""What an administrator runs by hand: harmless when it is run again, or for another endpoint."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from postdate.backends.postgres.names import foundation, literal, mark_done, quoted, steps
+from postdate.persistence.migrations import Step
+
+
+def tables_script(schema: str, table: str | None) -> str:
+    """Return the SQL that makes what is missing of a schema and, if given, of a store's table in it."""
+    parts = [foundation(schema), *(_guarded(step, schema) for step in steps(schema, table)), _rights(schema)]
+    return _transaction(parts)
+
+
+def part_script(schema: str, part: Sequence[Step], *, with_queues: bool) -> str:
+    """Return the SQL that makes what is missing of a part of a schema that has tables of its own.
+
+    Args:
+        schema: it is in.
+        part: its migrations.
+        with_queues: make the tables of the queues before, whose transactions it shares.
+    """
+    before = steps(schema, None) if with_queues else ()
+    guarded = [_guarded(step, schema) for step in (*before, *part)]
+    return _transaction([foundation(schema), *guarded, _rights(schema)])
+
+
+def own_table_script(schema: str, table: str, statements: Sequence[str]) -> str:
+    """Return the SQL that makes one table without numbered migrations where it is missing.
+
+    Args:
+        schema: it is in, which may be everybody's.
+        table: its name.
+        statements: the first makes the table.
+    """
+    name = f"{quoted(schema)}.{quoted(table)}"
+    body = ";\n".join(statements)
+    tag = _tag(body)
+    make = f"DO {tag}\nBEGIN\nIF to_regclass({literal(name)}) IS NULL THEN\n{body};\nEND IF;\nEND\n{tag};"
+    schema_too = (
+        f"DO {tag}\nBEGIN\nIF to_regnamespace({literal(quoted(schema))}) IS NULL THEN\n"
+        f"CREATE SCHEMA {quoted(schema)};\nEND IF;\nEND\n{tag};"
+    )
+    rights = _comment(
+        f"What a role needs that runs Postdate and may not create tables:\n"
+        f"GRANT USAGE ON SCHEMA {quoted(schema)} TO the_role;\n"
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON {name} TO the_role;"
+    )
+    return _transaction([schema_too, make, rights])
+
+
+def queues_script(schema: str, queues: Sequence[str]) -> str:
+    """Return the SQL that makes those queues that are missing; the tables must be there."""
+    rows = ", ".join(f"({literal(name)})" for name in queues)
+    insert = f"INSERT INTO {quoted(schema)}.queue (name)\nVALUES {rows} ON CONFLICT (name) DO NOTHING;"
+    return _transaction([insert])
+
+
+def _transaction(parts: Sequence[str]) -> str:
+    return "\n\n".join(["BEGIN;", *parts, "COMMIT;"]) + "\n"
+
+
+def _guarded(step: Step, schema: str) -> str:
+    """Return a migration that is done once; names may have anything in them, the mark of the text's end, too."""
+    body = "\n".join([*step.statements, f"{mark_done(schema, step)};"])
+    tag = _tag(body)
+    return (
+        f"DO {tag}\nBEGIN\n"
+        f"IF NOT EXISTS (SELECT FROM {quoted(schema)}.migration "
+        f"WHERE subject = {literal(step.subject)} AND version = {step.version}) THEN\n"
+        f"{body}\nEND IF;\nEND\n{tag};"
+    )
+
+
+def _tag(body: str) -> str:
+    tag = "$postdate$"
+    while tag in body:
+        tag = f"{tag[:-1]}_$"
+    return tag
+
+
+def _rights(schema: str) -> str:
+    name = quoted(schema)
+    return _comment(
+        f"What a role needs that runs Postdate and may not create tables:\n"
+        f"GRANT USAGE ON SCHEMA {name} TO the_role;\n"
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {name} TO the_role;\n"
+        f"GRANT USAGE ON ALL SEQUENCES IN SCHEMA {name} TO the_role;"
+    )
+
+
+def _comment(text: str) -> str:
+    return textwrap.indent(text, "-- ", lambda line: True)

@@ -1,0 +1,284 @@
+"""The SQL of a PostgreSQL store, with its names filled in. Parameters are those of psycopg."""
+
+from __future__ import annotations
+
+from postdate.backends.postgres.lapsing import lapsed
+from postdate.backends.postgres.names import Names, sql
+from postdate.backends.postgres.quarantine import QuarantineStatements
+from postdate.backends.postgres.rows import in_calendar
+from postdate.messages import Headers
+from postdate.ports import Recording
+
+_RECORD_INTO = "(at, due, store_id, kind, message_id, destination, detail)"
+
+
+class Statements:
+    """Every statement of one store.
+
+    Args:
+        names: of the schema.
+        table: of the waiting messages, as it is called.
+        recording: what is recorded.
+    """
+
+    def __init__(self, names: Names, table: str, recording: Recording) -> None:  # noqa: PLR0915 - one for each
+        self.table = table
+        self.store_id: int | None = None
+        pending, content, record, queue = names.of(table), names.of("content"), names.of("record"), names.of("queue")
+        queue_message = names.of("queue_message")
+        columns = "p.message_id, p.due, p.destination, p.expires_at, p.failures, c.headers, c.body"
+        ours = "(r.store_id = %(store)s OR r.store_id IS NULL)"
+        scheduled = "r.message_id = %(id)s AND r.store_id = %(store)s AND r.kind = 1"
+        keeps = recording is not Recording.NONE
+
+        def ended(of: str, kind: str, detail: str) -> str:
+            """What is recorded when messages leave the store."""
+            if keeps:
+                return (
+                    f"INSERT INTO {record} {_RECORD_INTO} SELECT %(now)s, due, %(store)s::smallint, {kind}, "
+                    f"message_id, destination, {detail} FROM {of}"
+                )
+            return (
+                f"DELETE FROM {record} AS r USING {of} AS e "
+                f"WHERE r.message_id = e.message_id AND r.store_id = %(store)s AND r.kind = 1"
+            )
+
+        def noted(of: str, kind: int, detail: str, *, wanted: bool) -> str:
+            """What is recorded of messages that stay; a statement that does nothing when it is not wanted."""
+            return (
+                f"INSERT INTO {record} {_RECORD_INTO} SELECT %(now)s, due, %(store)s::smallint, {kind}, message_id, "
+                f"destination, {detail} FROM {of}{'' if wanted else ' WHERE false'}"
+            )
+
+        def announced(of: str) -> str:
+            """The numbers, and the wake-up of other processes, which leaves with the commit."""
+            notified = f"pg_notify('{names.channel}', %(notice)s::text)"
+            return f"SELECT number, CASE WHEN %(notice)s::text IS NOT NULL THEN {notified} END FROM {of}"
+
+        self.aside = QuarantineStatements(names, recording)
+        self.set_aside, self.put_back = self.aside.from_store(table), self.aside.into_store(table)
+        self.find_store = sql(f"SELECT store_id FROM {names.of('store')} WHERE name = %s")
+        self.notify_due = sql(f"SELECT pg_notify('{names.channel}', %s)")
+
+        # --- storing
+        self.insert_one = sql(f"""
+            WITH fresh AS (
+                INSERT INTO {record} (at, due, store_id, kind, message_id, destination)
+                VALUES (%(now)s, %(due)s, %(store)s, 1, %(id)s, %(destination)s)
+                ON CONFLICT (message_id, store_id) WHERE kind = 1 DO NOTHING RETURNING number),
+            kept AS (INSERT INTO {content} SELECT number, %(headers)s, %(body)s FROM fresh),
+            stored AS (
+                INSERT INTO {pending} (number, due, attempt_at, expires_at, message_id, destination)
+                SELECT number, %(due)s, %(due)s, %(expires_at)s::timestamptz, %(id)s, %(destination)s FROM fresh)
+            {announced("fresh")}""")
+        self.make_incoming = sql("""
+            CREATE TEMP TABLE IF NOT EXISTS postdate_incoming (
+                position int, message_id text COLLATE "C", due timestamptz, destination text COLLATE "C",
+                expires_at timestamptz, headers text, body bytea) ON COMMIT DELETE ROWS""")
+        self.copy_incoming = sql("COPY postdate_incoming FROM STDIN (FORMAT BINARY)")
+        self.clear_incoming = sql("TRUNCATE postdate_incoming")
+        self.insert_incoming = sql(f"""
+            WITH fresh AS (
+                INSERT INTO {record} (at, due, store_id, kind, message_id, destination)
+                SELECT %(now)s, due, %(store)s::smallint, 1, message_id, destination
+                FROM postdate_incoming ORDER BY position
+                ON CONFLICT (message_id, store_id) WHERE kind = 1 DO NOTHING RETURNING number, message_id),
+            kept AS (
+                INSERT INTO {content}
+                SELECT f.number, i.headers, i.body FROM fresh AS f JOIN postdate_incoming AS i USING (message_id)),
+            stored AS (
+                INSERT INTO {pending} (number, due, attempt_at, expires_at, message_id, destination)
+                SELECT f.number, i.due, i.due, i.expires_at, i.message_id, i.destination
+                FROM fresh AS f JOIN postdate_incoming AS i USING (message_id))
+            SELECT message_id FROM fresh""")
+        # What failed last, and was not stored since, comes back under its number.
+        self.revive = sql(f"""
+            WITH back AS (
+                SELECT r.number FROM {record} AS r WHERE {scheduled}
+                    AND NOT EXISTS (SELECT 1 FROM {pending} AS p WHERE p.number = r.number)
+                    AND (SELECT o.kind FROM {record} AS o WHERE o.message_id = %(id)s AND o.kind > 3
+                        AND (o.store_id = %(store)s OR o.store_id IS NULL) ORDER BY o.number DESC LIMIT 1) IN (7, 10)),
+            kept AS (
+                INSERT INTO {content} SELECT number, %(headers)s, %(body)s FROM back
+                ON CONFLICT DO NOTHING RETURNING number),
+            stored AS (
+                INSERT INTO {pending} (number, due, attempt_at, expires_at, message_id, destination)
+                SELECT number, %(due)s, %(due)s, %(expires_at)s::timestamptz, %(id)s, %(destination)s FROM kept
+                RETURNING number, message_id, due, destination),
+            recorded AS ({noted("stored", 8, "'came back from the error queue'", wanted=keeps)})
+            {announced("stored")}""")
+
+        # --- claims. The lower bound spares a walk over what was delivered while an old snapshot keeps it (ADR 0007).
+        since = "coalesce(%(from)s::timestamptz, '-infinity')"
+        due = f"p.attempt_at < %(now)s AND p.attempt_at >= {since} ORDER BY p.attempt_at, p.number LIMIT %(limit)s"
+        self.claim = sql(f"""
+            WITH batch AS MATERIALIZED (SELECT p.* FROM {pending} AS p WHERE {due} FOR UPDATE SKIP LOCKED)
+            SELECT p.number, {columns} FROM batch AS p LEFT JOIN {content} AS c USING (number)
+            ORDER BY p.attempt_at, p.number""")
+        held = "number = ANY(%(numbers)s::bigint[]) AND holder IS NOT DISTINCT FROM %(holder)s::bigint"
+        self.finish = sql(f"""
+            WITH gone AS (DELETE FROM {pending} WHERE {held} RETURNING number, message_id, due, destination),
+            dropped AS (DELETE FROM {content} AS c USING gone WHERE c.number = gone.number),
+            recorded AS ({ended("gone", "%(kind)s::smallint", "%(detail)s::text")})
+            SELECT count(*)::integer FROM gone""")
+        self.lease = sql(
+            f"UPDATE {pending} SET holder = %(holder)s, attempt_at = NULL WHERE number = ANY(%(numbers)s::bigint[])"
+        )
+        self.still_held = sql(f"""
+            SELECT number FROM {pending} WHERE number = ANY(%(numbers)s::bigint[]) AND holder IS NOT NULL""")
+        # Whoever sleeps hears of it: what is free again may be due before all that he knows.
+        self.free = sql(f"""
+            WITH freed AS (
+                UPDATE {pending} SET holder = NULL, attempt_at = due
+                WHERE number = ANY(%(numbers)s::bigint[]) AND holder = ANY(%(holders)s) RETURNING 1)
+            SELECT count(*), pg_notify('{names.channel}', 'lost 0 0') FROM freed HAVING count(*) > 0""")
+        self.give_back = sql(f"""
+            WITH back AS (
+                UPDATE {pending} SET holder = NULL, attempt_at = coalesce(%(attempt_at)s::timestamptz, due) WHERE {held}
+                RETURNING attempt_at)
+            SELECT count(*)::integer, pg_notify('{names.channel}', 'due ' || %(store)s || ' '
+                || (extract(epoch FROM min(attempt_at)) * 1000000)::bigint) FROM back HAVING count(*) > 0""")
+        self.retry = sql(f"""
+            WITH counted AS (
+                UPDATE {pending} SET failures = failures + 1, holder = NULL, attempt_at = %(attempt_at)s WHERE {held}
+                RETURNING number, message_id, due, destination),
+            recorded AS ({noted("counted", 4, "%(reason)s::text", wanted=recording is Recording.ALL)})
+            SELECT number FROM counted""")
+        has_queue = f"EXISTS (SELECT 1 FROM {queue} AS q WHERE q.name = p.destination)"
+        free = f"p.attempt_at >= {since} AND p.number <> ALL(%(held)s::bigint[])"
+        self.next = sql(f"""
+            SELECT {in_calendar("p.attempt_at")}, {has_queue} FROM {pending} AS p WHERE {free}
+            ORDER BY p.attempt_at, p.number LIMIT 1""")
+        earliest = f"""least((SELECT min(attempt_at) FROM {pending}),
+            (SELECT min(due) FROM {pending} WHERE failures > 0),
+            (SELECT min(due) FROM {pending} WHERE holder IS NOT NULL))"""
+        first_due = f"SELECT {in_calendar('first.due')} FROM (SELECT {earliest} AS due) AS first"
+        self.first_due = sql(first_due)
+
+        # --- moving: one statement. The batch is written down first, so that every part works on exactly these rows.
+        # A row that was changed while the statement ran is locked in its new version, which the removal cannot see:
+        # then the statement fails (division by zero, see errors.is_conflict) and is run again.
+        listed = ", ".join(
+            f"array_agg({column}) FILTER (WHERE %(listing)s)"
+            for column in ("message_id", in_calendar("due"), "destination", "expired")
+        )
+        taken = f"""
+                SELECT p.ctid AS place, p.number, p.message_id, p.due, p.expires_at, p.destination, q.queue_id,
+                    coalesce(p.expires_at < %(now)s, false) AS expired
+                FROM {pending} AS p JOIN {queue} AS q ON q.name = p.destination
+                WHERE {due} FOR UPDATE OF p SKIP LOCKED"""
+        # Headers are looked at only once it is settled which messages are taken: they are in another table. Where they
+        # are gone from there the message moves, as without the rule, and whoever receives it sets it aside.
+        past_use = lapsed("c.headers", "%(now)s::timestamptz", "%(allowance)s::interval")
+        wanted = f"""
+                SELECT place, number, message_id, due, expires_at, destination, queue_id,
+                    expired OR coalesce((SELECT {past_use} FROM {content} AS c WHERE c.number = t.number), false)
+                        AS expired
+                FROM taken AS t"""
+        move = f"""
+            gone AS (DELETE FROM {pending} WHERE ctid = ANY (ARRAY(SELECT place FROM batch)) RETURNING 1),
+            sent AS (
+                INSERT INTO {queue_message} (queue_id, content, due, expires_at, ends_at, store_id, message_id)
+                SELECT queue_id, number, due, expires_at, clock_timestamp() + (expires_at - %(now)s),
+                    %(store)s::smallint, message_id
+                FROM batch WHERE NOT expired
+                RETURNING queue_id, number),
+            dropped AS (DELETE FROM {content} AS c USING batch AS b WHERE b.expired AND c.number = b.number),
+            recorded AS ({ended("batch", "CASE WHEN expired THEN 5 ELSE 2 END", "NULL")})
+            SELECT done.*, next.* FROM (
+                SELECT count(*) FILTER (WHERE NOT expired)::integer, count(*) FILTER (WHERE expired)::integer,
+                    (SELECT count(pg_notify('{names.channel}', 'queue ' || queue_id || ' ' || first))
+                     FROM (SELECT queue_id, min(number) AS first FROM sent GROUP BY queue_id) AS s),
+                    1 / (CASE WHEN count(*) = (SELECT count(*) FROM gone) THEN 1 ELSE 0 END),
+                    {listed}
+                FROM batch) AS done"""
+        # Where few are due at a time, the same statement says what comes next; a full batch is followed by another
+        # look anyhow, and would be walked over a second time for that.
+        nothing_next = "CROSS JOIN (SELECT NULL::timestamptz, NULL::boolean) AS next"
+        next_one = f"""
+            LEFT JOIN (
+                SELECT {in_calendar("p.attempt_at")}, {has_queue} FROM {pending} AS p
+                WHERE {free} AND p.number NOT IN (SELECT number FROM batch)
+                ORDER BY p.attempt_at, p.number LIMIT 1) AS next ON true"""
+        of_all = f"WITH batch AS MATERIALIZED ({taken}),"
+        of_wanted = f"WITH taken AS MATERIALIZED ({taken}), batch AS MATERIALIZED ({wanted}),"
+        self.move, self.move_few = sql(f"{of_all}{move} {nothing_next}"), sql(f"{of_all}{move} {next_one}")
+        self.move_wanted = sql(f"{of_wanted}{move} {nothing_next}")
+        self.move_few_wanted = sql(f"{of_wanted}{move} {next_one}")
+
+        # --- one message by its id
+        target = f"""
+            target AS (
+                SELECT p.number FROM {record} AS r JOIN {pending} AS p ON p.number = r.number
+                WHERE {scheduled} AND (p.holder IS NULL OR p.holder = ANY(%(others)s::bigint[]))
+                FOR UPDATE OF p SKIP LOCKED)"""
+        self.remove_by_id = sql(f"""
+            WITH {target},
+            gone AS (
+                DELETE FROM {pending} AS p USING target WHERE p.number = target.number
+                RETURNING p.number, message_id, due, destination),
+            dropped AS (DELETE FROM {content} AS c USING gone WHERE c.number = gone.number),
+            recorded AS ({ended("gone", "%(kind)s::smallint", "%(detail)s::text")})
+            SELECT number FROM gone""")
+        self.count_failure_by_id = sql(f"""
+            WITH {target},
+            counted AS (
+                UPDATE {pending} AS p SET failures = failures + 1, holder = NULL, attempt_at = due FROM target
+                WHERE p.number = target.number RETURNING p.number, message_id, due, destination),
+            recorded AS ({noted("counted", 4, "NULL", wanted=recording is Recording.ALL)})
+            SELECT number, pg_notify('{names.channel}', 'lost 0 0') FROM counted""")
+
+        def said(due: str) -> str:
+            """Return SQL of how the header of a due time stands among encoded headers; see ``encoded_deliver_at``."""
+            time = f"to_char({due}::timestamptz AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS:US')"
+            return f"""'"{Headers.DELIVER_AT}":"' || {time} || ' Z"'"""
+
+        self.reschedule = sql(f"""
+            WITH target AS (
+                SELECT p.number, p.due FROM {record} AS r JOIN {pending} AS p ON p.number = r.number
+                WHERE {scheduled} AND p.holder IS NULL AND (p.expires_at IS NULL OR p.expires_at >= %(due)s)
+                FOR UPDATE OF p SKIP LOCKED),
+            moved AS (
+                UPDATE {pending} AS p SET due = %(due)s, attempt_at = %(due)s FROM target
+                WHERE p.number = target.number RETURNING p.number, p.message_id, p.due, p.destination),
+            retimed AS (
+                UPDATE {content} AS c SET headers = replace(c.headers, {said("target.due")}, {said("%(due)s")})
+                FROM target WHERE c.number = target.number AND strpos(c.headers, {said("target.due")}) > 0),
+            recorded AS ({noted("moved", 8, "NULL", wanted=keeps)})
+            SELECT number FROM moved""")
+        self.get = sql(f"""
+            SELECT p.number, {columns} FROM {record} AS r JOIN {pending} AS p ON p.number = r.number
+            JOIN {content} AS c ON c.number = r.number WHERE {scheduled}""")
+
+        # --- what an operator asks
+        self.list = sql(f"""
+            SELECT p.number, {columns} FROM {pending} AS p JOIN {content} AS c USING (number)
+            WHERE (%(destination)s::text IS NULL OR p.destination = %(destination)s)
+                AND p.due >= coalesce(%(from)s::timestamptz, '-infinity')
+                AND p.due < coalesce(%(to)s::timestamptz, 'infinity')
+            ORDER BY p.due, p.number LIMIT %(limit)s""")
+        self.history = sql(f"""
+            WITH known AS MATERIALIZED (
+                SELECT r.* FROM {record} AS r WHERE {scheduled}
+                UNION ALL SELECT r.* FROM {record} AS r WHERE r.message_id = %(id)s AND r.kind > 3 AND {ours}),
+            delivered AS (
+                SELECT found.* FROM (SELECT DISTINCT due FROM known) AS at CROSS JOIN LATERAL (
+                    SELECT r.* FROM {record} AS r
+                    WHERE r.due = at.due AND r.kind IN (2, 3) AND r.message_id = %(id)s AND {ours} OFFSET 0) AS found)
+            SELECT kind, message_id, at, due, destination, detail
+            FROM (SELECT * FROM known UNION ALL SELECT * FROM delivered) AS every ORDER BY number""")
+        self.record_counts = sql(f"""
+            SELECT kind, count(*) FROM {record} AS r WHERE {ours} GROUP BY kind ORDER BY kind""")
+        # A row lock is the number of the running transaction in the row's xmax: seen without touching anything.
+        locked = (
+            "p.xmax::text IN (SELECT transactionid::text FROM pg_locks WHERE locktype = 'transactionid' AND granted)"
+        )
+        counted = f"""
+            SELECT (SELECT count(*) FROM {pending}),
+                (SELECT count(*) FROM {pending} AS p WHERE attempt_at < %(now)s AND NOT {locked})
+                    + (SELECT count(*) FROM {pending} WHERE failures > 0 AND attempt_at >= %(now)s AND due < %(now)s),
+                (SELECT count(*) FROM {pending} WHERE holder IS NOT NULL)
+                    + (SELECT count(*) FROM {pending} AS p WHERE attempt_at < %(now)s AND {locked}),
+                (SELECT count(*) FROM {pending} WHERE failures > 0), ({first_due})"""
+        aside = f"SELECT count(*) FROM {names.of('quarantine')} WHERE queue_id IS NULL AND store_id = %(store)s"
+        self.statistics, self.statistics_of_waiting = sql(f"{counted}, ({aside})"), sql(f"{counted}, 0")

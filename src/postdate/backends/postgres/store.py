@@ -1,0 +1,688 @@
+"""Delayed messages in PostgreSQL.
+
+Due messages are claimed by row locks of an open transaction, so that a claim ends with its connection and costs no
+lease; with queues in the same schema they move by one statement a batch, and the bodies never leave the database.
+Source: specification 1.1, 1.3; ADR 0007.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+
+from postdate.backends.postgres import clocks, inserting, pruning, waiting
+from postdate.backends.postgres.answering import ANSWERS_WITHIN
+from postdate.backends.postgres.bulk import open_columns
+from postdate.backends.postgres.database import Connection, PostgresDatabase
+from postdate.backends.postgres.enqueue import Values, enqueue, enqueue_blocking, values_of
+from postdate.backends.postgres.errors import is_conflict
+from postdate.backends.postgres.holds import Holds, by_holder
+from postdate.backends.postgres.inserting import Row
+from postdate.backends.postgres.listening import HOLDS_AT_MOST
+from postdate.backends.postgres.names import DEFAULT_SCHEMA, array, check_name
+from postdate.backends.postgres.observation import PostgresObserver, old_snapshots, server_facts
+from postdate.backends.postgres.quarantine import SettingAside, Shelf, named, number_for
+from postdate.backends.postgres.rows import Unreadable, read
+from postdate.backends.postgres.scanning import exported_snapshot, read_scan, scan_parts
+from postdate.backends.postgres.scripts import tables_script
+from postdate.backends.postgres.statements import Statements
+from postdate.backends.postgres.waiting import message_of
+from postdate.backends.postgres.watch import Watch
+from postdate.clock import brought_up_to_date, to_microseconds
+from postdate.errors import (
+    ClaimLost,
+    ConfigurationError,
+    DuplicateMessage,
+    InvalidMessage,
+    UnsupportedTransactionMode,
+)
+from postdate.messages import DelayedMessage
+from postdate.ports import (
+    NOTHING_MOVED,
+    OUTCOME_RECORDS,
+    ArrowBatch,
+    Claim,
+    Mending,
+    MessageFilter,
+    Moved,
+    MoveReport,
+    NativeTransaction,
+    OldSnapshot,
+    Outcome,
+    Quarantined,
+    Record,
+    Recording,
+    RecordKind,
+    Scan,
+    ScanPart,
+    ServerFacts,
+    StoreCapabilities,
+    StoreReport,
+    StoreStatistics,
+    TransactionMode,
+    Wake,
+    Work,
+)
+from postdate.ports.pruning import StoredRecord
+from postdate.ports.stores import Discarding
+from postdate.threads import in_thread
+
+if TYPE_CHECKING:
+    from postdate.backends.postgres.columnar import Columns
+
+
+_MANY: Final = 5_000
+"""To store more at once may take longer than any other call."""
+
+
+class PostgresStore:
+    """Keeps delayed messages in a table of PostgreSQL. Needs direct connections: a pooler would swallow wake-ups.
+
+    Args:
+        url: ``postgresql://user:password@host:port/database``, or any connection string of libpq.
+        schema: where the tables are; any characters.
+        table: of the waiting messages; any characters. ``None``: ``{endpoint}.timeouts``.
+        recording: how much is kept for audits.
+        largest_message_bytes: of headers and body together.
+        answers_within: after so long a silence of the server a connection is given up; above 0. What reads or writes
+            whole tables may take ten minutes.
+        holds_at_most: when this process shows no life for so long, others that use the schema end its sessions, which
+            frees what it holds; above 0. They need the same role, or one that is a member of it.
+        checksum: store one of headers and body with each message; who reads it checks it, whatever this says. What is
+            stored as columns gets none.
+
+    Raises:
+        ConfigurationError: the address, the schema, the table or a duration cannot be.
+    """
+
+    def __init__(  # noqa: PLR0913 - the settings that stand beside an address
+        self,
+        url: str,
+        *,
+        schema: str = DEFAULT_SCHEMA,
+        table: str | None = None,
+        recording: Recording = Recording.ALL,
+        largest_message_bytes: int = 16 * 1024 * 1024,
+        answers_within: timedelta = ANSWERS_WITHIN,
+        holds_at_most: timedelta = HOLDS_AT_MOST,
+        checksum: bool = False,
+    ) -> None:
+        self._checksum = checksum
+        self.database = PostgresDatabase(
+            url, schema, recording, answers_within=answers_within, holds_at_most=holds_at_most
+        )
+        self._table = None if table is None else check_name(table, "table")
+        self._recording = recording
+        self._statements: Statements | None = None
+        self._holds = Holds(self.database)
+        self._watch = Watch()
+        self._columnar: Columns | None = None
+        self._many_due = False
+        self._setting_aside = SettingAside()
+        self._capabilities = StoreCapabilities(
+            durable=True,
+            shared=True,
+            time_precision=timedelta(microseconds=1),
+            transaction_modes=frozenset(TransactionMode),
+            database=self.database.identity,
+            largest_message_bytes=largest_message_bytes,
+            holds_at_most=holds_at_most,
+        )
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        """See :class:`postdate.ports.DelayedMessageStore`."""
+        return self._capabilities
+
+    async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
+        """Settle the name of the table; the server is not asked. See :class:`postdate.ports.DelayedMessageStore`."""
+        if mode not in self._capabilities.transaction_modes:
+            raise UnsupportedTransactionMode(f"PostgresStore does not support transaction mode {mode.value!r}")
+        self._table = self._table or check_name(f"{endpoint}.timeouts", "table")
+        self._statements = Statements(self.database.names, self._table, self._recording)
+
+    def setup_statements(self, endpoint: str) -> str:
+        """Return the SQL that makes what :meth:`setup` does, for a database administrator; may be run again."""
+        return tables_script(self.database.names.schema, self._table or check_name(f"{endpoint}.timeouts", "table"))
+
+    async def setup(self) -> None:
+        """Create schema and tables; idempotent, and several processes may do it at once."""
+        await in_thread(self.database.setup_blocking, self._sql.table)
+
+    async def close(self) -> None:
+        """Give back what is held and close every connection; a second time without effect."""
+        await in_thread(self._close)
+
+    def _close(self) -> None:
+        self.database.leave()
+        try:
+            if self._table is not None:
+                self._holds.give_up(self._sql)
+        finally:
+            self.database.close_blocking()
+            if self._columnar is not None:
+                self._columnar.close()
+
+    @property
+    def _sql(self) -> Statements:
+        if self._statements is None:
+            if self._table is None:
+                raise ConfigurationError(
+                    "PostgresStore does not know its table yet: call initialize(endpoint, mode) first, or give table="
+                )
+            self._statements = Statements(self.database.names, self._table, self._recording)
+        return self._statements
+
+    def _store_id(self, connection: Connection) -> int:
+        return inserting.find_store(connection, self._sql, self.database.where)
+
+    # --- storing ------------------------------------------------------------------------------------------------
+
+    async def store(self, message: DelayedMessage, now: datetime) -> None:
+        """See :meth:`postdate.ports.DelayedMessageStore.store`."""
+        row = self._row(message)
+        if not await self.database.run(lambda c: inserting.insert_one(c, self._sql, row, now, self._store_id(c))):
+            report = await self.database.transaction(lambda c: self._insert_or_revive(c, [row], now))
+            if report.already_there:
+                raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
+        self._watch.stored(message.due)
+
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+        """See :meth:`postdate.ports.ClaimingStore.store_many`."""
+        return await in_thread(self.store_many_blocking, messages, now)
+
+    def store_many_blocking(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+        """Do the same as :meth:`store_many` in the calling thread; for pipeline processes."""
+        rows = [self._row(message) for message in messages]
+        if not rows:
+            return StoreReport(0)
+        report = self.database.transaction_blocking(lambda c: self._insert(c, rows, now), patiently=len(rows) > _MANY)
+        if report.stored:
+            self._watch.stored(min(message.due for message in messages))
+        return report
+
+    async def enqueue(self, connection: NativeTransaction, messages: Sequence[DelayedMessage], now: datetime) -> None:
+        """See :meth:`postdate.ports.TransactionalStore.enqueue`."""
+        if self._sql.store_id is None:
+            await self.database.run(self._store_id)
+        await enqueue(connection, self._sql.insert_one, self._entries(messages, now))
+
+    def enqueue_blocking(
+        self, connection: NativeTransaction, messages: Sequence[DelayedMessage], now: datetime
+    ) -> None:
+        """See :meth:`postdate.ports.TransactionalStore.enqueue_blocking`."""
+        if self._sql.store_id is None:
+            self.database.run_blocking(self._store_id)
+        enqueue_blocking(connection, self._sql.insert_one, self._entries(messages, now))
+
+    def _entries(self, messages: Sequence[DelayedMessage], now: datetime) -> list[Values]:
+        assert self._sql.store_id is not None
+        return [values_of(self._row(message), now, self._sql.store_id) for message in messages]
+
+    def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
+        """See :meth:`postdate.ports.EnlistingStore.storing`; the transaction is a connection of psycopg."""
+        rows = [self._row(message) for message in messages]
+
+        def store(connection: Connection) -> None:
+            self._insert_or_revive(connection, rows, now)
+
+        return store
+
+    def _row(self, message: DelayedMessage) -> Row:
+        return inserting.row_of(message, self._capabilities.largest_message_bytes, checksum=self._checksum)
+
+    def _insert(self, connection: Connection, rows: Sequence[Row], now: datetime) -> StoreReport:
+        return inserting.insert(connection, self._sql, rows, now, self._store_id(connection))
+
+    def _insert_or_revive(self, connection: Connection, rows: Sequence[Row], now: datetime) -> StoreReport:
+        return inserting.insert_or_revive(connection, self._sql, rows, now, self._store_id(connection))
+
+    def _notify(self, connection: Connection, due: datetime, now: datetime) -> None:
+        inserting.notify(connection, self._sql, due, now, self._store_id(connection))
+
+    # --- the simple contract ------------------------------------------------------------------------------------
+
+    async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
+        """See :meth:`postdate.ports.DelayedMessageStore.fetch_next_due`."""
+
+        def fetch() -> DelayedMessage | None:
+            claims = self._claim(now, 1)
+            for batch, tokens in self._holds.of(claims):  # a lock would keep a connection for each message
+                try:
+                    self._holds.lease(batch, self._sql)
+                except BaseException:  # whether it is leased is not known, and the caller will not know it either
+                    self._holds.release(tokens, self._sql)
+                    raise
+            return claims[0].message if claims else None
+
+        return await in_thread(fetch)
+
+    async def remove(self, message_id: str, now: datetime) -> bool:
+        """See :meth:`postdate.ports.DelayedMessageStore.remove`; recorded as delivered."""
+        values = {
+            "id": message_id,
+            "now": now,
+            "kind": int(RecordKind.DELIVERED),
+            "detail": None,
+            "others": self._holds.leasing_as(),
+        }
+        return await self._change_by_id(self._sql.remove_by_id, values)
+
+    async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
+        """See :meth:`postdate.ports.DelayedMessageStore.increment_failure_count`."""
+        return await self._change_by_id(
+            self._sql.count_failure_by_id, {"id": message_id, "now": now, "others": self._holds.leasing_as()}
+        )
+
+    async def _change_by_id(self, sql: bytes, values: dict[str, Any]) -> bool:
+        def change(connection: Connection) -> bool:
+            row = connection.execute(sql, {**values, "store": self._store_id(connection)}).fetchone()
+            if row is not None:
+                self._holds.forget_number(row[0])
+            return row is not None
+
+        return await self.database.run(change)
+
+    async def next_due(self) -> datetime | None:
+        """See :meth:`postdate.ports.DelayedMessageStore.next_due`; looks at every message, claimed ones too."""
+        return await self.database.run(lambda c: waiting.first_due(c, self._sql))
+
+    # --- claims -------------------------------------------------------------------------------------------------
+
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+        """See :meth:`postdate.ports.ClaimingStore.claim_due`."""
+        return await in_thread(self._claim, now, limit)
+
+    def _claim(self, now: datetime, limit: int) -> list[Claim]:
+        while True:
+            connection = self.database.take()
+            try:
+                with self.database.translating():
+                    self._holds.forget_finished(connection, self._sql)
+                    if self._watch.lags():
+                        self._look(connection)
+                    connection.execute("BEGIN")
+                    found, bad = self._claimed(connection, now, limit)
+                    if not found or bad:
+                        connection.execute("COMMIT")
+                    else:
+                        self.database.listener()  # by which others know that we live, and may have what is held
+            except BaseException:  # what was claimed is free with the end of its transaction, whatever went wrong
+                connection.close()
+                raise
+            if found and not bad:
+                break
+            self.database.put(connection)
+            if not bad:
+                return []  # otherwise the others are free again: a look for them finds no such rows any more
+        tokens = self._holds.add(connection, [(number, message.due) for number, message in found])
+        return [Claim(message, token) for (_, message), token in zip(found, tokens, strict=True)]
+
+    def _claimed(
+        self, connection: Connection, now: datetime, limit: int
+    ) -> tuple[list[tuple[int, DelayedMessage]], list[Unreadable]]:
+        """Lock what is due, in a transaction; what of it cannot be read is set aside in it, or held."""
+        values = {"now": now, "limit": limit, "from": self._watch.since()}
+        rows = connection.execute(self._sql.claim, values, prepare=True, binary=True)
+        found, bad = read(rows, 0, _numbered)
+        if bad:
+            values = {**named(bad), "now": now, "store": self._store_id(connection)}
+            if not self._setting_aside.do(connection, self._sql.set_aside, values, bad):
+                holder = self.database.listener().holder()
+                connection.execute(self._sql.lease, {"numbers": values["numbers"], "holder": holder})
+        return found, bad
+
+    async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
+        """See :meth:`postdate.ports.ClaimingStore.finish`."""
+        return await in_thread(self._finish, claims, outcome, now, detail)
+
+    def _finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str) -> int:
+        values = {"now": now, "kind": int(OUTCOME_RECORDS[outcome]), "detail": detail or None}
+
+        def remove(connection: Connection, numbers: Sequence[int], holder: int | None) -> int:
+            row = connection.execute(
+                self._sql.finish,
+                {**values, "numbers": array(numbers), "holder": holder, "store": self._store_id(connection)},
+                prepare=True,
+            ).fetchone()
+            assert row is not None
+            return row[0]
+
+        return sum(self._holds.settle(batch, tokens, remove, self._sql) for batch, tokens in self._holds.of(claims))
+
+    def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
+        """See :meth:`postdate.ports.EnlistingStore.finishing`; the transaction is a connection of psycopg."""
+
+        def finish(connection: Connection) -> None:
+            removed = 0
+            for batch, tokens in self._holds.of(claims):
+                self._holds.lease(batch, self._sql)  # the other transaction must not wait for our own row locks
+                for holder, numbers in by_holder(tokens):
+                    values = {"now": now, "kind": int(OUTCOME_RECORDS[outcome]), "detail": detail or None}
+                    values |= {"numbers": array(numbers), "holder": holder, "store": self._store_id(connection)}
+                    row = connection.execute(self._sql.finish, values).fetchone()
+                    assert row is not None
+                    removed += row[0]
+                self._holds.finished_elsewhere(tokens)
+            if removed < len(claims):
+                lost = claims[0].message.message_id if len(claims) == 1 else f"one of {len(claims)} messages"
+                raise ClaimLost(f"message {lost!r} is no longer held by this process")
+
+        return finish
+
+    async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
+        """See :meth:`postdate.ports.ClaimingStore.retry_later`."""
+
+        def count(connection: Connection, numbers: Sequence[int], holder: int | None) -> int:
+            values = {
+                "numbers": array(numbers),
+                "holder": holder,
+                "attempt_at": attempt_at,
+                "now": now,
+                "reason": reason,
+            }
+            counted = connection.execute(self._sql.retry, {**values, "store": self._store_id(connection)}).rowcount
+            if counted:  # this process may end before the next attempt
+                self._notify(connection, attempt_at, now)
+            return counted
+
+        def give_back() -> bool:
+            held = self._holds.of([claim])
+            done = sum(self._holds.settle(batch, tokens, count, self._sql) for batch, tokens in held)
+            if done:
+                self._watch.stored(attempt_at)
+            return bool(done)
+
+        return await in_thread(give_back)
+
+    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+        """See :meth:`postdate.ports.ReleasingStore.release`; for a whole batch, the end of its transaction."""
+
+        def give_back(connection: Connection, numbers: Sequence[int], holder: int | None) -> int:
+            values = {"numbers": array(numbers), "holder": holder, "attempt_at": attempt_at}
+            row = connection.execute(self._sql.give_back, {**values, "store": self._store_id(connection)}).fetchone()
+            return 0 if row is None else row[0]
+
+        def release() -> int:
+            done = 0
+            for batch, tokens in self._holds.of(claims):
+                whole = self._holds.give_back(batch, tokens) if attempt_at is None else None
+                done += self._holds.settle(batch, tokens, give_back, self._sql) if whole is None else whole
+            if done:
+                self._watch.stored(attempt_at or min(claim.message.due for claim in claims))
+            return done
+
+        return await in_thread(release)
+
+    async def next_attempt(self) -> datetime | None:
+        """See :meth:`postdate.ports.ClaimingStore.next_attempt`."""
+        return await self.database.run(self._look)
+
+    def _look(self, connection: Connection) -> datetime | None:
+        look = self._watch.look()
+        held, first_held = self._holds.locked()
+        values = {"from": self._watch.since(), "held": array(held)}
+        row = connection.execute(self._sql.next, values, prepare=True).fetchone()
+        return self._watch.seen(look, None if row is None else row[0], first_held, None)
+
+    async def listen(self, wake: Wake) -> Callable[[], None]:
+        """See :meth:`postdate.ports.ClaimingStore.listen`; other processes are heard, too."""
+
+        def start() -> Callable[[], None]:
+            store_id = self.database.run_blocking(self._store_id)
+            listener = self.database.listener()
+            listener.introduce(delivers=True)
+
+            def heard(topic: str, number: int, value: int) -> None:
+                if topic == "lost":
+                    self._watch.forget()
+                elif topic == "due" and number == store_id:
+                    self._watch.heard(value)
+
+            listener.holder()
+            stop_hearing = listener.hear(heard)
+            stop_watching = self._watch.listen(wake)
+
+            def stop() -> None:
+                stop_watching()
+                stop_hearing()
+
+            return stop
+
+        return await in_thread(start)
+
+    # --- moving -------------------------------------------------------------------------------------------------
+
+    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
+        """See :meth:`postdate.ports.MovingStore.move_due`; one statement."""
+        return await self._move(now, limit, None, listing=listing)
+
+    async def move_wanted(
+        self, now: datetime, limit: int, discarding: Discarding, *, listing: bool = False
+    ) -> MoveReport:
+        """See :meth:`postdate.ports.stores.DiscardingStore.move_wanted`; one statement, with the rule in SQL."""
+        return await self._move(now, limit, discarding.allowance, listing=listing)
+
+    async def _move(self, now: datetime, limit: int, allowance: timedelta | None, *, listing: bool) -> MoveReport:
+        many, few = (
+            (self._sql.move, self._sql.move_few)
+            if allowance is None
+            else (self._sql.move_wanted, self._sql.move_few_wanted)
+        )
+
+        def move(connection: Connection) -> MoveReport:
+            look = self._watch.look()
+            held, first_held = self._holds.locked()
+            values = {"now": now, "limit": limit, "store": self._store_id(connection), "from": self._watch.since()}
+            sql = many if self._many_due else few
+            values |= {"held": array(held), "listing": listing, "allowance": allowance}
+            try:
+                row = connection.execute(sql, values, prepare=True, binary=True).fetchone()
+            except psycopg.DataError as error:  # one row may keep all others from moving
+                if is_conflict(error) or not self._set_aside_due(connection, now, limit):
+                    raise
+                row = connection.execute(sql, values, prepare=True, binary=True).fetchone()
+            assert row is not None
+            delivered, expired, _, _, *listed, head, has_queue = row
+            if self._many_due:
+                values = {"from": values["from"], "held": array(held)}
+                head, has_queue = connection.execute(self._sql.next, values, prepare=True).fetchone() or (None, None)
+            self._many_due = delivered + expired == limit
+            next_attempt = self._watch.seen(look, head, first_held, now)
+            left_behind = head is not None and head < now and not has_queue
+            moved = None if not listing else NOTHING_MOVED if listed[0] is None else Moved(*listed)
+            return MoveReport(delivered, expired, left_behind, next_attempt, moved)
+
+        return await self.database.run(move)
+
+    def _set_aside_due(self, connection: Connection, now: datetime, limit: int) -> bool:
+        """Set aside what of a batch cannot be read; return whether there was any. All else is as it was."""
+        with connection.transaction():
+            _, bad = self._claimed(connection, now, limit)
+        return bool(bad)
+
+    async def pause(self) -> None:
+        """See :meth:`postdate.ports.MovingStore.pause`: nobody waits here for anybody."""
+
+    # --- what cannot be read ------------------------------------------------------------------------------------
+
+    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
+        """See :meth:`postdate.ports.Quarantine.quarantined`."""
+        return await self._shelf.listed(limit)
+
+    async def quarantined_count(self) -> int:
+        """See :meth:`postdate.ports.Quarantine.quarantined_count`."""
+        return await self._shelf.count()
+
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
+        """See :meth:`postdate.ports.Quarantine.put_back`."""
+        await self._shelf.put_back(number, mending, now)
+        self._watch.forget()
+
+    async def discard_quarantined(self, number: int, now: datetime) -> None:
+        """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
+        await self._shelf.discard(number, now)
+
+    @property
+    def _shelf(self) -> Shelf:
+        def place(connection: Connection) -> str:
+            return f"t.queue_id IS NULL AND t.store_id = {self._store_id(connection):d}"
+
+        return Shelf(self.database, self._sql.aside, place, self._put_back)
+
+    def _put_back(self, connection: Connection, mended: dict[str, Any]) -> None:
+        number = number_for(connection, self._sql.aside, mended)
+        said = f"due {mended['store']} {to_microseconds(mended['due'])}"
+        connection.execute(self._sql.put_back, {**mended, "row": number, "notice": said})
+
+    # --- administration -----------------------------------------------------------------------------------------
+
+    async def cancel(self, message_id: str, now: datetime) -> bool:
+        """See :meth:`postdate.ports.AdministrableStore.cancel`."""
+        values = {"id": message_id, "now": now, "kind": int(RecordKind.CANCELLED), "detail": None, "others": array(())}
+        return await self._change_by_id(self._sql.remove_by_id, values)
+
+    async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
+        """See :meth:`postdate.ports.AdministrableStore.reschedule`."""
+        values = {"id": message_id, "due": due, "now": now}
+
+        def reschedule(connection: Connection) -> bool:
+            row = connection.execute(self._sql.reschedule, {**values, "store": self._store_id(connection)}).fetchone()
+            if row is not None:
+                self._notify(connection, due, now)
+                return True
+            message = self._get(connection, message_id)
+            if message is not None and message.expires_at is not None and due > message.expires_at:
+                raise InvalidMessage(f"message {message_id!r} expires at {message.expires_at.isoformat()}, before that")
+            return False
+
+        done = await self.database.transaction(reschedule)
+        if done:
+            self._watch.stored(due)
+        return done
+
+    async def statistics(self, now: datetime) -> StoreStatistics:
+        """See :meth:`postdate.ports.InspectableStore.statistics`; what is locked is seen without being touched."""
+        return await self.database.run(
+            lambda c: waiting.statistics(c, self._sql, now, self._store_id(c)), patiently=True
+        )
+
+    async def record_counts(self) -> Mapping[RecordKind, int]:
+        """See :meth:`postdate.ports.InspectableStore.record_counts`."""
+        return await self.database.run(lambda c: waiting.record_counts(c, self._sql, self._store_id(c)), patiently=True)
+
+    async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
+        """See :meth:`postdate.ports.InspectableStore.list_pending`."""
+        return await self.database.run(lambda c: waiting.list_pending(c, self._sql, where, limit), patiently=True)
+
+    async def get(self, message_id: str) -> DelayedMessage | None:
+        """See :meth:`postdate.ports.InspectableStore.get`."""
+        return await self.database.run(lambda c: self._get(c, message_id))
+
+    def _get(self, connection: Connection, message_id: str) -> DelayedMessage | None:
+        return waiting.get(connection, self._sql, message_id, self._store_id(connection))
+
+    async def history(self, message_id: str) -> Sequence[Record]:
+        """See :meth:`postdate.ports.InspectableStore.history`."""
+        return await self.database.transaction(
+            lambda c: waiting.history(c, self._sql, message_id, self._store_id(c)), patiently=True
+        )
+
+    def observer(self) -> PostgresObserver:
+        """See :meth:`postdate.ports.ObservableStore.observer`."""
+        return PostgresObserver(self.database, lambda: self._sql.table)
+
+    async def server_facts(self) -> ServerFacts:
+        """See :meth:`postdate.ports.DescribesServer.server_facts`."""
+        return await server_facts(self.database, self._table)
+
+    async def server_now(self) -> datetime:
+        """See :meth:`postdate.ports.TimekeepingStore.server_now`."""
+        return brought_up_to_date(*await self.database.run(clocks.server_now))
+
+    async def report_clock(self, ahead: timedelta) -> None:
+        """See :meth:`postdate.ports.TimekeepingStore.report_clock`; kept with the number of this process."""
+        await in_thread(clocks.report, self.database, ahead)
+
+    async def reported_clocks(self) -> Mapping[str, timedelta]:
+        """See :meth:`postdate.ports.TimekeepingStore.reported_clocks`."""
+        return await self.database.run(lambda c: clocks.reported(c, self.database.names))
+
+    async def old_snapshots(self) -> Sequence[OldSnapshot]:
+        """See :meth:`postdate.ports.SeesSnapshots.old_snapshots`."""
+        return await old_snapshots(self.database)
+
+    # --- scans --------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> AbstractContextManager[str]:
+        """See :meth:`postdate.ports.ScannableStore.snapshot`; a transaction stays open for the length of the block."""
+        return exported_snapshot(self.database)
+
+    def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
+        """See :meth:`postdate.ports.ScannableStore.scan_parts`; shares are ranges of pages of the table."""
+        return scan_parts(self.database, self._sql.table, what, parts)
+
+    def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
+        """See :meth:`postdate.ports.ScannableStore.scan`."""
+        return read_scan(self.database, self._sql.table, scan, part, page)
+
+    @property
+    def records_in_commit_order(self) -> bool:
+        """See :class:`postdate.ports.auditing.AuditableStore`; numbers come from a sequence."""
+        return False
+
+    def tables_of_stores(self) -> Sequence[str]:
+        """See :meth:`postdate.ports.auditing.AuditableStore.tables_of_stores`."""
+        return pruning.tables_of_stores(self.database)
+
+    # --- pruning ------------------------------------------------------------------------------------------------
+
+    @property
+    def pruned_at_once(self) -> int:
+        """See :class:`postdate.ports.pruning.PrunableStore`: some ten thousand records are in so many pages."""
+        return 128
+
+    def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
+        """See :meth:`postdate.ports.pruning.PrunableStore.mark_archived`."""
+        return pruning.mark_archived(self.database, part, numbers)
+
+    def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
+        """See :meth:`postdate.ports.pruning.PrunableStore.prune`."""
+        return pruning.prune(self.database, part, numbers)
+
+    def restore(self, records: Sequence[StoredRecord]) -> int:
+        """See :meth:`postdate.ports.pruning.PrunableStore.restore`."""
+        return pruning.restore(self.database, self.database.run_blocking(self._store_id), records)
+
+    # --- columns ------------------------------------------------------------------------------------------------
+
+    def scan_columns(self, scan: Scan, part: ScanPart) -> Iterable[ArrowBatch]:
+        """See :meth:`postdate.ports.ColumnarStore.scan_columns`."""
+        return self._columns().read(self._sql.table, scan, part)
+
+    def store_columns(self, batch: ArrowBatch, now: datetime) -> StoreReport:
+        """See :meth:`postdate.ports.ColumnarStore.store_columns`."""
+        if not batch.num_rows:
+            return StoreReport(0)
+        columns, store_id = self._columns(), self._sql.store_id or self.database.run_blocking(self._store_id)
+        due = columns.earliest(batch)
+        report = columns.store(batch, self._sql, now, inserting.notice(store_id, due, now))
+        if report is None:
+            rows = columns.rows(batch)
+            report = self.database.transaction_blocking(lambda c: self._insert(c, rows, now), patiently=True)
+        if report.stored:
+            self._watch.stored(due)
+        return report
+
+    def _columns(self) -> Columns:
+        if self._columnar is None:
+            self._columnar = open_columns(self.database)
+        return self._columnar
+
+
+def _numbered(row: tuple[Any, ...]) -> tuple[int, DelayedMessage]:
+    return row[0], message_of(*row[1:])

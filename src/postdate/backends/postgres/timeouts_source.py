@@ -1,0 +1,212 @@
+"""Timeouts in PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from postdate.backends.postgres.database import PostgresDatabase
+from postdate.backends.postgres.exchange import PostgresExchange
+from postdate.backends.postgres.names import DEFAULT_SCHEMA as STORE_SCHEMA
+from postdate.backends.postgres.names import quoted
+from postdate.backends.postgres.names import sql as bytes_of
+from postdate.errors import PostdateError, StoreError, StoreUnavailable, StoreUnreachable
+from postdate.migrating.dialect import TURN_SECONDS, Dialect, Hidden, Hiding, Session
+from postdate.migrating.names import NUMBER
+from postdate.persistence.timeouts import ID, TIME
+
+DEFAULT_SCHEMA: Final = "public"
+"""Where upstream's tables are unless it is told otherwise."""
+
+_TURN: Final = -1
+"""Second key of the lock of :meth:`PostgresDialect.take_turn`; those above 0 are numbers of processes that live."""
+
+_LAST: Final = "'9999-12-31 23:59:59.999999'"
+
+
+class PostgresSession:
+    """One connection; see :class:`Session`."""
+
+    def __init__(self, database: PostgresDatabase) -> None:
+        self._database = database
+        self._connection = database.connect()
+        # What is set at the door is for a store's statements; these look through whole tables, each once.
+        self.change("SET enable_sort = on", {})
+        self._connection.prepare_threshold = None
+
+    def rows(self, sql: str, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+        """See :class:`Session`."""
+        with self._translating():
+            return self._connection.execute(bytes_of(sql), values).fetchall()
+
+    def change(self, sql: str, values: Mapping[str, Any]) -> int:
+        """See :class:`Session`."""
+        with self._translating():
+            return max(self._connection.execute(bytes_of(sql), values).rowcount, 0)
+
+    def pages(self, sql: str, values: dict[str, Any], page: int) -> Iterable[list[tuple[Any, ...]]]:
+        """See :class:`Session`; pages come by a cursor of the server."""
+        with self._translating(), self._connection.transaction():
+            self._connection.execute("SET LOCAL enable_seqscan = on")
+            with self._connection.cursor(name="postdate_migration") as cursor:
+                cursor.execute(bytes_of(sql), values)
+                while rows := cursor.fetchmany(page):
+                    yield rows
+
+    def begin(self) -> None:
+        """See :class:`Session`."""
+        self.change("BEGIN", {})
+
+    def commit(self) -> None:
+        """See :class:`Session`."""
+        self.change("COMMIT", {})
+
+    def rollback(self) -> None:
+        """See :class:`Session`."""
+        self.change("ROLLBACK", {})
+
+    @contextmanager
+    def _translating(self) -> Generator[None]:
+        try:
+            with self._database.translating():
+                yield
+        except StoreError as error:
+            if self._connection.closed and not isinstance(error, StoreUnreachable):
+                raise StoreUnreachable(str(error)) from error  # the server has ended it: a limit of ours, for one
+            if not self._connection.closed and isinstance(error, StoreUnreachable):
+                raise StoreUnavailable(str(error)) from error  # a lock that was not waited for longer; it is connected
+            raise
+
+    def close(self) -> None:
+        """See :class:`Session`."""
+        with suppress(PostdateError), self._database.translating():
+            self._connection.close()
+
+
+class PostgresDialect(Dialect):
+    """The SQL of PostgreSQL.
+
+    Args:
+        url: of the database.
+        schema: ``None``: ``public``.
+    """
+
+    locking = " FOR UPDATE"
+
+    def __init__(self, url: str, schema: str | None) -> None:
+        self._database = PostgresDatabase(url, DEFAULT_SCHEMA if schema is None else schema)
+        super().__init__(DEFAULT_SCHEMA if schema is None else schema, self._database.where)
+        self.exchange = PostgresExchange(self)
+
+    @property
+    def database(self) -> PostgresDatabase:
+        """The schema that the tables are in."""
+        return self._database
+
+    def connect(self) -> Session:
+        """See :class:`Dialect`."""
+        return PostgresSession(self._database)
+
+    def now(self, session: Session) -> datetime:
+        """See :class:`Dialect`."""
+        ((now,),) = session.rows("SELECT clock_timestamp()", {})
+        return now.astimezone(UTC)
+
+    def tables(self, session: Session) -> Sequence[str]:
+        """See :class:`Dialect`."""
+        return [
+            name
+            for (name,) in session.rows(
+                "SELECT tablename FROM pg_tables WHERE schemaname = %(schema)s", {"schema": self.schema}
+            )
+        ]
+
+    def holds_a_store(self, session: Session) -> bool:
+        """See :class:`Dialect`; also where stores are unless they are told otherwise."""
+        if super().holds_a_store(session):
+            return True
+        default = f"{quoted(STORE_SCHEMA)}.{quoted('store')}"
+        return session.rows("SELECT to_regclass(%(default)s) IS NOT NULL", {"default": default})[0][0]
+
+    def columns(self, session: Session, table: str) -> Sequence[str]:
+        """See :class:`Dialect`."""
+        found = session.rows(
+            "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%(table)s) AND attnum > 0 "
+            "AND NOT attisdropped ORDER BY attnum",
+            {"table": f"{quoted(self.schema)}.{quoted(table)}"},
+        )
+        return [name for (name,) in found]
+
+    def limit(self, session: Session, margin: timedelta) -> None:
+        """See :class:`Dialect`; the server also ends a transaction whose client is suspended."""
+        for setting, share in (
+            ("statement_timeout", 4),
+            ("lock_timeout", 8),
+            ("idle_in_transaction_session_timeout", 4),
+        ):
+            session.change(f"SET {setting} = {max(margin // timedelta(milliseconds=share), 1)}", {})
+
+    def unlimit(self, session: Session) -> None:
+        """See :class:`Dialect`."""
+        for setting in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
+            session.change(f"SET {setting} = 0", {})
+
+    def take_turn(self, session: Session) -> None:
+        """See :class:`Dialect`; until the end of the transaction."""
+        session.change(f"SET LOCAL lock_timeout = '{TURN_SECONDS}s'", {})
+        session.rows(
+            "SELECT pg_advisory_xact_lock(%(key)s, %(turn)s)",
+            {"key": self._database.names.lock_class, "turn": _TURN},
+        )
+
+    def readable(self, column: str) -> str:
+        """Return NULL for times that Python has no value for: infinity, and years beyond 1 to 9999."""
+        name = self.quoted(column)
+        if column == TIME:
+            return f"CASE WHEN {name} BETWEEN '0001-01-01' AND {_LAST} THEN {name} END"
+        return f"{name}::text" if column == ID else name
+
+    def quoted(self, name: str) -> str:
+        """See :class:`Dialect`."""
+        return quoted(name).replace("%", "%%")
+
+    def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
+        """See :class:`Dialect`."""
+        key = f"PRIMARY KEY ({self.list_of((NUMBER, ID))})"
+        return (
+            (
+                f"CREATE TABLE IF NOT EXISTS {self.table(staging)} "
+                f"(LIKE {self.table(live)}, {self.quoted(NUMBER)} integer NOT NULL, {key})"
+            ),
+        )
+
+    def hidden(self, session: Session, run_id: str, number: int) -> Hidden:
+        """See :class:`Dialect`; a batch is a part of the former table, or was moved row by row."""
+        exchanged = None if self.exchange is None else self.exchange.hidden(session, run_id, number)
+        return exchanged or super().hidden(session, run_id, number)
+
+    def hide(self, session: Session, hiding: Hiding, floor: datetime) -> int:
+        """See :class:`Dialect`; in one statement, which reads and writes each row once."""
+        return session.change(self._moving(hiding), {"floor": self.floor(floor)})
+
+    def _moving(self, hiding: Hiding) -> str:
+        columns, live = self.list_of(hiding.columns), self.table(hiding.live)
+        all_of = ", ".join(f"t.{self.quoted(column)}" for column in hiding.columns)
+        number = f"({hiding.first} + (row_number() OVER (ORDER BY due) - 1) / {hiding.batch_size})::integer"
+        return (
+            f"WITH earliest AS MATERIALIZED ({self._earliest(hiding)}), "
+            f"numbered AS MATERIALIZED (SELECT place, {number} AS number FROM earliest), "
+            f"gone AS (DELETE FROM {live} AS t USING numbered AS n WHERE t.ctid = n.place "
+            f"RETURNING {all_of}, n.number) "
+            f"INSERT INTO {self.table(hiding.staging)} ({columns}, {self.quoted(NUMBER)}) "
+            f"SELECT {columns}, number FROM gone"
+        )
+
+    def _earliest(self, hiding: Hiding) -> str:
+        time = self.quoted(TIME)
+        return (
+            f"SELECT ctid AS place, {time} AS due FROM {self.table(hiding.live)} WHERE {self.is_due_from()} "
+            f"ORDER BY {time} LIMIT {hiding.limit} FOR UPDATE SKIP LOCKED"
+        )

@@ -1,0 +1,622 @@
+"""Durable, transactional queues in PostgreSQL.
+
+A received message is held under the number of this process, which ends with the process: no lease runs out.
+Receiving, the sends of the handler and whatever else happens in the database are one transaction.
+
+What expires does so by the clock of the server: what is left of it, of an ``expires_at`` by the clock that it was made
+by, counts from the arrival there, so that the clocks of senders and receivers do not matter. Afterwards it is not
+received, not counted, and soon removed and recorded (:mod:`postdate.backends.postgres.expiring`). A message that was
+received in time is not subject to this any more, unless it goes back to its queue. Source: specification 2.2, 2.5, 6;
+ADR 0007.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, TypeVar
+
+import anyio
+
+from postdate.backends.postgres.answering import ANSWERS_WITHIN
+from postdate.backends.postgres.database import Connection, PostgresDatabase
+from postdate.backends.postgres.ending import Ending, Endings, raise_first
+from postdate.backends.postgres.errors import of_queues
+from postdate.backends.postgres.listening import HOLDS_AT_MOST
+from postdate.backends.postgres.names import DEFAULT_SCHEMA, array
+from postdate.backends.postgres.observation import PostgresQueueObserver, server_facts
+from postdate.backends.postgres.quarantine import QuarantineStatements, SettingAside, Shelf, into_queue, named
+from postdate.backends.postgres.queues import QueueStatements
+from postdate.backends.postgres.rows import Unreadable, present, read
+from postdate.backends.postgres.scripts import queues_script, tables_script
+from postdate.errors import (
+    ClaimLost,
+    MessageTooLarge,
+    PostdateError,
+    QueueNotFound,
+    StoreUnavailable,
+    TransportUnavailable,
+)
+from postdate.messages import (
+    Envelope,
+    Headers,
+    check_headers,
+    encode_headers,
+    opened,
+    size_in_bytes,
+    size_limit,
+)
+from postdate.ports import (
+    HANDLED,
+    End,
+    Mending,
+    Quarantined,
+    Received,
+    Recording,
+    RecordKind,
+    ServerFacts,
+    TransactionMode,
+    TransportCapabilities,
+    Work,
+)
+from postdate.threads import in_thread
+from postdate.wakeup import Alarm
+
+_POLL_FLOOR_SECONDS: Final = 1.0
+"""A receiver looks by itself this often, should a wake-up be lost."""
+
+_LONGEST_SPAN: Final = timedelta(days=1_000 * 365)
+"""Whoever says more means for ever; the calendar of the database ends at some point, too."""
+
+_NUMBER_AT: Final = 2
+"""The column of a claimed row with its number."""
+
+Row = tuple[Any, ...]
+T = TypeVar("T")
+
+
+class PostgresTransport:
+    """Queues in a schema of PostgreSQL. Needs direct connections: a pooler would swallow wake-ups.
+
+    Args:
+        url: ``postgresql://user:password@host:port/database``, or any connection string of libpq.
+        schema: where the tables are; a :class:`postdate.PostgresStore` in the same one shares its transactions.
+        recording: how much is kept for audits of what becomes of delayed messages here.
+        largest_message_bytes: of headers and body together.
+        answers_within: after so long a silence of the server a connection is given up; above 0.
+        holds_at_most: when this process shows no life for so long, others that use the schema end its sessions, which
+            frees what it has received; above 0. However long a handler takes, its process shows life. They need the
+            same role, or one that is a member of it.
+
+    Raises:
+        ConfigurationError: the address, the schema or a duration cannot be.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = DEFAULT_SCHEMA,
+        recording: Recording = Recording.ALL,
+        largest_message_bytes: int = 16 * 1024 * 1024,
+        answers_within: timedelta = ANSWERS_WITHIN,
+        holds_at_most: timedelta = HOLDS_AT_MOST,
+    ) -> None:
+        self.database = PostgresDatabase(
+            url, schema, recording, answers_within=answers_within, holds_at_most=holds_at_most
+        )
+        self.sql = QueueStatements(self.database.names)
+        self.aside, self.setting_aside = QuarantineStatements(self.database.names, recording), SettingAside()
+        self.recording = recording
+        self._receivers: list[PostgresReceiver] = []
+        self._queue_ids: dict[str, int] = {}
+        self.claiming: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+        self._capabilities = TransportCapabilities(
+            durable=True,
+            transaction_modes=frozenset(TransactionMode),
+            database=self.database.identity,
+            largest_message_bytes=largest_message_bytes,
+            expires_messages=True,
+            reads_ahead=True,
+        )
+
+    @property
+    def capabilities(self) -> TransportCapabilities:
+        """See :class:`postdate.ports.Transport`."""
+        return self._capabilities
+
+    def setup_statements(self) -> str:
+        """Return the SQL of the tables that :meth:`create_queues` makes; may be run again."""
+        return tables_script(self.database.names.schema, None)
+
+    def queue_statements(self, names: Sequence[str]) -> str:
+        """Return the SQL that makes queues in those tables; may be run again."""
+        return queues_script(self.database.names.schema, names)
+
+    async def create_queues(self, names: Sequence[str]) -> None:
+        """See :meth:`postdate.ports.Transport.create_queues`; the tables are created, too, when they are missing."""
+
+        def create() -> None:
+            self.database.setup_blocking()
+            with self.database.leased() as connection:
+                for name in names:
+                    connection.execute(self.sql.create, (name,))
+
+        await in_thread(create)
+
+    async def send(
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+    ) -> Sequence[PostdateError | None]:
+        """See :meth:`postdate.ports.Transport.send`."""
+        rows = self.rows(envelopes, now)
+        if not rows and not work:
+            return []
+        return await self._run(lambda c: self._send_all(c, rows, work))
+
+    def _send_all(
+        self, connection: Connection, rows: Sequence[Row | MessageTooLarge], work: Sequence[Work]
+    ) -> list[PostdateError | None]:
+        if not work and len(rows) == 1:
+            return self.insert(connection, rows)
+        with connection.transaction():
+            errors = self.insert(connection, rows)
+            if work:
+                raise_first(errors)
+                for each in work:
+                    each(connection)
+        return errors
+
+    async def _run(self, work: Callable[[Connection], Any], *, patiently: bool = False) -> Any:
+        try:
+            return await self.database.run(work, patiently=patiently)
+        except StoreUnavailable as error:
+            raise of_queues(error) from error
+
+    def rows(self, envelopes: Sequence[Envelope], now: datetime) -> list[Row | MessageTooLarge]:
+        """Return the rows of ``envelopes`` for the database; for this transport and its receivers only."""
+        return [self._row(envelope, now) for envelope in envelopes]
+
+    def _row(self, envelope: Envelope, now: datetime) -> Row | MessageTooLarge:
+        check_headers(envelope.headers)
+        headers = encode_headers(envelope.headers)
+        size = size_in_bytes(headers, envelope.body)
+        limit = size_limit(envelope.headers, self._capabilities.largest_message_bytes)
+        if size > limit:
+            return MessageTooLarge(
+                f"message {envelope.message_id!r} to {envelope.destination!r} has {size:,} bytes, this transport takes "
+                f"{limit:,}; keep large content elsewhere and send a reference, or raise largest_message_bytes"
+            )
+        expires_at, span = _end_of(envelope, now)
+        return (envelope.destination, envelope.message_id, envelope.due, headers, envelope.body, expires_at, span)
+
+    def insert(self, connection: Connection, rows: Sequence[Row | MessageTooLarge]) -> list[PostdateError | None]:
+        """Insert messages into their queues, in order, one round trip for all; wake-ups leave with the commit."""
+        good = [row for row in rows if isinstance(row, tuple)]
+        found: dict[int, bool] = {}
+        for start in range(0, len(good), 1000):
+            share = good[start : start + 1000]
+            columns = [list(column) for column in zip(*share, strict=True)]
+            ends = any(span is not None or expires_at is not None for *_, expires_at, span in share)
+            if ends:
+                self.database.listener()  # while this process lives, what it sends leaves in time, whoever receives
+            statement = self.sql.insert_ending if ends else self.sql.insert
+            result = connection.execute(statement, columns if ends else columns[:-2], prepare=True).fetchone()
+            assert result is not None
+            found.update((start + position - 1, True) for position in result[0] or ())
+        errors = list[PostdateError | None]()
+        position = 0
+        for row in rows:
+            if not isinstance(row, tuple):
+                errors.append(row)
+                continue
+            errors.append(None if found.get(position) else _no_queue(row[0], row[1], self.database.where))
+            position += 1
+        return errors
+
+    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
+        """See :meth:`postdate.ports.Quarantine.quarantined`."""
+        return await self._aside(self._shelf.listed(limit))
+
+    async def quarantined_count(self) -> int:
+        """See :meth:`postdate.ports.Quarantine.quarantined_count`."""
+        return await self._aside(self._shelf.count())
+
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
+        """See :meth:`postdate.ports.Quarantine.put_back`."""
+        await self._aside(self._shelf.put_back(number, mending, now))
+
+    async def discard_quarantined(self, number: int, now: datetime) -> None:
+        """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
+        await self._aside(self._shelf.discard(number, now))
+
+    @property
+    def _shelf(self) -> Shelf:
+        def put(connection: Connection, mended: dict[str, Any]) -> None:
+            into_queue(connection, self.aside, mended, self.database.where)
+
+        return Shelf(self.database, self.aside, lambda _: "t.queue_id IS NOT NULL", put)
+
+    @staticmethod
+    async def _aside(call: Awaitable[T]) -> T:
+        try:
+            return await call
+        except StoreUnavailable as error:
+            raise of_queues(error) from error
+
+    def receiver(self, queue: str) -> PostgresReceiver:
+        """See :meth:`postdate.ports.Transport.receiver`."""
+        receiver = PostgresReceiver(self, queue)
+        self._receivers.append(receiver)
+        return receiver
+
+    def forget(self, receiver: PostgresReceiver) -> None:
+        """Forget a receiver that was closed."""
+        if receiver in self._receivers:
+            self._receivers.remove(receiver)
+
+    def held_in(self, queue: str) -> list[int]:
+        """Return the numbers of what the receivers of a queue hold."""
+        return [number for each in list(self._receivers) if each.queue == queue for number in each.held()]
+
+    def queue_id(self, connection: Connection, queue: str) -> int:
+        """Return the number of a queue; raises :class:`QueueNotFound`."""
+        if queue not in self._queue_ids:
+            row = connection.execute(self.sql.find, (queue,)).fetchone()
+            if row is None:
+                raise QueueNotFound(
+                    f"{self.database.where} has no queue {queue!r}; create it: postdate setup --queue {queue}"
+                )
+            self._queue_ids[queue] = row[0]
+        return self._queue_ids[queue]
+
+    def observer(self) -> PostgresQueueObserver:
+        """See :meth:`postdate.ports.ObservableTransport.observer`."""
+        return PostgresQueueObserver(self.database)
+
+    async def server_facts(self) -> ServerFacts:
+        """See :meth:`postdate.ports.DescribesServer.server_facts`."""
+        try:
+            return await server_facts(self.database, None)
+        except StoreUnavailable as error:
+            raise of_queues(error) from error
+
+    async def queue_lengths(self) -> Mapping[str, int]:
+        """Return how many messages each queue holds: with those being handled, without those that have expired."""
+        rows = await self._run(lambda c: c.execute(self.sql.lengths, ()).fetchall(), patiently=True)
+        return dict(rows)
+
+    async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
+        """See :meth:`postdate.ports.CountsQueues.lengths_of`; those being handled are counted."""
+        lengths = await self._run(lambda c: c.execute(self.sql.lengths_of, (list(names),)).fetchall(), patiently=True)
+        return dict(lengths)
+
+    async def close(self) -> None:
+        """Give back what is held and close every connection; a second time without effect."""
+        self.database.leave()
+        receivers, self._receivers = self._receivers, []
+        for receiver in receivers:
+            try:
+                await receiver.close()
+            except TransportUnavailable:  # what was held is free with the end of our connection
+                continue
+        await in_thread(self.database.close_blocking)
+
+
+class PostgresReceiver:
+    """Receives from one queue; see :class:`postdate.ports.Receiver`."""
+
+    def __init__(self, transport: PostgresTransport, queue: str) -> None:
+        self._transport, self._database, self._sql, self._queue = transport, transport.database, transport.sql, queue
+        self._alarm: Alarm | None = None
+        self._stop_listening: Callable[[], None] | None = None
+        self._held: dict[object, Received] = {}
+        self._low = LowWater()
+        self._endings = Endings(self._database, self._sql, queue, transport.insert)
+        self._in_doubt = False
+        self._has_failed = False
+
+    async def receive(self, limit: int) -> Sequence[Received]:
+        """See :meth:`postdate.ports.Receiver.receive`."""
+        try:
+            received = await self._receive(limit)
+        except PostdateError:
+            self._has_failed = True
+            raise
+        self._has_failed = False
+        return received
+
+    async def _receive(self, limit: int) -> Sequence[Received]:
+        if self._alarm is None:
+            alarm = Alarm()
+            self._stop_listening = await self._in_thread(lambda: self._listen(alarm))
+            self._alarm = alarm
+        while True:
+            self._alarm.reset()
+            received = await self._in_thread(lambda: self._claim(limit))
+            if received is None:
+                continue
+            if received or self._has_failed:
+                return received
+            with anyio.move_on_after(_POLL_FLOOR_SECONDS):
+                await self._alarm.wait()
+
+    async def _in_thread(self, work: Callable[[], Any]) -> Any:
+        try:
+            return await in_thread(work)
+        except StoreUnavailable as error:
+            raise of_queues(error) from error
+
+    def _listen(self, alarm: Alarm) -> Callable[[], None]:
+        queue_id = self._database.run_blocking(lambda c: self._transport.queue_id(c, self._queue))
+        listener = self._database.listener()
+        listener.introduce(receives=self._queue)
+
+        def heard(topic: str, number: int, value: int) -> None:
+            if topic == "lost":
+                self._low.forget()
+                alarm.ring()
+            elif topic == "queue" and number == queue_id:
+                self._low.sent(value)
+                alarm.ring()
+
+        return listener.hear(heard)
+
+    @property
+    def queue(self) -> str:
+        """Its name."""
+        return self._queue
+
+    def held(self) -> list[int]:
+        """Return the numbers of what is held."""
+        return [hold.number for hold in list(self._held) if isinstance(hold, _Hold)]
+
+    def _claim(self, limit: int) -> list[Received] | None:
+        """Return what was claimed, or ``None``: those had expired, and what is behind them is still to be looked at."""
+        holder = self._database.listener().holder()
+        with self._transport.claiming[self._queue]:
+            return self._certain(holder, lambda: self._claim_as(holder, limit))
+
+    def _certain(self, holder: int, claim: Callable[[], T]) -> T:
+        """Claim; when that fails, what may have been claimed without our knowing it is freed before the next claim."""
+        if self._in_doubt:
+            values = {"holder": holder, "numbers": array(self._transport.held_in(self._queue))}
+
+            def free(connection: Connection) -> None:
+                queue_id = self._transport.queue_id(connection, self._queue)
+                connection.execute(self._sql.free_others, {**values, "queue": queue_id})
+
+            self._database.run_blocking(free)
+            self._low.forget()
+            # A claim that was given up may still be waiting on the server; then this is done again before the next.
+            self._in_doubt = not self._database.knows_what_was_done
+        try:
+            return claim()
+        except BaseException:
+            self._in_doubt = True
+            raise
+
+    def _claim_as(self, holder: int, limit: int) -> list[Received] | None:
+        rows, bad = self._claim_rows(holder, limit)
+        live = [row for row in rows if not row[0]]
+        if len(live) < len(rows):
+            self._discard([row for row in rows if row[0]], holder)
+        if bad:
+            self._set_aside(bad, holder)
+        return None if (rows or bad) and not live else [self._received(row, holder) for row in live]
+
+    def _claim_rows(self, holder: int, limit: int) -> tuple[list[Row], list[Unreadable]]:
+        """Return what was claimed, in its order, and what of it is no message."""
+
+        def claim(connection: Connection) -> tuple[list[Row], list[Unreadable]]:
+            values = {
+                "holder": holder,
+                "queue": self._transport.queue_id(connection, self._queue),
+                "limit": limit,
+                "low": self._low.value(),
+            }
+            return read(connection.execute(self._sql.claim, values, prepare=True, binary=True), _NUMBER_AT, _decoded)
+
+        rows, bad = self._database.run_blocking(claim)
+        self._low.claimed([*(row[_NUMBER_AT] for row in rows), *(row.number for row in bad)])
+        return rows, bad
+
+    def _set_aside(self, bad: Sequence[Unreadable], holder: int) -> None:
+        """Set claimed messages aside that cannot be read; should this process end before, or not may, others do it."""
+
+        def set_aside(connection: Connection) -> None:
+            queue_id = self._transport.queue_id(connection, self._queue)
+            values = {**named(bad), "queue": queue_id, "holder": holder}
+            self._transport.setting_aside.do(connection, self._transport.aside.from_queue, values, bad)
+
+        self._database.run_blocking(set_aside)
+
+    def _discard(self, rows: Sequence[Row], holder: int) -> None:
+        """Remove claimed messages that have ended, and more like them: where there are some, there may be many."""
+
+        def discard(connection: Connection) -> None:
+            self._database.reaper.discard(connection, rows[0][1], array(row[2] for row in rows), holder)
+            self._database.reaper.reap(connection)
+
+        self._database.run_blocking(discard)
+
+    async def take(self, message_id: str) -> Received | None:
+        """See :meth:`postdate.ports.TakingReceiver.take`."""
+
+        def take() -> Received | None:
+            holder = self._database.listener().holder()
+            with self._transport.claiming[self._queue]:
+                return self._certain(holder, lambda: take_as(holder))
+
+        def take_as(holder: int) -> Received | None:
+            def find(connection: Connection) -> tuple[list[Row], list[Unreadable]]:
+                queue_id = self._transport.queue_id(connection, self._queue)
+                values = {"holder": holder, "queue": queue_id, "id": message_id}
+                return read(connection.execute(self._sql.take, values, binary=True), _NUMBER_AT, _decoded)
+
+            rows, bad = self._database.run_blocking(find)
+            if bad:
+                self._set_aside(bad, holder)
+                return take_as(holder)  # others may have the same id
+            if rows and rows[0][0]:
+                self._discard(rows, holder)
+                return None
+            return self._received(rows[0], holder) if rows else None
+
+        return await self._in_thread(take)
+
+    def _received(self, row: Row, holder: int) -> Received:
+        _, queue_id, number, message_id, due, expires_at, failures, headers, body = row
+        envelope = Envelope.restored(self._queue, message_id, headers, body, _utc(expires_at), _utc(due))
+        token = _Hold(queue_id, number, holder)
+        received = self._held[token] = Received(envelope, failures, token)
+        return received
+
+    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+        """See :meth:`postdate.ports.Receiver.commit`; one transaction."""
+        hold = received.token
+        if not isinstance(hold, _Hold) or self._held.get(hold) is not received:
+            raise self._lost(received)
+        rows = self._transport.rows(end.outgoing, now)
+        ending = Ending(
+            received.envelope.message_id,
+            hold.number,
+            hold.holder,
+            now,
+            self._kind_to_record(received, end),
+            end.detail or None,
+            rows,
+            end.work,
+        )
+        try:
+            await self._endings.end(hold.queue_id, ending)
+        except StoreUnavailable as error:
+            raise of_queues(error) from error
+        self._held.pop(hold, None)
+
+    def _kind_to_record(self, received: Received, end: End) -> int | None:
+        """Return what is recorded; of messages that were never delayed only that they were discarded: it is an end."""
+        if end.record is RecordKind.DISCARDED:
+            return None if self._transport.recording is Recording.NONE else int(end.record)
+        wanted = received.envelope.due is not None and self._transport.recording is Recording.ALL
+        return int(end.record) if wanted and end.record is not None else None
+
+    def _lost(self, received: Received) -> ClaimLost:
+        return ClaimLost(f"message {received.envelope.message_id!r} in {self._queue!r} is no longer held here")
+
+    async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+        """See :meth:`postdate.ports.Receiver.roll_back`."""
+        hold = received.token
+        if not isinstance(hold, _Hold) or self._held.get(hold) is not received:
+            return
+        await self._give_back([hold], failures=int(failed))
+
+    async def _give_back(self, holds: Sequence[_Hold], failures: int) -> None:
+        def give_back(connection: Connection) -> None:
+            connection.execute(
+                self._sql.give_back,
+                {
+                    "queue": self._transport.queue_id(connection, self._queue),
+                    "numbers": [hold.number for hold in holds],
+                    "holders": list({hold.holder for hold in holds}),
+                    "failures": failures,
+                },
+            )
+
+        await self._in_thread(lambda: self._database.run_blocking(give_back))
+        for hold in holds:
+            self._low.sent(hold.number)
+            self._held.pop(hold, None)
+
+    async def close(self) -> None:
+        """See :meth:`postdate.ports.Receiver.close`."""
+        if self._stop_listening is not None:
+            self._stop_listening()
+            self._stop_listening = self._alarm = None
+        self._transport.forget(self)
+        holds = [token for token in self._held if isinstance(token, _Hold)]
+        if holds:
+            await self._give_back(holds, failures=0)
+
+
+def _decoded(row: Row) -> Row:
+    """Return a row of a queue with its headers as they are meant."""
+    *others, headers, body = row
+    return (*others, opened(present(headers), body), body)
+
+
+class _Hold:
+    """What is held, under which number."""
+
+    __slots__ = ("holder", "number", "queue_id")
+
+    def __init__(self, queue_id: int, number: int, holder: int) -> None:
+        self.queue_id, self.number, self.holder = queue_id, number, holder
+
+
+class LowWater:
+    """Below which number nothing free is left in a queue: there a look begins.
+
+    Without it every look would walk over all that was received while somebody holds an old snapshot. A message whose
+    number is lower, because its transaction took longer, is announced by its commit. Thread-safe.
+    """
+
+    _SWEEP_EVERY_SECONDS = 10.0
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._value = 0
+        self._swept_at = time.monotonic()
+        self._freed_while_looking: int | None = None
+
+    def value(self) -> int:
+        """Return where a look begins; now and then at the beginning."""
+        with self._lock:
+            self._freed_while_looking = None
+            now = time.monotonic()
+            if now - self._swept_at >= self._SWEEP_EVERY_SECONDS:  # what others had locked may be free again
+                self._value, self._swept_at = 0, now
+            return self._value
+
+    def claimed(self, numbers: Sequence[int]) -> None:
+        """Take note of what was claimed: a look takes the lowest numbers first. Nothing claimed: begin anew."""
+        with self._lock:
+            lowest, freed = min(numbers, default=0), self._freed_while_looking
+            self._value = lowest if freed is None else min(lowest, freed)  # the look may not have seen it
+
+    def sent(self, number: int) -> None:
+        """Take note of a free message."""
+        with self._lock:
+            self._value = min(self._value, number)
+            freed = self._freed_while_looking
+            self._freed_while_looking = number if freed is None else min(freed, number)
+
+    def forget(self) -> None:
+        """Begin at the beginning."""
+        self.sent(0)
+
+
+def _end_of(envelope: Envelope, now: datetime) -> tuple[datetime | None, timedelta | None]:
+    """Return when a message ends: as the sender wrote it, and how long after its arrival; ``None``: never.
+
+    A copy in the error queue does not end, whatever the message was (specification 2.5).
+    """
+    if Headers.FAILED_QUEUE in envelope.headers:
+        return None, None
+    spans = [] if envelope.time_to_be_received is None else [envelope.time_to_be_received]
+    if envelope.expires_at is not None:
+        spans.append(envelope.expires_at - now)
+    span = min(spans, default=None)
+    return envelope.expires_at, None if span is None or span > _LONGEST_SPAN else span
+
+
+def _utc(instant: datetime | None) -> datetime | None:
+    return None if instant is None else instant.astimezone(UTC)
+
+
+def _no_queue(queue: str, message_id: str, where: str) -> QueueNotFound:
+    return QueueNotFound(
+        f"{where} has no queue {queue!r} for message {message_id!r}; create it: postdate setup --queue {queue}"
+    )

@@ -1,0 +1,277 @@
+"""Consuming: what the broker pushes is held here until it is acknowledged, given back, or the channel ends."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from postdate.backends.rabbitmq import wire
+from postdate.backends.rabbitmq.link import NOT_FOUND, Channel, ChannelClosed, Link, is_node_away, node_away
+from postdate.backends.rabbitmq.properties import Arrived
+from postdate.backends.rabbitmq.wire import Arguments, Method, ack_frame, method_frame, requeue_frame
+from postdate.errors import PostdateError, QueueNotFound
+
+_MOST_CONSUMERS: Final = 8
+_LARGEST_PREFETCH: Final = 65_535
+_NOT_WAITING: Final = b"\x01"
+_IDLE_SECONDS: Final = 0.1
+"""A receiver that asks for nothing for so long, or twice that, has nothing pushed to it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message as the broker pushed it.
+
+    Args:
+        tag: names it within the channel.
+        redelivered: it was pushed before, to somebody.
+        properties: of the message.
+        body: of the message.
+        route: the exchange it was published to, and its routing key; two short strings.
+    """
+
+    tag: int
+    redelivered: bool
+    properties: bytes
+    body: bytes
+    route: bytes
+
+
+class ConsumingChannel(Channel):
+    """A channel that receives from one queue.
+
+    The broker pushes at once what may be held at once, so we tell it how much that is: what is held and what was
+    asked for, never more than the two. With nothing pushed beyond it, others receive what this one has not asked for;
+    and when it stops asking, what was pushed meanwhile goes back.
+
+    Args:
+        link: the connection.
+        number: of the channel.
+        queue: to receive from.
+        ahead: messages to be pushed beyond what was asked for.
+    """
+
+    def __init__(self, link: Link, number: int, queue: str, ahead: int) -> None:
+        super().__init__(link, number)
+        self._queue, self._ahead = queue, ahead
+        self.unwanted: Callable[[Delivery], None] = self._give_straight_back
+        self._consumers: dict[str, int] = {}
+        self._consumers_so_far = 0
+        self._pushed: deque[Delivery] = deque()
+        self._outstanding: dict[int, None] = {}
+        self._done: set[int] = set()
+        self._news = asyncio.Event()
+        self._waiting = 0
+        self._queue_is_gone = False
+        self._asked = False
+        self._idle: asyncio.TimerHandle | None = None
+
+    async def receive(self, limit: int) -> list[Delivery]:
+        """Wait until something was pushed; return up to ``limit`` of it, in order.
+
+        Raises:
+            QueueNotFound: there is no such queue, or none any more.
+            DestinationUnavailable: the node of the queue is away.
+            TransportUnavailable: the channel or the connection ended.
+        """
+        self._waiting += 1
+        self._asked = True
+        try:
+            while not self._pushed:
+                await self._ask_for(limit)
+                self._news.clear()
+                if not self._pushed:
+                    await self._news.wait()
+                self._check()
+        except asyncio.CancelledError:
+            if self._waiting == 1:  # nobody else wants what may be on its way to us
+                self.stop_pushing()
+            raise
+        finally:
+            self._waiting -= 1
+        pushed = self._pushed
+        return [pushed.popleft() for _ in range(min(limit, len(pushed)))]
+
+    async def begin(self, limit: int) -> None:
+        """Return when the broker has agreed to push; raises what :meth:`receive` raises."""
+        self._asked = True
+        await self._ask_for(limit)
+        self._check()
+
+    def _check(self) -> None:
+        if self.ended is not None:
+            raise self.ended
+        if self._queue_is_gone and not self._pushed:
+            error = QueueNotFound(f"queue {self._queue!r} was deleted")
+            self.close(error)
+            raise error
+
+    async def _ask_for(self, limit: int) -> None:
+        """Let so many messages be pushed beside those that are held."""
+        wanted = min(len(self._outstanding) - len(self._pushed) + limit + self._ahead, _LARGEST_PREFETCH)
+        missing = wanted - sum(self._consumers.values())
+        if missing <= 0:
+            return
+        if len(self._consumers) == _MOST_CONSUMERS:
+            self.stop_pushing()
+            missing = min(limit + self._ahead, _LARGEST_PREFETCH)
+        try:
+            await self.call(wire.BASIC_QOS, bytes(4) + wire.uint16(missing) + b"\0", wire.BASIC_QOS_OK)
+            self._consumers_so_far += 1
+            name = f"postdate-{self._consumers_so_far}"
+            arguments = b"\0\0" + wire.short_text(self._queue) + wire.short_text(name) + bytes(5)
+            self._consumers[name] = missing
+            if self._idle is None:
+                self._idle = self.link.loop.call_later(_IDLE_SECONDS, self._stop_if_idle)
+            await self.call(wire.BASIC_CONSUME, arguments, wire.BASIC_CONSUME_OK)
+        except ChannelClosed as error:
+            if is_node_away(error):
+                raise node_away(error, self._queue) from error
+            if error.reply_code == NOT_FOUND:
+                raise QueueNotFound(
+                    f"there is no queue {self._queue!r}; create it: postdate setup --queue {self._queue}"
+                ) from error
+            raise
+
+    def _stop_if_idle(self) -> None:
+        idle, self._asked, self._idle = not (self._waiting or self._asked), False, None
+        if idle:
+            self.stop_pushing()
+        elif self._consumers:
+            self._idle = self.link.loop.call_later(_IDLE_SECONDS, self._stop_if_idle)
+
+    def stop_pushing(self) -> None:
+        """Take back what was asked for, and give back what was pushed and not received."""
+        for name in self._consumers:
+            arguments = wire.short_text(name) + _NOT_WAITING
+            self.link.write(method_frame(self.number, wire.BASIC_CANCEL, arguments))
+        self._consumers.clear()
+        pushed, self._pushed = self._pushed, deque()
+        for delivery in pushed:
+            self.unwanted(delivery)
+
+    def _give_straight_back(self, delivery: Delivery) -> None:
+        self.give_back(delivery.tag)
+
+    def acknowledge(self, tag: int) -> None:
+        """Take a message off the queue; many that come together are one frame."""
+        if not self._done:
+            self.link.loop.call_soon(self._write_acknowledgements)
+        self._done.add(tag)
+
+    def _write_acknowledgements(self) -> None:
+        done, outstanding, last, count = self._done, self._outstanding, 0, 0
+        for tag in outstanding:
+            if tag not in done:
+                break
+            last, count = tag, count + 1
+        frames = [ack_frame(self.number, last, multiple=count > 1)] if count else []
+        frames += [ack_frame(self.number, tag, multiple=False) for tag in sorted(done) if tag > last]
+        for tag in done:
+            outstanding.pop(tag, None)
+        done.clear()
+        if self.ended is None:
+            self.link.write(b"".join(frames))
+
+    def give_back(self, tag: int) -> None:
+        """Give a message back; while nobody waits here, the broker shall not push it here again."""
+        if not self._waiting and self._consumers:
+            self.stop_pushing()
+        self.link.write(requeue_frame(self.number, tag))
+        self._outstanding.pop(tag, None)
+
+    async def stop(self) -> list[Delivery]:
+        """Stop receiving; return what was pushed and never received, which must be given back.
+
+        Raises:
+            TransportUnavailable: the channel or the connection ended.
+        """
+        for name in list(self._consumers):
+            await self.call(wire.BASIC_CANCEL, wire.short_text(name) + b"\0", wire.BASIC_CANCEL_OK)
+        self._consumers.clear()
+        self._write_acknowledgements()
+        pushed, self._pushed = list(self._pushed), deque()
+        return pushed
+
+    # --- what the server says
+
+    def on_method(self, method: Method, payload: bytes) -> None:
+        """Take note that the queue was deleted, or has moved."""
+        if method == wire.BASIC_CANCEL:
+            self._consumers.pop(Arguments(payload).short_text(), None)
+            self._queue_is_gone = True
+            self._news.set()
+
+    def on_content(self, method: Method, arguments: Arguments, properties: bytes, body: bytes) -> None:
+        """Keep a message until it is asked for."""
+        consumer = arguments.short_text()
+        tag, redelivered = arguments.unsigned(8), arguments.unsigned(1) != 0
+        delivery = Delivery(tag, redelivered, properties, body, arguments.content[arguments.position :])
+        self._outstanding[tag] = None
+        if consumer in self._consumers:
+            self._pushed.append(delivery)
+            self._news.set()
+        else:
+            self.unwanted(delivery)
+
+    def on_end(self, error: PostdateError) -> None:
+        """Nothing that was pushed is ours any more."""
+        if self._idle is not None:
+            self._idle.cancel()
+        self._consumers.clear()
+        self._pushed.clear()
+        self._outstanding.clear()
+        self._done.clear()
+        self._news.set()
+
+
+class Attempts:
+    """How often handling each message failed, as far as this process and the broker together know.
+
+    A quorum queue counts how often a message was given back, for whatever reason; a classic queue only says that it
+    was. What this process gave back it remembers, with the reason, for the last ``limit`` messages.
+
+    Args:
+        limit: messages remembered.
+    """
+
+    def __init__(self, limit: int = 10_000) -> None:
+        self._limit = limit
+        self._known: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+
+    def failures(self, queue: str, arrived: Arrived, *, redelivered: bool) -> int:
+        """Return how often handling failed before; what another process gave back counts as a failure of it."""
+        if not redelivered:
+            return 0
+        known = self._known.get(_key(queue, arrived))
+        if known is None:
+            return 1 if arrived.returns is None else arrived.returns
+        failures, returns = known
+        return failures if arrived.returns is None else failures + max(0, arrived.returns - returns)
+
+    def given_back(self, queue: str, arrived: Arrived, failures: int) -> None:
+        """Remember what a message given back has behind it."""
+        key = _key(queue, arrived)
+        self._known[key] = (failures, (arrived.returns or 0) + 1)
+        self._known.move_to_end(key)
+        if len(self._known) > self._limit:
+            self._known.popitem(last=False)
+
+    def forget(self, queue: str, arrived: Arrived) -> None:
+        """Forget a message that is gone."""
+        if self._known:
+            self._known.pop(_key(queue, arrived), None)
+
+
+def _key(queue: str, arrived: Arrived) -> bytes:
+    """Return what names a message here: its id, or for one without, all of it."""
+    envelope = arrived.envelope
+    if arrived.has_id:
+        return f"{queue}\0{envelope.message_id}".encode()
+    digest = hashlib.blake2b(repr((queue, sorted(envelope.headers.items()))).encode())
+    digest.update(envelope.body)
+    return digest.digest()

@@ -1,0 +1,126 @@
+"""The properties of a message as bytes: taken apart, put together, and passed on as they came.
+
+A message of others that is only to be kept for a while leaves as it came, byte for byte. Two headers say so:
+
+``amqp.as_it_came``
+    All properties, base64. Whatever else the headers say is for people to read.
+``amqp.as_it_came.to``
+    The destination where they are sent so. Anywhere else, as in the error queue, the message is one of ours.
+
+Source: ADR 0009.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from postdate.backends.rabbitmq.wire import Arguments, short_bytes
+from postdate.messages import Envelope
+
+AS_IT_CAME: Final = "amqp.as_it_came"
+ONLY_TO: Final = "amqp.as_it_came.to"
+
+NUMBER_BYTES: Final = {"delivery_mode": 1, "priority": 1, "timestamp": 8}
+BITS: Final = {
+    "content_type": 0x8000,
+    "content_encoding": 0x4000,
+    "headers": 0x2000,
+    "delivery_mode": 0x1000,
+    "priority": 0x0800,
+    "correlation_id": 0x0400,
+    "reply_to": 0x0200,
+    "expiration": 0x0100,
+    "message_id": 0x0080,
+    "timestamp": 0x0040,
+    "type": 0x0020,
+    "user_id": 0x0010,
+    "app_id": 0x0008,
+    "cluster_id": 0x0004,
+}
+"""In the order in which they stand in a message."""
+
+
+def parts_of(properties: bytes) -> dict[str, bytes]:
+    """Return the properties of a message by name, each as it was sent.
+
+    Raises:
+        MalformedFrame: these are none.
+    """
+    arguments = Arguments(properties, 0)
+    flags = arguments.unsigned(2)
+    parts: dict[str, bytes] = {}
+    for name, bit in BITS.items():
+        if flags & bit:
+            start = arguments.position
+            if name == "headers":
+                arguments.long_bytes()
+            elif name in NUMBER_BYTES:
+                arguments.take(NUMBER_BYTES[name])
+            else:
+                arguments.short_bytes()
+            parts[name] = properties[start : arguments.position]
+    return parts
+
+
+def joined(parts: Mapping[str, bytes]) -> bytes:
+    """Return the properties of a message; the reverse of :func:`parts_of`."""
+    present = [name for name in BITS if name in parts]
+    return sum(BITS[name] for name in present).to_bytes(2, "big") + b"".join(parts[name] for name in present)
+
+
+def values_of(properties: bytes) -> dict[str, Any]:
+    """Return the properties of a message by name: bytes, or numbers; see :func:`parts_of`."""
+    return {name: _value(name, part) for name, part in parts_of(properties).items()}
+
+
+def _value(name: str, part: bytes) -> bytes | int:
+    if name in NUMBER_BYTES:
+        return int.from_bytes(part, "big")
+    return part[4 if name == "headers" else 1 :]
+
+
+def kept_as_they_came(properties: bytes) -> dict[str, str]:
+    """Return the header that keeps the properties of a message."""
+    return {AS_IT_CAME: base64.b64encode(properties).decode()}
+
+
+def as_they_came(headers: Mapping[str, str]) -> bytes | None:
+    """Return the properties that a message came with, or ``None``: they were not kept.
+
+    Raises:
+        ValueError: what was kept is damaged.
+    """
+    kept = headers.get(AS_IT_CAME)
+    return None if kept is None else base64.b64decode(kept, validate=True)
+
+
+def properties_to_pass_on(envelope: Envelope, user: str) -> bytes | None:
+    """Return the properties of a message that leaves as it came; ``None`` for any other.
+
+    Args:
+        envelope: to be sent.
+        user: whom the connection belongs to: RabbitMQ closes the channel over a message in any other name.
+    """
+    headers = envelope.headers
+    if AS_IT_CAME not in headers or headers.get(ONLY_TO) != envelope.destination:
+        return None
+    try:
+        properties = as_they_came(headers)
+        parts = parts_of(properties or b"")
+    except Exception:  # noqa: BLE001 - damaged: it leaves as a message of ours, with all that was kept
+        return None
+    if parts.get("user_id", short_bytes(user.encode())) == short_bytes(user.encode()):
+        return properties
+    del parts["user_id"]
+    return joined(parts)
+
+
+def redirected(envelope: Envelope, destination: str) -> Envelope:
+    """Return a message on its way to another destination that means the same."""
+    headers = envelope.headers
+    if headers.get(ONLY_TO) == envelope.destination:
+        headers = {**headers, ONLY_TO: destination}
+    return replace(envelope, destination=destination, headers=headers)

@@ -1,0 +1,260 @@
+"""Messages that other programs delay: ``x-delay`` in the table of headers, as the delayed-message plugin has it.
+
+``x-delay``
+    Milliseconds from the arrival at the service: a number of any type, or its digits as text. Without it, or below
+    zero: at once.
+``x-delay-exchange``, ``x-delay-routing-key``
+    Where to, when due; either may be missing. A routing key alone means the queue of that name.
+``x-delay-id``
+    Names the delayed message, for ``postdate messages``; one that was stored before is not stored again.
+
+Without any of them a message goes to the exchange ``{name}.due`` with the routing key it was published with, and where
+that leads to no queue, to the queue that is named as the key. Pure: bytes in, values out. Source: ADR 0009.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from postdate.backends.rabbitmq.address import exchange_address, queue_address
+from postdate.backends.rabbitmq.content import ONLY_TO, as_they_came, joined, kept_as_they_came, parts_of
+from postdate.backends.rabbitmq.properties import Arrived, arrived, readable
+from postdate.backends.rabbitmq.wire import Arguments, MalformedFrame, elements_of, fields_of, long_bytes, short_bytes
+from postdate.errors import InvalidHeaders, InvalidMessage, InvalidTimestamp
+from postdate.messages import DESTINATION_LIMIT, DelayedMessage, Envelope, new_message_id
+
+if TYPE_CHECKING:
+    from postdate.backends.rabbitmq.consuming import Delivery
+
+DELAY: Final = "x-delay"
+TO_EXCHANGE: Final = "x-delay-exchange"
+TO_ROUTING_KEY: Final = "x-delay-routing-key"
+ID: Final = "x-delay-id"
+
+EXCHANGE: Final = "amqp.exchange"
+ROUTING_KEY: Final = "amqp.routing_key"
+_BASE64: Final = ".base64"
+_DELIVERY_COUNT: Final = b"x-delivery-count"
+_DEATHS: Final = b"x-death"
+_FIRST_DEATH: Final = b"x-first-death-"
+_FIRST_DEATH_QUEUE: Final = b"x-first-death-queue"
+_LAST_DEATH: Final = b"x-last-death-"
+_NUMBER: Final = re.compile(r"\s*[+-]?[0-9]{1,30}(\.[0-9]{0,30})?\s*", re.ASCII)
+_LARGEST_MILLISECONDS: Final = 10**15
+"""Some 31,700 years: more than any due time has left, and little enough to be calculated with."""
+
+
+def intake_queue(exchange: str) -> str:
+    """Return the name of the queue in which messages wait for the service."""
+    return f"{exchange}.intake"
+
+
+def expired_queue(exchange: str) -> str:
+    """Return the name of the queue, and of the exchange before it, for those whose own time ended while they waited."""
+    return f"{exchange}.intake.expired"
+
+
+def due_exchange(exchange: str) -> str:
+    """Return the name of the exchange to which they go when due, unless they say otherwise."""
+    return f"{exchange}.due"
+
+
+# --- as they come -----------------------------------------------------------------------------------------------------
+
+
+def came_to_be_delayed(intake: str, queue: str, delivery: Delivery) -> Arrived:
+    """Return a message of an intake queue, with all that is needed to send it on as it came.
+
+    It has a new id at every arrival: those of its publisher need not be unique. One that comes back from the error
+    queue keeps its own.
+
+    Args:
+        intake: the exchange that the queue belongs to.
+        queue: where it was.
+        delivery: as the broker pushed it.
+    """
+    route = Arguments(delivery.route, 0)
+    exchange, key = route.short_bytes(), route.short_bytes()
+    if not exchange:
+        back = arrived(queue, delivery.properties, delivery.body, redelivered=delivery.redelivered)
+        with suppress(ValueError):
+            if as_they_came(back.envelope.headers) is not None:
+                return back
+    properties, returns = delivery.properties, None
+    headers: dict[str, str] = {}
+    with suppress(MalformedFrame):  # it is refused when it is read, and then somebody sees it
+        if delivery.redelivered:
+            properties, returns = _without_delivery_count(properties)
+        if exchange == expired_queue(intake).encode():
+            properties, exchange = _as_it_was_before_it_expired(properties, intake_queue(intake))
+        headers = readable(properties)
+    headers |= {**_as_header(EXCHANGE, exchange), **_as_header(ROUTING_KEY, key), **kept_as_they_came(properties)}
+    return Arrived(Envelope(queue, new_message_id(), headers, delivery.body), returns, has_id=False)
+
+
+def _as_header(name: str, content: bytes) -> dict[str, str]:
+    try:
+        return {name: content.decode()}
+    except UnicodeDecodeError:
+        return {name + _BASE64: base64.b64encode(content).decode()}
+
+
+def _without_delivery_count(properties: bytes) -> tuple[bytes, int | None]:
+    """Return properties without what a quorum queue adds to those of a message given back, and what it says."""
+    parts = parts_of(properties)
+    fields = fields_of(parts.get("headers", bytes(4))[4:])
+    counts = [field.value for field in fields if field.name == _DELIVERY_COUNT and isinstance(field.value, int)]
+    if not counts:
+        return properties, None
+    left = b"".join(short_bytes(field.name) + field.raw for field in fields if field.name != _DELIVERY_COUNT)
+    parts["headers"] = long_bytes(left)
+    if not left:
+        del parts["headers"]
+    return joined(parts), counts[0]
+
+
+def _as_it_was_before_it_expired(properties: bytes, queue: str) -> tuple[bytes, bytes]:
+    """Return properties without what the broker does to those of a message that expires, and their exchange.
+
+    It takes the time to live away, and says in ``x-death`` which it was, before what other queues have said.
+    """
+    parts = parts_of(properties)
+    fields = fields_of(parts.get("headers", bytes(4))[4:])
+    first = any(field.name == _FIRST_DEATH_QUEUE and field.value == queue.encode() for field in fields)
+    exchange, left = b"", list[bytes]()
+    for field in fields:
+        raw = field.raw
+        if field.name == _DEATHS and field.kind == b"A":
+            others, death = _deaths(raw[5:], queue)
+            raw = b"A" + long_bytes(others) if others else b""
+            exchange = death.get("exchange", b"")
+            parts["expiration"] = short_bytes(death.get("original-expiration", b"0"))
+        elif field.name.startswith(_LAST_DEATH) or (first and field.name.startswith(_FIRST_DEATH)):
+            raw = b""
+        if raw:
+            left.append(short_bytes(field.name) + raw)
+    parts["headers"] = long_bytes(b"".join(left))
+    if not left:
+        del parts["headers"]
+    return joined(parts), exchange
+
+
+def _deaths(content: bytes, queue: str) -> tuple[bytes, Mapping[str, bytes]]:
+    """Return the deaths elsewhere, as they stand there, and what is said in text of the one in a queue."""
+    others, here = b"", dict[str, bytes]()
+    for element, death in elements_of(content):
+        said = cast("dict[str, Any]", death) if isinstance(death, dict) else {}  # anybody may put anything there
+        if (said.get("queue"), said.get("reason")) == (queue.encode(), b"expired"):
+            here = {name: value for name, value in said.items() if isinstance(value, bytes)}
+        else:
+            others += element
+    return others, here
+
+
+# --- as they wait -----------------------------------------------------------------------------------------------------
+
+
+def to_be_delayed(exchange: str, envelope: Envelope, now: datetime) -> DelayedMessage:
+    """Return what is to be kept of a message that came.
+
+    Args:
+        exchange: to which it was published, or that is bound to the one it was published to.
+        envelope: of :func:`came_to_be_delayed`.
+        now: from when on its delay counts.
+
+    Raises:
+        InvalidHeaders, InvalidTimestamp, InvalidMessage: its delay or its address cannot be; says what to do.
+    """
+    fields = _fields(envelope)
+    destination = _destination(exchange, envelope, fields)
+    return DelayedMessage(
+        _text(fields, ID) or envelope.message_id,
+        _due(fields, now),
+        destination,
+        {**envelope.headers, ONLY_TO: destination},
+        envelope.body,
+    )
+
+
+def _fields(envelope: Envelope) -> Mapping[str, Any]:
+    try:
+        table = parts_of(as_they_came(envelope.headers) or bytes(2)).get("headers", bytes(4))[4:]
+        fields = fields_of(table)
+    except (MalformedFrame, ValueError) as error:
+        raise InvalidHeaders(f"the properties of the message cannot be read: {error}") from error
+    return {field.name.decode(errors="replace"): field.value for field in reversed(fields)}
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    try:
+        return value.decode()
+    except (AttributeError, UnicodeDecodeError) as error:
+        raise InvalidHeaders(f"header {name!r} must be text in UTF-8, not {value!r}") from error
+
+
+def _due(fields: Mapping[str, Any], now: datetime) -> datetime:
+    milliseconds = _milliseconds(fields.get(DELAY, 0))
+    try:
+        return now + timedelta(milliseconds=max(0, milliseconds))
+    except OverflowError as error:
+        raise InvalidTimestamp(
+            f"header {DELAY!r} is {milliseconds}: {milliseconds} milliseconds from now is after the year 9999"
+        ) from error
+
+
+def _milliseconds(value: Any) -> int:
+    match value:
+        case bool():
+            number = None
+        case bytes():
+            text = value.decode(errors="replace")
+            number = Decimal(text.strip()) if _NUMBER.fullmatch(text) else None
+        case int() | float() | Decimal():
+            number = value if math.isfinite(value) else None
+        case _:
+            number = None
+    if number is None:
+        raise InvalidHeaders(f"header {DELAY!r} must be a number of milliseconds, or its digits as text, not {value!r}")
+    return math.ceil(min(number, _LARGEST_MILLISECONDS))
+
+
+# --- where they go ----------------------------------------------------------------------------------------------------
+
+
+def _destination(exchange: str, envelope: Envelope, fields: Mapping[str, Any]) -> str:
+    to, key = _text(fields, TO_EXCHANGE), _text(fields, TO_ROUTING_KEY)
+    if to is None and key is not None:
+        to = ""
+    came_with = envelope.headers.get(ROUTING_KEY)
+    if key is None:
+        if came_with is None:
+            raise InvalidMessage(
+                f"its routing key is not UTF-8 ({envelope.headers.get(ROUTING_KEY + _BASE64)} in base64); say where it "
+                f"goes with the headers {TO_EXCHANGE!r} and {TO_ROUTING_KEY!r}"
+            )
+        key = came_with
+    if to == exchange or (key == intake_queue(exchange) and not to):
+        raise InvalidMessage(
+            f"it would come back to exchange {exchange!r} for ever: publish it to that exchange, with the routing key "
+            f"that it is to have, or say where it goes with the headers {TO_EXCHANGE!r} and {TO_ROUTING_KEY!r}"
+        )
+    if to is None:
+        address = exchange_address(due_exchange(exchange), key, or_queue=True)
+    else:
+        address = exchange_address(to, key) if to else queue_address(key)
+    if len(address) > DESTINATION_LIMIT:
+        raise InvalidMessage(
+            f"exchange and routing key make an address of {len(address)} characters, at most {DESTINATION_LIMIT} can "
+            f"be kept: {address[:60]!r}…; shorten them"
+        )
+    return address

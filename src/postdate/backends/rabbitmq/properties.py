@@ -1,0 +1,586 @@
+"""An envelope as the properties of an AMQP message, and back.
+
+Headers of ours are a table of long strings. What else a message of others carries becomes headers too, so that it comes
+through a store unchanged, and is put back where it was when the message is sent on:
+
+``amqp.content_type``, ``amqp.correlation_id``, ``amqp.priority`` …
+    A property; numbers in digits. ``amqp.NAME.base64`` where the property is not UTF-8. ``amqp.delivery_mode`` only
+    where it is not 2 (persistent), ``amqp.message_id`` only where it cannot be ours; ``none`` for a message without.
+``amqp.table``
+    The table of headers, base64, where it has anything but text; ``none`` for a message without. The readable forms of
+    its fields stand beside it; those that are changed or removed before the message is sent on are changed and removed
+    in the table.
+``amqp.unreadable``
+    All properties, base64, of a message whose properties are none.
+``amqp.bare``
+    Set by a sender: nothing of ours is added to the table. Due time, expiry and what AMQP has no place for stay behind.
+``amqp.expiration.before``
+    The time to live that a message of others had before it went to an error queue: there, and wherever it is returned
+    to, it has none any more.
+``amqp.as_it_came``
+    See :mod:`postdate.backends.rabbitmq.content`.
+
+An expiry and a time to be received of ours are the property ``expiration``, too: milliseconds, counted by the broker
+from the arrival in the queue, rounded up. It stays with the broker: beside it is a field of ours that says so, and no
+receiver takes it for the wish of somebody else. Source: specification 2.2, 2.5; ADR 0006.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from struct import Struct
+from struct import error as StructError  # noqa: N812 - a class
+from typing import Any, Final
+
+import msgspec
+
+from postdate.backends.rabbitmq.content import AS_IT_CAME, BITS, NUMBER_BYTES, properties_to_pass_on, values_of
+from postdate.backends.rabbitmq.wire import (
+    SHORT_TEXT_LIMIT,
+    Field,
+    MalformedFrame,
+    fields_of,
+    short_bytes,
+    short_text,
+)
+from postdate.clock import from_microseconds
+from postdate.errors import InvalidMessage
+from postdate.messages import MESSAGE_ID_LIMIT, Envelope, Headers, check_headers, check_text, new_message_id
+
+PREFIX: Final = "amqp."
+TABLE: Final = "amqp.table"
+BARE: Final = "amqp.bare"
+UNREADABLE: Final = "amqp.unreadable"
+_BASE64: Final = ".base64"
+_EXPIRATION: Final = "amqp.expiration"
+_EXPIRATION_BEFORE: Final = "amqp.expiration.before"
+_NONE: Final = "none"
+
+_OURS: Final = "x-postdate-"
+_DUE: Final = b"x-postdate-due"
+_EXPIRES_AT: Final = b"x-postdate-expires-at"
+_TO_BE_RECEIVED: Final = b"x-postdate-time-to-be-received"
+_ID: Final = b"x-postdate-id"
+_HEADERS: Final = b"x-postdate-headers"
+_DELIVERY_COUNT: Final = b"x-delivery-count"
+_READ_BY_THE_BROKER: Final = frozenset({"CC", "BCC"})
+"""Names to which RabbitMQ routes copies; it closes the channel when they hold text."""
+
+_LONGEST_TIME_TO_LIVE: Final = timedelta(days=9 * 365)
+"""RabbitMQ refuses more than ten years."""
+
+_NOTHING: Final = timedelta()
+_MICROSECOND: Final = timedelta(microseconds=1)
+_MILLISECOND: Final = timedelta(milliseconds=1)
+_LONGEST_MILLISECONDS: Final = _LONGEST_TIME_TO_LIVE // _MILLISECOND
+
+_PERSISTENT: Final = 2
+_NUMBER_BYTES: Final = NUMBER_BYTES
+_BITS: Final = BITS
+
+_PLAIN: Final = (_BITS["headers"] | _BITS["delivery_mode"] | _BITS["message_id"]).to_bytes(2, "big")
+_EXPIRING: Final = (int.from_bytes(_PLAIN, "big") | _BITS["expiration"]).to_bytes(2, "big")
+_PLAIN_BITS: Final = int.from_bytes(_PLAIN, "big")
+_EXPIRING_BITS: Final = int.from_bytes(_EXPIRING, "big")
+
+_UINT32: Final = Struct(">I").pack
+_UINT32_AT: Final = Struct(">I").unpack_from
+_SHORT: Final = 1_024
+_LENGTHS: Final = [_UINT32(number) for number in range(_SHORT)]
+_INT64: Final = Struct(">q").pack
+_DUE_FIELD: Final = short_bytes(_DUE) + b"l"
+_EXPIRES_AT_FIELD: Final = short_bytes(_EXPIRES_AT) + b"l"
+_TO_BE_RECEIVED_FIELD: Final = short_bytes(_TO_BE_RECEIVED) + b"l"
+_TIMES: Final = frozenset({_DUE, _EXPIRES_AT, _TO_BE_RECEIVED})
+
+_EPOCH: Final = from_microseconds(0)
+
+_NAMES_KEPT = 10_000
+_names: dict[str, bytes] = {}
+_ODD: Final = b""
+
+
+# --- sending ----------------------------------------------------------------------------------------------------------
+
+
+def properties_of(envelope: Envelope, now: datetime, user: str) -> bytes:
+    """Return the properties of a message: flags, and what they announce.
+
+    Args:
+        envelope: to be sent.
+        now: for the time to live, which AMQP counts from the arrival in the queue.
+        user: whom the connection belongs to: RabbitMQ refuses messages in any other name.
+
+    Raises:
+        InvalidHeaders: headers that are not text.
+    """
+    parts: list[bytes] = []
+    try:
+        for name, value in envelope.headers.items():
+            text = value.encode()
+            if name in _names and len(text) < _SHORT:
+                parts += (_names[name], _LENGTHS[len(text)], text)
+            elif _encoded_name(name):
+                parts += (_encoded_name(name), _UINT32(len(text)), text)
+            else:
+                return _odd_properties(envelope, now, user)
+        message_id = envelope.message_id.encode()
+        if len(message_id) > SHORT_TEXT_LIMIT:
+            return _odd_properties(envelope, now, user)
+    except (AttributeError, UnicodeEncodeError):
+        check_headers(envelope.headers)  # says what is wrong
+        raise
+    if envelope.due is not None:
+        parts += (_DUE_FIELD, _INT64(_microseconds(envelope.due)))
+    if envelope.expires_at is not None or envelope.time_to_be_received is not None:
+        parts += _fields_of_ends(envelope)
+        time_to_live = _time_to_live(envelope, now)
+        if time_to_live is not None:
+            fields = b"".join(parts)
+            expiration = short_bytes(time_to_live)
+            return b"".join(
+                (_EXPIRING, _UINT32(len(fields)), fields, b"\x02", expiration, bytes((len(message_id),)), message_id)
+            )
+    fields = b"".join(parts)
+    return b"".join((_PLAIN, _UINT32(len(fields)), fields, b"\x02", bytes((len(message_id),)), message_id))
+
+
+def _microseconds(instant: datetime) -> int:
+    """Return what :func:`postdate.clock.to_microseconds` does, without its division: that costs as much as a header."""
+    since = instant - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+
+
+def _encoded_name(name: str) -> bytes:
+    """Return how the name of a plain header and the type of its value begin; empty for one that needs more thought."""
+    if name in _names:
+        return _names[name]
+    check_headers({name: ""})
+    if name.startswith((PREFIX, _OURS)) or name in _READ_BY_THE_BROKER or len(name.encode()) > SHORT_TEXT_LIMIT:
+        return _ODD
+    encoded = short_text(name) + b"S"
+    if len(_names) < _NAMES_KEPT:
+        _names[name] = encoded
+    return encoded
+
+
+def _fields_of_ends(envelope: Envelope) -> list[bytes]:
+    """Return what is said in the table of when a message ends, to the microsecond."""
+    fields: list[bytes] = []
+    if envelope.expires_at is not None:
+        fields.append(_EXPIRES_AT_FIELD + _INT64(_microseconds(envelope.expires_at)))
+    span = envelope.time_to_be_received
+    if span is not None and span <= _LONGEST_TIME_TO_LIVE:
+        fields.append(_TO_BE_RECEIVED_FIELD + _INT64(max(span, _NOTHING) // _MICROSECOND))
+    return fields
+
+
+def _time_to_live(envelope: Envelope, now: datetime) -> bytes | None:
+    """Return the milliseconds that are left, rounded up: of what ends at an instant and after a span, the fewer.
+
+    ``None`` for more than RabbitMQ takes, which is left to the receiver, and in the error queue, where nothing expires.
+    """
+    spans = (
+        None if envelope.expires_at is None else envelope.expires_at - now,
+        envelope.time_to_be_received,
+    )
+    left = min((span for span in spans if span is not None), default=None)
+    if left is None or left > _LONGEST_TIME_TO_LIVE or Headers.FAILED_QUEUE in envelope.headers:
+        return None
+    return b"%d" % -(-max(left, _NOTHING) // _MILLISECOND)
+
+
+def _odd_properties(envelope: Envelope, now: datetime, user: str) -> bytes:
+    check_headers(envelope.headers)
+    as_they_came = properties_to_pass_on(envelope, user)
+    if as_they_came is not None:
+        return as_they_came
+    plain, overflow, values = _sorted_headers(envelope, user)
+    bare = envelope.headers.get(BARE) is not None
+    own: list[bytes] = []
+    message_id = envelope.message_id.encode()
+    if "message_id" not in values:
+        values["message_id"] = short_bytes(_at_most(message_id, SHORT_TEXT_LIMIT))
+        if len(message_id) > SHORT_TEXT_LIMIT:
+            own.append(short_bytes(_ID) + b"S" + _long(message_id))
+    elif not bare:
+        own.append(short_bytes(_ID) + b"S" + _long(message_id))
+    if envelope.due is not None:
+        own.append(_DUE_FIELD + _INT64(_microseconds(envelope.due)))
+    ends = _fields_of_ends(envelope)
+    own += ends
+    time_to_live = _time_to_live(envelope, now)
+    if time_to_live is not None:
+        values["expiration"] = _sooner(values.get("expiration"), time_to_live)
+    has_table = values.get("table", b"") is not None
+    merged = _merged(plain, values.pop("table", None))
+    overflow.update(plain)
+    if ends and _EXPIRATION in envelope.headers:
+        overflow[_EXPIRATION] = envelope.headers[_EXPIRATION]
+    if not has_table and (merged or own or overflow):
+        overflow[TABLE] = _NONE
+    if overflow:
+        own.append(short_bytes(_HEADERS) + b"S" + _long(msgspec.json.encode(overflow)))
+    fields = b"".join([*merged, *([] if bare else own)])
+    if fields or has_table:
+        values["headers"] = _long(fields)
+    values.setdefault("delivery_mode", bytes((_PERSISTENT,)))
+    present = [name for name in _BITS if values.get(name) is not None]
+    flags = sum(_BITS[name] for name in present)
+    return flags.to_bytes(2, "big") + b"".join(values[name] or b"" for name in present)
+
+
+def _sooner(theirs: bytes | None, ours: bytes) -> bytes:
+    """Return the property of the lesser time to live; theirs is one already."""
+    return short_bytes(ours if theirs is None else min(theirs[1:], ours, key=int))
+
+
+def _long(content: bytes) -> bytes:
+    return _UINT32(len(content)) + content
+
+
+def _at_most(text: bytes, count: int) -> bytes:
+    return text[:count].decode(errors="ignore").encode()
+
+
+def _sorted_headers(envelope: Envelope, user: str) -> tuple[dict[str, str], dict[str, str], dict[str, bytes | None]]:
+    """Part headers: fields of the table, what is no property for all its name, and properties (``None``: without)."""
+    plain: dict[str, str] = {}
+    overflow: dict[str, str] = {}
+    values: dict[str, bytes | None] = {}
+    for name, text in envelope.headers.items():
+        if name == BARE:
+            continue
+        if name == _EXPIRATION and Headers.FAILED_QUEUE in envelope.headers:
+            # In the error queue it must not expire, nor after it was returned: that would be its end before it is seen.
+            # What is to leave as it came has never been at its destination; there its time has yet to begin.
+            overflow[name if AS_IT_CAME in envelope.headers else _EXPIRATION_BEFORE] = text
+        elif name.startswith(PREFIX):
+            try:
+                values.update(_property(name.removeprefix(PREFIX), text, envelope.message_id, user, values))
+            except (ValueError, binascii.Error):
+                overflow[name] = text
+        else:
+            plain[name] = text
+    return plain, overflow, values
+
+
+def _property(
+    name: str, text: str, message_id: str, user: str, others: Mapping[str, bytes | None]
+) -> dict[str, bytes | None]:
+    """Return the encoded property of a header.
+
+    Raises:
+        ValueError: there is no such property, RabbitMQ would not take this value, or it would come back otherwise.
+    """
+    if name in {"table", "delivery_mode", "message_id"} and text == _NONE:
+        return {name: None}
+    if name == "table":
+        content = base64.b64decode(text, validate=True)
+        _fields_or_error(content)
+        return {name: content}
+    if name in _NUMBER_BYTES:
+        return {
+            name: _encoded_number(text, _NUMBER_BYTES[name], not_this=_PERSISTENT if name == "delivery_mode" else -1)
+        }
+    content = text.encode()
+    if name.endswith(_BASE64):
+        name, content = name.removesuffix(_BASE64), base64.b64decode(text, validate=True)
+        if content.decode(errors="replace").encode() == content:
+            raise ValueError(text)
+    if name not in _BITS or name == "headers" or name in _NUMBER_BYTES or name in others:
+        raise ValueError(name)
+    if (name == "user_id" and text != user) or (name == "message_id" and text == message_id):
+        raise ValueError(text)
+    if name == "expiration" and not (text.isascii() and text.isdigit() and int(text) <= _LONGEST_MILLISECONDS):
+        raise ValueError(text)
+    return {name: short_bytes(content)}
+
+
+def _encoded_number(text: str, count: int, not_this: int) -> bytes:
+    number = int(text)
+    if str(number) != text or number == not_this:
+        raise ValueError(text)
+    try:
+        return number.to_bytes(count, "big")
+    except OverflowError as error:
+        raise ValueError(text) from error
+
+
+def _fields_or_error(content: bytes) -> list[Field]:
+    try:
+        return fields_of(content)
+    except Exception as error:
+        raise ValueError("not a table") from error
+
+
+def _merged(plain: dict[str, str], content: bytes | None) -> list[bytes]:
+    """Return the fields of a table as they were, with what was changed, removed and added since.
+
+    What a field carries is removed from ``plain``; there remains what none can carry.
+    """
+    fields: list[bytes] = []
+    for field, name, text in _views(fields_of(content or b"")):
+        if name is None or plain.get(name) == text:
+            fields.append(short_bytes(field.name) + field.raw)
+            plain.pop(name or "", None)
+        elif name in plain and _encoded_name(name):
+            fields.append(short_bytes(field.name) + b"S" + _long(plain.pop(name).encode()))
+    for name in list(plain):
+        encoded = _encoded_name(name)
+        if encoded:
+            fields.append(encoded + _long(plain.pop(name).encode()))
+    return fields
+
+
+# --- receiving --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A message as it came.
+
+    Args:
+        envelope: of it.
+        returns: how often a quorum queue has seen it given back, or ``None``: the queue does not say.
+        has_id: whether its id is its own; otherwise it has a new one at every arrival.
+    """
+
+    envelope: Envelope
+    returns: int | None
+    has_id: bool
+
+
+def arrived(queue: str, properties: bytes, body: bytes, *, redelivered: bool) -> Arrived:
+    """Return the envelope of a message that came from a queue, whoever sent it.
+
+    Args:
+        queue: where it was.
+        properties: flags, and what they announce.
+        body: of the message.
+        redelivered: whether the broker says that it came before.
+    """
+    plainly = _arrived_plainly(queue, properties, body)
+    if plainly is not None:
+        return plainly
+    try:
+        return _arrived_oddly(queue, properties, body, redelivered=redelivered)
+    except MalformedFrame:
+        return unreadable(queue, properties, body)
+
+
+def unreadable(queue: str, properties: bytes, body: bytes) -> Arrived:
+    """Return a message as it came: somebody has to see it, and nobody must be held up by it."""
+    headers = {UNREADABLE: base64.b64encode(properties).decode()}
+    return Arrived(Envelope(queue, new_message_id(), headers, body), None, has_id=False)
+
+
+def _length_at(content: bytes, position: int) -> int:
+    return _UINT32_AT(content, position)[0]
+
+
+def _arrived_plainly(  # noqa: PLR0911 - each return is one way of being special
+    queue: str, properties: bytes, body: bytes
+) -> Arrived | None:
+    """Return a message of ours that has nothing special; ``None`` for any other."""
+    bits = int.from_bytes(properties[:2], "big")
+    if bits not in {_PLAIN_BITS, _EXPIRING_BITS}:
+        return None
+    headers: dict[str, str] = {}
+    times: dict[bytes, datetime] = {}
+    try:
+        position, end = 6, 6 + _length_at(properties, 2)
+        while position < end:
+            after = position + 1 + properties[position]
+            name, kind = properties[position + 1 : after], properties[after]
+            if kind == ord("S"):
+                start = after + 5
+                position = start + _length_at(properties, after + 1)
+                key = name.decode()
+                if key in headers or not (key in _names or _encoded_name(key)):
+                    return None
+                headers[key] = properties[start:position].decode()
+            elif kind == ord("l") and name in _TIMES:
+                position = after + 9
+                times[name] = from_microseconds(int.from_bytes(properties[after + 1 : position], "big", signed=True))
+            else:
+                return None
+        if properties[end] != _PERSISTENT:
+            return None
+        position = end + 1
+        if bits == _EXPIRING_BITS:
+            if _EXPIRES_AT not in times and _TO_BE_RECEIVED not in times:
+                return None
+            position += 1 + properties[position]
+        message_id = properties[position + 1 :].decode()
+        envelope = Envelope(queue, message_id, headers, body, times.get(_EXPIRES_AT), times.get(_DUE))
+    except (ValueError, OverflowError, IndexError, StructError):  # not UTF-8, no id or name of ours, not even a table
+        return None
+    return Arrived(envelope, None, has_id=True)
+
+
+def _arrived_oddly(queue: str, properties: bytes, body: bytes, *, redelivered: bool) -> Arrived:
+    values = values_of(properties)
+    table: bytes | None = values.pop("headers", None)
+    ours, others, returns = _parted(fields_of(table or b""), redelivered=redelivered)
+    headers = _readable(others)
+    if table is None:
+        headers[TABLE] = _NONE
+    expires_at = _instant(ours, _EXPIRES_AT)
+    if expires_at is not None or _TO_BE_RECEIVED in ours:
+        values.pop("expiration", None)
+    message_id = ours.get(_ID, values.get("message_id"))
+    text = _as_id(message_id)
+    has_id = text is not None
+    if has_id and _ID not in ours:
+        del values["message_id"]
+    elif not has_id or values.get("message_id") != _at_most(ours[_ID], SHORT_TEXT_LIMIT):
+        values.setdefault("message_id", None)
+    else:
+        del values["message_id"]
+    if values.setdefault("delivery_mode", None) == _PERSISTENT:
+        del values["delivery_mode"]
+    headers.update(entry for name, value in values.items() for entry in _property_headers(name, value))
+    headers.update(_overflow(ours))
+    envelope = Envelope(queue, text or new_message_id(), headers, body, expires_at, _instant(ours, _DUE))
+    return Arrived(envelope, returns, has_id)
+
+
+def _parted(fields: list[Field], *, redelivered: bool) -> tuple[dict[bytes, Any], list[Field], int | None]:
+    """Part the fields of a table: ours, those of others, and what a quorum queue put there."""
+    kinds = {_ID: b"S", _HEADERS: b"S", **dict.fromkeys(_TIMES, b"l")}
+    ours: dict[bytes, Any] = {}
+    others: list[Field] = []
+    returns = None
+    for field in fields:
+        if kinds.get(field.name) == field.kind and field.name not in ours and _is_sound(field):
+            ours[field.name] = field.value
+        elif redelivered and field.name == _DELIVERY_COUNT and isinstance(field.value, int):
+            returns = field.value
+        else:
+            others.append(field)
+    return ours, others, returns
+
+
+def _is_sound(field: Field) -> bool:
+    """Return whether a field with a name of ours holds what we would have put there."""
+    try:
+        match field.name:
+            case b"x-postdate-id":
+                return _as_id(field.value) is not None
+            case b"x-postdate-headers":
+                check_headers(msgspec.json.decode(field.value, type=dict[str, str]))
+            case _:
+                from_microseconds(field.value)
+    except (ValueError, OverflowError, msgspec.DecodeError):
+        return False
+    return True
+
+
+def _overflow(ours: dict[bytes, Any]) -> dict[str, str]:
+    return msgspec.json.decode(ours[_HEADERS], type=dict[str, str]) if _HEADERS in ours else {}
+
+
+def _instant(ours: dict[bytes, Any], name: bytes) -> datetime | None:
+    return from_microseconds(ours[name]) if name in ours else None
+
+
+def _as_id(content: bytes | None) -> str | None:
+    """Return bytes as a message id, or ``None``: they cannot be one."""
+    try:
+        text = (content or b"").decode()
+        check_text(text, "message id", MESSAGE_ID_LIMIT)
+    except (UnicodeDecodeError, InvalidMessage):
+        return None
+    return text
+
+
+def _property_headers(name: str, value: Any) -> Iterable[tuple[str, str]]:
+    if value is None:
+        yield PREFIX + name, _NONE
+    elif isinstance(value, int):
+        yield PREFIX + name, str(value)
+    else:
+        try:
+            yield PREFIX + name, value.decode()
+        except UnicodeDecodeError:
+            yield PREFIX + name + _BASE64, base64.b64encode(value).decode()
+
+
+def readable(properties: bytes) -> dict[str, str]:
+    """Return the properties and the table of a message as headers for people to read; not all of it can be.
+
+    Raises:
+        MalformedFrame: these are no properties.
+    """
+    values = values_of(properties)
+    headers = _readable(fields_of(values.pop("headers", b"")))
+    headers.pop(TABLE, None)
+    headers.update(entry for name, value in values.items() for entry in _property_headers(name, value))
+    return headers
+
+
+def _readable(fields: list[Field]) -> dict[str, str]:
+    """Return the fields of others as headers, and the table itself beside them if text does not say all of it."""
+    headers: dict[str, str] = {}
+    whole = True
+    for field, name, text in _views(fields):
+        if name is not None:
+            headers[name] = text
+        whole = whole and name is not None and field.kind == b"S" and field.value == text.encode()
+    if not whole:
+        content = b"".join(short_bytes(field.name) + field.raw for field in fields)
+        headers[TABLE] = base64.b64encode(content).decode()
+    return headers
+
+
+def _views(fields: Iterable[Field]) -> Iterable[tuple[Field, str | None, str]]:
+    """Yield each field with its name and value in text; no name where it cannot be the name of a header of ours."""
+    seen: set[str] = set()
+    for field in fields:
+        name = field.name.decode(errors="replace")
+        usable = name.encode() == field.name and name and name not in seen
+        if usable and not name.startswith((PREFIX, _OURS)):
+            seen.add(name)
+            yield field, name, _text_of(field.value)
+        else:
+            yield field, None, ""
+
+
+def _text_of(value: Any) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return str(value).lower()
+        case bytes():
+            return _text_of_bytes(value)
+        case dict() | list():
+            return msgspec.json.encode(_jsonable(value)).decode()
+        case datetime():
+            return value.isoformat()
+        case _:
+            return str(value)
+
+
+def _text_of_bytes(content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(content).decode()
+
+
+def _jsonable(value: Any) -> Any:
+    match value:
+        case dict():
+            return {str(key): _jsonable(each) for key, each in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        case list():
+            return [_jsonable(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
+        case bool() | int() | float() | None:
+            return value
+        case _:
+            return _text_of(value)

@@ -1,0 +1,277 @@
+"""Sends for a transport: one link, one channel for all senders, made again when they were lost."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+
+import anyio
+
+from postdate.backends.rabbitmq.address import EVENT_PREFIX, OR_QUEUE_PREFIX, PREFIXES, exchange_address, parse_address
+from postdate.backends.rabbitmq.content import redirected
+from postdate.backends.rabbitmq.link import (
+    ANSWERS_WITHIN_SECONDS,
+    CONTENT_TOO_LARGE,
+    NOT_FOUND,
+    ChannelClosed,
+    Line,
+    Link,
+    declare_exchange_passively,
+    is_node_away,
+    node_away,
+)
+from postdate.backends.rabbitmq.publishing import Answers, PublishingChannel, Sending
+from postdate.errors import (
+    DestinationUnavailable,
+    MessageTooLarge,
+    PostdateError,
+    QueueNotFound,
+    TransportError,
+    TransportUnavailable,
+    TransportUnreachable,
+)
+from postdate.messages import Envelope
+
+_ACCESS_REFUSED = 403
+_PASSING = frozenset({405, 506, 541})
+"""Locked by another connection, out of resources, a fault of the server: none of it is because of the message."""
+
+_PARTS_AT_ONCE = 8
+
+
+class Publisher:
+    """Publishes for a transport, whatever becomes of channels and links.
+
+    Args:
+        line: to the broker.
+        window: messages on the way at once.
+        confirms_within: see :class:`RabbitMqTransport`.
+    """
+
+    def __init__(self, line: Line, window: int, confirms_within: timedelta) -> None:
+        self.line = line
+        self._window, self._within = window, confirms_within.total_seconds()
+        self._channel: PublishingChannel | None = None
+        self._exchanges: set[str] = set()
+        self._exchanges_of: Link | None = None
+
+    async def send(self, envelopes: Sequence[Envelope], now: datetime, limit: int) -> Answers:
+        """Send each message, or say why not; all of it within the time that confirms may take.
+
+        A message that makes the broker close the channel takes those beside it down, and which one it was is not said.
+        So they are sent again, apart from others, and halved until it is alone: it is answered with the reason, the
+        others arrive, some of them twice.
+        """
+        sending = Sending(envelopes, now, limit)
+        with anyio.move_on_after(self._within):
+            try:
+                await self._send_all(sending)
+            except anyio.get_cancelled_exc_class():
+                if sending.is_open:
+                    sending.give_up(self._late(sending))
+                if not _is_cancelled_for_good() or None not in sending.answers:
+                    raise
+                # What is known to have arrived must be told: without that all of it would be sent again.
+        return [
+            None if isinstance(answer, QueueNotFound) and envelope.destination.startswith(EVENT_PREFIX) else answer
+            for envelope, answer in zip(envelopes, sending.answers, strict=True)
+        ]  # an event that nobody wants has been published all the same
+
+    async def _send_all(self, sending: Sending) -> None:
+        """Send; whoever is cut off gives up what has no answer, and what is answered by then stays."""
+        try:
+            await self._send_each(sending)
+        except BaseException:
+            for place in _stranded(sending):  # that no exchange leads there is half an answer
+                sending.answers[place] = self._late(sending)
+            raise
+        stranded = _stranded(sending)
+        if stranded:
+            await self._send_to_queues(stranded, sending)
+
+    async def _send_to_queues(self, places: Sequence[int], sending: Sending) -> None:
+        """Send messages that no exchange led anywhere to the queues that are named as their routing keys."""
+        sent: list[tuple[int, Envelope]] = []
+        for place in places:
+            envelope = sending.envelopes[place]
+            with suppress(QueueNotFound):  # of a malformed address, which has been answered
+                key = parse_address(envelope.destination).routing_key
+                sent.append((place, redirected(envelope, exchange_address("", key))))
+        later = Sending([envelope for _, envelope in sent], sending.now, sending.limit)
+        try:
+            await self._send_each(later)
+        finally:
+            for (place, _), answer in zip(sent, later.answers, strict=True):
+                first = sending.answers[place]
+                both = QueueNotFound(f"{first}; and {answer}")
+                sending.answers[place] = both if isinstance(answer, QueueNotFound) else answer
+
+    async def _send_each(self, sending: Sending) -> None:
+        if not sending.envelopes:
+            return
+        try:
+            link = await self.line.link()
+            sending.began = link.loop.time()
+            await self._look_for_exchanges(link, sending)
+            await (await self._open(link)).publish(sending)
+        except PostdateError as error:
+            sending.give_up(error)
+        finally:
+            if sending.is_open:
+                sending.give_up(self._late(sending))
+        suspects = [place for place, answer in enumerate(sending.answers) if isinstance(answer, ChannelClosed)]
+        if suspects:
+            self._exchanges.clear()
+            await self._send_apart(sending, suspects)
+
+    async def _send_apart(self, sending: Sending, suspects: Sequence[int]) -> None:
+        """Find the messages that make the broker close a channel, by halves; send the others."""
+        refused: dict[str, PostdateError] = {}
+        parts = deque([suspects])
+
+        async def send_parts() -> None:
+            while parts:
+                part = parts.popleft()
+                for place in part:
+                    sending.answers[place] = refused.get(sending.envelopes[place].destination, sending.answers[place])
+                left = [place for place in part if isinstance(sending.answers[place], ChannelClosed)]
+                if left:
+                    await self._send_part(sending, left)
+                closed = [place for place in left if isinstance(answer := sending.answers[place], ChannelClosed)]
+                if len(left) > 1 and closed:
+                    half = (len(closed) + 1) // 2
+                    parts.extend(each for each in (closed[:half], closed[half:]) if each)
+                elif closed:
+                    answer = sending.answers[closed[0]]
+                    assert isinstance(answer, ChannelClosed)
+                    destination = sending.envelopes[closed[0]].destination
+                    error = sending.answers[closed[0]] = _refusal(answer, destination)
+                    if answer.reply_code in {NOT_FOUND, _ACCESS_REFUSED}:  # because of its address alone
+                        refused[destination] = error
+
+        while parts:  # a round, in which what is to be halved comes up for the next one
+            async with anyio.create_task_group() as tasks:
+                for _ in range(min(_PARTS_AT_ONCE, len(parts))):
+                    tasks.start_soon(send_parts)
+
+    async def _send_part(self, sending: Sending, places: Sequence[int]) -> None:
+        """Send some of the messages on a channel of their own; note what became of them, however that ends."""
+        part = Sending([sending.envelopes[place] for place in places], sending.now, sending.limit)
+        channel: PublishingChannel | None = None
+        try:
+            link = await self.line.link()
+            part.began = link.loop.time()
+            await self._look_for_exchanges(link, part)
+            channel = await self._new_channel(link)
+            await channel.publish(part)
+        except PostdateError as error:
+            part.give_up(error)
+        finally:
+            if part.is_open:
+                part.give_up(self._late(part))
+            if channel is not None:
+                channel.close(TransportUnreachable("this channel has done its work"))
+            for place, answer in zip(places, part.answers, strict=True):
+                sending.answers[place] = answer
+
+    async def _open(self, link: Link) -> PublishingChannel:
+        """Return the channel that all senders share; a new one when it was closed."""
+        if not self._is_of(link):
+            channel = await self._new_channel(link)
+            if self._is_of(link):  # another task was faster
+                channel.close(TransportUnreachable("this channel is not needed"))
+            else:
+                self._channel = channel
+        assert self._channel is not None
+        return self._channel
+
+    def _is_of(self, link: Link) -> bool:
+        return self._channel is not None and self._channel.link is link and self._channel.ended is None
+
+    async def _new_channel(self, link: Link) -> PublishingChannel:
+        channel = await link.open_channel(
+            lambda link, number: PublishingChannel(link, number, self._window), _seconds_left()
+        )
+        try:
+            await channel.start(_seconds_left())
+        except BaseException:
+            channel.close(TransportUnreachable("this channel was not waited for"))
+            raise
+        return channel
+
+    def _late(self, sending: Sending) -> TransportUnavailable:
+        """Return why there are no confirms: the server takes nothing now, says nothing, or it is this queue alone.
+
+        A server that says nothing is left: what is written to it now it would read when it wakes, long after it was
+        sent again.
+        """
+        late = f"{self.line.login.place} did not confirm within {self._within:g} s"
+        link = None if self._channel is None else self._channel.link
+        if link is None or link.ended is not None:
+            return TransportUnreachable(late)
+        if link.blocked is not None:
+            return TransportUnreachable(f"{late}; it has blocked publishers: {link.blocked}")
+        if link.heard_at > sending.began and not link.is_silent:
+            return DestinationUnavailable(f"{late}, though it speaks; a queue may have no leader, or no room")
+        silent = TransportUnreachable(f"{late}, and says nothing")
+        if link.is_silent:
+            link.abandon(silent)
+        return silent
+
+    async def _look_for_exchanges(self, link: Link, sending: Sending) -> None:
+        """Answer messages to exchanges that do not exist: to publish one would close the channel for all."""
+        if self._exchanges_of is not link:
+            self._exchanges_of, self._exchanges = link, set()
+        for destination in {envelope.destination for envelope in sending.envelopes}:
+            if destination.startswith(PREFIXES):
+                error = await self._look_for_exchange(link, destination)
+                if error is not None:
+                    sending.answer(destination, error)
+
+    async def _look_for_exchange(self, link: Link, destination: str) -> PostdateError | None:
+        try:
+            exchange = parse_address(destination).exchange
+            if exchange and exchange not in self._exchanges:
+                await declare_exchange_passively(link, exchange, _seconds_left())
+                self._exchanges.add(exchange)
+        except QueueNotFound as error:
+            return error
+        except ChannelClosed as error:
+            return _refusal(error, destination)
+        return None
+
+
+def _stranded(sending: Sending) -> list[int]:
+    """Return the places of messages that no exchange led anywhere, and that may go to a queue then."""
+    return [
+        place
+        for place, answer in enumerate(sending.answers)
+        if isinstance(answer, QueueNotFound) and sending.envelopes[place].destination.startswith(OR_QUEUE_PREFIX)
+    ]
+
+
+def _seconds_left() -> float:
+    """Return how long a call may take that cannot be interrupted: no longer than the send it is part of."""
+    return min(ANSWERS_WITHIN_SECONDS, max(0.0, anyio.current_effective_deadline() - anyio.current_time()))
+
+
+def _is_cancelled_for_good() -> bool:
+    """Return whether a scope around us was cancelled, whose next wait ends at once, too."""
+    return anyio.current_effective_deadline() == -math.inf
+
+
+def _refusal(error: ChannelClosed, destination: str) -> PostdateError:
+    """Return the answer to the message that made the broker close a channel on which nothing else was."""
+    text = f"RabbitMQ refuses the message to {destination!r}: {error.reply_code} {error.text}"
+    if is_node_away(error):
+        return node_away(error, destination)
+    if error.reply_code in _PASSING:
+        return DestinationUnavailable(text)
+    if error.reply_code == NOT_FOUND:
+        return QueueNotFound(text)
+    if error.reply_code == CONTENT_TOO_LARGE or "message size" in error.text:
+        return MessageTooLarge(text)
+    return TransportError(text)

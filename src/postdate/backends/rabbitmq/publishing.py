@@ -1,0 +1,432 @@
+"""Publishing with confirms: many messages on the way at once, each answered for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import chain
+from typing import Final
+
+from postdate.backends.rabbitmq import wire
+from postdate.backends.rabbitmq.address import Address, parse_address
+from postdate.backends.rabbitmq.link import Channel, Link
+from postdate.backends.rabbitmq.properties import properties_of
+from postdate.backends.rabbitmq.wire import FRAME, FRAME_END, FRAME_OVERHEAD, HEADER_FRAME, Arguments, Method
+from postdate.errors import (
+    DestinationUnavailable,
+    MessageTooLarge,
+    PostdateError,
+    QueueNotFound,
+    TransportUnreachable,
+)
+from postdate.messages import Envelope, encode_headers, size_in_bytes, size_limit
+
+log = logging.getLogger("postdate.rabbitmq")
+
+Answers = list[PostdateError | None]
+
+_WRITTEN_AT_ONCE_BYTES = 1024 * 1024
+_ADDRESSES_KEPT = 10_000
+_GIVEN_UP_KEPT = 100_000
+"""Messages that were given up and may still come back; what came back of older ones could not be told from others."""
+
+_MANDATORY: Final = b"\x01"
+_END: Final = bytes((FRAME_END,))
+_JSON_GROWTH: Final = 6
+"""What a byte of a header may become in JSON, in which messages are measured."""
+
+
+_BESIDE_HEADERS: Final = 8 * 1024
+"""Bytes kept for other properties, and for what a brief error copy says besides."""
+
+
+def largest_headers(frame_limit: int) -> int:
+    """Return how many bytes headers may have in JSON, so that they and those of a brief error copy fit in one frame.
+
+    In JSON no header is shorter than in a table of AMQP, or as a property.
+    """
+    return frame_limit - FRAME_OVERHEAD - HEADER_FRAME.size - _BESIDE_HEADERS
+
+
+class Sending:
+    """Messages of one send, and what became of them.
+
+    Args:
+        envelopes: to be sent, in order.
+        now: time of sending.
+        limit: bytes in a message.
+
+    ``began`` is when it was first written, by the clock of the event loop.
+    """
+
+    __slots__ = ("answers", "began", "envelopes", "flights", "limit", "news", "now", "on_the_way", "position")
+
+    def __init__(self, envelopes: Sequence[Envelope], now: datetime, limit: int) -> None:
+        self.envelopes, self.now, self.limit = envelopes, now, limit
+        self.answers: Answers = [None] * len(envelopes)
+        self.flights: list[Flight] = []
+        self.position = self.on_the_way = 0
+        self.news = asyncio.Event()
+        self.began = 0.0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether some of it has no answer yet."""
+        return self.on_the_way > 0 or self.position < len(self.envelopes)
+
+    def answer(self, destination: str, error: PostdateError) -> None:
+        """Answer everything to one destination."""
+        for place, envelope in enumerate(self.envelopes):
+            if envelope.destination == destination:
+                self.answers[place] = error
+
+    def give_up(self, error: PostdateError) -> None:
+        """Answer everything that has no confirm."""
+        for flight in self.flights:
+            flight.give_up(error)
+        for place in range(self.position, len(self.answers)):
+            self.answers[place] = self.answers[place] or error
+        self.position = len(self.answers)
+
+
+class Flight:
+    """Messages of one send that were written together: delivery tags ``first`` to ``last``, in order.
+
+    Args:
+        first: delivery tag.
+        sending: whose they are; the place of each message in it is in ``places``.
+    """
+
+    __slots__ = ("_apart", "_came_back", "_cursor", "first", "last", "low", "places", "sending", "sent")
+
+    def __init__(self, first: int, sending: Sending) -> None:
+        self.first, self.last, self.low = first, first - 1, first - 1
+        self.sending = sending
+        self.places: list[int] = []
+        self.sent: list[tuple[bytes, bytes]] = []
+        self._apart: set[int] = set()
+        self._came_back: set[int] = set()
+        self._cursor = 0
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether nobody waits for it any more."""
+        return self.sending is _NOBODY
+
+    @property
+    def on_the_way(self) -> int:
+        """How many messages are unanswered."""
+        return self.last - self.low - len(self._apart)
+
+    def settle(self, tag: int, *, multiple: bool) -> None:
+        """Take note that a tag, or every one up to it, is answered."""
+        if multiple:
+            self.low = max(self.low, min(tag, self.last))
+            self._apart = {each for each in self._apart if each > self.low}
+        elif tag > self.low:
+            self._apart.add(tag)
+        while self.low + 1 in self._apart:
+            self.low += 1
+            self._apart.remove(self.low)
+
+    def unsettled(self) -> list[int]:
+        """Return the tags without an answer."""
+        return [tag for tag in range(self.low + 1, self.last + 1) if tag not in self._apart]
+
+    def fail(self, tag: int, error: PostdateError) -> None:
+        """Answer the message with this tag, unless it has been answered before."""
+        if not self.is_unanswered(tag):
+            return
+        if self.is_given_up:
+            self._came_back.add(tag)
+        else:
+            self.sending.answers[self.places[tag - self.first]] = error
+
+    def is_unanswered(self, tag: int) -> bool:
+        """Return whether nothing is known of a message yet."""
+        if tag <= self.low or tag in self._apart:
+            return False
+        if self.is_given_up:
+            return tag not in self._came_back
+        return self.sending.answers[self.places[tag - self.first]] is None
+
+    def give_up(self, error: PostdateError) -> None:
+        """Answer everything that has no answer; what comes later is of no interest, and takes no room.
+
+        What was sent is remembered by its address and properties: it may still come back, and must not be taken for
+        a message of another send then.
+        """
+        if self.is_given_up:
+            return
+        for tag in self.unsettled():
+            self.fail(tag, error)
+        self.places, self.sending = [], _NOBODY
+
+    def find(self, method: bytes, properties: bytes | None) -> int | None:
+        """Return the tag of a message that came back: the next one to this address, with these properties if given."""
+        count = len(self.sent)
+        for index in chain(range(self._cursor, count), range(self._cursor)):
+            tag = self.first + index
+            to, its = self.sent[index]
+            if to == method and properties in {None, its} and self.is_unanswered(tag):
+                self._cursor = index + 1
+                return tag
+        return None
+
+
+_NOBODY: Final = Sending((), datetime.min.replace(tzinfo=UTC), 0)
+"""Whose flights are that nobody waits for any more: their messages need not be kept."""
+
+
+class PublishingChannel(Channel):
+    """A channel in confirm mode, for any number of tasks.
+
+    Each send has a window of its own: one queue that does not confirm holds up nobody else.
+
+    Args:
+        link: the connection.
+        number: of the channel.
+        window: messages of one send on the way at once.
+    """
+
+    def __init__(self, link: Link, number: int, window: int) -> None:
+        super().__init__(link, number)
+        self._window = window
+        self._next_tag = 1
+        self._flights: deque[Flight] = deque()
+        self._methods: dict[str, bytes] = {}
+        self._may_publish = asyncio.Event()
+        self.on_block()
+
+    async def start(self, within_seconds: float) -> None:
+        """Ask for confirms."""
+        await self.call(wire.CONFIRM_SELECT, b"\0", wire.CONFIRM_SELECT_OK, within_seconds)
+
+    async def publish(self, sending: Sending) -> None:
+        """Publish each message that has no answer yet, in order, and wait for its answer.
+
+        Raises:
+            TransportUnavailable: the channel ended before all were written.
+        """
+        count = len(sending.envelopes)
+        while sending.position < count:
+            await self._room(sending, min(count - sending.position, max(1, self._window // 4)))
+            self.write_some(sending, min(count, sending.position + self._window - sending.on_the_way))
+        while sending.on_the_way:
+            sending.news.clear()
+            await sending.news.wait()
+
+    async def _room(self, sending: Sending, enough: int) -> None:
+        """Wait until so many messages may be written."""
+        while self.ended is None:
+            await self.link.flushed()
+            if self.ended is not None:  # meanwhile; its number may be that of another channel by now
+                break
+            if not self._may_publish.is_set():
+                await self._may_publish.wait()
+            elif self._window - sending.on_the_way >= enough:
+                return
+            else:
+                sending.news.clear()
+                await sending.news.wait()
+        raise self.ended
+
+    def write_some(self, sending: Sending, end: int) -> None:
+        """Write messages up to a place, or up to a megabyte; a loop without calls, for everything in it is hot."""
+        envelopes, answers, position, limit = sending.envelopes, sending.answers, sending.position, sending.limit
+        number, user, methods, now = self.number, self.link.login.user, self._methods, sending.now
+        frame_limit = self.link.frame_limit - FRAME_OVERHEAD
+        flight = Flight(self._next_tag, sending)
+        content: list[bytes] = []
+        size = 0
+        while position < end and size < _WRITTEN_AT_ONCE_BYTES:
+            envelope, place = envelopes[position], position
+            position += 1
+            if answers[place] is not None:
+                continue
+            body = envelope.body
+            try:
+                method = methods.get(envelope.destination) or self._method_frame(envelope.destination)
+                properties = properties_of(envelope, now, user)
+            except PostdateError as error:
+                answers[place] = error
+                continue
+            length, header_length = len(body), len(properties) + 12
+            if header_length > frame_limit or header_length * _JSON_GROWTH + length > limit:
+                error = _too_large(envelope, header_length, frame_limit, limit)
+                if error is not None:
+                    answers[place] = error
+                    continue
+            content += (method, HEADER_FRAME.pack(2, number, header_length, 60, 0, length), properties)
+            if length <= frame_limit:
+                if length:
+                    content += (b"\xce", FRAME.pack(3, number, length), body)
+            else:
+                content += self._cut(body, frame_limit)
+            content.append(b"\xce")
+            size += length + header_length
+            flight.places.append(place)
+            flight.sent.append((method, properties))
+        sending.position = position
+        if flight.places:
+            self._take_off(flight, b"".join(content))
+
+    def _take_off(self, flight: Flight, content: bytes) -> None:
+        count = len(flight.places)
+        flight.last = flight.first + count - 1
+        self._next_tag += count
+        if self.ended is not None:
+            flight.give_up(self.ended)
+            return
+        flight.sending.flights.append(flight)
+        flight.sending.on_the_way += count
+        self._flights.append(flight)
+        self.link.write(content)
+        self._forget_the_oldest()
+
+    def _forget_the_oldest(self) -> None:
+        """Bound what is remembered of messages that were given up and that a queue never confirms."""
+        for flight in self._flights:
+            if flight.first > self._next_tag - _GIVEN_UP_KEPT:
+                break
+            if flight.is_given_up:
+                flight.sent = []
+
+    def _cut(self, body: bytes, limit: int) -> list[bytes]:
+        """Return a body as frames, with the end mark of the frame before, without that of the last."""
+        parts: list[bytes] = []
+        for start in range(0, len(body), limit):
+            part = body[start : start + limit]
+            parts += (_END, FRAME.pack(wire.BODY, self.number, len(part)), part)
+        return parts
+
+    def _method_frame(self, destination: str) -> bytes:
+        method = self._publish_frame(parse_address(destination))
+        if len(self._methods) < _ADDRESSES_KEPT:
+            self._methods[destination] = method
+        return method
+
+    def _publish_frame(self, address: Address) -> bytes:
+        names = wire.short_text(address.exchange) + wire.short_text(address.routing_key)
+        return wire.method_frame(self.number, wire.BASIC_PUBLISH, b"\0\0" + names + _MANDATORY)
+
+    # --- what the server says
+
+    def on_method(self, method: Method, payload: bytes) -> None:
+        """Take a confirm."""
+        if method == wire.BASIC_ACK:
+            self._settle(int.from_bytes(payload[4:12], "big"), multiple=payload[12] & 1 == 1)
+        elif method == wire.BASIC_NACK:
+            tag, multiple = int.from_bytes(payload[4:12], "big"), payload[12] & 1 == 1
+            error = DestinationUnavailable("the queue takes no message now (nack): it is full, or has no leader")
+            for flight in self._flights:
+                for each in flight.unsettled():
+                    if each == tag or (multiple and each < tag):
+                        flight.fail(each, error)
+            self._settle(tag, multiple=multiple)
+
+    def _settle(self, tag: int, *, multiple: bool) -> None:
+        landed: list[Flight] = []
+        for flight in self._flights:
+            if flight.first > tag:
+                break
+            if not multiple and tag > flight.last:
+                continue
+            before = flight.on_the_way
+            flight.settle(tag, multiple=multiple)
+            if before != flight.on_the_way:
+                flight.sending.on_the_way -= before - flight.on_the_way
+                flight.sending.news.set()
+            if flight.low == flight.last:
+                landed.append(flight)
+        for flight in landed:
+            if self._flights[0] is flight:
+                self._flights.popleft()
+            else:
+                self._flights.remove(flight)
+
+    def on_content(self, method: Method, arguments: Arguments, properties: bytes, body: bytes) -> None:
+        """Take a message that came back: it has no queue. Its confirm follows."""
+        if method != wire.BASIC_RETURN:
+            return
+        code, text = arguments.unsigned(2), arguments.short_text()
+        address = Address(arguments.short_text(), arguments.short_text())
+        frame = self._publish_frame(address)
+        error: PostdateError = QueueNotFound(_nowhere(address))
+        for its in (properties, None):
+            waited_for, given_up = self._find(frame, its, given_up=False), self._find(frame, its, given_up=True)
+            if waited_for is not None and given_up is not None:
+                given_up[0].fail(given_up[1], error)
+                error = TransportUnreachable(f"perhaps not this message, but one like it came back: {error}")
+            found = waited_for or given_up
+            if found is not None:
+                found[0].fail(found[1], error)
+                return
+        if any(flight.is_given_up for flight in self._flights):  # one of those that were forgotten
+            return
+        log.error("RabbitMQ returned a message that is not on the way: %d %s: %s", code, text, error)
+        self.close(TransportUnreachable("RabbitMQ returned a message that is not on the way"))
+
+    def _find(self, method: bytes, properties: bytes | None, *, given_up: bool) -> tuple[Flight, int] | None:
+        for flight in self._flights:
+            if flight.is_given_up is given_up:
+                tag = flight.find(method, properties)
+                if tag is not None:
+                    return flight, tag
+        return None
+
+    def on_block(self) -> None:
+        """Hold senders back, or let them go on."""
+        if self.link.blocked is None:
+            self._may_publish.set()
+        else:
+            self._may_publish.clear()
+
+    def on_end(self, error: PostdateError) -> None:
+        """Answer everything that is on the way."""
+        self._may_publish.set()
+        for flight in self._flights:
+            sending = flight.sending
+            flight.give_up(error)
+            sending.on_the_way = 0
+            sending.news.set()
+        self._flights.clear()
+
+
+def _nowhere(address: Address) -> str:
+    if address.exchange:
+        return (
+            f"exchange {address.exchange!r} leads to no queue with the routing key {address.routing_key!r}; "
+            f"bind a queue to it"
+        )
+    queue = address.routing_key
+    return f"there is no queue {queue!r}; create it: postdate setup --queue {queue}"
+
+
+def _too_large(envelope: Envelope, header_length: int, frame_limit: int, limit: int) -> MessageTooLarge | None:
+    """Return why a message cannot be sent, if that is so."""
+    if header_length > frame_limit:
+        return MessageTooLarge(
+            f"the headers of message {envelope.message_id!r} to {envelope.destination!r} have {header_length:,} bytes, "
+            f"AMQP takes {frame_limit:,} on this connection; put large content into the body"
+        )
+    size = size_in_bytes(encode_headers(envelope.headers), envelope.body)
+    limit = size_limit(envelope.headers, limit)
+    if size > limit:
+        return MessageTooLarge(
+            f"message {envelope.message_id!r} to {envelope.destination!r} has {size:,} bytes, this transport takes "
+            f"{limit:,}; keep large content elsewhere and send a reference, or raise largest_message_bytes"
+        )
+    return None
+
+
+def why_not(envelope: Envelope, limit: int) -> PostdateError | None:
+    """Return why a message could not be sent, as far as that can be known without sending it."""
+    try:
+        parse_address(envelope.destination)
+    except QueueNotFound as error:
+        return error
+    return _too_large(envelope, 0, 0, limit)

@@ -1,0 +1,346 @@
+"""Queues of RabbitMQ, or of any broker that speaks AMQP 0-9-1 with RabbitMQ's confirms.
+
+What was sent is confirmed by the broker before it counts as sent; what is received is acknowledged after it was
+handled and what the handler sends was confirmed. Both are at least once, with stable message ids: AMQP has no
+transaction over a confirm and an acknowledgement. Destinations: :mod:`postdate.backends.rabbitmq.address`.
+
+What expires is dropped by the broker, whose clock has counted from the arrival in the queue, but **only at the head of
+the queue**: it does not look behind a message that waits. So
+
+- a message that has expired behind one that has not is still there: it is counted among those of the queue, takes room,
+  and is not dead-lettered. It goes when all before it have left, and is dropped then, before anybody receives it;
+- once it is pushed to a receiver (``prefetch``, or received and not yet handled) a message is out of the reach of the
+  broker. If its time runs out there, it is received, and the endpoint discards it by its headers, before any handler;
+- one that is given back is in its queue again, and its first time to live has gone on meanwhile.
+
+A span of more than nine years is not told to the broker, which refuses ten: the endpoint discards the message. Copies
+in the error queue, and what is returned from there, do not expire. Source: specification 2.2, 2.5; ADR 0006.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Final, NamedTuple
+
+import anyio
+
+from postdate.backends.rabbitmq.address import EVENT_PREFIX, PREFIXES, parse_address
+from postdate.backends.rabbitmq.consuming import Attempts, ConsumingChannel, Delivery
+from postdate.backends.rabbitmq.delays import came_to_be_delayed, expired_queue, intake_queue, to_be_delayed
+from postdate.backends.rabbitmq.link import LARGEST_FRAME, ChannelClosed, Line, Link, declare_queue
+from postdate.backends.rabbitmq.login import parse_url
+from postdate.backends.rabbitmq.observation import lengths_of, server_facts
+from postdate.backends.rabbitmq.properties import Arrived, arrived, unreadable
+from postdate.backends.rabbitmq.publisher import Publisher
+from postdate.backends.rabbitmq.publishing import largest_headers, why_not
+from postdate.backends.rabbitmq.topology import declare_intake, subscribe
+from postdate.errors import (
+    ClaimLost,
+    ConfigurationError,
+    PostdateError,
+    QueueNotFound,
+    TransportError,
+    TransportUnreachable,
+    UnsupportedTransactionMode,
+)
+from postdate.messages import Envelope
+from postdate.ports import (
+    HANDLED,
+    DelayExchange,
+    End,
+    IntakeQueue,
+    Received,
+    ServerFacts,
+    TransactionMode,
+    TransportCapabilities,
+    Work,
+)
+
+log = logging.getLogger("postdate.rabbitmq")
+
+QUEUE_TYPES: Final = ("quorum", "classic")
+_CONNECTS_WITHIN_SECONDS = 5.0
+
+
+class RabbitMqTransport:
+    """Queues of a RabbitMQ server.
+
+    Args:
+        url: ``amqp://user:password@host:port/vhost?heartbeat=20``, or ``amqps``; see
+            :mod:`postdate.backends.rabbitmq.login`.
+        queue_type: of the queues that it creates: ``quorum`` (replicated, counts what is given back) or ``classic``.
+        largest_message_bytes: of headers and body together.
+        prefetch: messages that the broker pushes to a receiver beyond what it asked for; they are hidden from others.
+        confirm_window: messages of one :meth:`send` on the way to the broker at once; the rest wait.
+        confirms_within: after this a message without a confirm counts as not sent, though it may still arrive.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        queue_type: str = "quorum",
+        largest_message_bytes: int = 16 * 1024 * 1024,
+        prefetch: int = 0,
+        confirm_window: int = 1_000,
+        confirms_within: timedelta = timedelta(seconds=20),
+    ) -> None:
+        if queue_type not in QUEUE_TYPES:
+            raise ConfigurationError(f"queue_type must be one of {QUEUE_TYPES}, not {queue_type!r}")
+        if confirm_window < 1 or prefetch < 0:
+            raise ConfigurationError(
+                f"confirm_window must be 1 or more and prefetch 0 or more, not {confirm_window} and {prefetch}"
+            )
+        login = parse_url(url)
+        self.publishing = Publisher(Line(login, _CONNECTS_WITHIN_SECONDS, "sending"), confirm_window, confirms_within)
+        self.consuming = Line(login, _CONNECTS_WITHIN_SECONDS, "receiving")
+        self.attempts = Attempts()
+        self.prefetch = prefetch
+        self._queue_type = queue_type
+        self._place = login.place
+        self._capabilities = TransportCapabilities(
+            durable=True,
+            transaction_modes=frozenset({TransactionMode.NONE, TransactionMode.RECEIVE_ONLY}),
+            largest_message_bytes=largest_message_bytes,
+            largest_headers_bytes=largest_headers(LARGEST_FRAME),
+            expires_messages=True,
+        )
+
+    def __repr__(self) -> str:
+        return f"RabbitMqTransport({self._place}, queue_type={self._queue_type!r})"
+
+    @property
+    def capabilities(self) -> TransportCapabilities:
+        """See :class:`postdate.ports.Transport`; a server with smaller frames than usual says so at the first send."""
+        largest = largest_headers(self.publishing.line.frame_limit)
+        if largest != self._capabilities.largest_headers_bytes:
+            self._capabilities = replace(self._capabilities, largest_headers_bytes=largest)
+        return self._capabilities
+
+    async def create_queues(self, names: Sequence[str]) -> None:
+        """See :meth:`postdate.ports.Transport.create_queues`; a queue of the other type stays as it is."""
+        link = await self.consuming.link()
+        for name in names:
+            if name.startswith(PREFIXES):
+                raise ConfigurationError(f"{name!r} is the address of an exchange, not the name of a queue")
+            try:
+                parse_address(name)
+                await declare_queue(link, name, self._queue_type)
+            except (ChannelClosed, QueueNotFound) as error:
+                raise TransportError(f"queue {name!r} cannot be created: {error}") from error
+
+    async def send(
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+    ) -> Sequence[PostdateError | None]:
+        """See :meth:`postdate.ports.Transport.send`."""
+        refuse_work(work)
+        return await self.publishing.send(envelopes, now, self._capabilities.largest_message_bytes)
+
+    def receiver(self, queue: str) -> RabbitMqReceiver:
+        """See :meth:`postdate.ports.Transport.receiver`."""
+        return RabbitMqReceiver(self, queue)
+
+    def event_address(self, event: str) -> str:
+        """See :meth:`postdate.ports.PublishingTransport.event_address`: a fanout exchange for each kind of event."""
+        address = EVENT_PREFIX + event
+        try:
+            parse_address(address)
+        except QueueNotFound as error:
+            raise ConfigurationError(f"an event cannot be called {event!r}: {error}") from error
+        return address
+
+    async def subscribe(self, queue: str, events: Sequence[str]) -> None:
+        """See :meth:`postdate.ports.PublishingTransport.subscribe`."""
+        link = await self.consuming.link()
+        for event in events:
+            exchange = parse_address(self.event_address(event)).exchange
+            try:
+                await subscribe(link, queue, exchange)
+            except ChannelClosed as error:
+                raise TransportError(f"{queue!r} cannot be subscribed to {event!r}: {error}") from error
+
+    async def create_intake(self, exchange: DelayExchange) -> None:
+        """See :meth:`postdate.ports.ForeignIntake.create_intake`; an exchange for due messages may be there already."""
+        link = await self.consuming.link()
+        try:
+            await declare_intake(link, exchange, self._queue_type)
+        except ChannelClosed as error:
+            raise TransportError(
+                f"exchange {exchange.name!r} and what belongs to it cannot be created: {error}; allow it, or do "
+                f"without: intake.exchange = ''"
+            ) from error
+
+    def intake_queues(self, exchange: DelayExchange) -> Sequence[IntakeQueue]:
+        """See :meth:`postdate.ports.ForeignIntake.intake_queues`."""
+        queues = (intake_queue(exchange.name), expired_queue(exchange.name))
+        read = partial(to_be_delayed, exchange.name)
+        return [
+            IntakeQueue(queue, RabbitMqReceiver(self, queue, partial(came_to_be_delayed, exchange.name, queue)), read)
+            for queue in queues
+        ]
+
+    async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
+        """See :meth:`postdate.ports.CountsQueues.lengths_of`; what somebody has in hand is not counted.
+
+        Returns:
+            By the names given, which are destinations; an exchange that exists has the length 0.
+        """
+        return await lengths_of(await self.consuming.link(), names)
+
+    async def server_facts(self) -> ServerFacts:
+        """See :meth:`postdate.ports.DescribesServer.server_facts`; publishes an empty message that no queue gets."""
+        return await server_facts(self.consuming.login, _CONNECTS_WITHIN_SECONDS)
+
+    async def close(self) -> None:
+        """See :meth:`postdate.ports.Transport.close`."""
+        await self.publishing.line.close()
+        await self.consuming.close()
+
+
+def refuse_work(work: Sequence[Work]) -> None:
+    """Refuse to be part of a database transaction."""
+    if work:
+        raise UnsupportedTransactionMode("queues of RabbitMQ cannot share a transaction with a database")
+
+
+class _Held(NamedTuple):
+    received: Received
+    channel: ConsumingChannel
+    tag: int
+    came: Arrived
+
+
+class RabbitMqReceiver:
+    """Receives from one queue; see :class:`postdate.ports.Receiver`.
+
+    What is held is held by a channel. When that ends, with its connection or because the broker waited too long for an
+    acknowledgement, everything held is free again, and committing it raises ``ClaimLost``.
+
+    Args:
+        transport: of the queue.
+        queue: to receive from.
+        read: makes an envelope of what came; by default that of :func:`postdate.backends.rabbitmq.properties.arrived`.
+    """
+
+    def __init__(
+        self, transport: RabbitMqTransport, queue: str, read: Callable[[Delivery], Arrived] | None = None
+    ) -> None:
+        self._transport, self._queue = transport, queue
+        self._read = read or self._as_envelope
+        self._channel: ConsumingChannel | None = None
+        self._held: dict[object, _Held] = {}
+        self._has_failed = False
+
+    async def receive(self, limit: int) -> Sequence[Received]:
+        """See :meth:`postdate.ports.Receiver.receive`; after a lost connection it raises once, and then connects."""
+        try:
+            channel = await self._open()
+            if self._has_failed:
+                await channel.begin(limit)
+                self._has_failed = False
+                return []
+            return [self._hold(channel, delivery) for delivery in await channel.receive(limit)]
+        except PostdateError:
+            self._has_failed = True
+            raise
+
+    async def _open(self) -> ConsumingChannel:
+        link = await self._transport.consuming.link()
+        if self._channel is None or self._channel.ended is not None:
+            self._held.clear()
+            channel = await link.open_channel(self._make)
+            channel.unwanted = partial(self._unwanted, channel)
+            if self._channel is None or self._channel.ended is not None:
+                self._channel = channel
+            else:  # another task was faster
+                channel.close(TransportUnreachable("this channel is not needed"))
+        return self._channel
+
+    def _make(self, link: Link, number: int) -> ConsumingChannel:
+        return ConsumingChannel(link, number, self._queue, self._transport.prefetch)
+
+    def _hold(self, channel: ConsumingChannel, delivery: Delivery) -> Received:
+        held = self._seen(channel, delivery)
+        self._held[held.received.token] = held
+        return held.received
+
+    def _as_envelope(self, delivery: Delivery) -> Arrived:
+        return arrived(self._queue, delivery.properties, delivery.body, redelivered=delivery.redelivered)
+
+    def _seen(self, channel: ConsumingChannel, delivery: Delivery) -> _Held:
+        try:
+            came = self._read(delivery)
+        except Exception:
+            # Those that came with it must be held all the same, and whoever handles this one puts it aside.
+            log.exception("a message in %s cannot be read", self._queue)
+            came = unreadable(self._queue, delivery.properties, delivery.body)
+        failures = self._transport.attempts.failures(self._queue, came, redelivered=delivery.redelivered)
+        return _Held(Received(came.envelope, failures, token=(channel, delivery.tag)), channel, delivery.tag, came)
+
+    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+        """See :meth:`postdate.ports.Receiver.commit`.
+
+        First the outgoing messages are confirmed, then the message is acknowledged: what is interrupted in between is
+        received again, and sends again. A message that cannot be sent is raised; others before it may have been.
+        """
+        refuse_work(end.work)
+        held = self._what_holds(received)
+        if end.outgoing:
+            await self._send(end.outgoing, now)
+            held = self._what_holds(received)
+        del self._held[received.token]
+        held.channel.acknowledge(held.tag)
+        self._transport.attempts.forget(self._queue, held.came)
+
+    async def _send(self, outgoing: Sequence[Envelope], now: datetime) -> None:
+        limit = self._transport.capabilities.largest_message_bytes
+        foreseen = (why_not(envelope, limit) for envelope in outgoing)
+        error = next((error for error in foreseen if error is not None), None)
+        if error is None:
+            error = next((error for error in await self._transport.send(outgoing, now) if error is not None), None)
+        if error is not None:
+            raise error
+
+    def _what_holds(self, received: Received) -> _Held:
+        held = self._held.get(received.token)
+        if held is None or held.received is not received or held.channel.ended is not None:
+            raise ClaimLost(f"message {received.envelope.message_id!r} in {self._queue!r} is no longer held here")
+        return held
+
+    async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+        """See :meth:`postdate.ports.Receiver.roll_back`; what is not held any more is free already."""
+        with suppress(ClaimLost):
+            held = self._what_holds(received)
+            del self._held[received.token]
+            self._give_back(held, received.failures + int(failed))
+
+    def _give_back(self, held: _Held, failures: int) -> None:
+        self._transport.attempts.given_back(self._queue, held.came, failures)
+        held.channel.give_back(held.tag)
+
+    def _unwanted(self, channel: ConsumingChannel, delivery: Delivery) -> None:
+        held = self._seen(channel, delivery)
+        self._give_back(held, held.received.failures)
+
+    async def close(self) -> None:
+        """See :meth:`postdate.ports.Receiver.close`; without a connection all is free already."""
+        channel, self._channel = self._channel, None
+        if channel is None or channel.ended is not None:
+            self._held.clear()
+            return
+        with suppress(TransportError), anyio.CancelScope(shield=True):
+            unseen = [self._seen(channel, delivery) for delivery in await channel.stop()]
+            held_here, self._held = self._held, {}  # what is committed from here on is not held any more
+            for held in sorted([*held_here.values(), *unseen], key=_tag):
+                self._give_back(held, held.received.failures)
+            await channel.close_in_good_order()
+        self._held.clear()
+
+
+def _tag(held: _Held) -> int:
+    return held.tag

@@ -1,0 +1,93 @@
+"""All backends: those that Postdate comes with, and those of other packages that are installed. Source: ADR 20."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+from typing import Final
+
+from postdate.errors import ConfigurationError
+from postdate.ports.backends import Backend, Place
+
+log = logging.getLogger("postdate.backends")
+
+GROUP: Final = "postdate.backends"
+"""Of entry points; each refers to a :class:`Backend`."""
+
+_OURS: Final = ("sqlite", "postgres", "mariadb", "sqlserver", "rabbitmq", "azure", "msmq", "memory")
+"""In the order in which errors name them."""
+
+
+class _Registry:
+    """What was found, once a process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._ours: tuple[Backend, ...] = ()
+        self._all: tuple[Backend, ...] = ()
+
+    def found(self) -> tuple[Backend, ...]:
+        """Return all backends; to a backend's module that asks while it is loaded, ours alone."""
+        if self._all:
+            return self._all
+        with self._lock:
+            if not self._ours:
+                self._ours = tuple(importlib.import_module(f"postdate.backends.{name}").BACKEND for name in _OURS)
+                self._all = (*self._ours, *_of_others(self._ours))
+            return self._all or self._ours
+
+
+def _of_others(ours: tuple[Backend, ...]) -> list[Backend]:
+    from importlib.metadata import entry_points  # costs as much as all of ours
+
+    taken = {scheme: each.product for each in ours for scheme in schemes(each)}
+    others: list[Backend] = []
+    for point in sorted(entry_points(group=GROUP), key=lambda each: each.name):
+        try:
+            found = point.load()
+            if not isinstance(found, Backend):
+                raise ConfigurationError("it is no postdate Backend")  # noqa: TRY301 - one way out for all
+            twice = sorted(schemes(found) & taken.keys())
+            if twice:
+                by = ", ".join(f"{scheme}: ({taken[scheme]})" for scheme in twice)
+                raise ConfigurationError(f"there is one already for {by}")  # noqa: TRY301
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - of another package, which must not end ours
+            log.warning("the backend %s (%s) is left out: %s", point.name, point.value, error or repr(error))
+            continue
+        taken |= dict.fromkeys(schemes(found), found.product)
+        others.append(found)
+    return others
+
+
+_registry = _Registry()
+
+
+def backends() -> tuple[Backend, ...]:
+    """Return all of them, ours first; what cannot be loaded is logged and left out."""
+    return _registry.found()
+
+
+def schemes(backend: Backend) -> frozenset[str]:
+    """Return all schemes of a backend's addresses, aliases included."""
+    written = [backend.addresses, *([] if backend.queue_addresses is None else [backend.queue_addresses])]
+    return frozenset(scheme for each in written for scheme in (*each.schemes, *each.aliases))
+
+
+def place_of(scheme: str) -> Place | None:
+    """Return what an address with this scheme names, or ``None``: no backend has such addresses."""
+    return next((each.place for each in backends() if scheme in schemes(each)), None)
+
+
+def schemes_in_one_database(scheme: str) -> tuple[str, str] | None:
+    """Return the schemes of a store and of queues in the database that an address with ``scheme`` names.
+
+    ``None``: there are no backends with such addresses, or they have either the one or the other there.
+    """
+    for each in backends():
+        if scheme in schemes(each) and each.store and each.transport and each.place in {Place.FILE, Place.SERVER}:
+            if each.queue_addresses is None:
+                return scheme, scheme
+            if set(each.addresses.schemes) & set(each.queue_addresses.aliases):
+                return each.addresses.schemes[0], each.queue_addresses.schemes[0]
+    return None

@@ -1,0 +1,197 @@
+"""Rows that cannot be read are set aside by whoever meets them, and put back once they are mended.
+
+Claiming sets aside in a transaction of its own, which is committed before a batch is held: what was found is seen by
+all, whatever becomes of the process. Source: :mod:`postdate.ports.quarantine`; ADR 0019.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, Final
+
+from postdate.backends.rowlocks.parts import Aside, Ending, Row, Tables, decoded, from_row
+from postdate.backends.rowlocks.pool import Pool
+from postdate.backends.rowlocks.watch import Watch
+from postdate.clock import from_microseconds, to_microseconds
+from postdate.errors import DuplicateMessage, MessageNotFound, StoreError, StoreNotSetUp, StoreNotWritable
+from postdate.messages import DelayedMessage, check_headers, resealed
+from postdate.ports import Mending, Quarantined, RecordKind
+from postdate.threads import in_thread
+
+_NAMES: Final = ("message_id", "due", "destination", "expires_at", "failures", "headers", "body")
+
+_NONE: Final = frozenset[int]()
+_TRY_AGAIN_AFTER_SECONDS: Final = 60.0
+_GRANT: Final = "Run the statements of `postdate setup --print-sql` again, grants included"
+
+log = logging.getLogger("postdate.stores")
+
+
+class Shelf:
+    """What is set aside of one store. Thread-safe; every method blocks.
+
+    Args:
+        pool: where connections come from.
+        tables: of the store.
+        watch: told of what waits again.
+    """
+
+    def __init__(self, pool: Pool, tables: Tables, watch: Watch) -> None:
+        self._pool, self._tables, self._watch = pool, tables, watch
+        self._left = _NONE
+        self._left_until = 0.0
+        self._has_complained = False
+
+    def left_out(self) -> frozenset[int]:
+        """Return what cannot be read and may not be set aside, until that is tried again."""
+        return self._left if time.monotonic() < self._left_until else _NONE
+
+    def clear_away(self, session: Any, bad: Mapping[int, str], at: int) -> None:
+        """Set locked messages aside and end the transaction; where that is refused they are left out for a while.
+
+        An administrator may have made the table without the rights on it. What can be read is not held up by that.
+        """
+        try:
+            self.put_aside(session, bad, at)
+            session.commit()
+        except (StoreNotWritable, StoreNotSetUp) as error:
+            session.rollback()
+            self._left, self._left_until = self.left_out() | bad.keys(), time.monotonic() + _TRY_AGAIN_AFTER_SECONDS
+            if not self._has_complained:
+                text = "%d messages cannot be read (%s) and may not be set aside: %s; the others go on. %s"
+                log.error(text, len(bad), next(iter(bad.values())), error, _GRANT)
+            self._has_complained = True
+        else:
+            self._left, self._has_complained = _NONE, False
+
+    def count(self, session: Any) -> int:
+        """Count what is set aside; 0 where nobody may look, for nothing of ours can be there, either."""
+        try:
+            return self._tables.set_aside_count(session)
+        except (StoreNotWritable, StoreNotSetUp) as error:
+            if not self._has_complained:
+                log.error("what is set aside cannot be counted: %s. %s", error, _GRANT)
+            self._has_complained = True
+            return 0
+
+    def put_aside(self, session: Any, bad: Mapping[int, str], at: int) -> None:
+        """Set locked messages aside; the caller commits."""
+        self._tables.set_aside(session, bad, at)
+        text = "%d messages cannot be read and were set aside (%s); `postdate errors` shows what is to be done"
+        log.error(text, len(bad), next(iter(bad.values())))
+        self._watch.forget()  # the earliest that is known may have been one of them
+
+    def looked_at(self, look: Callable[[Any], Sequence[tuple[int, Row]]]) -> list[DelayedMessage]:
+        """Return what can be read of what ``look`` finds, in order; what cannot is set aside if nobody holds it.
+
+        A look does not fail because nothing can be written: then what cannot be read is left out.
+        """
+        while True:
+            good, bad = decoded(self._pool.run(look))
+            if not bad:
+                return list(good.values())
+            moved = 0
+            with suppress(StoreError):
+                moved = self._pool.transaction(lambda session, bad=bad: self._set_aside_again(session, sorted(bad)))
+            if not moved:
+                return list(good.values())
+
+    def _set_aside_again(self, session: Any, suspects: Sequence[int]) -> int:
+        """Set aside what still cannot be read and nobody holds; return how many."""
+        _, bad = decoded(self._tables.free_ones(session, suspects))
+        if bad:
+            self.put_aside(session, bad, self._tables.now(session))
+        return len(bad)
+
+    def list(self, limit: int) -> list[Quarantined]:
+        """See :meth:`postdate.ports.Quarantine.quarantined`."""
+        return [_shown(aside) for aside in self._pool.run(lambda session: self._tables.all_aside(session, limit))]
+
+    def put_back(self, number: int, mending: Mending, at: int) -> None:
+        """See :meth:`postdate.ports.Quarantine.put_back`."""
+        if mending.headers is not None:
+            check_headers(mending.headers)
+
+        def put_back(session: Any) -> None:
+            aside = self._taken(session, number)
+            row = _mended(aside.row, mending)
+            from_row(row)
+            note = Ending(at, int(RecordKind.RETURNED))
+            if not self._tables.come_back(session, row, note) and not self._tables.insert(session, [row], at):
+                raise DuplicateMessage(
+                    f"message {row.message_id!r} was stored anew since it was set aside; discard this one"
+                )
+            self._tables.end_aside(session, aside, None)
+
+        self._pool.transaction(put_back)
+        self._watch.forget()
+
+    def discard(self, number: int, at: int) -> None:
+        """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
+
+        def discard(session: Any) -> None:
+            aside = self._taken(session, number)
+            note = Ending(at, int(RecordKind.DISCARDED), f"unreadable: {aside.reason}")
+            self._tables.end_aside(session, aside, note)
+
+        self._pool.transaction(discard)
+
+    def _taken(self, session: Any, number: int) -> Aside:
+        found = self._tables.lock_aside(session, number)
+        if found is None:
+            raise MessageNotFound(f"nothing of number {number} is set aside in this store")
+        return found
+
+
+class SetsAside:
+    """The methods of :class:`postdate.ports.Quarantine`."""
+
+    _pool: Pool
+
+    @property
+    def _shelf(self) -> Shelf:
+        raise NotImplementedError
+
+    @property
+    def _tables(self) -> Tables:
+        raise NotImplementedError
+
+    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
+        """See :meth:`postdate.ports.Quarantine.quarantined`."""
+        return await in_thread(self._shelf.list, limit)
+
+    async def quarantined_count(self) -> int:
+        """See :meth:`postdate.ports.Quarantine.quarantined_count`."""
+        return await self._pool.run_in_thread(self._tables.set_aside_count)
+
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
+        """See :meth:`postdate.ports.Quarantine.put_back`."""
+        await in_thread(self._shelf.put_back, number, mending, to_microseconds(now))
+
+    async def discard_quarantined(self, number: int, now: datetime) -> None:
+        """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
+        await in_thread(self._shelf.discard, number, to_microseconds(now))
+
+
+def _mended(row: Row, mending: Mending) -> Row:
+    put = {
+        "headers": resealed(row.headers, mending.headers, mending.body, bytes(row.body)),
+        "due": None if mending.due is None else to_microseconds(mending.due),
+        "destination": mending.destination,
+        "body": mending.body,
+    }
+    return row._replace(**{name: value for name, value in put.items() if value is not None})
+
+
+def _shown(aside: Aside) -> Quarantined:
+    values = {name: getattr(aside.row, name) for name in _NAMES}
+    raw = {name: _bytes(value) for name, value in values.items() if value is not None}
+    return Quarantined(aside.number, "", aside.row.message_id, aside.reason, from_microseconds(aside.at), raw)
+
+
+def _bytes(value: str | int | bytes) -> bytes:
+    return bytes(value) if isinstance(value, bytes | bytearray) else str(value).encode()

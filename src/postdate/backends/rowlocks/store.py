@@ -1,0 +1,543 @@
+"""The store itself: the same for every server that locks rows and skips locked ones. Source: ADR 0008."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from datetime import datetime, timedelta
+from typing import Any, Final, TypeVar
+
+from postdate.backends.rowlocks.batches import Batches, Token
+from postdate.backends.rowlocks.parts import (
+    Ending,
+    Row,
+    Server,
+    Tables,
+    Waiting,
+    check_columns,
+    decoded,
+    nearest_instant,
+)
+from postdate.backends.rowlocks.pool import Pool
+from postdate.backends.rowlocks.presence import Presence
+from postdate.backends.rowlocks.quarantine import SetsAside, Shelf
+from postdate.backends.rowlocks.watch import Watch
+from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
+from postdate.errors import (
+    ConfigurationError,
+    DuplicateMessage,
+    InvalidMessage,
+    MessageTooLarge,
+    UnsupportedTransactionMode,
+)
+from postdate.messages import DelayedMessage, encode_headers, sealed, size_in_bytes
+from postdate.ports import (
+    OUTCOME_RECORDS,
+    Claim,
+    MessageFilter,
+    Outcome,
+    Record,
+    RecordKind,
+    Scan,
+    ScanPart,
+    ServerFacts,
+    StoreCapabilities,
+    StoreReport,
+    StoreStatistics,
+    TransactionMode,
+    Wake,
+)
+from postdate.threads import in_thread
+
+T = TypeVar("T")
+
+_MICROSECOND: Final = timedelta(microseconds=1)
+_CLOSE_WITHIN_SECONDS: Final = 5.0
+
+log = logging.getLogger("postdate.stores")
+
+_MODES: Final = frozenset(TransactionMode) - {TransactionMode.TRANSACTION_SCOPE}
+
+
+class LockingStore(SetsAside):
+    """Keeps delayed messages in a table of a database server. The queues are elsewhere, so delivery is at least once.
+
+    Args:
+        server: of the database.
+        tables: makes the SQL of a store from the name of its table.
+        table: its name; ``None``: ``{endpoint}.timeouts``.
+        largest_message_bytes: of headers and body together.
+        holds_at_most: the server ends the connections of a process that is silent for so long; ``None``: it does not.
+        checksum: store one of headers and body with each message; who reads it checks it, whatever this says.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        tables: Callable[[str], Tables],
+        table: str | None,
+        largest_message_bytes: int,
+        holds_at_most: timedelta | None = None,
+        *,
+        checksum: bool = False,
+    ) -> None:
+        self._checksum = checksum
+        self._server, self._make_tables, self._table = server, tables, table
+        self._holds_at_most = holds_at_most
+        self._pool, self._watch = Pool(server), Watch()
+        self._parts: tuple[Tables, Batches, Presence, Shelf] | None = None
+        self._capabilities = StoreCapabilities(
+            durable=True,
+            shared=True,
+            time_precision=timedelta(microseconds=1),
+            transaction_modes=_MODES,
+            largest_message_bytes=largest_message_bytes,
+            holds_at_most=holds_at_most,
+        )
+        if table is not None:
+            self._assemble(table)
+
+    def _assemble(self, table: str) -> None:
+        tables = self._make_tables(table)
+        presence = Presence(self._server, tables, self._watch, self._holds_at_most)
+
+        def holder() -> int:
+            presence.start(batches)
+            return presence.holder()
+
+        shelf = Shelf(self._pool, tables, self._watch)
+        batches = Batches(self._pool, tables, holder, shelf.left_out)
+        self._parts = (tables, batches, presence, shelf)
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        """See :class:`postdate.ports.ClaimingStore`."""
+        return self._capabilities
+
+    async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
+        """Settle the name of the table; the server is not asked. See :class:`postdate.ports.DelayedMessageStore`."""
+        if mode not in _MODES:
+            raise UnsupportedTransactionMode(
+                f"{type(self).__name__} does not support transaction mode {mode.value!r}: its queues are in another "
+                f"place, and one transaction over both cannot be had; use 'sends_atomic_with_receive'"
+            )
+        if self._parts is None:
+            self._assemble(f"{endpoint}.timeouts")
+
+    async def setup(self) -> None:
+        """Create the tables; idempotent, and several processes may do it at once."""
+
+        def setup() -> None:
+            with self._pool.lent() as session, session.patient():
+                self._tables.setup(session)
+
+        await in_thread(setup)
+
+    async def close(self) -> None:
+        """Give back what is held and close every connection; a second time without effect.
+
+        A server that does not answer is not waited for: without connections it gives back by itself.
+        """
+
+        def give_back() -> None:
+            try:
+                if self._parts is not None:
+                    self._held.give_up()
+            finally:
+                if self._parts is not None:
+                    self._presence.stop()
+                self._pool.close()
+
+        await in_thread(_done_within, _CLOSE_WITHIN_SECONDS, give_back, self._abort)
+
+    def _abort(self) -> None:
+        self._pool.abort()
+        if self._parts is not None:
+            self._presence.abort()
+
+    @property
+    def _assembled(self) -> tuple[Tables, Batches, Presence, Shelf]:
+        if self._parts is None:
+            name = type(self).__name__
+            raise ConfigurationError(
+                f"{name} does not know its table yet: call initialize(endpoint, mode) first, or give table="
+            )
+        return self._parts
+
+    @property
+    def _tables(self) -> Tables:
+        return self._assembled[0]
+
+    @property
+    def _shelf(self) -> Shelf:
+        return self._assembled[3]
+
+    @property
+    def _held(self) -> Batches:
+        return self._assembled[1]
+
+    @property
+    def _presence(self) -> Presence:
+        return self._assembled[2]
+
+    # --- storing ------------------------------------------------------------------------------------------------
+
+    async def store(self, message: DelayedMessage, now: datetime) -> None:
+        """See :meth:`postdate.ports.DelayedMessageStore.store`."""
+        row, at = self._row(message), to_microseconds(now)
+        back = Ending(at, int(RecordKind.RESCHEDULED), "came back from the error queue")
+
+        def store(session: Any) -> bool:
+            return bool(self._tables.insert(session, [row], at))
+
+        def store_again(session: Any) -> bool:
+            return self._tables.come_back(session, row, back)
+
+        def stored() -> bool:
+            # Apart: who finds the id there has a lock on it, shared with others who do; each would wait for the rest.
+            return self._pool.transaction(store) or self._pool.transaction(store_again)
+
+        if not await in_thread(stored):
+            raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
+        self._watch.heard(row.due)
+
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+        """See :meth:`postdate.ports.ClaimingStore.store_many`."""
+        return await in_thread(self.store_many_blocking, messages, now)
+
+    def store_many_blocking(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+        """Do the same as :meth:`store_many` in the calling thread; for pipeline processes."""
+        rows, at = [self._row(message) for message in messages], to_microseconds(now)
+        if not rows:
+            return StoreReport(0)
+        unique = {row.message_id: row for row in reversed(rows)}
+        wanted = list(reversed(unique.values()))  # the first of each id, in the order given
+        fresh = set(self._pool.transaction(lambda session: self._tables.insert(session, wanted, at)))
+        if fresh:
+            self._watch.heard(min(row.due for row in wanted if row.message_id in fresh))
+        return StoreReport(len(fresh), tuple(_others(rows, fresh)))
+
+    def _row(self, message: DelayedMessage) -> Row:
+        headers = encode_headers(message.headers)
+        size, limit = size_in_bytes(headers, message.body), self._capabilities.largest_message_bytes
+        if size > limit:
+            raise MessageTooLarge(
+                f"message {message.message_id!r} has {size:,} bytes, this store takes {limit:,}; keep large content "
+                f"elsewhere and send a reference, or raise largest_message_bytes"
+            )
+        if self._checksum:
+            headers = sealed(headers, message.body)
+        expires_at = None if message.expires_at is None else to_microseconds(message.expires_at)
+        due = to_microseconds(message.due)
+        return Row(message.message_id, due, message.destination, expires_at, 0, headers, message.body)
+
+    # --- the simple contract ------------------------------------------------------------------------------------
+
+    async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
+        """See :meth:`postdate.ports.DelayedMessageStore.fetch_next_due`."""
+
+        def fetch() -> DelayedMessage | None:
+            claims = self._claim(to_microseconds(now), 1)
+            self._held.lease([claim.token for claim in claims if isinstance(claim.token, Token)])
+            return claims[0].message if claims else None
+
+        return await in_thread(fetch)
+
+    async def remove(self, message_id: str, now: datetime) -> bool:
+        """See :meth:`postdate.ports.DelayedMessageStore.remove`; recorded as delivered."""
+        ending = Ending(to_microseconds(now), int(RecordKind.DELIVERED))
+
+        def remove(session: Any) -> int | None:
+            found = self._tables.lock(session, message_id)
+            if found is None or not self._is_free_or_ours(found):
+                return None
+            return found.number if self._tables.finish(session, [found.number], found.holder, ending) else None
+
+        return await self._ended(remove)
+
+    async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
+        """See :meth:`postdate.ports.DelayedMessageStore.increment_failure_count`."""
+        note = Ending(to_microseconds(now), int(RecordKind.RETRIED))
+
+        def count(session: Any) -> int | None:
+            found = self._tables.lock(session, message_id)
+            if found is None or not self._is_free_or_ours(found):
+                return None
+            return found.number if self._tables.retry(session, found.number, found.holder, None, note) else None
+
+        return await self._ended(count)
+
+    def _is_free_or_ours(self, found: Waiting) -> bool:
+        return found.holder is None or found.holder in self._held.holders()
+
+    async def _ended(self, change: Callable[[Any], int | None]) -> bool:
+        number = await self._pool.transaction_in_thread(change)
+        if number is not None:
+            self._held.forget(number)
+        return number is not None
+
+    async def next_due(self) -> datetime | None:
+        """See :meth:`postdate.ports.DelayedMessageStore.next_due`."""
+        return _instant(await self._pool.run_in_thread(self._tables.next_due))
+
+    # --- claims -------------------------------------------------------------------------------------------------
+
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+        """See :meth:`postdate.ports.ClaimingStore.claim_due`."""
+        return await in_thread(self._claim, to_microseconds(now), limit)
+
+    def _claim(self, at: int, limit: int) -> list[Claim]:
+        session = self._pool.take()
+        try:
+            while True:
+                session.begin()
+                left_out = self._shelf.left_out()
+                found = self._tables.claim(session, at, limit + len(left_out))
+                messages, bad = decoded((number, row) for number, _, row in found)
+                if bad.keys() <= left_out:
+                    break
+                self._shelf.clear_away(session, bad, at)  # for all to see, before anything is held
+            found = [each for each in found if each[0] in messages][:limit]
+            if not found:
+                session.rollback()
+        except BaseException:  # what was locked is free
+            session.close()
+            raise
+        if not found:
+            self._pool.put(session)
+            return []
+        tokens = self._held.hold(session, [(number, attempt_at) for number, attempt_at, _ in found])
+        self._presence.start(self._held)  # which keeps the connection alive
+        return [Claim(messages[token.number], token) for token in tokens]
+
+    async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
+        """See :meth:`postdate.ports.ClaimingStore.finish`."""
+        ending = Ending(to_microseconds(now), int(OUTCOME_RECORDS[outcome]), detail or None)
+
+        def remove(session: Any, numbers: Sequence[int], holder: int | None) -> int:
+            return self._tables.finish(session, numbers, holder, ending)
+
+        return await in_thread(self._held.settle, claims, remove)
+
+    async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
+        """See :meth:`postdate.ports.ClaimingStore.retry_later`."""
+        note = Ending(to_microseconds(now), int(RecordKind.RETRIED), reason or None)
+        then = to_microseconds(attempt_at)
+
+        def count(session: Any, numbers: Sequence[int], holder: int | None) -> int:
+            return sum(self._tables.retry(session, number, holder, then, note) for number in numbers)
+
+        done = await in_thread(self._held.settle, [claim], count)
+        if done:
+            self._watch.heard(then)
+        return bool(done)
+
+    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+        """See :meth:`postdate.ports.ReleasingStore.release`."""
+        then = _microseconds(attempt_at)
+
+        def give_back(session: Any, numbers: Sequence[int], holder: int | None) -> int:
+            if then is None and holder is None:
+                return len(numbers)  # by row locks alone: with the transaction they are free, as they were before
+            return self._tables.release(session, numbers, holder, then)
+
+        done = await in_thread(self._held.settle, claims, give_back)
+        if done and then is not None:
+            self._watch.heard(then)
+        elif done:
+            self._watch.forget()
+        return done
+
+    async def next_attempt(self) -> datetime | None:
+        """See :meth:`postdate.ports.ClaimingStore.next_attempt`; what others have locked is not left out."""
+
+        def look(session: Any) -> int | None:
+            self._watch.look()
+            return self._watch.seen(self._tables.next_attempt(session, self._held.locked()))
+
+        return _instant(await self._pool.run_in_thread(look))
+
+    async def listen(self, wake: Wake) -> Callable[[], None]:
+        """See :meth:`postdate.ports.ClaimingStore.listen`; what other processes store is heard of within 0.1 s."""
+
+        def start() -> Callable[[], None]:
+            self._presence.start(self._held)
+            self._presence.holder()
+            return self._watch.listen(wake)
+
+        return await in_thread(start)
+
+    # --- administration -----------------------------------------------------------------------------------------
+
+    async def cancel(self, message_id: str, now: datetime) -> bool:
+        """See :meth:`postdate.ports.AdministrableStore.cancel`."""
+        ending = Ending(to_microseconds(now), int(RecordKind.CANCELLED))
+
+        def cancel(session: Any) -> bool:
+            found = self._tables.lock(session, message_id)
+            return (
+                found is not None
+                and found.holder is None
+                and bool(self._tables.finish(session, [found.number], None, ending))
+            )
+
+        return await self._pool.transaction_in_thread(cancel)
+
+    async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
+        """See :meth:`postdate.ports.AdministrableStore.reschedule`."""
+        new_due, at = to_microseconds(due), to_microseconds(now)
+
+        def reschedule(session: Any) -> bool:
+            found = self._tables.lock(session, message_id)
+            if found is None or found.holder is not None:
+                return False
+            if found.expires_at is not None and new_due > found.expires_at:
+                expiry = nearest_instant(found.expires_at).isoformat()
+                raise InvalidMessage(f"message {message_id!r} expires at {expiry}, before that")
+            self._tables.reschedule(session, found, new_due, at)
+            return True
+
+        done = await self._pool.transaction_in_thread(reschedule)
+        if done:
+            self._watch.heard(new_due)
+        return done
+
+    async def statistics(self, now: datetime) -> StoreStatistics:
+        """See :meth:`postdate.ports.InspectableStore.statistics`."""
+        at = to_microseconds(now)
+
+        def count(session: Any) -> StoreStatistics:
+            *counts, next_due = self._tables.statistics(session, at)
+            aside = self._shelf.count(session)
+            return StoreStatistics(*counts, next_due=_instant(next_due), quarantined=aside)
+
+        return await in_thread(self._pool.run_patiently, count)
+
+    async def record_counts(self) -> Mapping[RecordKind, int]:
+        """See :meth:`postdate.ports.InspectableStore.record_counts`."""
+        counts = await in_thread(self._pool.run_patiently, self._tables.record_counts)
+        return {RecordKind(kind): count for kind, count in counts.items()}
+
+    async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
+        """See :meth:`postdate.ports.InspectableStore.list_pending`."""
+        first, end = _microseconds(where.due_from), _microseconds(where.due_to)
+
+        def look(session: Any) -> Sequence[tuple[int, Row]]:
+            return self._tables.list_pending(session, where.destination, first, end, limit)
+
+        return await in_thread(self._shelf.looked_at, look)
+
+    async def get(self, message_id: str) -> DelayedMessage | None:
+        """See :meth:`postdate.ports.InspectableStore.get`."""
+
+        def look(session: Any) -> Sequence[tuple[int, Row]]:
+            return self._tables.get(session, message_id)
+
+        found = await in_thread(self._shelf.looked_at, look)
+        return found[0] if found else None
+
+    async def history(self, message_id: str) -> Sequence[Record]:
+        """See :meth:`postdate.ports.InspectableStore.history`."""
+        rows = await self._pool.run_in_thread(lambda session: self._tables.history(session, message_id))
+        return [
+            Record(RecordKind(kind), id_, nearest_instant(at), _instant(due), destination, detail or "")
+            for kind, id_, at, due, destination, detail in rows
+        ]
+
+    async def server_facts(self) -> ServerFacts:
+        """See :meth:`postdate.ports.DescribesServer.server_facts`."""
+        return await self._pool.run_in_thread(self._tables.facts)
+
+    # --- the clock of the server --------------------------------------------------------------------------------
+
+    async def server_now(self) -> datetime:
+        """See :meth:`postdate.ports.TimekeepingStore.server_now`."""
+
+        def ask(session: Any) -> tuple[datetime, float]:
+            return from_microseconds(self._tables.now(session)), time.monotonic()
+
+        return brought_up_to_date(*await self._pool.run_in_thread(ask))
+
+    async def report_clock(self, ahead: timedelta) -> None:
+        """See :meth:`postdate.ports.TimekeepingStore.report_clock`; others see it for as long as this process lives."""
+
+        def report() -> None:
+            self._presence.start(self._held)
+            holder = self._presence.holder()
+            self._pool.run(lambda session: self._tables.report_clock(session, holder, ahead // _MICROSECOND))
+
+        await in_thread(report)
+
+    async def reported_clocks(self) -> Mapping[str, timedelta]:
+        """See :meth:`postdate.ports.TimekeepingStore.reported_clocks`."""
+        found = await self._pool.run_in_thread(self._tables.reported_clocks)
+        return {f"{machine}:{pid}": ahead * _MICROSECOND for machine, pid, ahead in found}
+
+    # --- scans --------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> AbstractContextManager[str | None]:
+        """See :meth:`postdate.ports.ScannableStore.snapshot`; no other process could adopt one."""
+        return nullcontext()
+
+    def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
+        """See :meth:`postdate.ports.ScannableStore.scan_parts`; shares are ranges of numbers."""
+        check_columns(what)
+        if what == "queued":
+            return []
+        first, end = self._pool.run_patiently(lambda session: self._tables.bounds(session, what))
+        step = max(-(-(end - first) // max(parts, 1)), 1)
+        return [ScanPart(start, min(start + step, end)) for start in range(first, end, step)]
+
+    def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
+        """See :meth:`postdate.ports.ScannableStore.scan`; on a connection of its own."""
+        check_columns(scan.what, scan.columns)
+        if scan.what == "queued":
+            return
+        session = self._server.connect()
+        try:
+            yield from self._tables.scan(session, scan, part, page)
+        finally:
+            session.close()
+
+
+def _done_within(seconds: float, work: Callable[[], None], abort: Callable[[], None]) -> None:
+    """Do ``work`` in a thread of its own; after ``seconds`` call ``abort`` and leave it behind unless that ends it."""
+    failed = list[BaseException]()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised below, in the thread of who called
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="postdate-store-closing", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if thread.is_alive():
+        abort()
+        thread.join(seconds)
+        log.warning("the server of the store does not answer; its connections were ended")
+        return
+    for error in failed:
+        raise error
+
+
+def _others(rows: Sequence[Row], fresh: set[str]) -> Iterable[str]:
+    """Yield the ids that were there, or stand a second time, in order."""
+    expected = set(fresh)
+    for row in rows:
+        if row.message_id in expected:
+            expected.discard(row.message_id)
+        else:
+            yield row.message_id
+
+
+def _instant(microseconds: int | None) -> datetime | None:
+    return None if microseconds is None else nearest_instant(microseconds)
+
+
+def _microseconds(instant: datetime | None) -> int | None:
+    return None if instant is None else to_microseconds(instant)

@@ -1,0 +1,126 @@
+"""Taking messages out of their queues whose time has run out, by the clock of the machine. Source: specification 2."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from postdate.backends.sqlite.quarantine import QUEUED, set_aside
+from postdate.backends.sqlite.rows import content_of, nearest_instant, read_rows
+from postdate.backends.sqlite.transaction import Transaction, queue_topic
+from postdate.clock import EARLIEST
+from postdate.errors import InvalidHeaders, InvalidMessage
+from postdate.messages import encode_headers, format_timestamp
+from postdate.ports import Recording, RecordKind
+
+DEAD_LETTERS: Final = "postdate.dead-letters"
+"""The queue of a file where expired messages are kept that are not to vanish; created with the first of them."""
+
+DEAD_LETTER_HEADER: Final = "Postdate.DeadLetter"
+"""Header of a dead letter: from which queue it comes, and when it expired there."""
+
+BATCH: Final = 250
+"""Messages in one transaction: some 10 ms, which is how long a sender may have to wait for its turn."""
+
+_IS_ANY: Final = """
+    SELECT 1 FROM queue_message INDEXED BY queue_message_ending
+    WHERE ends_at < ? AND ends_at IS NOT NULL AND claimant IS NULL LIMIT 1"""
+# What is held is not in the index: its receiver has it in time.
+_EXPIRED: Final = """
+    SELECT m.seq, m.content, m.message_id, m.due, m.ends_at, m.dead_letter, q.name
+    FROM queue_message AS m INDEXED BY queue_message_ending CROSS JOIN queue AS q USING (queue_id)
+    WHERE m.ends_at < ? AND m.ends_at IS NOT NULL AND m.claimant IS NULL ORDER BY m.ends_at LIMIT ?"""
+_RECORD: Final = "INSERT INTO record (kind, message_id, at, due, destination, detail) VALUES (?, ?, ?, ?, ?, ?)"
+_CONTENT: Final = "SELECT CAST(headers AS BLOB), body FROM content WHERE seq = ?"
+# An end of its own, or an expiry, would take it from the dead letters as well, or from whoever it is returned to.
+_KEEP: Final = """
+    UPDATE queue_message SET queue_id = ?, ends_at = NULL, expires_at = NULL, dead_letter = 0, failures = 0
+    WHERE seq = ?"""
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """What a batch was.
+
+    Args:
+        dropped: messages that are gone.
+        kept: messages that are dead letters now.
+    """
+
+    dropped: int
+    kept: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """An expired message in its queue."""
+
+    seq: int
+    content: int
+    message_id: str
+    due: int | None
+    ended_at: int
+    dead_letter: int
+    queue: str
+
+    def detail(self) -> str:
+        kept = f"; kept in {DEAD_LETTERS}" if self.dead_letter else ""
+        return f"expired in its queue at {self.at().isoformat()}{kept}"
+
+    def at(self) -> datetime:
+        return nearest_instant(self.ended_at) or EARLIEST
+
+
+def has_expired(connection: sqlite3.Connection, now: int) -> bool:
+    """Return whether any message that nobody holds has expired before ``now`` (microseconds since 1970 UTC)."""
+    return connection.execute(_IS_ANY, (now,)).fetchone() is not None
+
+
+def take_out_expired(tx: Transaction, now: int, limit: int = BATCH) -> Expired:
+    """Take the first messages that expired before ``now`` out of their queues, and record that.
+
+    Args:
+        tx: that writes; several processes may do this at once, each message is taken out by one of them.
+        now: on the clock of the machine, microseconds since 1970 UTC.
+        limit: messages at most.
+    """
+    found = [_Message(*row) for row in read_rows(tx.connection, _EXPIRED, (now, limit))]
+    dead = [each for each in found if each.dead_letter]
+    gone = [each for each in found if not each.dead_letter]
+    tx.executemany("DELETE FROM queue_message WHERE seq = ?", [(each.seq,) for each in gone])
+    tx.executemany("DELETE FROM content WHERE seq = ?", [(each.content,) for each in gone])
+    if dead:
+        _keep(tx, dead)
+    _record(tx, found, now)
+    return Expired(len(gone), len(dead))
+
+
+def _record(tx: Transaction, found: Sequence[_Message], now: int) -> None:
+    if tx.recording is Recording.NONE:
+        return
+    rows: list[tuple[Any, ...]] = [
+        (int(RecordKind.DISCARDED), each.message_id, now, each.due, each.queue, each.detail()) for each in found
+    ]
+    tx.executemany(_RECORD, rows)
+
+
+def _keep(tx: Transaction, dead: Sequence[_Message]) -> None:
+    tx.execute("INSERT INTO queue (name) VALUES (?) ON CONFLICT DO NOTHING", (DEAD_LETTERS,))
+    (queue_id,) = tx.execute("SELECT queue_id FROM queue WHERE name = ?", (DEAD_LETTERS,)).fetchone()
+    bad = dict[int, str]()
+    for each in dead:
+        found = read_rows(tx.connection, _CONTENT, (each.content,))
+        try:
+            headers, _ = content_of(*(found[0] if found else (None, None)))
+        except (InvalidHeaders, InvalidMessage) as error:
+            bad[each.seq] = str(error)
+            continue
+        said = f"expired in {each.queue} at {format_timestamp(each.at())}"
+        headers = encode_headers({**headers, DEAD_LETTER_HEADER: said})
+        tx.execute("UPDATE content SET headers = ? WHERE seq = ?", (headers, each.content))
+        tx.execute(_KEEP, (queue_id, each.seq))
+    set_aside(tx, QUEUED, bad)
+    tx.signal(queue_topic(DEAD_LETTERS))

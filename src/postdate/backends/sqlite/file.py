@@ -1,0 +1,716 @@
+"""One SQLite file as this process uses it: fair, grouped write transactions, snapshots for reading, claims, news.
+
+A process opens a file once, however many stores and transports are on it: they share one writing connection, so they
+never wait for each other's locks, and writes that arrive together are committed together.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+from weakref import WeakKeyDictionary
+
+import anyio
+from anyio.lowlevel import RunVar
+
+from postdate.backends.sqlite.connection import (
+    check_intact,
+    check_schema,
+    connect,
+    create_schema,
+    lock_patience,
+    patiently,
+    schema_version,
+)
+from postdate.backends.sqlite.errors import translate, translated
+from postdate.backends.sqlite.expiring import BATCH, DEAD_LETTERS, has_expired, take_out_expired
+from postdate.backends.sqlite.housekeeping import Chore, Housekeeping
+from postdate.backends.sqlite.identity import Identity, alone, forget_log, identity_of
+from postdate.backends.sqlite.presence import (
+    HELD_AT_MOST,
+    SHORTEST_BOUND,
+    Presence,
+    Silence,
+    forget,
+    is_gone,
+    last_sign,
+    presence_folder,
+)
+from postdate.backends.sqlite.space import RoomToGiveBack, give_back, shape
+from postdate.backends.sqlite.transaction import DUE, QueueRules, Transaction, queue_topic
+from postdate.backends.sqlite.waiting import next_attempt
+from postdate.backends.sqlite.wakeup import Wakeups
+from postdate.errors import (
+    ConfigurationError,
+    PostdateError,
+    StoreError,
+    StoreNotSetUp,
+    StoreUnavailable,
+    StoreUnreachable,
+)
+from postdate.ports import Recording, Wake
+from postdate.threads import in_thread
+from postdate.together import Job, Together
+
+__all__ = ["DUE", "SqliteFile", "Transaction", "queue_topic"]
+
+_DEFAULT_RULES = QueueRules()
+_JOBS_IN_ONE_COMMIT = 500
+_HOUSEKEEPING_SECONDS = 1.0
+# After a commit beside another writer: long enough for its turn (it asks every 0.1 ms), short beside a batch.
+_COURTESY_SECONDS = 0.001
+
+log = logging.getLogger("postdate.embedded")
+
+_REGISTERED = "SELECT claimant FROM claimant"
+_TAKE_NUMBER = """
+    INSERT INTO claimant (pid, started_at) VALUES (?, CAST(strftime('%s', 'now') AS INTEGER) * 1000000)"""
+_HOLDERS = """
+    SELECT claimant FROM delayed_message WHERE claimant IS NOT NULL
+    UNION SELECT claimant FROM queue_message WHERE claimant IS NOT NULL"""
+_HOLDS = """
+    SELECT EXISTS (SELECT 1 FROM delayed_message WHERE claimant = :claimant)
+        OR EXISTS (SELECT 1 FROM queue_message WHERE claimant = :claimant)"""
+# Between two looks no more than this counts as silence of others: this process itself may have been frozen.
+_PATIENCE_AT_THE_END_SECONDS = 1.0
+_LONGEST_BETWEEN_LOOKS_SECONDS = 2 * _HOUSEKEEPING_SECONDS
+
+T = TypeVar("T")
+
+_Work = Callable[[Transaction], Any]
+_GROUPS: RunVar[WeakKeyDictionary[SqliteFile, Together[_Work, Any]]] = RunVar("postdate.backends.sqlite.groups")
+
+
+class SqliteFile:
+    """The shared handle of one file in this process. Use :meth:`open`, and :meth:`close` as often.
+
+    Args:
+        path: absolute.
+        synchronous: see :func:`postdate.backends.sqlite.connection.connect`.
+        recording: how much the store and the queues of this process record.
+    """
+
+    _open: ClassVar[dict[tuple[int, Path], SqliteFile]] = {}
+    _open_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        synchronous: str = "full",
+        recording: Recording = Recording.ALL,
+        create: bool = True,
+        rules: QueueRules | None = None,
+        holds_at_most: timedelta | None = None,
+    ) -> SqliteFile:
+        """Return the handle of this process for ``path``; nothing is read or written before the first use.
+
+        Args:
+            path: of the file.
+            synchronous: see :func:`postdate.backends.sqlite.connection.connect`.
+            recording: how much the store and the queues of this process record.
+            create: create the file and its tables when they are missing.
+            rules: of the queues, from a transport; ``None``, from a store: as the transport on this file has them.
+            holds_at_most: after so long without a sign of life others take what this process holds; ``None``: as
+                whoever opened it first has said, or :data:`~postdate.backends.sqlite.presence.HELD_AT_MOST`.
+
+        Raises:
+            ConfigurationError: it is open already with other settings, or ``synchronous`` is unknown.
+        """
+        if synchronous not in {"full", "normal"}:
+            raise ConfigurationError(f"synchronous must be 'full' or 'normal', not {synchronous!r}")
+        if holds_at_most is not None and holds_at_most < SHORTEST_BOUND:
+            raise ConfigurationError(f"holds_at_most must be {SHORTEST_BOUND} or more, not {holds_at_most}")
+        real = Path(path).expanduser().resolve()
+        with cls._open_lock:
+            file = cls._open.get((os.getpid(), real))
+            if file is None:
+                file = cls(real, synchronous=synchronous, recording=recording, create=create)
+                cls._open[os.getpid(), real] = file
+            if (file.synchronous, file.recording) != (synchronous, recording):
+                raise ConfigurationError(
+                    f"{real} is open in this process with synchronous={file.synchronous!r} and "
+                    f"recording={file.recording.value!r}; store and transport on one file need the same settings"
+                )
+            file._agree_on(rules)
+            file._agree_on_bound(holds_at_most)
+            file._users += 1
+        return file
+
+    def __init__(self, path: Path, *, synchronous: str, recording: Recording, create: bool) -> None:
+        self.path = path
+        self.synchronous = synchronous
+        self.recording = recording
+        self._create = create
+        self._users = 0
+        self._pid = os.getpid()
+        self._writer: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._writer_of: Identity | None = None
+        self._reader_of: Identity | None = None
+        self._was_here = False
+        self._presence: Presence | None = None
+        self._claimant = 0
+        self._writing = threading.RLock()
+        self._reading = threading.RLock()
+        self._beside_others = False
+        self._data_version = 0
+        self._holds_at_most: timedelta | None = None
+        self._has_written = False
+        self._closing = False
+        self._silence = Silence()
+        self._when_fenced: list[Callable[[int], None]] = []
+        self._next_attempt: datetime | None = None
+        self._looked_at = 0.0
+        self._rules: QueueRules | None = None
+        self._room = RoomToGiveBack()
+        self._wakeups = Wakeups()
+        self._chores = Housekeeping(
+            str(path),
+            _HOUSEKEEPING_SECONDS,
+            [
+                Chore("cannot show that this process lives", self._show_life),
+                Chore("cannot go on with the file", self._look_at_the_file),
+                Chore("cannot look for what is due", self._look_for_news),
+                Chore("cannot look for processes that ended", self._look_for_the_dead),
+                Chore("cannot take expired messages out of their queues", self._take_out_expired),
+                Chore("cannot give back room on the disk", self._give_back_room),
+            ],
+        )
+
+    def _agree_on(self, rules: QueueRules | None) -> None:
+        """Take the rules of a transport; the first one decides."""
+        if rules is None:
+            return
+        if self._rules is None:
+            self._rules = rules
+        elif not self._rules.agrees_with(rules):
+            raise ConfigurationError(
+                f"{self.path} is open in this process with {self._rules}; transports on one file need the same clock "
+                f"and rules of expiry, not {rules}"
+            )
+
+    def _agree_on_bound(self, holds_at_most: timedelta | None) -> None:
+        """Take the bound on holding; the first who names one decides."""
+        if holds_at_most is None:
+            return
+        if self._holds_at_most not in {None, holds_at_most}:
+            raise ConfigurationError(
+                f"{self.path} is open in this process with holds_at_most={self._holds_at_most}; store and transport on "
+                f"one file need the same, not {holds_at_most}"
+            )
+        self._holds_at_most = holds_at_most
+
+    @property
+    def holds_at_most(self) -> timedelta:
+        """After so long without a sign of life others take what this process holds."""
+        return self._holds_at_most or HELD_AT_MOST
+
+    @property
+    def rules(self) -> QueueRules:
+        """How the queues treat what has expired; by the system's clock as long as no transport has said otherwise."""
+        return self._rules or _DEFAULT_RULES
+
+    @property
+    def claimant(self) -> int:
+        """Number under which this process holds messages; 0 before its first use of the file."""
+        return self._claimant
+
+    # --- writing ------------------------------------------------------------------------------------------------
+
+    async def write(self, work: Callable[[Transaction], T]) -> T:
+        """Do ``work`` in a write transaction and return its result after the commit.
+
+        Works that arrive while a transaction runs share the next one; one that raises is rolled back alone.
+
+        Raises:
+            StoreError: the transaction failed; nothing of it was kept.
+        """
+        return await self._group().run(self._commit_together, work)
+
+    def _group(self) -> Together[_Work, Any]:
+        try:
+            groups = _GROUPS.get()
+        except LookupError:
+            groups = WeakKeyDictionary[SqliteFile, Together[_Work, Any]]()
+            _GROUPS.set(groups)
+        return groups.setdefault(self, Together(_JOBS_IN_ONE_COMMIT))
+
+    def write_blocking(self, work: Callable[[Transaction], T]) -> T:
+        """Do the same as :meth:`write` in the calling thread; for pipeline processes and the command line."""
+        job = Job[_Work, Any](work)
+        self._commit_together([job])
+        return job.outcome()
+
+    def checkpoint_blocking(self) -> None:
+        """Bring everything from the log into the database file and start the log anew."""
+        with self._turn(), translated(self.path):
+            self._writing_connection().execute("PRAGMA wal_checkpoint(truncate)")
+
+    async def give_way(self) -> None:
+        """Give other processes a turn if one wrote lately; for whoever writes batch after batch."""
+        if self._beside_others:
+            await anyio.sleep(_COURTESY_SECONDS)
+
+    def _commit_together(self, jobs: Sequence[Job[_Work, Any]]) -> None:
+        try:
+            with self._turn(), translated(self.path):
+                topics, elsewhere = self._transaction(self._writing_connection(), jobs)
+        except BaseException as error:  # noqa: BLE001 - handed to each caller, whose thread this is not
+            for job in jobs:
+                job.error = job.error or error
+            return
+        finally:
+            for job in jobs:
+                job.done = True
+        self._wakeups.signal(topics, elsewhere)
+
+    @contextmanager
+    def _turn(self) -> Generator[None]:
+        """Wait for other threads that write."""
+        if not self._writing.acquire(timeout=self._patience()):
+            raise StoreUnreachable(f"{self.path}: another thread of this process waits to write to it")
+        try:
+            yield
+        finally:
+            self._writing.release()
+
+    def _patience(self) -> float:
+        """Return how many seconds a writer waits for its turn: whoever closes does not wait for who is frozen."""
+        return _PATIENCE_AT_THE_END_SECONDS if self._closing else lock_patience()
+
+    def _transaction(
+        self, connection: sqlite3.Connection, jobs: Sequence[Job[_Work, Any]]
+    ) -> tuple[set[str], list[tuple[str, int]]]:
+        self._begin(connection)
+        try:
+            topics: set[str] = set()
+            for job in jobs:
+                topics |= self._part(connection, job, alone=len(jobs) == 1)
+            elsewhere = self._listeners(connection, topics)
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        self._has_written = True
+        return topics, elsewhere
+
+    def _begin(self, connection: sqlite3.Connection) -> None:
+        """Begin a transaction under a number that is registered: whatever it claims is this process' then."""
+        while True:
+            patiently(connection, "BEGIN IMMEDIATE", self._patience)
+            self._notice_others(connection)
+            # Only somebody else's commit can have taken it out.
+            if not self._beside_others or self._is_registered(connection):
+                return
+            connection.execute("ROLLBACK")
+            self._register_anew(connection)
+
+    def _is_registered(self, connection: sqlite3.Connection) -> bool:
+        return connection.execute(f"{_REGISTERED} WHERE claimant = ?", (self._claimant,)).fetchone() is not None
+
+    def _register_anew(self, connection: sqlite3.Connection) -> None:
+        """Go on under another number: others took this process for gone, and have what it held."""
+        before, presence = self._claimant, self._presence
+        self._register(connection)
+        log.warning(
+            "%s: this process showed no life, or its lock file was removed: what it held is with others now, and what "
+            "it still does with that has no effect; it goes on as claimant %d instead of %d",
+            self.path,
+            self._claimant,
+            before,
+        )
+        if presence is not None:
+            presence.leave()
+        for fenced in list(self._when_fenced):
+            fenced(before)
+
+    def _part(self, connection: sqlite3.Connection, job: Job[_Work, Any], *, alone: bool) -> set[str]:
+        transaction = Transaction(connection, self._claimant, self.recording, self.rules)
+        if alone:
+            job.result = job.work(transaction)
+            return transaction.topics
+        connection.execute("SAVEPOINT part")
+        try:
+            job.result = job.work(transaction)
+        except Exception as error:
+            if not connection.in_transaction:  # a full disk rolls back the whole transaction, not only this part
+                raise
+            connection.execute("ROLLBACK TO part")
+            job.error = translate(error, self.path) if isinstance(error, sqlite3.Error) else error
+            transaction.topics.clear()
+        connection.execute("RELEASE part")
+        return transaction.topics
+
+    def _notice_others(self, connection: sqlite3.Connection) -> None:
+        version: int = connection.execute("PRAGMA data_version").fetchone()[0]
+        self._beside_others, self._data_version = version != self._data_version, version
+
+    def _listeners(self, connection: sqlite3.Connection, topics: set[str]) -> list[tuple[str, int]]:
+        if not topics:
+            return []
+        marks = ",".join("?" * len(topics))
+        rows = connection.execute(
+            f"SELECT topic, port FROM listener WHERE topic IN ({marks}) AND claimant <> ?",
+            (*topics, self._claimant),
+        )
+        return rows.fetchall()
+
+    # --- reading ------------------------------------------------------------------------------------------------
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Return what ``work`` reads from one consistent snapshot."""
+        return await in_thread(self.read_blocking, work)
+
+    def read_blocking(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Do the same as :meth:`read` in the calling thread."""
+        with self._reading, translated(self.path):
+            connection = self._reading_connection()
+            connection.execute("BEGIN")
+            try:
+                return work(connection)
+            finally:
+                connection.execute("COMMIT")
+
+    def snapshot(self) -> sqlite3.Connection:
+        """Return a connection of the caller's own, in a read transaction; to be closed by the caller. Blocking."""
+        connection = connect(self.path, read_only=True)
+        with translated(self.path):
+            check_schema(connection, self.path)
+            connection.execute("BEGIN")
+        return connection
+
+    def when_fenced(self, fenced: Callable[[int], None]) -> Callable[[], None]:
+        """Call ``fenced`` with a number whose claims are void, in the thread that found out; returns how to stop it."""
+        self._when_fenced.append(fenced)
+        return lambda: self._when_fenced.remove(fenced)
+
+    def is_in_force(self, claimant: int) -> bool:
+        """Return whether this process still holds what it claimed under a number. Looks only after a long silence."""
+        presence = self._presence
+        if claimant != self._claimant or presence is None:
+            return False
+        if not presence.is_overdue(time.monotonic()):
+            return True
+        with suppress(PostdateError):
+            return claimant in self.read_blocking(lambda c: _numbers(c.execute(_REGISTERED)))
+        return False
+
+    # --- claims and news ----------------------------------------------------------------------------------------
+
+    async def listen(self, topic: str, wake: Wake) -> Callable[[], None]:
+        """Call ``wake`` at news of ``topic``, from any process, until the returned function is called."""
+        return await in_thread(self.listen_blocking, topic, wake)
+
+    def listen_blocking(self, topic: str, wake: Wake) -> Callable[[], None]:
+        """Do the same as :meth:`listen` in the calling thread."""
+        port = self._wakeups.port
+        self.write_blocking(
+            lambda tx: tx.execute("INSERT OR REPLACE INTO listener VALUES (?, ?, ?)", (tx.claimant, topic, port))
+        )
+        return self._wakeups.subscribe(topic, wake)
+
+    def setup_blocking(self) -> None:
+        """Create the file and its tables."""
+        with self._turn(), translated(self.path):
+            self._writing_connection()
+
+    async def setup(self) -> None:
+        """Create the file and its tables; idempotent."""
+        await in_thread(self.setup_blocking)
+
+    def _housekeeping(self) -> None:
+        """Do one round of what a thread does every second."""
+        self._chores.round()
+
+    def _show_life(self) -> bool:
+        """Give a sign of life from time to time while this process holds something; else its silence harms nobody."""
+        presence, now = self._presence, time.monotonic()
+        if presence is None or not presence.sign_is_wanted(now):
+            return False
+        if self._has_written or self._holds_something():
+            self._has_written = False
+            with suppress(FileNotFoundError):  # removed, which the look for the dead is about
+                presence.show_life(now)
+        return False
+
+    def _look_at_the_file(self) -> bool:
+        """Notice that another file was put in place, though nobody here uses it at the moment."""
+        if self._is_replaced(self._writer_of):
+            self.setup_blocking()
+        return False
+
+    def _look_for_news(self) -> bool:
+        """Wake who waits for what is due when that has come nearer, should the datagram be lost that says so."""
+        if DUE in self._wakeups.topics:
+            before, self._next_attempt = self._next_attempt, self.read_blocking(next_attempt)
+            if self._next_attempt is not None and (before is None or self._next_attempt < before):
+                self._wakeups.signal([DUE], ())
+        return False
+
+    def _holds_something(self) -> bool:
+        values = {"claimant": self._claimant}
+        return self.read_blocking(lambda c: bool(c.execute(_HOLDS, values).fetchone()[0]))
+
+    def _look_for_the_dead(self) -> bool:
+        """Free what processes held that are gone, or show no life."""
+        if self._presence is not None and not self._presence.stands():
+            self._reappear()
+        self.free_claims_of_the_dead()
+        return False
+
+    def _take_out_expired(self) -> bool:
+        """Take messages out of their queues whose time has run out: nobody may ever receive there again."""
+        now = self.rules.now()
+        if not self.read_blocking(lambda c: has_expired(c, now)):
+            return False
+        dropped = kept = 0
+
+        def share() -> bool:
+            nonlocal dropped, kept
+            batch = self.write_blocking(lambda tx: take_out_expired(tx, now))
+            dropped, kept = dropped + batch.dropped, kept + batch.kept
+            return batch.dropped + batch.kept == BATCH
+
+        try:
+            return self._chores.in_shares(share)
+        finally:
+            if dropped + kept:
+                text = "%d messages expired in their queues: %d are gone, %d are kept in %s"
+                log.info(text, dropped + kept, dropped, kept, DEAD_LETTERS)
+
+    def _give_back_room(self) -> bool:
+        """Make the file smaller when much of it has been free for a while."""
+        found = self.read_blocking(shape)
+        pages = 0 if found is None else self._room.look(*found)
+        if not pages:
+            return False
+        left = pages
+
+        def share() -> bool:
+            nonlocal left
+            left = self.write_blocking(lambda tx: give_back(tx, left))
+            return left > 0
+
+        more = self._chores.in_shares(share)
+        self.checkpoint_blocking()  # the file itself becomes smaller only now
+        log.debug("%s: %d free pages given back", self.path, pages - left)
+        return more
+
+    def _reappear(self) -> None:
+        """Take a lock file anew that somebody has removed: without it other processes take this one for gone."""
+        before = self._claimant
+        self.write_blocking(lambda _: None)  # if they have done so already, it has another number and file now
+        if self._claimant == before:
+            log.warning("%s was cleaned while processes were at work; leave it alone", self._presence_folder)
+            self._presence = Presence(self._presence_folder, self._claimant, self.holds_at_most)
+
+    def free_claims_of_the_dead(self) -> int:
+        """Give back what processes held that are gone or show no life; return how many were. Blocking."""
+        registered, holders = self.read_blocking(
+            lambda c: (_numbers(c.execute(_REGISTERED)), _numbers(c.execute(_HOLDERS)))
+        )
+        if self._claimant and self._claimant not in registered:
+            self.write_blocking(lambda _: None)  # which makes it known again
+        folder, others = self._presence_folder, (registered | holders) - {self._claimant}
+        gone = [claimant for claimant in sorted(others) if is_gone(folder, claimant)]
+        for claimant in gone:
+            log.info("process with claimant number %d is gone; what it held is free again", claimant)
+            self.write_blocking(lambda tx, claimant=claimant: _forget(tx, claimant))
+        silent = self._silent(holders - {self._claimant, *gone})
+        for claimant in silent:
+            text = "process with claimant number %d shows no life (frozen, or swapped out); what it held is free again"
+            log.warning(text, claimant)
+            self.write_blocking(lambda tx, claimant=claimant: _forget(tx, claimant))
+            forget(folder, claimant)
+        return len(gone) + len(silent)
+
+    def _silent(self, holders: set[int]) -> list[int]:
+        before, self._looked_at = self._looked_at, time.monotonic()
+        passed = min(self._looked_at - before, _LONGEST_BETWEEN_LOOKS_SECONDS)
+        return self._silence.look(holders, lambda claimant: last_sign(self._presence_folder, claimant), passed)
+
+    # --- connections --------------------------------------------------------------------------------------------
+
+    @property
+    def _presence_folder(self) -> Path:
+        return presence_folder(self.path)
+
+    def _writing_connection(self) -> sqlite3.Connection:
+        if self._writer is not None and self._is_replaced(self._writer_of):
+            self._writer.close()  # what is in the log of the old file stays there: SQLite sees that the file has moved
+            self._writer = None
+        if self._writer is None:
+            self._open_writer()
+        assert self._writer is not None
+        return self._writer
+
+    def _is_replaced(self, identity: Identity | None) -> bool:
+        """Return whether another file, or none, is there now; a look costs 2 us."""
+        return identity_of(self.path) != identity
+
+    def _open_writer(self) -> None:
+        """Open the file that is there, or one that was put in its place; which must not be an empty one then."""
+        self._check_usable()
+        again, presence, number = self._was_here, self._presence, self._claimant
+        if again and identity_of(self.path) is None:
+            raise StoreUnreachable(
+                f"{self.path} is gone: it was deleted or moved away while this process had it open. Put it back, or a "
+                f"backup in its place; to begin with an empty one, stop every process that uses it first"
+            )
+        with alone(self.path):
+            before = identity_of(self.path)
+            connection = connect(self.path, synchronous=self.synchronous)
+            try:
+                self._prepare(connection, may_be_empty=not again)
+                self._register(connection)
+                self._writer_of = self._identity_since(before)
+            except OSError as error:
+                connection.close()
+                raise StoreUnavailable(f"{self._presence_folder}: {error}") from error
+            except BaseException:
+                connection.close()
+                raise
+        self._writer, self._was_here = connection, True
+        for fenced in list(self._when_fenced) if again else ():
+            fenced(number)
+        if again:
+            log.error("%s was replaced while this process had it open; it goes on with the one there now", self.path)
+            self._wakeups.signal(self._wakeups.topics, ())
+        if presence is not None:
+            presence.leave()
+        self._chores.start()
+
+    def _identity_since(self, before: Identity | None) -> Identity | None:
+        """Return which file was opened; before that ``before`` was there, or nothing."""
+        after = identity_of(self.path)
+        return after if before in {None, after} else before  # in doubt it is looked at again at the next use
+
+    def _prepare(self, connection: sqlite3.Connection, *, may_be_empty: bool) -> None:
+        check_intact(connection, self.path)
+        if self._create and (may_be_empty or schema_version(connection, self.path)):
+            create_schema(connection, self.path)
+        else:
+            check_schema(connection, self.path)
+
+    def _register(self, connection: sqlite3.Connection) -> None:
+        """Take a number, with a locked file, and be told news under it. If that fails all is as it was."""
+        before, presence = self._claimant, None
+        patiently(connection, "BEGIN IMMEDIATE", self._patience)
+        try:
+            # Locked before the commit: nobody ever sees the row without the lock. A number may be locked by a process
+            # that has a file open which was here before.
+            while presence is None:
+                self._claimant = int(connection.execute(_TAKE_NUMBER, (os.getpid(),)).lastrowid or 0)
+                presence = Presence.take(self._presence_folder, self._claimant, self.holds_at_most)
+                if presence is None:
+                    connection.execute("DELETE FROM claimant WHERE claimant = ?", (self._claimant,))
+            connection.executemany(
+                "INSERT INTO listener VALUES (?, ?, ?)",
+                [(self._claimant, topic, self._wakeups.port) for topic in self._wakeups.topics],
+            )
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            self._claimant = before
+            if presence is not None:
+                presence.leave()
+            raise
+        self._presence = presence
+
+    def _check_usable(self) -> None:
+        """Refuse a handle that was closed, or that a forked child has inherited: SQLite forbids to share it."""
+        if self._users <= 0:
+            raise StoreError(f"{self.path} was closed in this process; open a store or transport on it again")
+        if self._pid != os.getpid():
+            raise StoreError(f"{self.path} was opened before this process was forked; open it afterwards")
+
+    def _reading_connection(self) -> sqlite3.Connection:
+        self._check_usable()
+        if self._reader is not None and self._is_replaced(self._reader_of):
+            self._reader.close()
+            self._reader = None
+            self.setup_blocking()  # whoever writes puts aside what the old file has left
+        if self._reader is None:
+            before = identity_of(self.path)
+            self._reader = self._looking_connection()
+            self._reader_of, self._was_here = self._identity_since(before), True
+        return self._reader
+
+    def _looking_connection(self) -> sqlite3.Connection:
+        """Open the file for looking, which needs no number in it and writes nothing, so a full disk does not matter."""
+        try:
+            connection = connect(self.path, read_only=True)
+        except PostdateError:
+            self.setup_blocking()  # it is missing; or its log is, which only a writer may create
+            return connect(self.path, read_only=True)
+        try:
+            check_schema(connection, self.path)
+        except StoreNotSetUp:
+            self.setup_blocking()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def close(self) -> None:
+        """Give the handle back; the last user's call frees what is still held and closes the file. Blocking."""
+        if self._pid != os.getpid():  # a forked child: everything belongs to its parent
+            return
+        with self._open_lock:
+            if self._users == 1:
+                self._closing = True
+                self._chores.stop()  # first: what it would begin now would find the file closed
+            self._users -= 1
+            if self._users > 0:
+                return
+            self._open.pop((os.getpid(), self.path), None)
+        self._chores.join()
+        self._wakeups.stop_listening()
+        with self._reading, self._writing:
+            if self._reader is not None:  # first: only a writer that closes last takes the log away
+                self._reader.close()
+                self._reader = None
+            if self._writer is not None:
+                with suppress(PostdateError):  # full or unwritable by now: the next process finds us gone and does it
+                    if not self._is_replaced(self._writer_of):
+                        self.write_blocking(lambda tx: _forget(tx, tx.claimant))
+                self._writer.close()
+                self._writer = None
+                forget_log(self.path)
+            if self._presence is not None:
+                self._presence.leave()
+                self._presence = None
+        self._wakeups.close()
+
+
+def _numbers(cursor: sqlite3.Cursor) -> set[int]:
+    return {claimant for (claimant,) in cursor}
+
+
+def _forget(tx: Transaction, claimant: int) -> None:
+    """Free what a claimant holds and forget it."""
+    freed = tx.execute(
+        "UPDATE delayed_message SET claimant = NULL, attempt_at = due WHERE claimant = ?", (claimant,)
+    ).rowcount
+    queues = tx.execute(
+        "UPDATE queue_message SET claimant = NULL WHERE claimant = ? RETURNING queue_id", (claimant,)
+    ).fetchall()
+    tx.execute("DELETE FROM listener WHERE claimant = ?", (claimant,))
+    tx.execute("DELETE FROM claimant WHERE claimant = ?", (claimant,))
+    if freed:
+        tx.signal(DUE)
+    for queue_id in {queue_id for (queue_id,) in queues}:
+        (name,) = tx.execute("SELECT name FROM queue WHERE queue_id = ?", (queue_id,)).fetchone()
+        tx.signal(queue_topic(name))

@@ -1,0 +1,126 @@
+"""Moving what is due to its queue inside the file, by a few statements a batch. Source: ADR 0003."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from postdate.backends.sqlite.file import Transaction, queue_topic
+from postdate.backends.sqlite.rows import nearest_instant, read_rows, shown
+from postdate.backends.sqlite.waiting import next_attempt
+from postdate.clock import LATEST, from_microseconds
+from postdate.errors import InvalidHeaders
+from postdate.messages import Headers, decode_headers
+from postdate.ports import NOTHING_MOVED, Moved, MoveReport, Recording
+from postdate.ports.stores import Discarding
+
+# The batch is written down first: every later statement works on exactly these rows, whatever the planner does. An
+# expiry that is no number ends nothing, here and in the queue: whoever receives the message sets it aside.
+_TAKE_BATCH: Final = """
+    INSERT INTO temp.batch (seq, queue_id, expired)
+    SELECT d.seq, q.queue_id, typeof(d.expires_at) = 'integer' AND d.expires_at < :now
+    FROM delayed_message AS d INDEXED BY delayed_message_attempt CROSS JOIN queue AS q ON q.name = d.destination
+    WHERE d.attempt_at < :now ORDER BY d.attempt_at LIMIT :limit"""
+_SEND_BATCH: Final = """
+    INSERT INTO queue_message (queue_id, message_id, due, expires_at, ends_at, dead_letter, content)
+    SELECT b.queue_id, d.message_id, d.due, d.expires_at,
+        iif(typeof(d.expires_at) = 'integer', d.expires_at + :ahead, NULL), :dead_letter, d.content
+    FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq
+    WHERE NOT b.expired ORDER BY b.position"""
+_RECORD_BATCH: Final = """
+    INSERT INTO record (kind, message_id, at, due, destination)
+    SELECT iif(b.expired, 5, 2), d.message_id, :now, d.due, d.destination
+    FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq
+    ORDER BY b.position"""
+# Few messages have an end of use, and to look for its name costs much less than to parse headers. A name could hide
+# from that only behind an escape; we write none in names, but others may.
+_JUDGE_BATCH: Final = f"""
+    UPDATE temp.batch SET expired = 1 WHERE NOT expired AND (
+        SELECT (instr(c.headers, '{Headers.TIME_TO_BE_RECEIVED}') OR instr(c.headers, '{Headers.EXPIRES_AT}')
+            OR instr(c.headers, '\\u')) AND postdate_has_lapsed(CAST(c.headers AS BLOB))
+        FROM delayed_message AS d CROSS JOIN content AS c ON c.seq = d.content WHERE d.seq = batch.seq)"""
+_LIST_BATCH: Final = """
+    SELECT d.message_id, d.due, d.destination, b.expired
+    FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq ORDER BY b.position"""
+_DROP_EXPIRED_CONTENT: Final = """
+    DELETE FROM content WHERE seq IN (
+        SELECT d.content FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq WHERE b.expired)"""
+_REMOVE_BATCH: Final = """
+    DELETE FROM delayed_message WHERE seq IN (SELECT seq FROM temp.batch)"""
+_FORGET_BATCH: Final = """
+    DELETE FROM record WHERE kind = 1 AND message_id IN (
+        SELECT message_id FROM delayed_message WHERE seq IN (SELECT seq FROM temp.batch))"""
+_HEAD_HAS_NO_QUEUE: Final = """
+    SELECT NOT EXISTS (SELECT 1 FROM queue AS q WHERE q.name = d.destination)
+    FROM delayed_message AS d INDEXED BY delayed_message_attempt
+    WHERE d.attempt_at < :now ORDER BY d.attempt_at LIMIT 1"""
+
+
+def move(tx: Transaction, now: int, limit: int, discarding: Discarding | None = None, *, listing: bool) -> MoveReport:
+    """Do what :meth:`postdate.ports.MovingStore.move_due` says, in a transaction.
+
+    Args:
+        tx: that writes.
+        now: microseconds since 1970 UTC; what was due before it is taken.
+        limit: messages at most.
+        discarding: which messages have lapsed; ``None``: none but those past their absolute expiry.
+        listing: say which ones.
+    """
+    tx.execute(
+        "CREATE TEMP TABLE IF NOT EXISTS batch (position INTEGER PRIMARY KEY, seq INTEGER, queue_id INTEGER, expired)"
+    )
+    tx.execute("DELETE FROM temp.batch")
+    values = {"now": now, "limit": limit}
+    moved = NOTHING_MOVED if listing else None
+    delivered = expired = 0
+    if tx.execute(_TAKE_BATCH, values).rowcount:
+        if discarding is not None:
+            _judge(tx, now, discarding)
+        moved = _listed(tx) if listing else None
+        delivered, expired = _move_batch(tx, now)
+    head = tx.execute(_HEAD_HAS_NO_QUEUE, {"now": now}).fetchone()
+    return MoveReport(delivered, expired, bool(head and head[0]), next_attempt(tx.connection), moved)
+
+
+def _judge(tx: Transaction, now: int, discarding: Discarding) -> None:
+    """Mark what has lapsed, by the rule itself."""
+    at = from_microseconds(now)
+
+    def has_lapsed(headers: object) -> bool:
+        if not isinstance(headers, bytes | str):
+            return False  # gone: whoever receives it sets it aside
+        try:
+            said = decode_headers(headers)
+        except InvalidHeaders:
+            return False
+        return discarding.has_lapsed(said, at, discarding.allowance)
+
+    tx.connection.create_function("postdate_has_lapsed", 1, has_lapsed, deterministic=True)
+    tx.execute(_JUDGE_BATCH)
+
+
+def _listed(tx: Transaction) -> Moved:
+    rows = read_rows(tx.connection, _LIST_BATCH, ())
+    ids, dues, destinations, expired = zip(*rows, strict=True)
+    return Moved(
+        [shown(each) for each in ids],
+        [nearest_instant(due) or LATEST for due in dues],
+        [shown(each) for each in destinations],
+        [bool(each) for each in expired],
+    )
+
+
+def _move_batch(tx: Transaction, now: int) -> tuple[int, int]:
+    # A queue ends messages by the clock of the machine, whatever clock the mover lives by.
+    values = {"ahead": tx.rules.now() - now, "dead_letter": int(tx.rules.keeps_expired)}
+    delivered = tx.execute(_SEND_BATCH, values).rowcount
+    if tx.recording is Recording.NONE:
+        tx.execute(_FORGET_BATCH)
+    else:
+        tx.execute(_RECORD_BATCH, {"now": now})
+    tx.execute(_DROP_EXPIRED_CONTENT)
+    removed = tx.execute(_REMOVE_BATCH).rowcount
+    for (name,) in tx.execute(
+        "SELECT name FROM queue WHERE queue_id IN (SELECT queue_id FROM temp.batch WHERE NOT expired)"
+    ).fetchall():
+        tx.signal(queue_topic(name))
+    return delivered, removed - delivered

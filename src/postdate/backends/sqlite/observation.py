@@ -1,0 +1,187 @@
+"""Looking at a file without changing what waits in it: what an operator asks. See :class:`postdate.ports.Observer`."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final
+
+from postdate.backends.sqlite.connection import check_schema, connect
+from postdate.backends.sqlite.errors import translated
+from postdate.backends.sqlite.file import DUE, SqliteFile, queue_topic
+from postdate.backends.sqlite.presence import is_gone, presence_folder
+from postdate.backends.sqlite.quarantine import QUEUED, WAITING, looked_at
+from postdate.backends.sqlite.rows import Row, envelope_of, message_of, nearest_instant
+from postdate.backends.sqlite.setup import newest_version
+from postdate.clock import from_microseconds
+from postdate.errors import QueueNotFound
+from postdate.messages import Headers
+from postdate.ports import FileFacts, Process, Queued, Standing
+
+OLDEST_SQLITE: Final = (3, 35, 0)
+"""The first version with RETURNING, which claims are made with."""
+
+_STANDING: Final = """
+    SELECT d.seq, d.message_id, d.due, d.destination, d.expires_at, d.failures, CAST(t.headers AS BLOB), t.body,
+        d.attempt_at, c.pid
+    FROM delayed_message AS d LEFT JOIN content AS t ON t.seq = d.content LEFT JOIN claimant AS c USING (claimant)"""
+_QUEUED: Final = """
+    SELECT m.seq, m.message_id, m.due, m.expires_at, m.failures, CAST(t.headers AS BLOB), t.body, q.name, c.pid
+    FROM queue_message AS m JOIN queue AS q USING (queue_id) LEFT JOIN content AS t ON t.seq = m.content
+    LEFT JOIN claimant AS c USING (claimant)"""
+
+_LAST_DELIVERED: Final = """
+    SELECT at FROM record WHERE kind = 2 AND seq > (SELECT max(seq) FROM record) - 100000
+    ORDER BY seq DESC LIMIT 1"""
+_NEXT_DESTINATIONS: Final = """
+    SELECT DISTINCT destination FROM (
+        SELECT destination FROM delayed_message ORDER BY attempt_at LIMIT 10000) ORDER BY 1"""
+
+
+class FileObserver:
+    """Looks at one file.
+
+    Args:
+        file: shared handle; not closed here.
+    """
+
+    def __init__(self, file: SqliteFile) -> None:
+        self._file = file
+
+    async def standing(self, message_id: str) -> Standing | None:
+        """See :meth:`postdate.ports.Observer.standing`."""
+        sql = f"{_STANDING} WHERE d.seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)"
+        found = await looked_at(self._file, WAITING, sql, (message_id,), _standing)
+        return found[0] if found else None
+
+    async def retries_of(self, message_id: str) -> Sequence[Standing]:
+        """See :meth:`postdate.ports.Observer.retries_of`."""
+        sql = f"{_STANDING} WHERE instr(t.headers, ?) AND d.message_id <> ? ORDER BY d.seq"
+        values = (_header(message_id), message_id)
+        return await looked_at(self._file, WAITING, sql, values, _standing)
+
+    async def last_delivered_at(self) -> datetime | None:
+        """See :meth:`postdate.ports.Observer.last_delivered_at`."""
+        row = await self._file.read(lambda c: c.execute(_LAST_DELIVERED).fetchone())
+        return None if row is None else from_microseconds(row[0])
+
+    async def processes(self) -> Sequence[Process]:
+        """See :meth:`postdate.ports.Observer.processes`."""
+        return await self._file.read(lambda c: processes(c, self._file.path, but=self._file.claimant))
+
+    async def queue_lengths(self) -> Mapping[str, int]:
+        """See :meth:`postdate.ports.Observer.queue_lengths`."""
+        return await self._file.read(queue_lengths)
+
+    async def browse(self, queue: str, limit: int) -> Sequence[Queued]:
+        """See :meth:`postdate.ports.Observer.browse`."""
+        row = await self._file.read(
+            lambda c: c.execute("SELECT queue_id FROM queue WHERE name = ?", (queue,)).fetchone()
+        )
+        if row is None:
+            raise QueueNotFound(f"{self._file.path} has no queue {queue!r}; create it: postdate setup --queue {queue}")
+        sql = f"{_QUEUED} WHERE queue_id = ? ORDER BY m.seq LIMIT ?"
+        return await looked_at(self._file, QUEUED, sql, (row[0], limit), _queued)
+
+    async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
+        """See :meth:`postdate.ports.Observer.find_in_queues`."""
+        sql = f"{_QUEUED} WHERE m.message_id = ? OR instr(t.headers, ?) ORDER BY m.seq"
+        values = (message_id, _header(message_id))
+        return await looked_at(self._file, QUEUED, sql, values, _queued)
+
+
+def _header(message_id: str) -> str:
+    """Return the header of a message id as it stands in the text of the headers, which is compact JSON."""
+    return f"{json.dumps(Headers.MESSAGE_ID)}:{json.dumps(message_id, ensure_ascii=False)}"
+
+
+def _standing(row: Row) -> Standing:
+    *message, attempt_at, pid = row
+    return Standing(message_of(message), nearest_instant(attempt_at), pid)
+
+
+def _queued(row: Row) -> Queued:
+    *message, queue, pid = row
+    envelope, failures = envelope_of(message, queue)
+    return Queued(queue, envelope, failures, pid)
+
+
+def queue_lengths(connection: sqlite3.Connection) -> dict[str, int]:
+    """Return how many messages each queue holds."""
+    return dict(
+        connection.execute(
+            "SELECT name, (SELECT count(*) FROM queue_message AS m WHERE m.queue_id = q.queue_id) "
+            "FROM queue AS q ORDER BY name"
+        ).fetchall()
+    )
+
+
+def processes(connection: sqlite3.Connection, path: Path, *, but: int = 0) -> list[Process]:
+    """Return the processes that use the file, except the claimant ``but``."""
+    topics: defaultdict[int, set[str]] = defaultdict(set)
+    for claimant, topic in connection.execute("SELECT claimant, topic FROM listener"):
+        topics[claimant].add(topic)
+    rows = connection.execute(
+        "SELECT claimant, pid, started_at FROM claimant WHERE claimant <> ? ORDER BY claimant", (but,)
+    ).fetchall()
+    prefix = queue_topic("")
+    return [
+        Process(
+            pid=pid,
+            started_at=from_microseconds(started_at),
+            alive=_is_alive(path, claimant),
+            delivers=DUE in topics[claimant],
+            receives=tuple(
+                sorted(topic.removeprefix(prefix) for topic in topics[claimant] if topic.startswith(prefix))
+            ),
+        )
+        for claimant, pid, started_at in rows
+    ]
+
+
+def _is_alive(path: Path, claimant: int) -> bool:
+    try:
+        return not is_gone(presence_folder(path), claimant)
+    except OSError:  # the lock belongs to another user, whose process removes it when it ends
+        return True
+
+
+# --- for a diagnosis ---------------------------------------------------------------------------------------------
+
+
+def look_at(path: Path, now_microseconds: int) -> FileFacts:
+    """Return the facts of the file at ``path``; see :attr:`postdate.ports.backends.Backend.file_facts`.
+
+    Raises:
+        NotADatabase, StoreNotSetUp, StoreFromNewerVersion, StoreNotWritable, StoreUnavailable
+    """
+    connection = connect(path, read_only=True)
+    try:
+        check_schema(connection, path)
+        with translated(path):
+            connection.execute("BEGIN")
+            return FileFacts(
+                schema_version=newest_version(),
+                journal_mode=_one(connection, "PRAGMA journal_mode"),
+                queues=queue_lengths(connection),
+                processes=processes(connection, path),
+                pending=_one(connection, "SELECT count(*) FROM delayed_message"),
+                overdue=_one(connection, "SELECT count(*) FROM delayed_message WHERE due < ?", now_microseconds),
+                next_destinations=[name for (name,) in connection.execute(_NEXT_DESTINATIONS)],
+                quarantined=_one(connection, "SELECT count(*) FROM quarantine"),
+            )
+    finally:
+        connection.close()
+
+
+def _one(connection: sqlite3.Connection, sql: str, *values: object) -> Any:
+    return connection.execute(sql, values).fetchone()[0]
+
+
+def sqlite_version() -> tuple[int, ...]:
+    """Return the version of the SQLite library in use."""
+    return sqlite3.sqlite_version_info

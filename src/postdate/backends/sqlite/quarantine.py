@@ -1,0 +1,319 @@
+"""Setting rows aside that cannot be read, byte for byte, and putting them back once they are mended.
+
+A damaged row is met by whoever reads it first: who claims, receives or looks. It goes into a table of its own, in one
+transaction with whatever else was done, so the tables and indexes that deliveries go through stay as they are.
+
+Source: :mod:`postdate.ports.quarantine`; ADR 0019.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+
+from postdate.backends.sqlite.recording import FAILED_LAST, INSERT_MESSAGE, INSERT_SCHEDULED, record
+from postdate.backends.sqlite.rows import (
+    QUEUED_COLUMNS,
+    WAITING_COLUMNS,
+    Row,
+    decoded,
+    envelope_of,
+    message_of,
+    nearest_instant,
+    read_rows,
+)
+from postdate.backends.sqlite.transaction import DUE, Transaction, queue_topic
+from postdate.clock import from_microseconds, to_microseconds
+from postdate.errors import DuplicateMessage, MessageNotFound, QueueNotFound, StoreError
+from postdate.messages import check_headers, resealed
+from postdate.ports import Mending, Quarantined, Recording, RecordKind
+
+if TYPE_CHECKING:
+    from postdate.backends.sqlite.file import SqliteFile
+
+log = logging.getLogger("postdate.embedded")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """A table whose rows are read as messages.
+
+    Args:
+        columns: of one row, as :attr:`decode` reads them.
+        table: the table.
+        copy: into the quarantine, from the row of a number; nothing passes through Python, so no byte changes.
+        decode: reads :attr:`columns`; raises when that cannot be done.
+    """
+
+    table: str
+    columns: str
+    copy: str
+    decode: Callable[[Row], object]
+
+
+WAITING: Final = Shelf(
+    "delayed_message",
+    WAITING_COLUMNS,
+    """
+    INSERT INTO quarantine (place, reason, at, message_id, due, destination, expires_at, failures, headers, body)
+    SELECT '', ?, ?, d.message_id, d.due, d.destination, d.expires_at, d.failures, c.headers, c.body
+    FROM delayed_message AS d LEFT JOIN content AS c ON c.seq = d.content WHERE d.seq = ?""",
+    message_of,
+)
+QUEUED: Final = Shelf(
+    "queue_message",
+    QUEUED_COLUMNS,
+    """
+    INSERT INTO quarantine (
+        place, reason, at, message_id, due, destination, expires_at, ends_at, dead_letter, failures, headers, body)
+    SELECT q.name, ?, ?, m.message_id, m.due, q.name, m.expires_at, m.ends_at, m.dead_letter, m.failures, c.headers,
+        c.body
+    FROM queue_message AS m JOIN queue AS q USING (queue_id) LEFT JOIN content AS c ON c.seq = m.content
+    WHERE m.seq = ?""",
+    lambda row: envelope_of(row, ""),
+)
+
+_TAKEN: Final = "SELECT message_id, due, destination FROM quarantine WHERE number = ?"
+_NAMES: Final = (
+    "message_id",
+    "due",
+    "destination",
+    "expires_at",
+    "ends_at",
+    "dead_letter",
+    "failures",
+    "headers",
+    "body",
+)
+_SHOWN: Final = f"SELECT number, place, reason, at, {', '.join(_NAMES)} FROM quarantine"
+# An id that is no UTF-8 is shown as far as it can be read, and its bytes are kept.
+_BYTES: Final = ", ".join(f"CAST({name} AS BLOB)" for name in _NAMES)
+_LISTED: Final = f"SELECT number, place, reason, at, {_BYTES} FROM quarantine"
+
+
+def set_aside(tx: Transaction, shelf: Shelf, bad: Mapping[int, str], at: int | None = None) -> None:
+    """Set rows aside and record it.
+
+    Args:
+        tx: that writes.
+        shelf: where they are.
+        bad: why each cannot be read, by the number of the row.
+        at: microseconds since 1970 UTC; ``None``: by the clock of the machine.
+    """
+    when = tx.rules.now() if at is None else at
+    for seq, reason in bad.items():
+        number = tx.execute(shelf.copy, (reason, when, seq)).lastrowid
+        ((message_id, due, destination),) = read_rows(tx.connection, _TAKEN, (number,))
+        contents = tx.execute(f"DELETE FROM {shelf.table} WHERE seq = ? RETURNING content", (seq,)).fetchall()
+        tx.executemany("DELETE FROM content WHERE seq = ?", contents)
+        if isinstance(message_id, str):
+            where = destination if isinstance(destination, str) else None
+            record(tx, RecordKind.FAILED, (message_id, _readable(due), where), when, f"unreadable: {reason}")
+    if bad:
+        text = "set aside what cannot be read: %d in this batch, the first because %s; `postdate errors` lists them"
+        log.error(text, len(bad), next(iter(bad.values())))
+
+
+def _readable(due: object) -> int | None:
+    return due if isinstance(due, int) and nearest_instant(due) == _exact(due) else None
+
+
+def _exact(due: int) -> datetime | None:
+    with suppress(OverflowError):
+        return from_microseconds(due)
+    return None
+
+
+def claimed(
+    tx: Transaction,
+    shelf: Shelf,
+    sql: str,
+    values: Sequence[Any] | Mapping[str, Any],
+    decode: Callable[[Row], T],
+    at: int | None = None,
+) -> list[T]:
+    """Run a statement that claims, and return what of it can be read; what cannot is set aside, and more is claimed.
+
+    Empty only when nothing is left to claim. If reading fails otherwise the transaction ends, and the claims with it.
+    """
+    while True:
+        rows = sorted(read_rows(tx.connection, sql, values), key=lambda row: row[0])
+        good, bad = decoded(rows, decode)
+        if bad:
+            set_aside(tx, shelf, bad, at)
+        if good or not bad:
+            return good
+
+
+async def looked_at(
+    file: SqliteFile, shelf: Shelf, sql: str, values: Sequence[Any], decode: Callable[[Row], T]
+) -> list[T]:
+    """Run a statement that only looks, and return what can be read, in order; what cannot is set aside if it is free.
+
+    A look does not fail because nothing can be written: then what cannot be read is left out.
+    """
+    while True:
+        rows = await file.read(lambda connection: read_rows(connection, sql, values))
+        good, bad = decoded(rows, decode)
+        if not bad:
+            return good
+        moved = 0
+        with suppress(StoreError):
+            moved = await file.write(lambda tx, bad=bad: _set_aside_again(tx, shelf, bad))
+        if not moved:
+            return good
+
+
+def _set_aside_again(tx: Transaction, shelf: Shelf, suspects: Mapping[int, str]) -> int:
+    """Set aside what still cannot be read and nobody holds; return how many were."""
+    marks = ",".join("?" * len(suspects))
+    sql = f"SELECT {shelf.columns} FROM {shelf.table} WHERE seq IN ({marks}) AND claimant IS NULL"
+    _, bad = decoded(read_rows(tx.connection, sql, tuple(suspects)), shelf.decode)
+    set_aside(tx, shelf, bad)
+    return len(bad)
+
+
+class SetsAside:
+    """The methods of :class:`postdate.ports.Quarantine`, on a file."""
+
+    file: SqliteFile
+    _place: ClassVar[str]
+    """Which places are this one's, as a condition."""
+
+    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
+        """See :meth:`postdate.ports.Quarantine.quarantined`."""
+        sql = f"{_LISTED} WHERE {self._place} ORDER BY number LIMIT ?"
+        return [_shown(row) for row in await self.file.read(lambda c: c.execute(sql, (limit,)).fetchall())]
+
+    async def quarantined_count(self) -> int:
+        """See :meth:`postdate.ports.Quarantine.quarantined_count`."""
+        sql = f"SELECT count(*) FROM quarantine WHERE {self._place}"
+        return await self.file.read(lambda c: int(c.execute(sql).fetchone()[0]))
+
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
+        """See :meth:`postdate.ports.Quarantine.put_back`."""
+        if mending.headers is not None:
+            check_headers(mending.headers)
+        await self.file.write(lambda tx: _put_back(tx, self._taken(tx, number), mending, to_microseconds(now)))
+
+    async def discard_quarantined(self, number: int, now: datetime) -> None:
+        """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
+
+        def discard(tx: Transaction) -> None:
+            aside = self._taken(tx, number)
+            tx.execute("DELETE FROM quarantine WHERE number = ?", (number,))
+            if isinstance(aside.message_id, str) and tx.recording is not Recording.NONE:
+                record(tx, RecordKind.DISCARDED, aside.recorded(), to_microseconds(now), f"unreadable: {aside.reason}")
+
+        await self.file.write(discard)
+
+    def _taken(self, tx: Transaction, number: int) -> _Aside:
+        rows = read_rows(tx.connection, f"{_SHOWN} WHERE number = ? AND {self._place}", (number,))
+        if not rows:
+            raise MessageNotFound(f"nothing of number {number} is set aside in {self.file.path}")
+        return _Aside(*rows[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Aside:
+    """A row of the quarantine; its columns may hold anything."""
+
+    number: int
+    place: str
+    reason: str
+    at: int
+    message_id: Any
+    due: Any
+    destination: Any
+    expires_at: Any
+    ends_at: Any
+    dead_letter: Any
+    failures: Any
+    headers: Any
+    body: Any
+
+    def recorded(self) -> tuple[str, int | None, str | None]:
+        """Return what a record says of it."""
+        destination = self.destination if isinstance(self.destination, str) else None
+        return self.message_id, _readable(self.due), destination
+
+    def mended(self, mending: Mending) -> _Aside:
+        """Return it with what ``mending`` puts in place."""
+        put: dict[str, Any] = {
+            "headers": resealed(self.headers, mending.headers, mending.body, self.body),
+            "due": None if mending.due is None else to_microseconds(mending.due),
+            "destination": mending.destination,
+            "body": mending.body,
+        }
+        return replace(self, **{name: value for name, value in put.items() if value is not None})
+
+
+def _shown(row: Row) -> Quarantined:
+    number, place, reason, at, *values = row
+    raw = {name: value for name, value in zip(_NAMES, values, strict=True) if value is not None}
+    message_id = raw.get("message_id", b"").decode(errors="replace")
+    return Quarantined(number, place, message_id, reason, from_microseconds(at), raw)
+
+
+def _put_back(tx: Transaction, aside: _Aside, mending: Mending, at: int) -> None:
+    mended = aside.mended(mending)
+    if aside.place:
+        _into_queue(tx, mended)
+    else:
+        _into_store(tx, mended, at)
+    tx.execute("DELETE FROM quarantine WHERE number = ?", (aside.number,))
+    if tx.recording is not Recording.NONE and mended.due is not None:
+        record(tx, RecordKind.RETURNED, mended.recorded(), at)
+
+
+def _into_store(tx: Transaction, row: _Aside, at: int) -> None:
+    message_of((0, row.message_id, row.due, row.destination, row.expires_at, row.failures, row.headers, row.body))
+    seq = _number_of(tx, row, at)
+    content = _content(tx, row)
+    tx.execute(INSERT_MESSAGE, (seq, row.message_id, row.due, row.due, row.destination, row.expires_at, content))
+    tx.execute("UPDATE delayed_message SET failures = ? WHERE seq = ?", (row.failures, seq))
+    tx.signal(DUE)
+
+
+def _number_of(tx: Transaction, row: _Aside, at: int) -> int:
+    """Return the number under which a message waits again: its own, as long as nothing else became of it."""
+    failed = tx.execute(FAILED_LAST, {"id": row.message_id}).fetchone()
+    if failed is not None:
+        return failed[0]
+    (seq,) = tx.execute("SELECT coalesce(max(seq), 0) + 1 FROM record").fetchone()
+    if not tx.execute(INSERT_SCHEDULED, (seq, row.message_id, at, row.due, row.destination)).rowcount:
+        raise DuplicateMessage(f"message {row.message_id!r} was stored anew since it was set aside; discard this one")
+    return seq
+
+
+def _into_queue(tx: Transaction, row: _Aside) -> None:
+    envelope_of((0, row.message_id, row.due, row.expires_at, row.failures, row.headers, row.body), row.place)
+    found = tx.execute("SELECT queue_id FROM queue WHERE name = ?", (row.place,)).fetchone()
+    if found is None:
+        raise QueueNotFound(f"there is no queue {row.place!r} any more; create it: postdate setup --queue {row.place}")
+    tx.execute(
+        "INSERT INTO queue_message (queue_id, message_id, due, expires_at, ends_at, dead_letter, failures, content) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            found[0],
+            row.message_id,
+            row.due,
+            row.expires_at,
+            row.ends_at if isinstance(row.ends_at, int) else None,
+            int(row.dead_letter == 1),
+            row.failures,
+            _content(tx, row),
+        ),
+    )
+    tx.signal(queue_topic(row.place))
+
+
+def _content(tx: Transaction, row: _Aside) -> int:
+    headers = row.headers.decode() if isinstance(row.headers, bytes) else row.headers
+    return int(tx.execute("INSERT INTO content (headers, body) VALUES (?, ?)", (headers, row.body)).lastrowid or 0)

@@ -1,0 +1,538 @@
+"""Delayed messages in one SQLite file: the embedded default.
+
+Together with the local transport on the same file, a due message moves to its queue, is removed and is recorded in
+one transaction, by set-based SQL: bodies never pass through Python. Source: ADR 0002, ADR 0003, specification 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+from weakref import WeakSet
+
+from postdate.backends.sqlite import pruning
+from postdate.backends.sqlite.file import DUE, SqliteFile, Transaction
+from postdate.backends.sqlite.moving import move
+from postdate.backends.sqlite.observation import FileObserver
+from postdate.backends.sqlite.quarantine import WAITING, SetsAside, claimed, looked_at
+from postdate.backends.sqlite.recording import insert, insert_or_revive, record, signal_if_first
+from postdate.backends.sqlite.rows import WAITING_COLUMNS, Row, message_of, nearest_instant
+from postdate.backends.sqlite.scanning import read_scan, scan_parts
+from postdate.backends.sqlite.waiting import first_due, next_attempt, statistics
+from postdate.clock import EARLIEST, to_microseconds
+from postdate.errors import ClaimLost, DuplicateMessage, InvalidMessage, MessageTooLarge, PostdateError
+from postdate.messages import DelayedMessage, encode_headers, encoded_deliver_at, sealed, size_in_bytes
+from postdate.ports import (
+    OUTCOME_RECORDS,
+    Claim,
+    MessageFilter,
+    MoveReport,
+    Outcome,
+    Record,
+    Recording,
+    RecordKind,
+    Scan,
+    ScanPart,
+    StoreCapabilities,
+    StoreReport,
+    StoreStatistics,
+    TransactionMode,
+    Wake,
+    Work,
+)
+from postdate.ports.pruning import StoredRecord
+from postdate.ports.stores import Discarding
+
+_RETIME: Final = """
+    UPDATE content SET headers = replace(headers, ?, ?)
+    WHERE seq = (SELECT content FROM delayed_message WHERE seq = ?)"""
+
+
+class _Claimed:
+    """Messages that were claimed together, and under which number; kept as long as any of their claims is.
+
+    Args:
+        claimant: number of this process then.
+        message_ids: of the messages.
+    """
+
+    def __init__(self, claimant: int, message_ids: Sequence[str]) -> None:
+        self.claimant, self.message_ids = claimant, message_ids
+
+
+@dataclass(slots=True, eq=False)
+class _Token:
+    """What fences a claim.
+
+    Args:
+        seq: number of the waiting message.
+        batch: with which it was claimed.
+        latest: number of the latest record then.
+        released: given back; what holds the message now, if anything does, is another claim.
+    """
+
+    seq: int
+    batch: _Claimed
+    latest: int
+    released: bool = False
+
+
+class SqliteStore(SetsAside):
+    """Keeps delayed messages in an SQLite file.
+
+    Several processes may use one file at once; one file is one store, whatever endpoints are on it.
+
+    Args:
+        path: of the file; created by :meth:`setup` or at first use unless ``create`` is false.
+        synchronous: ``full``: a commit survives loss of power; ``normal``: it survives any end of the process.
+        recording: how much is kept for audits.
+        largest_message_bytes: of headers and body together.
+        create: create the file and its tables when they are missing.
+        holds_at_most: a process that is frozen for so long loses what it holds to others, and is fenced off; at least
+            3 s. By default what the transport on this file has, or 60 s.
+        checksum: store one of headers and body with each message; who reads it checks it, whatever this says.
+    """
+
+    _place = "place = ''"
+
+    def __init__(  # noqa: PLR0913 - the settings that stand beside a path
+        self,
+        path: str | Path,
+        *,
+        synchronous: str = "full",
+        recording: Recording = Recording.ALL,
+        largest_message_bytes: int = 16 * 1024 * 1024,
+        create: bool = True,
+        holds_at_most: timedelta | None = None,
+        checksum: bool = False,
+    ) -> None:
+        self._checksum = checksum
+        self.file = SqliteFile.open(
+            path, synchronous=synchronous, recording=recording, create=create, holds_at_most=holds_at_most
+        )
+        self._closed = False
+        self._claimed = WeakSet[_Claimed]()
+        self._capabilities = StoreCapabilities(
+            durable=True,
+            shared=True,
+            time_precision=timedelta(microseconds=1),
+            transaction_modes=frozenset(TransactionMode),
+            database=("sqlite", str(self.file.path)),
+            largest_message_bytes=largest_message_bytes,
+        )
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        """See :class:`postdate.ports.DelayedMessageStore`."""
+        if self._capabilities.holds_at_most != self.file.holds_at_most:  # said by a transport that was opened later
+            self._capabilities = replace(self._capabilities, holds_at_most=self.file.holds_at_most)
+        return self._capabilities
+
+    async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
+        """Open the file; every transaction mode is supported. See :class:`postdate.ports.DelayedMessageStore`."""
+        await self.file.setup()
+
+    async def setup(self) -> None:
+        """Create the file and its tables."""
+        await self.file.setup()
+
+    def observer(self) -> FileObserver:
+        """See :meth:`postdate.ports.ObservableStore.observer`."""
+        return FileObserver(self.file)
+
+    async def close(self) -> None:
+        """Give the file back; a second time without effect."""
+        closed, self._closed = self._closed, True
+        if not closed:
+            self.file.close()
+
+    # --- storing ------------------------------------------------------------------------------------------------
+
+    async def store(self, message: DelayedMessage, now: datetime) -> None:
+        """See :meth:`postdate.ports.DelayedMessageStore.store`."""
+        work, at = self._row(message), to_microseconds(now)
+        report = await self.file.write(lambda tx: insert_or_revive(tx, [work], at))
+        if report.already_there:
+            raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
+
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+        """See :meth:`postdate.ports.ClaimingStore.store_many`."""
+        work = self._storing(messages, now)
+        return await self.file.write(work)
+
+    def store_many_blocking(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+        """Do the same as :meth:`store_many` in the calling thread; for pipeline processes."""
+        return self.file.write_blocking(self._storing(messages, now))
+
+    def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
+        """See :meth:`postdate.ports.EnlistingStore.storing`."""
+        rows, at = [self._row(message) for message in messages], to_microseconds(now)
+
+        def store(tx: Transaction) -> None:
+            insert_or_revive(tx, rows, at)
+
+        return store
+
+    def _storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Callable[[Transaction], StoreReport]:
+        rows = [self._row(message) for message in messages]
+        at = to_microseconds(now)
+        return lambda tx: insert(tx, rows, at)
+
+    def _row(self, message: DelayedMessage) -> tuple[Any, ...]:
+        due = to_microseconds(message.due)
+        headers = encode_headers(message.headers)
+        size, limit = size_in_bytes(headers, message.body), self._capabilities.largest_message_bytes
+        if size > limit:
+            raise MessageTooLarge(
+                f"message {message.message_id!r} has {size:,} bytes, this store takes {limit:,}; keep large content "
+                f"elsewhere and send a reference, or raise largest_message_bytes"
+            )
+        if self._checksum:
+            headers = sealed(headers, message.body)
+        expires_at = None if message.expires_at is None else to_microseconds(message.expires_at)
+        return (message.message_id, due, due, message.destination, expires_at, headers, message.body)
+
+    # --- the simple contract ------------------------------------------------------------------------------------
+
+    async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
+        """See :meth:`postdate.ports.DelayedMessageStore.fetch_next_due`."""
+        claims = await self.claim_due(now, 1)
+        return claims[0].message if claims else None
+
+    async def remove(self, message_id: str, now: datetime) -> bool:
+        """See :meth:`postdate.ports.DelayedMessageStore.remove`; recorded as delivered."""
+        return await self.file.write(lambda tx: _end(tx, message_id, RecordKind.DELIVERED, to_microseconds(now), ""))
+
+    async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
+        """See :meth:`postdate.ports.DelayedMessageStore.increment_failure_count`."""
+
+        def count(tx: Transaction) -> bool:
+            row = _find(tx, message_id)
+            return row is not None and _count_failure(tx, row[0], None, to_microseconds(now), "")
+
+        return await self.file.write(count)
+
+    async def next_due(self) -> datetime | None:
+        """See :meth:`postdate.ports.DelayedMessageStore.next_due`; looks at every message, claimed ones too."""
+        return await self.file.read(first_due)
+
+    # --- claims -------------------------------------------------------------------------------------------------
+
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+        """See :meth:`postdate.ports.ClaimingStore.claim_due`."""
+        at = to_microseconds(now)
+
+        def claim(tx: Transaction) -> tuple[list[tuple[int, DelayedMessage]], int, int]:
+            (latest,) = tx.execute("SELECT coalesce(max(seq), 0) FROM record").fetchone()
+            return claimed(tx, WAITING, _CLAIM, (tx.claimant, at, limit), _numbered, at), tx.claimant, latest
+
+        found, claimant, latest = await self.file.write(claim)
+        found.sort(key=lambda each: (each[1].due, each[0]))
+        batch = _Claimed(claimant, [message.message_id for _, message in found])
+        self._claimed.add(batch)
+        return [Claim(message, token=_Token(seq, batch, latest)) for seq, message in found]
+
+    def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
+        """See :meth:`postdate.ports.RevocableStore.when_lost`: after this process was frozen, or the file replaced."""
+        loop = asyncio.get_running_loop()
+
+        def fenced(claimant: int) -> None:
+            ids = [id_ for batch in list(self._claimed) if batch.claimant == claimant for id_ in batch.message_ids]
+            with suppress(RuntimeError):  # the loop is closed: nobody sends anything there any more
+                loop.call_soon_threadsafe(lost, ids)
+
+        return self.file.when_fenced(fenced)
+
+    def still_holds(self, claim: Claim) -> bool:
+        """See :meth:`postdate.ports.RevocableStore.still_holds`."""
+        token = claim.token
+        assert isinstance(token, _Token)
+        return not token.released and self.file.is_in_force(token.batch.claimant)
+
+    async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
+        """See :meth:`postdate.ports.ClaimingStore.finish`."""
+        at = to_microseconds(now)
+        return await self.file.write(
+            lambda tx: sum(_finish(tx, claim, OUTCOME_RECORDS[outcome], at, detail) for claim in claims)
+        )
+
+    def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
+        """See :meth:`postdate.ports.EnlistingStore.finishing`."""
+        at = to_microseconds(now)
+
+        def finish(tx: Transaction) -> None:
+            for claim in claims:
+                if not _finish(tx, claim, OUTCOME_RECORDS[outcome], at, detail):
+                    raise ClaimLost(f"message {claim.message.message_id!r} is no longer held by this process")
+
+        return finish
+
+    async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
+        """See :meth:`postdate.ports.ClaimingStore.retry_later`."""
+
+        def give_back(tx: Transaction) -> bool:
+            held = tx.execute(f"SELECT seq FROM delayed_message WHERE {_HELD}", _held_by(tx, claim)).fetchone()
+            return held is not None and _count_failure(
+                tx, held[0], to_microseconds(attempt_at), to_microseconds(now), reason
+            )
+
+        return await self.file.write(give_back)
+
+    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+        """See :meth:`postdate.ports.ReleasingStore.release`."""
+        at = None if attempt_at is None else to_microseconds(attempt_at)
+        released = list[_Token]()
+
+        def give_back(tx: Transaction) -> int:
+            for claim in claims:
+                if tx.execute(_RELEASE, (at, *_held_by(tx, claim))).rowcount:
+                    assert isinstance(claim.token, _Token)
+                    claim.token.released = True
+                    released.append(claim.token)
+            if released:
+                tx.signal(DUE)
+            return len(released)
+
+        try:
+            return await self.file.write(give_back)
+        except PostdateError:  # nothing of it was kept: they are still held
+            for token in released:
+                token.released = False
+            raise
+
+    async def next_attempt(self) -> datetime | None:
+        """See :meth:`postdate.ports.ClaimingStore.next_attempt`."""
+        return await self.file.read(next_attempt)
+
+    async def listen(self, wake: Wake) -> Callable[[], None]:
+        """See :meth:`postdate.ports.ClaimingStore.listen`; other processes are heard, too."""
+        return await self.file.listen(DUE, wake)
+
+    # --- moving -------------------------------------------------------------------------------------------------
+
+    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
+        """See :meth:`postdate.ports.MovingStore.move_due`."""
+        at = to_microseconds(now)
+        return await self.file.write(lambda tx: move(tx, at, limit, listing=listing))
+
+    async def move_wanted(
+        self, now: datetime, limit: int, discarding: Discarding, *, listing: bool = False
+    ) -> MoveReport:
+        """See :meth:`postdate.ports.stores.DiscardingStore.move_wanted`."""
+        at = to_microseconds(now)
+        return await self.file.write(lambda tx: move(tx, at, limit, discarding, listing=listing))
+
+    async def pause(self) -> None:
+        """See :meth:`postdate.ports.MovingStore.pause`."""
+        await self.file.give_way()
+
+    # --- administration -----------------------------------------------------------------------------------------
+
+    async def cancel(self, message_id: str, now: datetime) -> bool:
+        """See :meth:`postdate.ports.AdministrableStore.cancel`."""
+
+        def cancel(tx: Transaction) -> bool:
+            if _is_claimed(tx, message_id):
+                return False
+            return _end(tx, message_id, RecordKind.CANCELLED, to_microseconds(now), "")
+
+        return await self.file.write(cancel)
+
+    async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
+        """See :meth:`postdate.ports.AdministrableStore.reschedule`."""
+        new_due, at = to_microseconds(due), to_microseconds(now)
+
+        def reschedule(tx: Transaction) -> bool:
+            row = _find(tx, message_id)
+            if row is None or _is_claimed(tx, message_id):
+                return False
+            seq, old_due, destination, expires_at = row
+            if expires_at is not None and new_due > expires_at:
+                said = nearest_instant(expires_at)
+                raise InvalidMessage(f"message {message_id!r} expires at {said and said.isoformat()}, before that")
+            signal_if_first(tx, new_due)
+            tx.execute("UPDATE delayed_message SET due = ?, attempt_at = ? WHERE seq = ?", (new_due, new_due, seq))
+            old = nearest_instant(old_due)
+            if old is not None:
+                tx.execute(_RETIME, (encoded_deliver_at(old), encoded_deliver_at(due), seq))
+            record(tx, RecordKind.RESCHEDULED, (message_id, new_due, destination), at)
+            return True
+
+        return await self.file.write(reschedule)
+
+    async def statistics(self, now: datetime) -> StoreStatistics:
+        """See :meth:`postdate.ports.InspectableStore.statistics`."""
+        return await self.file.read(lambda c: statistics(c, to_microseconds(now)))
+
+    async def record_counts(self) -> Mapping[RecordKind, int]:
+        """See :meth:`postdate.ports.InspectableStore.record_counts`."""
+        rows = await self.file.read(
+            lambda c: c.execute("SELECT kind, count(*) FROM record GROUP BY kind ORDER BY kind").fetchall()
+        )
+        return {RecordKind(kind): count for kind, count in rows}
+
+    async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
+        """See :meth:`postdate.ports.InspectableStore.list_pending`."""
+        conditions, values = ["1"], list[Any]()
+        for condition, value in (
+            ("destination = ?", where.destination),
+            ("due >= ?", None if where.due_from is None else to_microseconds(where.due_from)),
+            ("due < ?", None if where.due_to is None else to_microseconds(where.due_to)),
+        ):
+            if value is not None:
+                conditions.append(condition)
+                values.append(value)
+        sql = (
+            f"SELECT {WAITING_COLUMNS} FROM delayed_message WHERE {' AND '.join(conditions)} ORDER BY due, seq LIMIT ?"
+        )
+        return await looked_at(self.file, WAITING, sql, (*values, limit), message_of)
+
+    async def get(self, message_id: str) -> DelayedMessage | None:
+        """See :meth:`postdate.ports.InspectableStore.get`."""
+        sql = f"SELECT {WAITING_COLUMNS} FROM delayed_message {_OF_ID}"
+        found = await looked_at(self.file, WAITING, sql, (message_id,), message_of)
+        return found[0] if found else None
+
+    async def history(self, message_id: str) -> Sequence[Record]:
+        """See :meth:`postdate.ports.InspectableStore.history`."""
+        rows = await self.file.read(
+            lambda c: c.execute(
+                "SELECT kind, message_id, at, due, destination, detail FROM record WHERE message_id = ? ORDER BY seq",
+                (message_id,),
+            ).fetchall()
+        )
+        return [
+            Record(
+                RecordKind(kind), id_, nearest_instant(at) or EARLIEST, nearest_instant(due), destination, detail or ""
+            )
+            for kind, id_, at, due, destination, detail in rows
+        ]
+
+    # --- scans --------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> AbstractContextManager[str | None]:
+        """See :meth:`postdate.ports.ScannableStore.snapshot`; no other process could adopt one."""
+        return nullcontext()
+
+    def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
+        """See :meth:`postdate.ports.ScannableStore.scan_parts`."""
+        return scan_parts(self.file, what, parts)
+
+    def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
+        """See :meth:`postdate.ports.ScannableStore.scan`."""
+        return read_scan(self.file, scan, part, page)
+
+    @property
+    def records_in_commit_order(self) -> bool:
+        """See :class:`postdate.ports.auditing.AuditableStore`: one transaction writes at a time."""
+        return True
+
+    def tables_of_stores(self) -> Sequence[str]:
+        """See :meth:`postdate.ports.auditing.AuditableStore.tables_of_stores`."""
+        return ()
+
+    # --- pruning ------------------------------------------------------------------------------------------------
+
+    @property
+    def pruned_at_once(self) -> int:
+        """See :class:`postdate.ports.pruning.PrunableStore`: other processes wait for each transaction."""
+        return 2_000
+
+    def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
+        """See :meth:`postdate.ports.pruning.PrunableStore.mark_archived`; a number is a place."""
+        return pruning.mark_archived(self.file, numbers)
+
+    def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
+        """See :meth:`postdate.ports.pruning.PrunableStore.prune`."""
+        return pruning.prune(self.file, numbers)
+
+    def restore(self, records: Sequence[StoredRecord]) -> int:
+        """See :meth:`postdate.ports.pruning.PrunableStore.restore`."""
+        return pruning.restore(self.file, records)
+
+
+def _end(tx: Transaction, message_id: str, kind: RecordKind, at: int, detail: str) -> bool:
+    row = _find(tx, message_id)
+    if row is None:
+        return False
+    seq, due, destination, _ = row
+    _delete(tx, "seq = ?", (seq,))
+    record(tx, kind, (message_id, due, destination), at, detail)
+    return True
+
+
+def _delete(tx: Transaction, condition: str, values: Sequence[Any]) -> int:
+    """Delete waiting messages with their content; return how many."""
+    found = tx.execute(f"DELETE FROM delayed_message WHERE {condition} RETURNING content", values).fetchall()
+    tx.executemany("DELETE FROM content WHERE seq = ?", found)
+    return len(found)
+
+
+_OF_ID: Final = "WHERE seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)"
+_CLAIM: Final = f"""
+    UPDATE delayed_message SET claimant = ?, attempt_at = NULL WHERE seq IN (
+        SELECT seq FROM delayed_message WHERE attempt_at < ? ORDER BY attempt_at LIMIT ?)
+    RETURNING {WAITING_COLUMNS}"""
+
+
+def _numbered(row: Row) -> tuple[int, DelayedMessage]:
+    return row[0], message_of(row)
+
+
+# Every claim that ends without removing the message counts a failure: with the count, an old claim is told apart. A
+# message that came back from the error queue begins again at none: it has failed since an old claim was made. What is
+# released counts nothing: its token says so.
+_HELD: Final = """
+    seq = ? AND claimant = ? AND message_id = ? AND failures = ? AND NOT EXISTS (
+        SELECT 1 FROM record AS failed WHERE failed.kind = 7 AND failed.message_id = ? AND failed.seq > ?)"""
+_RELEASE: Final = f"UPDATE delayed_message SET claimant = NULL, attempt_at = coalesce(?, due) WHERE {_HELD}"
+
+
+def _held_by(tx: Transaction, claim: Claim) -> tuple[object, ...]:
+    """Return the values of :data:`_HELD`."""
+    id_, token = claim.message.message_id, claim.token
+    assert isinstance(token, _Token)
+    # Nothing is numbered 0: so it is not held by a process that has lost what it held, or by another one.
+    claimant = 0 if token.released or token.batch.claimant != tx.claimant else tx.claimant
+    return (token.seq, claimant, id_, claim.message.number_of_failures, id_, token.latest)
+
+
+def _finish(tx: Transaction, claim: Claim, kind: RecordKind, at: int, detail: str) -> int:
+    held = _delete(tx, _HELD, _held_by(tx, claim))
+    if held:
+        message = claim.message
+        record(tx, kind, (message.message_id, to_microseconds(message.due), message.destination), at, detail)
+    return held
+
+
+def _count_failure(tx: Transaction, seq: object, attempt_at: int | None, at: int, reason: str) -> bool:
+    row = tx.execute(
+        "UPDATE delayed_message SET failures = failures + 1, claimant = NULL, attempt_at = coalesce(?, due) "
+        "WHERE seq = ? AND (claimant IS NULL OR claimant = ?) RETURNING message_id, due, destination",
+        (attempt_at, seq, tx.claimant),
+    ).fetchone()
+    if row is None:
+        return False
+    if tx.recording is Recording.ALL:
+        record(tx, RecordKind.RETRIED, row, at, reason)
+    return True
+
+
+def _find(tx: Transaction, message_id: str) -> tuple[int, int, str, int | None] | None:
+    """Return number, due time, destination and expiry of a waiting message, which need not be readable otherwise."""
+    return tx.execute(
+        f"SELECT seq, due, destination, expires_at FROM delayed_message {_OF_ID}", (message_id,)
+    ).fetchone()
+
+
+def _is_claimed(tx: Transaction, message_id: str) -> bool:
+    row = tx.execute(
+        f"SELECT claimant FROM delayed_message {_OF_ID}",
+        (message_id,),
+    ).fetchone()
+    return row is not None and row[0] is not None

@@ -1,0 +1,160 @@
+"""Timeouts in an SQLite file, which only timeout managers of Postdate's kind write: .NET has no such persistence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from postdate.backends.sqlite.connection import connect, patiently
+from postdate.backends.sqlite.errors import translated
+from postdate.clock import Clock, SystemClock
+from postdate.errors import PostdateError, StoreNotSetUp
+from postdate.migrating.dialect import Dialect, Hiding, Session
+from postdate.migrating.names import NUMBER
+from postdate.persistence.timeouts import ID, TIME, text_time
+
+_VALUE: Final = re.compile(r"%(?:%|\((\w+)\)s)")
+
+
+class SqliteSession:
+    """One connection, for reading only until the first transaction; see :class:`Session`."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._connection = connect(path, read_only=True)
+        self._may_write = False
+
+    def rows(self, sql: str, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+        """See :class:`Session`."""
+        with translated(self._path):
+            return self._connection.execute(_in_sqlite(sql), values).fetchall()
+
+    def change(self, sql: str, values: Mapping[str, Any]) -> int:
+        """See :class:`Session`."""
+        with translated(self._path):
+            return max(self._connection.execute(_in_sqlite(sql), values).rowcount, 0)
+
+    def pages(self, sql: str, values: dict[str, Any], page: int) -> Iterable[list[tuple[Any, ...]]]:
+        """See :class:`Session`."""
+        with translated(self._path):
+            cursor = self._connection.execute(_in_sqlite(sql), values)
+            while rows := cursor.fetchmany(page):
+                yield rows
+
+    def begin(self) -> None:
+        """Wait for the file's one writer, and be it."""
+        with translated(self._path):
+            if not self._may_write:
+                self._connection.close()
+                self._connection, self._may_write = connect(self._path), True
+            patiently(self._connection, "BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        """See :class:`Session`."""
+        with translated(self._path):
+            self._connection.execute("COMMIT")
+
+    def rollback(self) -> None:
+        """See :class:`Session`."""
+        with translated(self._path):
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+
+    def close(self) -> None:
+        """See :class:`Session`."""
+        with suppress(PostdateError), translated(self._path):
+            self._connection.close()
+
+
+def _in_sqlite(sql: str) -> str:
+    return _VALUE.sub(lambda found: f":{found[1]}" if found[1] else "%", sql)
+
+
+class SqliteDialect(Dialect):
+    """The SQL of SQLite.
+
+    Args:
+        path: of the file.
+        clock: of the machine, which is the database's.
+    """
+
+    text = long_text = instant = "text"
+
+    def __init__(self, path: Path, clock: Clock | None = None) -> None:
+        super().__init__("main", str(path))
+        self._path, self._clock = path, clock or SystemClock()
+
+    def connect(self) -> Session:
+        """See :class:`Dialect`; a file that is not there is not created."""
+        if not self._path.exists():
+            raise StoreNotSetUp(f"there is no file {self._path}; a migration creates none")
+        return SqliteSession(self._path)
+
+    def now(self, session: Session) -> datetime:
+        """See :class:`Dialect`."""
+        return self._clock.now()
+
+    def tables(self, session: Session) -> Sequence[str]:
+        """See :class:`Dialect`."""
+        return [name for (name,) in session.rows("SELECT name FROM sqlite_master WHERE type = 'table'", {})]
+
+    def columns(self, session: Session, table: str) -> Sequence[str]:
+        """See :class:`Dialect`."""
+        return [name for (name,) in session.rows("SELECT name FROM pragma_table_info(%(table)s)", {"table": table})]
+
+    def limit(self, session: Session, margin: timedelta) -> None:
+        """Nothing: once a writer has begun, nobody makes it wait. The clock is looked at before the commit."""
+
+    def value(self, instant: datetime) -> object:
+        """Return a text: SQLite has no type of times."""
+        return text_time(instant)
+
+    def floor(self, instant: datetime) -> object:
+        """Return a text without zeros at its end, so that it compares well with texts of fewer digits."""
+        return text_time(instant).rstrip("0").rstrip(".")
+
+    def is_due_from(self) -> str:
+        """Return the condition; the index serves its first part, in which a ``T`` would count as late."""
+        return f"{self.quoted(TIME)} >= %(floor)s AND {self._spaced()} >= %(floor)s"
+
+    def is_due_before(self) -> str:
+        """See :class:`Dialect`."""
+        return f"{self._spaced()} < %(floor)s"
+
+    def _spaced(self) -> str:
+        return f"replace({self.quoted(TIME)}, 'T', ' ')"
+
+    def size_of(self, column: str) -> str:
+        """See :class:`Dialect`."""
+        return f"LENGTH(CAST({self.quoted(column)} AS BLOB))"
+
+    def quoted(self, name: str) -> str:
+        """See :class:`Dialect`."""
+        return '"' + name.replace('"', '""').replace("%", "%%") + '"'
+
+    def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
+        """See :class:`Dialect`."""
+        hidden, key = self.table(staging), self.list_of((NUMBER, ID))
+        index = self.table(f"{staging}_key")
+        return (
+            (
+                f"CREATE TABLE IF NOT EXISTS {hidden} AS SELECT {self.list_of(columns)}, 0 AS {self.quoted(NUMBER)} "
+                f"FROM {self.table(live)} WHERE 0"
+            ),
+            f"CREATE UNIQUE INDEX IF NOT EXISTS {index} ON {self.quoted(staging)} ({key})",
+        )
+
+    def _earliest(self, hiding: Hiding) -> str:
+        return (
+            f"SELECT {self.list_of(hiding.columns)} FROM {self.table(hiding.live)} WHERE {self.is_due_from()} "
+            f"ORDER BY {self.quoted(TIME)} LIMIT {hiding.limit}"
+        )
+
+    def _removing(self, hiding: Hiding) -> str:
+        own = self.quoted(ID)
+        hidden = f"SELECT {own} FROM {self.table(hiding.staging)} WHERE {self.quoted(NUMBER)} >= {hiding.first}"
+        return f"DELETE FROM {self.table(hiding.live)} WHERE {own} IN ({hidden})"

@@ -1,0 +1,383 @@
+"""Durable, transactional queues in one SQLite file, for any number of processes on one machine.
+
+A received message is held by the process, not by a lease: it is free again when the process commits, rolls back, or
+dies. Receiving, the sends of the handler and whatever else happens in the file are one transaction. Source: ADR 0003.
+
+A message with a time to be received, or with an expiry, is not received after it: the queue ends it by the clock of the
+machine. Every process that has the file open takes such messages out of it, whether anybody receives or not, and gives
+the room back. What is held when its time runs out is its receiver's. Source: specification 2.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, cast
+
+import anyio
+
+from postdate.backends.sqlite.expiring import DEAD_LETTERS
+from postdate.backends.sqlite.file import SqliteFile, Transaction, queue_topic
+from postdate.backends.sqlite.observation import FileObserver
+from postdate.backends.sqlite.quarantine import QUEUED, SetsAside, claimed
+from postdate.backends.sqlite.rows import QUEUED_COLUMNS, Row, envelope_of
+from postdate.backends.sqlite.transaction import QueueRules
+from postdate.clock import Clock, to_microseconds
+from postdate.errors import (
+    ClaimLost,
+    MessageTooLarge,
+    PostdateError,
+    QueueNotFound,
+    TimeToBeReceivedInTransaction,
+)
+from postdate.messages import Envelope, check_headers, encode_headers, size_in_bytes, size_limit
+from postdate.ports import HANDLED, End, Received, Recording, RecordKind, TransactionMode, TransportCapabilities, Work
+from postdate.ports.expiry import ExpiryRules, end_in_queue
+from postdate.wakeup import Alarm
+
+__all__ = ["DEAD_LETTERS", "LocalReceiver", "LocalTransport"]
+
+_INSERT: Final = """
+    INSERT INTO queue_message (queue_id, message_id, due, expires_at, ends_at, dead_letter, content)
+    VALUES (?, ?, ?, ?, ?, ?, ?)"""
+_ALIVE: Final = "claimant IS NULL AND (ends_at IS NULL OR ends_at >= :now)"
+# By name, every time: should the file be replaced, another queue may have the number.
+_FIRST: Final = f"""
+    SELECT (
+        SELECT seq FROM queue_message AS m INDEXED BY queue_message_free
+        WHERE m.queue_id = q.queue_id AND {_ALIVE} ORDER BY seq LIMIT 1)
+    FROM queue AS q WHERE q.name = :queue"""
+_IN_QUEUE: Final = "queue_id = (SELECT q.queue_id FROM queue AS q WHERE q.name = :queue)"
+# From the first on that was seen alive: behind many that have expired, the way there is not gone again with the lock.
+_CLAIM: Final = f"""
+    UPDATE queue_message SET claimant = :claimant WHERE seq IN (
+        SELECT seq FROM queue_message INDEXED BY queue_message_free
+        WHERE {_IN_QUEUE} AND seq >= :first AND {_ALIVE} ORDER BY seq LIMIT :limit)
+    RETURNING {QUEUED_COLUMNS}"""
+
+_TAKE: Final = f"""
+    UPDATE queue_message SET claimant = :claimant WHERE seq = (
+        SELECT min(seq) FROM queue_message WHERE {_IN_QUEUE} AND message_id = :id AND {_ALIVE})
+    RETURNING {QUEUED_COLUMNS}"""
+
+# Each answered by one index: of those that are free, few have expired and are still there.
+_LENGTHS: Final = """
+    SELECT q.name,
+        (SELECT count(*) FROM queue_message AS m INDEXED BY queue_message_free
+         WHERE m.queue_id = q.queue_id AND m.claimant IS NULL) -
+        (SELECT count(*) FROM queue_message AS m INDEXED BY queue_message_ending
+         WHERE m.ends_at < ? AND m.ends_at IS NOT NULL AND m.claimant IS NULL AND m.queue_id = q.queue_id)
+    FROM queue AS q WHERE q.name IN (SELECT value FROM json_each(?))"""
+
+_Row = tuple[Any, ...] | MessageTooLarge | TimeToBeReceivedInTransaction
+"""Of the database, for one message; or why that cannot be sent."""
+
+_POLL_FLOOR_SECONDS = 1.0
+"""A receiver looks by itself this often, should a wake-up be lost."""
+
+
+class LocalTransport(SetsAside):
+    """Queues in an SQLite file.
+
+    Args:
+        path: of the file; created by :meth:`create_queues` or at first use unless ``create`` is false.
+        synchronous: see :class:`postdate.backends.sqlite.store.SqliteStore`; the store on the same file needs the same.
+        recording: likewise.
+        largest_message_bytes: of headers and body together.
+        create: create the file and its tables when they are missing.
+        expiry: ``None``: every message has a time to be received of its own, in a transaction as well, and what has
+            expired is gone. With rules, the queues are as strict as those of MSMQ: in a transaction a time to be
+            received is refused, or left to the receiver, and there are dead letters, in the queue
+            :data:`DEAD_LETTERS`.
+        clock: by which messages end in their queues; default: the machine's. All that is on one file in one process
+            needs the same, and the same rules.
+        holds_at_most: see :class:`postdate.backends.sqlite.store.SqliteStore`.
+    """
+
+    _place = "place <> ''"
+
+    def __init__(  # noqa: PLR0913 - the settings
+        self,
+        path: str | Path,
+        *,
+        synchronous: str = "full",
+        recording: Recording = Recording.ALL,
+        largest_message_bytes: int = 16 * 1024 * 1024,
+        create: bool = True,
+        expiry: ExpiryRules | None = None,
+        clock: Clock | None = None,
+        holds_at_most: timedelta | None = None,
+    ) -> None:
+        rules = QueueRules(expiry=expiry) if clock is None else QueueRules(clock, expiry)
+        self.file = SqliteFile.open(
+            path, synchronous=synchronous, recording=recording, create=create, rules=rules, holds_at_most=holds_at_most
+        )
+        self._rules = rules
+        self._closed = False
+        self._capabilities = TransportCapabilities(
+            durable=True,
+            transaction_modes=frozenset(TransactionMode),
+            database=("sqlite", str(self.file.path)),
+            largest_message_bytes=largest_message_bytes,
+            expires_messages=True,
+            time_to_be_received_in_transactions=expiry is None or not expiry.one_per_transaction,
+            dead_letters=expiry is not None,
+            pipelines=True,
+            reads_ahead=True,
+        )
+
+    @property
+    def capabilities(self) -> TransportCapabilities:
+        """See :class:`postdate.ports.Transport`."""
+        return self._capabilities
+
+    async def create_queues(self, names: Sequence[str]) -> None:
+        """See :meth:`postdate.ports.Transport.create_queues`."""
+
+        def create(tx: Transaction) -> None:
+            tx.executemany("INSERT INTO queue (name) VALUES (?) ON CONFLICT DO NOTHING", [(name,) for name in names])
+
+        await self.file.write(create)
+
+    async def send(
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+    ) -> Sequence[PostdateError | None]:
+        """See :meth:`postdate.ports.Transport.send`."""
+        rows = self.rows(envelopes, now, in_transaction=bool(work))
+        if work:
+            await self.file.write(lambda tx: _send_and_work(tx, rows, work))
+            return [None] * len(rows)
+        return await self.file.write(lambda tx: [_send(tx, row) for row in rows])
+
+    def rows(self, envelopes: Sequence[Envelope], now: datetime, *, in_transaction: bool) -> list[_Row]:
+        """Return the rows of ``envelopes`` for the database; for this transport and its receivers only."""
+        return [self._row(envelope, now, in_transaction=in_transaction) for envelope in envelopes]
+
+    def _row(self, envelope: Envelope, now: datetime, *, in_transaction: bool) -> _Row:
+        check_headers(envelope.headers)
+        headers = encode_headers(envelope.headers)
+        size, limit = (
+            size_in_bytes(headers, envelope.body),
+            size_limit(envelope.headers, self._capabilities.largest_message_bytes),
+        )
+        if size > limit:
+            return MessageTooLarge(
+                f"message {envelope.message_id!r} to {envelope.destination!r} has {size:,} bytes, this transport takes "
+                f"{limit:,}; keep large content elsewhere and send a reference, or raise largest_message_bytes"
+            )
+        try:
+            ends_at, dead_letter = self._end(envelope, now, in_transaction=in_transaction)
+        except TimeToBeReceivedInTransaction as error:
+            return error
+        due = None if envelope.due is None else to_microseconds(envelope.due)
+        expires_at = None if envelope.expires_at is None else to_microseconds(envelope.expires_at)
+        place = (ends_at, int(dead_letter))
+        return (envelope.message_id, due, expires_at, *place, headers, envelope.body, envelope.destination)
+
+    def _end(self, envelope: Envelope, now: datetime, *, in_transaction: bool) -> tuple[int | None, bool]:
+        """Return when the queue ends a message, and whether it keeps it then."""
+        span, expiry = envelope.time_to_be_received, self._rules.expiry
+        if expiry is not None:
+            span = expiry.native(envelope, in_transaction=in_transaction).time_to_be_received
+        if span is None and envelope.expires_at is None:
+            return None, expiry is not None and expiry.keeps(envelope, expires=False)
+        ends_at = end_in_queue(envelope, span, sent_at=now, now=self._rules.clock.now())
+        return ends_at, expiry is not None and expiry.keeps(envelope, expires=True)
+
+    def receiver(self, queue: str) -> LocalReceiver:
+        """See :meth:`postdate.ports.Transport.receiver`."""
+        return LocalReceiver(self, queue)
+
+    async def queue_lengths(self) -> Mapping[str, int]:
+        """Return how many messages each queue holds, those being handled included."""
+        rows = await self.file.read(
+            lambda c: c.execute(
+                "SELECT name, (SELECT count(*) FROM queue_message m WHERE m.queue_id = q.queue_id) FROM queue AS q"
+            ).fetchall()
+        )
+        return dict(rows)
+
+    async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
+        """See :meth:`postdate.ports.CountsQueues.lengths_of`; what is in hand or has expired is not counted."""
+        values = (self._rules.now(), json.dumps([name for name in names if "\0" not in name]))
+        return dict(await self.file.read(lambda c: c.execute(_LENGTHS, values).fetchall()))
+
+    def observer(self) -> FileObserver:
+        """See :meth:`postdate.ports.ObservableTransport.observer`."""
+        return FileObserver(self.file)
+
+    async def close(self) -> None:
+        """Give the file back; a second time without effect."""
+        closed, self._closed = self._closed, True
+        if not closed:
+            self.file.close()
+
+
+class LocalReceiver:
+    """Receives from one queue; see :class:`postdate.ports.Receiver`."""
+
+    def __init__(self, transport: LocalTransport, queue: str) -> None:
+        self._transport, self._file, self._queue = transport, transport.file, queue
+        self._alarm: Alarm | None = None
+        self._stop_listening: Callable[[], None] | None = None
+        self._held: dict[object, Received] = {}
+
+    async def receive(self, limit: int) -> Sequence[Received]:
+        """See :meth:`postdate.ports.Receiver.receive`."""
+        if self._alarm is None:
+            await self._file.read(self._first)
+            alarm = Alarm()
+            self._stop_listening = await self._file.listen(queue_topic(self._queue), alarm.ring)
+            self._alarm = alarm
+        while True:
+            self._alarm.reset()
+            first = await self._file.read(self._first)
+            if first is not None:
+                received = await self._claimed(_CLAIM, first=first, limit=limit)
+                if received:
+                    return received
+            with anyio.move_on_after(_POLL_FLOOR_SECONDS):
+                await self._alarm.wait()
+
+    async def take(self, message_id: str) -> Received | None:
+        """Hold one message of the queue, chosen by its id, or return ``None``: it is not there, or held already."""
+        await self._file.read(self._first)
+        received = await self._claimed(_TAKE, id=message_id)
+        return received[0] if received else None
+
+    def _first(self, connection: sqlite3.Connection) -> int | None:
+        values = {"queue": self._queue, "now": self._file.rules.now()}
+        found = connection.execute(_FIRST, values).fetchone()
+        if found is None:
+            raise QueueNotFound(
+                f"{self._file.path} has no queue {self._queue!r}; create it: postdate setup --queue {self._queue}"
+            )
+        return found[0]
+
+    async def _claimed(self, sql: str, **values: object) -> list[Received]:
+        """Claim, and hold what can be read; what cannot is set aside in the same transaction."""
+
+        def claim(tx: Transaction) -> list[Received]:
+            def held(row: Row) -> Received:
+                envelope, failures = envelope_of(row, self._queue)
+                return Received(envelope, failures, token=(row[0], tx.claimant))
+
+            now = tx.rules.now()
+            chosen = {"claimant": tx.claimant, "queue": self._queue, "now": now, **values}
+            return claimed(tx, QUEUED, sql, chosen, held)
+
+        found = await self._file.write(claim)
+        for each in found:
+            self._held[each.token] = each
+        return found
+
+    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+        """See :meth:`postdate.ports.Receiver.commit`; one transaction."""
+        rows = self._transport.rows(end.outgoing, now, in_transaction=True)
+
+        def commit(tx: Transaction) -> None:
+            self._remove(tx, received)
+            _record_end(tx, received, to_microseconds(now), end)
+            _send_and_work(tx, rows, end.work)
+
+        await self._file.write(commit)
+        self._held.pop(received.token, None)
+
+    def _remove(self, tx: Transaction, received: Received) -> None:
+        # The number of a message stays the same when it is given back and received again here: the object does not.
+        held = (
+            self._held.get(received.token) is received
+            and tx.execute(
+                "DELETE FROM queue_message WHERE seq = ? AND claimant = ? AND message_id = ? RETURNING content",
+                (*_fence(received, tx), received.envelope.message_id),
+            ).fetchone()
+        )
+        if not held:
+            raise ClaimLost(f"message {received.envelope.message_id!r} in {self._queue!r} is no longer held here")
+        tx.execute("DELETE FROM content WHERE seq = ?", held)
+
+    async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+        """See :meth:`postdate.ports.Receiver.roll_back`."""
+        if self._held.get(received.token) is not received:
+            return
+
+        def give_back(tx: Transaction) -> None:
+            tx.execute(
+                "UPDATE queue_message SET claimant = NULL, failures = failures + ? WHERE seq = ? AND claimant = ?",
+                (int(failed), *_fence(received, tx)),
+            )
+            tx.signal(queue_topic(self._queue))
+
+        await self._file.write(give_back)
+        self._held.pop(received.token, None)
+
+    async def close(self) -> None:
+        """See :meth:`postdate.ports.Receiver.close`."""
+        held = list(self._held.values())
+
+        def give_back(tx: Transaction) -> None:
+            tx.executemany(
+                "UPDATE queue_message SET claimant = NULL WHERE seq = ? AND claimant = ?",
+                [_fence(received, tx) for received in held],
+            )
+            tx.signal(queue_topic(self._queue))
+
+        if held:
+            await self._file.write(give_back)
+        for received in held:
+            self._held.pop(received.token, None)
+        if self._stop_listening is not None:
+            self._stop_listening()
+            self._stop_listening = self._alarm = None
+
+
+def _fence(received: Received, tx: Transaction) -> tuple[int, int]:
+    """Return the number of a message, and of who holds it: of nobody, 0, if this process has lost what it held."""
+    seq, claimant = cast("tuple[int, int]", received.token)
+    return seq, claimant if claimant == tx.claimant else 0
+
+
+def _send(tx: Transaction, row: _Row) -> PostdateError | None:
+    if not isinstance(row, tuple):
+        return row
+    message_id, due, expires_at, ends_at, dead_letter, headers, body, queue = row
+    found = tx.execute("SELECT queue_id FROM queue WHERE name = ?", (queue,)).fetchone()
+    if found is None:
+        return QueueNotFound(
+            f"there is no queue {queue!r} for message {message_id!r}; create it: postdate setup --queue {queue}"
+        )
+    content = tx.execute("INSERT INTO content (headers, body) VALUES (?, ?)", (headers, body)).lastrowid
+    tx.execute(_INSERT, (found[0], message_id, due, expires_at, ends_at, dead_letter, content))
+    tx.signal(queue_topic(queue))
+    return None
+
+
+def _send_and_work(tx: Transaction, rows: Sequence[_Row], work: Sequence[Work]) -> None:
+    for row in rows:
+        error = _send(tx, row)
+        if error is not None:
+            raise error
+    for each in work:
+        each(tx)
+
+
+def _record_end(tx: Transaction, received: Received, at: int, end: End) -> None:
+    """Record how a message ended: of one that was not delayed only that it was discarded; no audit asks for more."""
+    due = received.envelope.due
+    if end.record is None or not _is_recorded(tx.recording, end.record, delayed=due is not None):
+        return
+    message_id, queue = received.envelope.message_id, received.envelope.destination
+    due_at = None if due is None else to_microseconds(due)
+    tx.execute(
+        "INSERT INTO record (kind, message_id, at, due, destination, detail) VALUES (?, ?, ?, ?, ?, ?)",
+        (int(end.record), message_id, at, due_at, queue, end.detail or None),
+    )
+
+
+def _is_recorded(recording: Recording, kind: RecordKind, *, delayed: bool) -> bool:
+    if kind is RecordKind.DISCARDED:  # nobody has seen it, and nothing else says so
+        return recording is not Recording.NONE
+    return delayed and recording is Recording.ALL

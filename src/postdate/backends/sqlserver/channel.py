@@ -1,0 +1,299 @@
+"""The connection beneath the driver: TLS by Python's own ``ssl``, time limits, and a say in the login.
+
+The driver is given what looks to it like a socket without encryption. Encryption is agreed upon and begun here, before
+the driver sends the login, and what the server answers to the login is read here first: so its own sentence is what
+fails, at once, and where it sends us elsewhere we go there as securely. Source: MS-TDS 2.2.6.5, 3.2.5.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from typing import Final, Protocol
+
+from postdate.backends.sqlserver.encryption import Encryption
+from postdate.backends.sqlserver.login import (
+    ENCRYPT_NOT_SUPPORTED,
+    ENCRYPT_ON,
+    ENCRYPT_REQUIRED,
+    HEADER,
+    PRELOGIN,
+    LoginAnswer,
+    encryption,
+    login_answer,
+    packet,
+    with_encryption,
+)
+from postdate.errors import ConfigurationError, StoreUnreachable
+
+_CHUNK_BYTES: Final = 65_536
+
+
+class Refused(Exception):
+    """The server refused the login.
+
+    Args:
+        number: of the first error, which says why; those that follow say that the login failed.
+        text: the server's sentence.
+    """
+
+    def __init__(self, number: int, text: str) -> None:
+        super().__init__(text)
+        self.number, self.text = number, text
+
+
+class Routed(Exception):
+    """The server names another one that is to be asked.
+
+    Args:
+        address: host and port.
+    """
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        super().__init__(f"{address[0]}:{address[1]}")
+        self.address = address
+
+
+class _Bytes(Protocol):
+    """A stream of bytes with a limit of time for each call."""
+
+    def sendall(self, content: bytes, /) -> None: ...
+
+    def recv(self, size: int, /) -> bytes: ...
+
+
+class _Tls:
+    """A stream in TLS over a socket, in which the handshake may be wrapped into packets."""
+
+    def __init__(self, raw: socket.socket, context: ssl.SSLContext, name: str, *, in_packets: bool) -> None:
+        self._raw = raw
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=name)
+        self._shake_hands(in_packets=in_packets)
+
+    @property
+    def version(self) -> str | None:
+        """The version of TLS that was agreed upon."""
+        return self._tls.version()
+
+    def _shake_hands(self, *, in_packets: bool) -> None:
+        while True:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                self._flush(in_packets=in_packets)
+                got = read_message(self._raw)[1] if in_packets else self._raw.recv(_CHUNK_BYTES)
+                if not got:
+                    raise ConnectionResetError("the server ended the connection during the TLS handshake") from None
+                self._incoming.write(got)
+            except ssl.SSLError:
+                with suppress(OSError):  # says why to the server, which may be gone
+                    self._flush(in_packets=in_packets)
+                raise
+            else:
+                self._flush(in_packets=in_packets)
+                return
+
+    def _flush(self, *, in_packets: bool = False) -> None:
+        content = self._outgoing.read()
+        if content:
+            self._raw.sendall(packet(PRELOGIN, content) if in_packets else content)
+
+    def sendall(self, content: bytes, /) -> None:
+        self._tls.write(content)
+        self._flush()
+
+    def recv(self, size: int, /) -> bytes:
+        while True:
+            try:
+                return self._tls.read(size)
+            except ssl.SSLWantReadError:
+                self._flush()
+                got = self._raw.recv(_CHUNK_BYTES)
+                if not got:
+                    return b""
+                self._incoming.write(got)
+            except ssl.SSLZeroReturnError:
+                return b""
+
+
+def read_message(stream: _Bytes) -> tuple[bytes, bytes]:
+    """Return the packets of one message as they came, and what they contain.
+
+    Raises:
+        ConnectionResetError: the connection ended before the message did.
+    """
+    whole, content = bytearray(), bytearray()
+    is_last = False
+    while not is_last:
+        header = _exactly(stream, HEADER.size)
+        _, status, length, *_ = HEADER.unpack(header)
+        body = _exactly(stream, length - HEADER.size)
+        whole += header + body
+        content += body
+        is_last = bool(status & 1)
+    return bytes(whole), bytes(content)
+
+
+def _exactly(stream: _Bytes, size: int) -> bytes:
+    found = bytearray()
+    while len(found) < size:
+        got = stream.recv(size - len(found))
+        if not got:
+            raise ConnectionResetError("the server ended the connection")
+        found += got
+    return bytes(found)
+
+
+class Channel:
+    """What the driver takes for a socket; one thread at a time, but for :meth:`abort`.
+
+    Until the login is done it keeps the limit of time that the socket came with, whatever the driver sets.
+
+    Args:
+        raw: connected.
+        host: that the server's certificate must name.
+        wanted: how the connection is encrypted.
+        where: the address without secrets, for texts.
+    """
+
+    def __init__(self, raw: socket.socket, host: str, wanted: Encryption, where: str) -> None:
+        self._raw, self._host, self._wanted, self._where = raw, host, wanted, where
+        self._stream: _Bytes = raw
+        self._ready = b""
+        self._has_sent_prelogin = self._is_logged_in = False
+        if wanted.is_strict:
+            with self._logging_in():
+                self._begin_tls(in_packets=False)
+
+    @property
+    def tls_version(self) -> str | None:
+        """The version of TLS that is spoken; ``None``: the connection is in the clear."""
+        return self._stream.version if isinstance(self._stream, _Tls) else None
+
+    # --- what the driver calls ------------------------------------------------------------------------------------
+
+    def setsockopt(self, *_options: object) -> None:
+        """Do nothing: all options were set when it was connected."""
+
+    def gettimeout(self) -> float | None:
+        """Return how long one call may take, in seconds."""
+        return self._raw.gettimeout()
+
+    def settimeout(self, seconds: float | None) -> None:
+        """Limit every call from now on; without effect until the login is done."""
+        if self._is_logged_in:
+            self._raw.settimeout(seconds)
+
+    def sendall(self, content: bytes | bytearray, _flags: int = 0) -> None:
+        """Send all of it; the driver's first words are what encryption is agreed upon with."""
+        if self._is_logged_in:
+            self._stream.sendall(bytes(content))
+            return
+        with self._logging_in():
+            if self._has_sent_prelogin:
+                self._stream.sendall(bytes(content))
+            else:
+                self._has_sent_prelogin = True
+                self._agree(bytes(content))
+
+    def recv(self, size: int, _flags: int = 0) -> bytes:
+        """Return some bytes; none at the end of the connection."""
+        if not self._ready:
+            if self._is_logged_in:
+                return self._received(size)
+            with self._logging_in():
+                self._ready = self._answer_to_the_login()
+        found, self._ready = self._ready[:size], self._ready[size:]
+        return found
+
+    def _received(self, size: int) -> bytes:
+        try:
+            return self._stream.recv(size)
+        except TimeoutError as error:
+            raise TimeoutError(f"did not answer within {self.gettimeout():g} s") from error
+
+    def recv_into(self, buffer: bytearray | memoryview, size: int = 0, flags: int = 0) -> int:
+        """Read some bytes to the beginning of ``buffer``; return how many."""
+        found = self.recv(size or len(buffer), flags)
+        buffer[: len(found)] = found
+        return len(found)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._raw.close()
+
+    # --- what else is done with it --------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """End the connection from any thread: who waits for an answer hears that there is none. Never raises."""
+        with suppress(OSError):
+            self._raw.shutdown(socket.SHUT_RDWR)
+
+    @contextmanager
+    def _logging_in(self) -> Generator[None]:
+        """Raise what goes wrong with the connection as an error of ours: the driver would sleep and try again."""
+        try:
+            yield
+        except (TimeoutError, ssl.SSLError) as error:
+            said = error if isinstance(error, ssl.SSLError) else f"did not answer within {self.gettimeout():g} s"
+            raise StoreUnreachable(f"{self._where}: {said}") from error
+        except OSError as error:
+            raise StoreUnreachable(f"{self._where}: {error or type(error).__name__}") from error
+
+    def _agree(self, prelogin: bytes) -> None:
+        """Send the driver's PRELOGIN as we want it, and have ready for the driver what it expects in answer."""
+        asked = ENCRYPT_ON if self._wanted.is_on else ENCRYPT_NOT_SUPPORTED
+        self._stream.sendall(prelogin[: HEADER.size] + with_encryption(prelogin[HEADER.size :], asked))
+        whole, content = read_message(self._stream)
+        try:
+            offered = encryption(content)
+            self._ready = packet(whole[0], with_encryption(content, ENCRYPT_NOT_SUPPORTED))
+        except ValueError as error:
+            raise StoreUnreachable(f"{self._where}: {error}; is it a SQL Server?") from error
+        if self._wanted.is_strict:
+            return
+        if self._wanted.is_on:
+            if offered not in {ENCRYPT_ON, ENCRYPT_REQUIRED}:
+                raise ConfigurationError(
+                    f"{self._where} offers no encryption, so the password would go over the network in the clear; give "
+                    f"the server a certificate, or, where the network is safe, write encrypt=no in its address"
+                )
+            self._begin_tls(in_packets=True)
+        elif offered in {ENCRYPT_ON, ENCRYPT_REQUIRED}:
+            raise ConfigurationError(f"{self._where} demands encryption; take encrypt=no out of its address")
+
+    def _begin_tls(self, *, in_packets: bool) -> None:
+        context, name = self._wanted.context, self._wanted.expected_name or self._host
+        assert context is not None
+        try:
+            self._stream = _Tls(self._raw, context, name, in_packets=in_packets)
+        except ssl.SSLCertVerificationError as error:
+            raise ConfigurationError(
+                f"{self._where}: the certificate cannot be trusted: {error.verify_message}; name the file of the "
+                f"authority that issued it with cafile=, the name in it with hostnameincertificate=, or, where the "
+                f"network is safe, write trustservercertificate=yes"
+            ) from error
+        except ssl.SSLError as error:
+            raise StoreUnreachable(f"{self._where}: the TLS handshake failed: {error.reason or error}") from error
+
+    def _answer_to_the_login(self) -> bytes:
+        """Return the packets of the answer to the login, which is a good one.
+
+        Raises:
+            Refused: it is not.
+            Routed: another server is to be asked.
+        """
+        whole, content = read_message(self._stream)
+        try:
+            answer: LoginAnswer = login_answer(content)
+        except ValueError as error:
+            raise StoreUnreachable(f"{self._where}: {error}") from error
+        if answer.errors:
+            raise Refused(*answer.errors[0])
+        if answer.route is not None:
+            raise Routed(answer.route)
+        self._is_logged_in = True
+        return whole

@@ -1,0 +1,64 @@
+"""Delayed messages in SQL Server 2016 or newer.
+
+Not run against a server so far: none can be installed where Postdate is built. The conformance suite runs it when
+``POSTDATE_SQLSERVER_URL`` is set; without, its statements are parsed, its wire is tested against a listener of our own,
+and the rest is what MariaDB proves.
+Source: specification 1.1, 1.3; ADR 0008.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from postdate.backends.rowlocks import LockingStore
+from postdate.backends.sqlserver.connection import SqlServer
+from postdate.backends.sqlserver.names import Names, check_name
+from postdate.backends.sqlserver.setup import setup_statements
+from postdate.backends.sqlserver.tables import HOLDS_AT_MOST, SqlServerTables
+from postdate.ports import Recording
+
+
+class SqlServerStore(LockingStore):
+    """Keeps delayed messages in a table of SQL Server.
+
+    Args:
+        url: ``mssql://user:password@host:port/database``, in TLS unless it says otherwise; for its options see
+            :class:`postdate.backends.sqlserver.connection.SqlServer`.
+        schema: that the tables are in.
+        table: of the waiting messages; at most 128 characters. ``None``: ``{endpoint}.timeouts``.
+        recording: how much is kept for audits.
+        largest_message_bytes: of headers and body together.
+        holds_at_most: a process that shows no life for so long (frozen, swapped out) loses what it holds to others that
+            have the rights to end its connections (VIEW SERVER STATE and ALTER ANY CONNECTION); the server itself never
+            ends them, so without these rights it keeps what it holds, and that is logged.
+        answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: 30 s. What
+            reads or changes whole tables may take 10 minutes.
+        checksum: store one of headers and body with each message; who reads it checks it, whatever this says.
+
+    Raises:
+        ConfigurationError: the address, the schema or the table cannot be.
+    """
+
+    def __init__(  # noqa: PLR0913 - the settings that stand beside an address
+        self,
+        url: str,
+        *,
+        schema: str = "dbo",
+        table: str | None = None,
+        recording: Recording = Recording.ALL,
+        largest_message_bytes: int = 16 * 1024 * 1024,
+        holds_at_most: timedelta = HOLDS_AT_MOST,
+        answers_within: timedelta | None = None,
+        checksum: bool = False,
+    ) -> None:
+        self.server = SqlServer(url, answers_within)
+        self._schema, self._recording = check_name(schema, "schema"), recording
+        self._holds_at_most_with_rights = holds_at_most
+        super().__init__(self.server, self._tables_of, table, largest_message_bytes, checksum=checksum)
+
+    def _tables_of(self, table: str) -> SqlServerTables:
+        return SqlServerTables(Names(self._schema, table), self._recording, self._holds_at_most_with_rights)
+
+    def setup_statements(self, endpoint: str) -> str:
+        """Return the SQL that :meth:`setup` runs on an empty database, for a database administrator."""
+        return setup_statements(Names(self._schema, self._table or f"{endpoint}.timeouts"))

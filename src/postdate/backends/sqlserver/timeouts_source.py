@@ -1,0 +1,145 @@
+"""Timeouts in SQL Server. Its SQL is parsed by the tests, and has met no server yet: see ADR 0015."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from postdate.backends.sqlserver.connection import SqlServer, SqlServerSession
+from postdate.backends.sqlserver.names import Names, check_name, literal, quoted
+from postdate.backends.sqlserver.setup import TAKE_TURN
+from postdate.errors import StoreUnavailable
+from postdate.migrating.dialect import TURN_SECONDS, Dialect, Hiding, Session
+from postdate.migrating.names import NUMBER, ONGOING, STATE_TABLE
+from postdate.persistence.timeouts import ID, TIME
+
+DEFAULT_SCHEMA: Final = "dbo"
+_LOCK_MILLISECONDS: Final = 3_000
+"""What every session of ours has."""
+
+
+class PlainSession:
+    """One connection; see :class:`Session`. The driver leaves percent signs alone when there are no values."""
+
+    def __init__(self, session: SqlServerSession) -> None:
+        self._session = session
+        self.begin, self.commit, self.rollback = session.begin, session.commit, session.rollback
+        self.close = session.close
+
+    def rows(self, sql: str, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+        """See :class:`Session`."""
+        return self._session.rows(sql, values) if values else self._session.rows(sql.replace("%%", "%"))
+
+    def change(self, sql: str, values: Mapping[str, Any]) -> int:
+        """See :class:`Session`."""
+        return self._session.change(sql, values) if values else self._session.change(sql.replace("%%", "%"))
+
+    def pages(self, sql: str, values: dict[str, Any], page: int) -> Iterable[list[tuple[Any, ...]]]:
+        """See :class:`Session`."""
+        return self._session.pages(sql if values else sql.replace("%%", "%"), values, page)
+
+
+class SqlServerDialect(Dialect):
+    """The SQL of SQL Server.
+
+    Args:
+        url: of the database.
+        schema: ``None``: ``dbo``.
+    """
+
+    text = "nvarchar(200)"
+    long_text = "nvarchar(max)"
+    instant = "datetime2"
+    locking_hint = " WITH (UPDLOCK, ROWLOCK)"
+    run = (
+        "CAST(%(run)s AS char(32))"  # as it comes, it would have the column converted, and every batch read and locked
+    )
+
+    def __init__(self, url: str, schema: str | None) -> None:
+        self._server = SqlServer(url)
+        super().__init__(check_name(DEFAULT_SCHEMA if schema is None else schema, "schema"), self._server.where)
+
+    def connect(self) -> Session:
+        """See :class:`Dialect`."""
+        return PlainSession(self._server.connect_patiently())
+
+    def now(self, session: Session) -> datetime:
+        """See :class:`Dialect`."""
+        ((now,),) = session.rows("SELECT SYSUTCDATETIME()", {})
+        return now.replace(tzinfo=UTC)
+
+    def tables(self, session: Session) -> Sequence[str]:
+        """See :class:`Dialect`."""
+        sql = "SELECT name FROM sys.tables WHERE schema_id = SCHEMA_ID(%(schema)s)"
+        return [name for (name,) in session.rows(sql, {"schema": self.schema})]
+
+    def columns(self, session: Session, table: str) -> Sequence[str]:
+        """See :class:`Dialect`; without those that the server computes."""
+        sql = (
+            "SELECT name FROM sys.columns WHERE object_id = OBJECT_ID(%(table)s, 'U') AND is_computed = 0 "
+            "AND system_type_id <> 189 ORDER BY column_id"  # 189: a row version
+        )
+        return [name for (name,) in session.rows(sql, {"table": f"{quoted(self.schema)}.{quoted(table)}"})]
+
+    def limit(self, session: Session, margin: timedelta) -> None:
+        """Limit waits for locks only: the server has no limit for statements. The clock is looked at before commit."""
+        session.change(f"SET LOCK_TIMEOUT {min(margin // timedelta(milliseconds=8), _LOCK_MILLISECONDS)}", {})
+
+    def unlimit(self, session: Session) -> None:
+        """See :class:`Dialect`."""
+        session.change(f"SET LOCK_TIMEOUT {_LOCK_MILLISECONDS}", {})
+
+    def take_turn(self, session: Session) -> None:
+        """See :class:`Dialect`; until the end of the transaction."""
+        values = {"name": Names(self.schema, "any").lock("migration"), "wait": TURN_SECONDS * 1_000}
+        ((granted,),) = session.rows(TAKE_TURN, values)
+        if granted < 0:
+            raise StoreUnavailable(f"{self.where}: another migration has been at its beginning for too long; try again")
+
+    def size_of(self, column: str) -> str:
+        """See :class:`Dialect`."""
+        return f"DATALENGTH({self.quoted(column)})"
+
+    def quoted(self, name: str) -> str:
+        """See :class:`Dialect`."""
+        return quoted(name).replace("%", "%%")
+
+    def _if_missing(self, name: str, table: str) -> str:
+        there = literal(f"{quoted(self.schema)}.{quoted(name)}").replace("%", "%%")
+        return f"IF OBJECT_ID({there}, N'U') IS NULL CREATE TABLE {table}"
+
+    def _unique(self) -> str:
+        return ""  # to this server, two NULLs are equal
+
+    def _after_state(self) -> Sequence[str]:
+        index, ongoing, state = f"{STATE_TABLE}_Ongoing", self.quoted(ONGOING), self.table(STATE_TABLE)
+        there = literal(f"{quoted(self.schema)}.{quoted(STATE_TABLE)}").replace("%", "%%")
+        return (
+            (
+                f"IF NOT EXISTS (SELECT 1 FROM sys.indexes WHERE object_id = OBJECT_ID({there}, N'U') "
+                f"AND name = {literal(index)}) "
+                f"CREATE UNIQUE INDEX {quoted(index)} ON {state} ({ongoing}) WHERE {ongoing} IS NOT NULL"
+            ),
+        )
+
+    def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
+        """See :class:`Dialect`."""
+        number, hidden = self.quoted(NUMBER), self.table(staging)
+        key = self.list_of((NUMBER, ID))
+        return (
+            (
+                f"SELECT {self.list_of(columns)}, CAST(0 AS int) AS {number} INTO {hidden} FROM {self.table(live)} "
+                f"WHERE 1 = 0"
+            ),
+            f"CREATE UNIQUE CLUSTERED INDEX {quoted(f'{staging}_key')} ON {hidden} ({key})",
+        )
+
+    def _earliest(self, hiding: Hiding) -> str:
+        # READPAST skips what is locked, and is refused without READCOMMITTEDLOCK where row versions are switched on;
+        # UPDLOCK keeps what was read until it is taken out.
+        return (
+            f"SELECT TOP ({hiding.limit}) {self.list_of(hiding.columns)} FROM {self.table(hiding.live)} "
+            f"WITH (UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK) "
+            f"WHERE {self.is_due_from()} ORDER BY {self.quoted(TIME)}"
+        )

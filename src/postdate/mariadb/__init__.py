@@ -1,1 +1,0 @@
-"""MariaDB: connections, names, SQL. Imported by its store only."""

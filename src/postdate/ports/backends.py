@@ -1,0 +1,168 @@
+"""What a backend says of itself: the value ``BACKEND`` of its package. Source: ADR 0020."""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from postdate.errors import ConfigurationError
+
+_SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
+_REFERENCE: Final = re.compile(r"[\w.]+:\w+")
+_REFERENCES: Final = frozenset({"env", "file"})
+"""What an address begins with that stands elsewhere: no schemes."""
+
+
+class Place(enum.Enum):
+    """What an address of a backend names, and with that what its adapters are made from."""
+
+    FILE = enum.auto()
+    """A path after three slashes; adapters get it as a :class:`pathlib.Path`."""
+
+    SERVER = enum.auto()
+    """A server after two slashes, with user and password where it needs them; adapters get the whole address."""
+
+    MACHINE = enum.auto()
+    """This machine, or another after two slashes; adapters get the whole address."""
+
+    MEMORY = enum.auto()
+    """This process, which alone can see it; adapters get settings only."""
+
+
+def _as_found(*values: object) -> tuple[object, ...]:
+    """Return values that another package made, whose types nobody may have checked."""
+    return values
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """How addresses are written.
+
+    Args:
+        schemes: an address begins with one of them, in lower case; adapters are given these only.
+        example: of an address with the first scheme.
+        aliases: other names of the first scheme.
+        product: what is there, as people call it; empty: as the backend.
+
+    Raises:
+        ConfigurationError: the schemes are no tuple of schemes.
+    """
+
+    schemes: tuple[str, ...]
+    example: str
+    aliases: tuple[str, ...] = ()
+    product: str = ""
+
+    def __post_init__(self) -> None:
+        for each in _as_found(self.schemes, self.aliases):
+            if not isinstance(each, tuple):
+                raise ConfigurationError(f"schemes and aliases are tuples of schemes, not {each!r}")
+        if not self.schemes:
+            raise ConfigurationError(f"there is no scheme in {self!r}")
+        for each in (*self.schemes, *self.aliases):
+            if not _SCHEME.fullmatch(each) or each in _REFERENCES:
+                raise ConfigurationError(
+                    f"{each!r} is no scheme: lower-case letters, digits, + . -; env and file are references"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """What plays one role of a backend.
+
+    Args:
+        reference: ``module:name`` of a class or function, imported at first use, for it may need the driver. It is
+            called with what the address names (see :class:`Place`) and with settings by name.
+        settings: names of what it takes besides the address. What is not among them is refused.
+
+    Raises:
+        ConfigurationError: that is no reference.
+    """
+
+    reference: str
+    settings: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not _REFERENCE.fullmatch(self.reference):
+            raise ConfigurationError(f"{self.reference!r} refers to nothing; write it as package.module:name")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """One technology. Its package exports one as ``BACKEND``, and is imported without the driver.
+
+    A package of one's own is found by an entry point of the group ``postdate.backends`` that refers to such a value.
+
+    Args:
+        product: as people call it, and as :attr:`postdate.ports.ServerFacts.product` has it.
+        place: what its addresses name.
+        addresses: of databases, or of all that it has.
+        queue_addresses: of queues, where they are written in another way.
+        extra: of the installation of Postdate, which brings the driver; empty: none is needed, or another package
+            brings it.
+        oldest_version: of the server that can be used; empty: any, or it is not known.
+        compares_loosely: its server takes different texts for the same, such as ``A`` and ``a``, where it filters.
+        store: keeps delayed messages: :class:`postdate.ports.ClaimingStore`, or the six methods of
+            :class:`postdate.ports.DelayedMessageStore`; with a method ``close``.
+        transport: has queues: :class:`postdate.ports.Transport`.
+        sagas: keeps saga instances: :class:`postdate.ports.SagaStore`.
+        outbox: keeps outboxes: :class:`postdate.ports.OutboxStore`.
+        timeouts: keeps a timeout manager's timeouts: :class:`postdate.ports.timeouts.TimeoutPersister`.
+        records: gives the records of a store as they are written: :class:`postdate.ports.RecordStreamStore`.
+        timeouts_source: the SQL by which a migration reads and hides timeouts:
+            :class:`postdate.migrating.dialect.Dialect`, called with the place and ``schema``.
+        store_source: the same for messages of a store: :class:`postdate.migrating.store_dialect.StoreDialect`.
+        scripts: of a backend of files, the SQL that makes what is in one: :class:`postdate.ports.FileScripts`, called
+            with nothing; adapters of servers have theirs, as :class:`postdate.ports.ScriptedStore` and the like.
+        file_facts: of a backend of files, looks into one without opening it for use: called with its path and the time
+            in microseconds since 1970 UTC, blocks, changes nothing, and returns :class:`postdate.ports.FileFacts`.
+    """
+
+    product: str
+    place: Place
+    addresses: Addresses
+    queue_addresses: Addresses | None = None
+    extra: str = ""
+    oldest_version: tuple[int, ...] = ()
+    compares_loosely: bool = False
+    store: Adapter | None = None
+    transport: Adapter | None = None
+    sagas: Adapter | None = None
+    outbox: Adapter | None = None
+    timeouts: Adapter | None = None
+    records: Adapter | None = None
+    timeouts_source: Adapter | None = None
+    store_source: Adapter | None = None
+    scripts: Adapter | None = None
+    file_facts: Adapter | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what has other types: packages of others make it, whose types nobody may have checked."""
+        wrong = [
+            name
+            for name, kind in (("place", Place), ("addresses", Addresses), ("queue_addresses", Addresses | None))
+            if not isinstance(getattr(self, name), kind)
+        ]
+        wrong += [name for name in ROLES if not isinstance(getattr(self, name), Adapter | None)]
+        if wrong:
+            named = ", ".join(f"{name}={getattr(self, name)!r}" for name in wrong)
+            raise ConfigurationError(f"the backend {self.product!r} has {named}")
+
+
+Role = Literal[
+    "store",
+    "transport",
+    "sagas",
+    "outbox",
+    "timeouts",
+    "records",
+    "timeouts_source",
+    "store_source",
+    "scripts",
+    "file_facts",
+]
+"""What an adapter can be; a field of :class:`Backend` each."""
+
+ROLES: Final[tuple[Role, ...]] = get_args(Role)

@@ -1,1 +1,0 @@
-"""SQL Server: connections, names, SQL. Imported by its store only."""

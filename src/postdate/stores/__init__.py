@@ -1,1 +1,0 @@
-"""Delayed message stores, one file each."""

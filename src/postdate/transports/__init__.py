@@ -1,1 +1,0 @@
-"""Transports, one file each."""

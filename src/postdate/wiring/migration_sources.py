@@ -1,0 +1,65 @@
+"""From an address to the source of a migration. Source: specification 4.12; ADR 0015."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Literal, cast
+
+from postdate.config import resolved
+from postdate.errors import ConfigurationError
+from postdate.migrating.dialect import Dialect
+from postdate.migrating.store_dialect import StoreDialect
+from postdate.migrating.store_tables import StoreTables
+from postdate.migrating.tables import TimeoutTables
+from postdate.ports.migrating import MigrationSource
+from postdate.wiring.adapters import kind_of, kinds, open_adapter
+
+
+def migration_source(
+    address: str, *, schema: str | None = None, prefixes: Mapping[str, str] | None = None
+) -> MigrationSource:
+    """Return the tables of a timeout manager as a source; it connects at first use.
+
+    Args:
+        address: ``sqlite:///file.db``, ``postgresql://user@host:port/database``, ``mariadb://…`` or ``mssql://…``; or
+            ``env:NAME`` or ``file:PATH``, where one of these stands.
+        schema: of the tables, which a migration's own are made in, too; ``None``: what upstream takes: ``public``,
+            ``dbo``, or the database of a MariaDB address. SQLite has none.
+        prefixes: by endpoint, the prefix of those tables that are not named after their endpoint: the others are found
+            by themselves (:func:`postdate.persistence.timeouts.table_name`).
+
+    Raises:
+        ConfigurationError: there is no such source, or its driver is not installed. Texts have no passwords.
+    """
+    return TimeoutTables(cast("Dialect", _opened(address, schema, "timeouts_source", "made from")), prefixes)
+
+
+def store_source(address: str, *, schema: str | None = None) -> StoreTables:
+    """Return the Postdate stores of a database as a source; it connects at first use.
+
+    Args:
+        address: ``sqlite:///file.db``, ``postgresql://user@host:port/database`` or ``mariadb://…``; or ``env:NAME`` or
+            ``file:PATH``, where one of these stands.
+        schema: of the stores, which a migration's own tables are made in, too; ``None``: ``postdate``, or the database
+            of a MariaDB address. SQLite has none.
+
+    Raises:
+        ConfigurationError: messages cannot be moved out of such a store, or its driver is not installed. Texts have no
+            passwords.
+    """
+    return StoreTables(cast("StoreDialect", _opened(address, schema, "store_source", "made from the store")))
+
+
+def _opened(address: str, schema: str | None, role: Literal["timeouts_source", "store_source"], what: str) -> object:
+    place = resolved(address, os.environ)
+    known = kinds(role)
+    if place.scheme not in known:
+        *first, last = dict.fromkeys(f"{each.scheme}:" for each in known.values())
+        raise ConfigurationError(
+            f"no migration can be {what} {place!r}; it can from {', '.join(first)} and {last} addresses"
+        )
+    kind = kind_of(place, "source of a migration", role)
+    if "schema" not in kind.settings and schema is not None:
+        raise ConfigurationError(f"{kind.product} has no schemas: leave schema out")
+    return open_adapter(kind, place, {"schema": schema} if "schema" in kind.settings else {})

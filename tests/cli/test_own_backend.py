@@ -1,0 +1,265 @@
+"""A backend of another package, found by its entry point alone: no line of Postdate names it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from postdate.backends.sqlite.observation import look_at
+from postdate.errors import ConfigurationError
+from postdate.ports.backends import Adapter, Addresses, Backend, Place
+
+MODULE = '''
+"""Ledgers: files of their own kind, which keep messages and queues. No driver is imported here."""
+from postdate.ports.backends import Adapter, Addresses, Backend, Place
+
+FILE = frozenset({"recording", "synchronous", "create"})
+
+BACKEND = Backend(
+    product="Ledger",
+    place=Place.FILE,
+    addresses=Addresses(("ledger",), "ledger:///file.ledger", aliases=("book",)),
+    store=Adapter("ledgers.adapters:LedgerStore", FILE),
+    transport=Adapter("ledgers.adapters:LedgerQueues", FILE),
+)
+TABLE = Backend(
+    product="Table",
+    place=Place.FILE,
+    addresses=Addresses(("table",), "table:///file.db"),
+    store=Adapter("ledgers.adapters:TableStore"),
+)
+NO_SUCH_CLASS = Backend(
+    product="Table",
+    place=Place.FILE,
+    addresses=Addresses(("table",), "table:///file.db"),
+    store=Adapter("ledgers.adapters:Nobody"),
+)
+NOT_A_BACKEND = "a text"
+TAKEN = Backend(product="Thief", place=Place.SERVER, addresses=Addresses(("postgres",), "postgres://host/db"))
+'''
+ADAPTERS = """
+import sqlite3
+from dataclasses import replace
+from datetime import datetime
+
+from postdate import DelayedMessage
+from postdate.errors import DuplicateMessage
+from postdate import LocalTransport, SqliteStore
+
+
+class LedgerStore(SqliteStore):
+    pass
+
+
+class LedgerQueues(LocalTransport):
+    pass
+
+
+class TableStore:
+    # Six methods, and nothing else that Postdate knows; for one process.
+    def __init__(self, path):
+        self.db = sqlite3.connect(path, isolation_level=None)
+        self.fetched = set()
+
+    async def initialize(self, endpoint, mode):
+        pass
+
+    async def setup(self):
+        columns = "id PRIMARY KEY, due, destination, body, failures DEFAULT 0"
+        self.db.execute(f"CREATE TABLE IF NOT EXISTS waiting ({columns})")
+
+    async def store(self, message, now):
+        values = (message.message_id, message.due.isoformat(), message.destination, message.body)
+        try:
+            self.db.execute("INSERT INTO waiting (id, due, destination, body) VALUES (?, ?, ?, ?)", values)
+        except sqlite3.IntegrityError as error:
+            raise DuplicateMessage(message.message_id) from error
+
+    async def fetch_next_due(self, now):
+        for row in self.db.execute("SELECT * FROM waiting WHERE due < ? ORDER BY due", (now.isoformat(),)):
+            if row[0] not in self.fetched:
+                self.fetched.add(row[0])
+                return DelayedMessage(row[0], datetime.fromisoformat(row[1]), row[2], body=row[3],
+                                      number_of_failures=row[4])
+        return None
+
+    async def remove(self, message_id, now):
+        self.fetched.discard(message_id)
+        return self.db.execute("DELETE FROM waiting WHERE id = ?", (message_id,)).rowcount == 1
+
+    async def increment_failure_count(self, message_id, now):
+        self.fetched.discard(message_id)
+        return self.db.execute("UPDATE waiting SET failures = failures + 1 WHERE id = ?", (message_id,)).rowcount == 1
+
+    async def next_due(self):
+        (due,) = self.db.execute("SELECT min(due) FROM waiting").fetchone()
+        return None if due is None else datetime.fromisoformat(due)
+
+    def close(self):
+        self.db.close()
+"""
+
+
+class Installed:
+    """A folder with the package, as an installer would leave it, in front of what Python finds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        package = folder / "ledgers"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text(MODULE)
+        (package / "adapters.py").write_text(ADAPTERS)
+        self.says("ledger = ledgers:BACKEND")
+
+    def says(self, *points: str) -> None:
+        """Have these entry points."""
+        facts = self.folder / "ledgers-1.0.dist-info"
+        facts.mkdir(exist_ok=True)
+        (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: ledgers\nVersion: 1.0\n")
+        (facts / "entry_points.txt").write_text("\n".join(["[postdate.backends]", *points, ""]))
+
+    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run ``postdate``, in a process that finds the package."""
+        command = [sys.executable, "-m", "postdate.cli", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    def ok(self, *arguments: str):
+        """Run a command that must succeed, and return what it says."""
+        ran = self(*arguments, "--json")
+        assert ran.returncode == 0, ran
+        return json.loads(ran.stdout)
+
+
+@pytest.fixture
+def postdate(own_folder, monkeypatch):
+    installed = Installed(own_folder / "site")
+    others = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(installed.folder), *([others] if others else [])]))
+    return installed
+
+
+def test_its_addresses_work_from_the_command_line(postdate, own_folder, service, eventually):
+    (own_folder / "postdate.toml").write_text('[store]\naddress = "book:///orders.ledger"\nrecording = "outcomes"\n')
+    shown = {each["key"]: each["value"] for each in postdate.ok("config", "show")["settings"]}
+    assert shown["transport.address"] == "book:///orders.ledger", "its queues are in the same file"
+    assert postdate.ok("setup", "--queue", "orders")["queues"] == ["postdate.timeouts", "error", "orders"]
+    assert (own_folder / "orders.ledger").exists()
+    postdate.ok("send", "orders", "later", "--delay", "1h", "--id", "m1")
+    postdate.ok("send", "orders", "soon", "--delay", "50ms", "--id", "m2")
+    running = service()
+    eventually(lambda: postdate.ok("messages", "stats")["queues"]["orders"] == 1, "delivered")
+    assert [each["message_id"] for each in postdate.ok("messages", "list")["messages"]] == ["m1"]
+    assert postdate.ok("messages", "explain", "m1")["state"] == "waiting"
+    checks = {check["name"]: check for check in postdate.ok("doctor")["checks"]}
+    assert checks["service"]["found"].startswith("running")
+    running.process.terminate()
+    assert running.end() == 0
+
+
+def test_six_methods_are_enough_for_an_address(postdate, own_folder, service, eventually):
+    postdate.says("table = ledgers:TABLE")
+    text = '[store]\naddress = "table:///waiting.db"\n[transport]\naddress = "local:///queues.db"\n'
+    (own_folder / "postdate.toml").write_text(text)
+    postdate.ok("setup", "--queue", "orders")
+    running = service()
+    postdate.ok("send", "orders", "soon", "--delay", "50ms", "--id", "m2")
+    listed = postdate("messages", "list")
+    assert listed.returncode == 2, listed
+    assert "the store 'table:///waiting.db' does not show what is in it" in listed.stderr
+    assert postdate("doctor").returncode == 0
+    eventually(lambda: look_at(own_folder / "queues.db", 0).queues["orders"] == 1, "delivered")
+    running.process.terminate()
+    assert running.end() == 0
+
+
+def test_its_addresses_are_among_those_that_errors_name(postdate):
+    asked = postdate("messages", "list", "--store", "leger:///a")
+    assert (asked.returncode, "did you mean ledger:///file.ledger?" in asked.stderr) == (2, True), asked
+    asked = postdate("messages", "list", "--store", "zzz:///a")
+    assert "ledger:" in asked.stderr
+
+
+def test_a_setting_that_it_does_not_take_is_refused(postdate, own_folder):
+    (own_folder / "postdate.toml").write_text('[store]\naddress = "ledger:///a.ledger"\nschema = "shop"\n')
+    asked = postdate("setup")
+    assert asked.returncode == 2
+    assert "store.schema (postdate.toml:3) is not for Ledger" in asked.stderr, asked
+
+
+@pytest.mark.parametrize(
+    ("point", "said"),
+    [
+        ("ledgers.missing:BACKEND", "is left out: No module named 'ledgers.missing'"),
+        ("ledgers:NOT_A_BACKEND", "is left out: it is no postdate Backend"),
+        ("ledgers:TAKEN", "is left out: there is one already for postgres: (PostgreSQL)"),
+        ("ledgers.ends:BACKEND", "is left out: 3"),
+        ("ledgers.unlike:BACKEND", "is left out: 'L' is no scheme"),
+    ],
+)
+def test_a_broken_one_is_left_out_and_named_and_the_others_work(postdate, point, said):
+    (postdate.folder / "ledgers" / "ends.py").write_text("raise SystemExit(3)")
+    (postdate.folder / "ledgers" / "unlike.py").write_text(
+        "from postdate.ports.backends import Addresses\nBACKEND = Addresses(('L',), 'L:///x')"
+    )
+    postdate.says(f"ledger = {point}")
+    assert postdate("setup").returncode == 0
+    sent = postdate("send", "orders", "x", "--delay", "1h")
+    assert sent.returncode == 0, sent
+    asked = postdate("messages", "list", "--store", "ledger:///a")
+    assert asked.returncode == 2
+    assert said in asked.stderr
+
+
+def test_a_module_that_uses_postdate_itself_while_it_is_loaded_is_found(postdate):
+    module = postdate.folder / "ledgers" / "__init__.py"
+    module.write_text("from postdate.wiring import open_store\nrepr(open_store)\n" + MODULE)
+    assert postdate("setup", "--store", "ledger:///a.ledger").returncode == 0
+
+
+def test_what_it_refers_to_and_is_not_there_is_named(postdate):
+    postdate.says("table = ledgers:NO_SUCH_CLASS")
+    asked = postdate("setup", "--store", "table:///a.db", "--transport", "local:///q.db")
+    assert asked.returncode == 2
+    assert "Table cannot be used: ledgers.adapters:Nobody refers to nothing" in asked.stderr
+
+
+def test_doctor_makes_no_file(postdate, own_folder):
+    asked = postdate("doctor", "--store", "ledger:///a.ledger")
+    assert asked.returncode != 0
+    assert "there is no file" in asked.stdout
+    assert not (own_folder / "a.ledger").exists()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"place": "file"},
+        {"addresses": "led:"},
+        {"store": "ledgers.adapters:LedgerStore"},
+        {"queue_addresses": ("led",)},
+    ],
+)
+def test_a_backend_of_wrong_parts_cannot_be_made(wrong):
+    right: dict[str, Any] = {
+        "product": "Ledger",
+        "place": Place.FILE,
+        "addresses": Addresses(("ledger",), "ledger:///a"),
+    }
+    with pytest.raises(ConfigurationError, match=f"the backend 'Ledger' has {next(iter(wrong))}="):
+        Backend(**{**right, **wrong})
+
+
+@pytest.mark.parametrize("schemes", [(), "led", ("Led",), ("env",), ("a:b",), ("",)])
+def test_schemes_that_no_address_can_have_are_refused(schemes):
+    with pytest.raises(ConfigurationError, match="scheme"):
+        Addresses(schemes, "led:///a")
+
+
+@pytest.mark.parametrize("reference", ["module", "module:", ":name", "a:b:c", "a b:c"])
+def test_a_reference_to_nothing_is_refused(reference):
+    with pytest.raises(ConfigurationError, match="refers to nothing"):
+        Adapter(reference)
