@@ -216,8 +216,10 @@ def test_a_broken_one_is_left_out_and_named_and_the_others_work(postdate, point,
 
 def test_a_module_that_uses_postdate_itself_while_it_is_loaded_is_found(postdate):
     module = postdate.folder / "ledgers" / "__init__.py"
-    module.write_text("from postdate.wiring import open_store\nrepr(open_store)\n" + MODULE)
-    assert postdate("setup", "--store", "ledger:///a.ledger").returncode == 0
+    asks = "from postdate.config import Address\nrepr(Address('ledger:///a'))\nimport postdate.wiring\n"
+    module.write_text(asks + MODULE)
+    ran = postdate("setup", "--store", "ledger:///a.ledger")
+    assert (ran.returncode, "left out" in ran.stderr) == (0, False), ran
 
 
 def test_what_it_refers_to_and_is_not_there_is_named(postdate):

@@ -5,10 +5,14 @@ from __future__ import annotations
 import importlib
 import logging
 import threading
-from typing import Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
 
 from postdate.errors import ConfigurationError
 from postdate.ports.backends import Backend, Place
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 log = logging.getLogger("postdate.backends")
 
@@ -34,7 +38,11 @@ class _Registry:
         with self._lock:
             if not self._ours:
                 self._ours = tuple(importlib.import_module(f"postdate.backends.{name}").BACKEND for name in _OURS)
-                self._all = (*self._ours, *_of_others(self._ours))
+                try:
+                    self._all = (*self._ours, *_of_others(self._ours))
+                except BaseException:  # interrupted: whoever asks next looks again
+                    self._ours = ()
+                    raise
             return self._all or self._ours
 
 
@@ -45,19 +53,24 @@ def _of_others(ours: tuple[Backend, ...]) -> list[Backend]:
     others: list[Backend] = []
     for point in sorted(entry_points(group=GROUP), key=lambda each: each.name):
         try:
-            found = point.load()
-            if not isinstance(found, Backend):
-                raise ConfigurationError("it is no postdate Backend")  # noqa: TRY301 - one way out for all
-            twice = sorted(schemes(found) & taken.keys())
-            if twice:
-                by = ", ".join(f"{scheme}: ({taken[scheme]})" for scheme in twice)
-                raise ConfigurationError(f"there is one already for {by}")  # noqa: TRY301
+            found = _loaded(point, taken)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - of another package, which must not end ours
             log.warning("the backend %s (%s) is left out: %s", point.name, point.value, error or repr(error))
             continue
         taken |= dict.fromkeys(schemes(found), found.product)
         others.append(found)
     return others
+
+
+def _loaded(point: EntryPoint, taken: Mapping[str, str]) -> Backend:
+    found = point.load()
+    if not isinstance(found, Backend):
+        raise ConfigurationError("it is no postdate Backend")
+    twice = sorted(schemes(found) & taken.keys())
+    if twice:
+        by = ", ".join(f"{scheme}: ({taken[scheme]})" for scheme in twice)
+        raise ConfigurationError(f"there is one already for {by}")
+    return found
 
 
 _registry = _Registry()
