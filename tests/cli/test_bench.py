@@ -11,6 +11,7 @@ from azure.data.tables import TableServiceClient
 from azure.storage.blob import BlobServiceClient
 from azure.storage.queue import QueueServiceClient
 
+from postdate.bench.plants import STORES
 from postdate.bench.runs import handling
 from postdate.bench.workload import Ping
 
@@ -210,7 +211,7 @@ def test_an_account_that_does_not_answer_is_named_without_its_key(cli):
     [
         (
             ["drain", "--store", "oracle"],
-            "--store must be one of sqlite, postgres, mariadb, mssql, azure-table, not 'oracle'",
+            f"--store must be one of {', '.join(STORES)}, not 'oracle'",
         ),
         (["drain", "--transport", "carrier-pigeon"], "--transport must be one of local, postgres, rabbitmq"),
         (["drain", "--queue-type", "stack"], "--queue-type must be one of quorum, classic, not 'stack'"),

@@ -7,23 +7,29 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from postdate.bench.places.embedded import EmbeddedPlace
 from postdate.bench.places.place import Place, QueuePlace, StorePlace
 from postdate.bench.places.rabbitmq import RabbitMqPlace
+from postdate.bench.places.room import RoomPlace
 from postdate.bench.site import Site
 from postdate.config import Address, resolved
 from postdate.errors import ConfigurationError
+from postdate.ports.benchmarks import BenchRoom
+from postdate.wiring.adapters import kinds, loaded
 
 if TYPE_CHECKING:
     from postdate.bench.places.postgres import PostgresPlace
+
+ROOMS: Final = {scheme: kind for scheme, kind in kinds("bench").items() if scheme == kind.addresses.schemes[0]}
+"""Kinds whose backend says itself how it is measured: store and queues on one server."""
 
 VARIABLES: Final = {
     "postgres": "POSTDATE_POSTGRES_URL",
@@ -32,15 +38,17 @@ VARIABLES: Final = {
     "rabbitmq": "POSTDATE_RABBITMQ_URL",
     "azure-table": "POSTDATE_AZURITE_CONNECTION",
     "azure-queues": "POSTDATE_AZURITE_CONNECTION",
+    **{scheme: f"POSTDATE_{scheme.upper()}_URL" for scheme in ROOMS},
 }
-STORES: Final = ("sqlite", "postgres", "mariadb", "mssql", "azure-table")
-TRANSPORTS: Final = ("local", "postgres", "rabbitmq", "azure-queues")
+STORES: Final = ("sqlite", "postgres", "mariadb", "mssql", "azure-table", *ROOMS)
+TRANSPORTS: Final = ("local", "postgres", "rabbitmq", "azure-queues", *ROOMS)
 _DEFAULT_TRANSPORT: Final = {
     "sqlite": "local",
     "postgres": "postgres",
     "mariadb": "rabbitmq",
     "mssql": "rabbitmq",
     "azure-table": "azure-queues",
+    **{scheme: scheme for scheme in ROOMS},
 }
 
 
@@ -149,6 +157,8 @@ def _store_place(options: Options, run: str) -> StorePlace:
     if options.store == "sqlite":
         return _embedded(options, run)
     url = _address(options.store, "--store-address", options.store_address)
+    if options.store in ROOMS:
+        return _room(run, options.store, url, options)
     if options.store == "postgres":
         return _postgres(run, url, options)
     if options.store == "azure-table":
@@ -166,6 +176,8 @@ def _queue_place(options: Options, run: str) -> QueuePlace:
     if options.transport_kind == "local":
         return _embedded(options, f"{run[:-1]}q")
     url = _address(options.transport_kind, "--transport-address", options.transport_address)
+    if options.transport_kind in ROOMS:
+        return _room(run, options.transport_kind, url, options)
     if options.transport_kind == "postgres":
         return _postgres(run, url, options)
     if options.transport_kind == "azure-queues":
@@ -175,6 +187,11 @@ def _queue_place(options: Options, run: str) -> QueuePlace:
 
 def _embedded(options: Options, run: str) -> EmbeddedPlace:
     return EmbeddedPlace(run, options.folder, options.synchronous, options.recording)
+
+
+def _room(run: str, scheme: str, url: Address, options: Options) -> RoomPlace:
+    opens = cast("Callable[[str, str], BenchRoom]", loaded(ROOMS[scheme]))
+    return RoomPlace(run, scheme, lambda: opens(url, run), options.recording)
 
 
 def _postgres(run: str, url: Address, options: Options) -> PostgresPlace:

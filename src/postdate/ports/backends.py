@@ -118,6 +118,9 @@ class Backend:
             with nothing; adapters of servers have theirs, as :class:`postdate.ports.ScriptedStore` and the like.
         file_facts: of a backend of files, looks into one without opening it for use: called with its path and the time
             in microseconds since 1970 UTC, blocks, changes nothing, and returns :class:`postdate.ports.FileFacts`.
+        bench: makes room on a server for a run of ``postdate bench``: :class:`postdate.ports.benchmarks.BenchRoom`,
+            called with the address and the name of the run. The server's address is also found in the variable
+            ``POSTDATE_{SCHEME}_URL``.
     """
 
     product: str
@@ -137,6 +140,7 @@ class Backend:
     store_source: Adapter | None = None
     scripts: Adapter | None = None
     file_facts: Adapter | None = None
+    bench: Adapter | None = None
 
     def __post_init__(self) -> None:
         """Refuse what has other types: packages of others make it, whose types nobody may have checked."""
@@ -162,6 +166,7 @@ Role = Literal[
     "store_source",
     "scripts",
     "file_facts",
+    "bench",
 ]
 """What an adapter can be; a field of :class:`Backend` each."""
 

@@ -18,4 +18,5 @@ BACKEND: Final = Backend(
         "postdate.backends.redis.transport:RedisTransport",
         frozenset({"recording", "largest_message_bytes", "holds_at_most", "answers_within"}),
     ),
+    bench=Adapter("postdate.backends.redis.bench:RedisBenchRoom"),
 )

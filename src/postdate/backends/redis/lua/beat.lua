@@ -9,8 +9,8 @@ call('HSET', tag .. ':about', holder, about)
 local all = call('ZRANGE', holders, 0, -1, 'WITHSCORES')
 for at = 1, #all, 2 do
   local other, silent = all[at], now - tonumber(all[at + 1])
-  if other ~= holder and silent > grace then
-    local limit = tonumber(call('HGET', tag .. ':limits', other) or '0')
+  local limit = tonumber(call('HGET', tag .. ':limits', other) or '0')
+  if other ~= holder and silent > math.min(grace, limit) then
     if silent > limit or call('PUBSUB', 'NUMSUB', tag .. ':alive:' .. other)[2] == 0 then
       forget_holder(other)
     end
