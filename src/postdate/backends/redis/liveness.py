@@ -29,6 +29,9 @@ _BEATS_EVERY_SECONDS: Final = 1.0
 _DEAD_AFTER: Final = timedelta(seconds=3)
 """Without subscription and without beat; longer than it takes to connect anew after a connection was lost."""
 
+Undo = tuple[str, str, int, int]
+"""Holder, claimant, first and last number: see ``undo.lua``."""
+
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 log = logging.getLogger("postdate.redis")
@@ -60,6 +63,7 @@ class Liveness:
         self._in_force_until = 0.0
         self._task: asyncio.Task[None] | None = None
         self._registering = asyncio.Lock()
+        self._undone_later: list[Undo] = []
 
     @property
     def holder_now(self) -> str:
@@ -118,8 +122,22 @@ class Liveness:
                 continue
             if known:
                 self._in_force_until = began + self._holds_at_most.total_seconds()
+                await self._undo()
             elif holder == self._holder:
                 self.lose()
+
+    def undo_later(self, undo: Undo) -> None:
+        """Have a script ``undo`` run once the server answers again."""
+        self._undone_later.append(undo)
+
+    async def _undo(self) -> None:
+        while self._undone_later:
+            try:
+                await self._server.run("undo", *self._undone_later[0])
+            except PostdateError as error:
+                log.debug("what was held is given back later: %s", error)
+                return
+            self._undone_later.pop(0)
 
     async def close(self) -> None:
         """Give back everything that is held."""
@@ -140,8 +158,8 @@ def _nothing(_text: bytes | None) -> None:
 class Claimant:
     """What claims under a holder, one claim at a time: a store, or one receiver.
 
-    A claim whose answer is lost, or nobody waits for any more, may hold messages that nobody knows of. It is declared
-    void before the next one; the server gives back what it holds, also should it come later.
+    A claim whose answer is lost, or that nobody waits for any more, may hold messages that nobody knows of. It is
+    declared void before the next one; the server gives back what it holds, also should it come later.
 
     Args:
         server: where it claims.
@@ -152,7 +170,7 @@ class Claimant:
         self._server, self._liveness = server, liveness
         self._name = secrets.token_hex(4)
         self._number = 0
-        self._doubtful: str | None = None
+        self._doubtful: dict[str, int] = {}
         self._claiming = asyncio.Lock()
 
     async def claim(self, name: str, where: str, *arguments: Any) -> tuple[str, Any]:
@@ -169,30 +187,37 @@ class Claimant:
         async with self._claiming:
             for _ in range(2):
                 holder = await self._liveness.holder()
-                await self._settle_doubt(holder)
+                await self._settle_doubts(holder)
                 self._number += 1
                 token = f"{holder}:{self._name}:{self._number}"
-                self._doubtful = holder
+                self._doubtful[token] = self._number
                 answer = await self._server.run(name, where, holder, token, *arguments)
-                self._doubtful = None
+                del self._doubtful[token]
                 if answer is not None:
                     return token, answer
                 if holder == self._liveness.holder_now:
                     self._liveness.lose()
             raise self._server.meanings.unreachable(f"{self._server.login.place} forgot this process twice in a row")
 
-    async def _settle_doubt(self, holder: str) -> None:
-        if self._doubtful == holder:
-            await self._give_back(holder)
-        self._doubtful = None
+    def doubt(self, token: str) -> None:
+        """Have all that was claimed by a token given back before the next claim: it was not handed on."""
+        self._doubtful[token] = int(token.rpartition(":")[2])
 
-    async def _give_back(self, holder: str) -> None:
-        """Give back what is held by claims so far that nobody knows of: those that are known have been fenced apart."""
-        await self._server.run("undo", holder, self._name, self._number, self._number + 1)
+    async def _settle_doubts(self, holder: str) -> None:
+        for token, number in list(self._doubtful.items()):
+            if token.startswith(f"{holder}:"):
+                await self._server.run("undo", holder, self._name, number, number + 1)
+            self._doubtful.pop(token, None)
 
     async def close(self) -> None:
-        """Give back everything that it holds."""
+        """Give back everything that it holds; later, with a beat, when the server does not answer now."""
         async with self._claiming:
             holder = self._liveness.holder_now
-            if holder and self._number:
-                await self._server.run("undo", holder, self._name, 0, self._number + 1)
+            if not holder or not self._number:
+                return
+            undo = (holder, self._name, 0, self._number + 1)
+            try:
+                await self._server.run("undo", *undo)
+            except BaseException:
+                self._liveness.undo_later(undo)
+                raise

@@ -109,8 +109,12 @@ class RedisReceiver(TakingReceiver):
                     unread.append((number, error))
                     continue
                 found.append(Received(envelope, failures, _Hold(number, token)))
-            for number, error in unread:
-                await self._set_aside(number, token, error)
+            try:
+                for number, error in unread:
+                    await self._set_aside(number, token, error)
+            except BaseException:
+                self._claimant.doubt(token)
+                raise
             if found or not rows or message_id:
                 return found
 

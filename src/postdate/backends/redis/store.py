@@ -235,16 +235,24 @@ class RedisStore(
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
         while limit > 0:
             token, rows = await self._claimant.claim("claim", self._place, instant(now), limit, _MOST_BYTES_AT_ONCE)
-            claims: list[Claim] = []
-            for message_id, *fields in rows:
-                try:
-                    claims.append(Claim(read_message(message_id, fields), token))
-                except MessageError as error:
-                    await self._set_aside(message_id, token, error, now)
+            try:
+                claims = [each for row in rows if (each := await self._claim(row, token, now)) is not None]
+            except BaseException:
+                self._claimant.doubt(token)
+                raise
             self._held |= {claim.message.message_id: claim for claim in claims}
             if claims or not rows:
                 return claims
         return []
+
+    async def _claim(self, row: Sequence[Any], token: str, now: datetime) -> Claim | None:
+        """Return the claim of a row; ``None``: it cannot be read, and was set aside."""
+        message_id, *fields = row
+        try:
+            return Claim(read_message(message_id, fields), token)
+        except MessageError as error:
+            await self._set_aside(message_id, token, error, now)
+            return None
 
     async def _set_aside(self, message_id: bytes, token: str, error: MessageError, now: datetime) -> None:
         place = self._place

@@ -11,7 +11,8 @@
 --   STORE:m:ID         a waiting message: i d q h b x f; D and A, its members in :due and :free; t, the token of its claim
 --   STORE:due, :free   sorted sets without scores: instant, number of storing, id; all of them, and those nobody holds
 --   STORE:r:ID         records of one message; STORE:counts  of each kind
---   {tag}:qm:NUMBER    a message in a queue: i h b x d f; Q, its queue; e, when it ends there; B, the store it came from
+--   {tag}:qm:NUMBER    a message in a queue: i h b x d f; Q, its queue; e, when it ends there; B, the store it came from; of
+--                      that are D and A, which mean nothing here
 --   {tag}:q:NAME:ready, :ends   sorted sets of numbers, by place in the queue and by when they end
 --   PLACE:x:NUMBER, PLACE:xs    what cannot be read, of a store or of all queues
 local tag = KEYS[1]
@@ -73,12 +74,15 @@ end
 local SCHEDULED, DELIVERED, HANDLED, RETRIED, EXPIRED, FAILED = '1', '2', '3', '4', '5', '7'
 local RESCHEDULED, DISCARDED, RETURNED = '8', '9', '10'
 
+local function line_of(kind, at, due, destination, detail)
+  return table.concat({ kind, at, is_instant(due) and due or '', destination or '', detail }, '\0')
+end
+
 local function record(store, level, kind, id, at, due, destination, detail)
   if level == 'none' or (level ~= 'all' and (kind == RETRIED or kind == HANDLED)) then
     return
   end
-  local line = table.concat({ kind, at, is_instant(due) and due or '', destination or '', detail }, '\0')
-  call('RPUSH', store .. ':r:' .. id, line)
+  call('RPUSH', store .. ':r:' .. id, line_of(kind, at, due, destination, detail))
   call('HINCRBY', store .. ':counts', kind, 1)
   if kind == DELIVERED then
     call('SET', store .. ':last', at)
@@ -177,10 +181,16 @@ end
 
 local NEVER = 9007199254740992
 
-local function enqueue(queue, key, number, end_at)
-  if end_at and end_at < NEVER then
+local function ends_there(queue, key, number, end_at)
+  if end_at < NEVER then
     call('HSET', key, 'e', string.format('%.0f', end_at))
     call('ZADD', tag .. ':q:' .. queue .. ':ends', string.format('%.0f', end_at), number)
+  end
+end
+
+local function enqueue(queue, key, number, end_at)
+  if end_at then
+    ends_there(queue, key, number, end_at)
   end
   call('ZADD', tag .. ':q:' .. queue .. ':ready', number, number)
   wake(tag .. ':q:' .. queue .. ':wake', '')
