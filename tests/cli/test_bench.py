@@ -18,7 +18,7 @@ from postdate.bench.workload import Ping
 PLANTS = ("sqlite-local", "sqlite-rabbitmq", "postgres-postgres", "postgres-rabbitmq")
 SAME_DATABASE = ("sqlite-local", "postgres-postgres")
 _AZURE = {"azure": "azure-table"}
-_SERVERS = {"postgres": "postgres_url", "mariadb": "mariadb_url", "rabbitmq": "rabbitmq_url"}
+_SERVERS = {"postgres": "postgres_url", "mariadb": "mariadb_url", "rabbitmq": "rabbitmq_url", "redis": "redis_url"}
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def nothing_is_lost_doubled_or_early(found):
     return (found["lost"], found["duplicated"], found["early"]) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("plant", [*PLANTS, "mariadb-rabbitmq"])
+@pytest.mark.parametrize("plant", [*PLANTS, "mariadb-rabbitmq", "redis-redis"])
 def test_a_drain_delivers_everything_beside_its_limit(bench, plant):
     found = bench(plant, "drain", "--n", "500")
     assert found["benchmark"] == "drain"
