@@ -11,8 +11,8 @@ from typing import Final
 from postdate.config import resolved
 from postdate.errors import MigrationConflict
 from postdate.migrating.store_tables import StoreTables
+from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.stores import StoreSpec
-from postdate.ports.migrating import MigrationSource
 from postdate.wiring.migration_sources import store_source
 
 _MOVABLE: Final = frozenset({"sqlite", "postgresql", "postgres", "mariadb", "mysql"})

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from postdate.config import Address, resolved
-from postdate.migrating.tables import TimeoutTables
+from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.migrate.postgres import PostgresColumns
 from postdate.pipeline.rows import to_columns
 from postdate.pipeline.stores import absolute
-from postdate.ports.migrating import MigrationRun, MigrationSource
+from postdate.ports.migrating import MigrationRun
 from postdate.wiring.migration_sources import migration_source, store_source
 
 
@@ -63,7 +63,7 @@ class OriginSpec:
             source = migration_source(place, schema=self.schema, prefixes=self.prefixes)
             stack.callback(source.close)
             columns = None
-            if isinstance(source, TimeoutTables) and place.scheme in {"postgresql", "postgres"}:
+            if place.scheme in {"postgresql", "postgres"}:
                 columns = PostgresColumns(place, source)
                 stack.callback(columns.close)
             yield Origin(source, columns)
