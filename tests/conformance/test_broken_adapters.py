@@ -278,7 +278,9 @@ class NamesASnapshotThatMoves(SqliteStore):
 class ColumnarSqlite(SqliteStore):
     """A store that gives and takes columns, as simply as can be; not broken."""
 
-    gives_columns = True
+    @property
+    def gives_columns(self) -> bool:
+        return True
 
     def scan_columns(self, scan, part):
         for page in self.scan(scan, part, 100):
