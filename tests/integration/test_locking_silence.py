@@ -301,7 +301,7 @@ async def test_a_process_that_lives_keeps_what_it_holds(brief: MariaDbStore, eve
     await brief.setup()
     await brief.store_many(messages(3), NOW)
     claims = await brief.claim_due(NOW + SECOND, 10)
-    (batch,) = {token.batch for token in brief._held._held.values()}
+    (batch,) = {token.batch for token in brief._claims._held.values()}
     claimed_at = batch.heard_at
     await anyio.to_thread.run_sync(eventually, lambda: batch.heard_at - claimed_at > 2.5, "it was kept for longer")
     assert await brief.finish(claims, Outcome.DELIVERED, NOW) == 3
@@ -313,7 +313,7 @@ async def test_a_server_that_stands_still_for_a_while_ends_nothing_of_a_process_
 ) -> None:
     """Before, whoever got no answer within 2 s gave up what it held, and all of it was sent twice."""
     monkeypatch.setattr("postdate.backends.mariadb.connection._ALIVE_WITHIN_SECONDS", 0.1)
-    monkeypatch.setattr("postdate.backends.rowlocks.presence._SPEAK_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr("postdate.backends.rowlocks.liveness._SPEAK_AFTER_SECONDS", 0.1)
     asked, ask = threading.Event(), MariaDbSession.is_alive
 
     def asked_in_vain(session: MariaDbSession, at_most: float | None = None) -> bool:
@@ -338,7 +338,7 @@ async def test_what_waits_for_one_connection_silences_no_other(
     mariadb_url: str, schema: str, monkeypatch: pytest.MonkeyPatch, eventually: Callable
 ) -> None:
     """The thread that shows life goes on while a connection that holds a batch is asked."""
-    monkeypatch.setattr("postdate.backends.rowlocks.presence._SPEAK_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr("postdate.backends.rowlocks.liveness._SPEAK_AFTER_SECONDS", 0.1)
     store = MariaDbStore(mariadb_url, schema=schema, table=TABLE)
     await store.setup()
     await store.store_many(messages(3), NOW)
@@ -367,7 +367,7 @@ async def test_a_process_that_has_lost_what_it_held_finds_out(
     brief: MariaDbStore, monkeypatch: pytest.MonkeyPatch, eventually: Callable, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It need not be told by a failing call: whoever looks at its own connections sees that one is gone."""
-    monkeypatch.setattr("postdate.backends.rowlocks.presence._SPEAKS_IN_TIME", 1 / 1.5)  # too late
+    monkeypatch.setattr("postdate.backends.rowlocks.liveness._SPEAKS_IN_TIME", 1 / 1.5)  # too late
     brief._assemble(TABLE)
     await brief.setup()
     await brief.store_many(messages(3), NOW)

@@ -13,9 +13,9 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
 
+from postdate.backends.rowlocks.next_due import NextDue
 from postdate.backends.rowlocks.parts import Aside, Ending, Row, Tables, decoded, from_row
 from postdate.backends.rowlocks.pool import Pool
-from postdate.backends.rowlocks.watch import Watch
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import DuplicateMessage, MessageNotFound, StoreError, StoreNotSetUp, StoreNotWritable
 from postdate.messages import DelayedMessage, check_headers, resealed
@@ -37,11 +37,11 @@ class Shelf:
     Args:
         pool: where connections come from.
         tables: of the store.
-        watch: told of what waits again.
+        next_due: told of what waits again.
     """
 
-    def __init__(self, pool: Pool, tables: Tables, watch: Watch) -> None:
-        self._pool, self._tables, self._watch = pool, tables, watch
+    def __init__(self, pool: Pool, tables: Tables, next_due: NextDue) -> None:
+        self._pool, self._tables, self._next_due = pool, tables, next_due
         self._left = _NONE
         self._left_until = 0.0
         self._has_complained = False
@@ -83,7 +83,7 @@ class Shelf:
         self._tables.set_aside(session, bad, at)
         text = "%d messages cannot be read and were set aside (%s); `postdate errors` shows what is to be done"
         log.error(text, len(bad), next(iter(bad.values())))
-        self._watch.forget()  # the earliest that is known may have been one of them
+        self._next_due.forget()  # the earliest that is known may have been one of them
 
     def looked_at(self, look: Callable[[Any], Sequence[tuple[int, Row]]]) -> list[DelayedMessage]:
         """Return what can be read of what ``look`` finds, in order; what cannot is set aside if nobody holds it.
@@ -128,7 +128,7 @@ class Shelf:
             self._tables.end_aside(session, aside, None)
 
         self._pool.transaction(put_back)
-        self._watch.forget()
+        self._next_due.forget()
 
     def discard(self, number: int, at: int) -> None:
         """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""

@@ -49,7 +49,7 @@ class Token:
         self.holder: int | None = None
 
 
-class Batches:
+class Claims:
     """Everything that this process holds of one store. Thread-safe.
 
     Args:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from postdate.ports import Wake
 
 
-class Watch:
+class NextDue:
     """Thread-safe. Times are microseconds since 1970 UTC."""
 
     def __init__(self) -> None:
