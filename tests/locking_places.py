@@ -7,12 +7,11 @@ from tests.mariadb_subjects import MariaDbStoreSubject
 from tests.sqlserver_subjects import SqlServerStoreSubject, sqlserver_subjects
 
 from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession
-from postdate.backends.mariadb.names import Names as MariaDbNames
+from postdate.backends.mariadb.names import MariaDbNames
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.backends.rowlocks import LockingStore
-from postdate.backends.sqlserver.connection import SqlServer, SqlServerSession
-from postdate.backends.sqlserver.names import Names as SqlServerNames
-from postdate.backends.sqlserver.names import literal
+from postdate.backends.sqlserver.connection import SqlServerInstance, SqlServerSession
+from postdate.backends.sqlserver.names import SqlServerNames, literal
 from postdate.backends.sqlserver.store import SqlServerStore
 
 TABLE = "sales.`timeouts`"
@@ -135,7 +134,7 @@ class SqlServerPlace(LockingPlace):
         return SqlServerStore(self.url, schema=self.schema, table=table, **settings)
 
     def connect(self) -> SqlServerSession:
-        return SqlServer(self.url).connect()
+        return SqlServerInstance(self.url).connect()
 
     def names(self, table: str = TABLE) -> SqlServerNames:
         return SqlServerNames(self.schema, table)

@@ -7,10 +7,11 @@ from typing import cast
 
 import pytest
 
-from postdate.backends.rowlocks import Conflict, Pool, Tables
+from postdate.backends.rowlocks import Conflict, Pool
 from postdate.backends.rowlocks.claims import Claims
 from postdate.backends.rowlocks.liveness import Liveness
 from postdate.backends.rowlocks.next_due import NextDue
+from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.errors import (
     InvalidMessage,
     PostdateError,
@@ -156,7 +157,7 @@ def tables() -> FewTables:
 def liveness(server: Server, tables: FewTables, monkeypatch: pytest.MonkeyPatch) -> Iterator[Liveness]:
     monkeypatch.setattr("postdate.backends.rowlocks.liveness._FREE_EVERY_SECONDS", 0.01)
     monkeypatch.setattr("postdate.backends.rowlocks.liveness._LOOK_EVERY_SECONDS", 0.01)
-    shared = cast("Tables", tables)
+    shared = cast("RowLockTables", tables)
     liveness = Liveness(server, shared, NextDue())
     liveness.start(Claims(Pool(server), shared, liveness.holder))
     yield liveness

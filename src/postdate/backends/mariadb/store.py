@@ -11,11 +11,11 @@ from datetime import timedelta
 
 from postdate.backends.mariadb import pruning
 from postdate.backends.mariadb.connection import HOLDS_AT_MOST, MariaDbServer
-from postdate.backends.mariadb.facts import old_snapshots
-from postdate.backends.mariadb.names import Names, check_name
+from postdate.backends.mariadb.names import MariaDbNames, check_name
 from postdate.backends.mariadb.setup import setup_statements
-from postdate.backends.mariadb.tables import MariaDbTables
+from postdate.backends.mariadb.tables import MariaDbTables, old_snapshots
 from postdate.backends.rowlocks import LockingStore
+from postdate.backends.rowlocks.names import RowLockNames
 from postdate.errors import ConfigurationError
 from postdate.ports import OldSnapshot, Recording, ScanPart
 from postdate.ports.pruning import StoredRecord
@@ -64,11 +64,11 @@ class MariaDbStore(LockingStore):
         super().__init__(self.server, self._tables_of, table, largest_message_bytes, holds_at_most, checksum=checksum)
 
     def _tables_of(self, table: str) -> MariaDbTables:
-        return MariaDbTables(Names(self._schema, table), self._recording)
+        return MariaDbTables(MariaDbNames(self._schema, table), self._recording)
 
     def setup_statements(self, endpoint: str) -> str:
         """Return the SQL that :meth:`setup` runs on an empty server, for a database administrator."""
-        return setup_statements(Names(self._schema, self._table or f"{endpoint}.timeouts"))
+        return setup_statements(MariaDbNames(self._schema, self._table or f"{endpoint}.timeouts"))
 
     async def old_snapshots(self) -> Sequence[OldSnapshot]:
         """See :meth:`postdate.ports.SeesSnapshots.old_snapshots`; none are seen without the right ``PROCESS``."""
@@ -101,7 +101,5 @@ class MariaDbStore(LockingStore):
         return pruning.restore(self._pool, self._names, records)
 
     @property
-    def _names(self) -> Names:
-        tables = self._tables
-        assert isinstance(tables, MariaDbTables)
-        return tables.names
+    def _names(self) -> RowLockNames:
+        return self._tables.names

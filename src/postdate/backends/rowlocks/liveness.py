@@ -8,7 +8,10 @@ number is withdrawn, and another connection gets another one. What goes wrong wi
 connection is logged once and tried again, and the number stays.
 
 These servers do not call when a message is stored, so the thread asks for the next attempt, the first entry of an
-index, ten times a second, and only while somebody listens. Source: ADR 0008.
+index, ten times a second, and only while somebody listens.
+
+What a dialect gives is :class:`LivingTables`. A server that calls (as PostgreSQL notifies) looks at ``next_attempt``
+as seldom as it likes: what it hears of goes to the same next-due cache. Source: ADR 0008.
 """
 
 from __future__ import annotations
@@ -20,11 +23,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from postdate.backends.rowlocks.claims import Batch, Claims
+from postdate.backends.rowlocks.claims import Batch, Claims, LeasingTables
 from postdate.backends.rowlocks.next_due import NextDue
-from postdate.backends.rowlocks.parts import Conflict, Server, Tables
+from postdate.backends.rowlocks.parts import Conflict, Server
 from postdate.errors import PostdateError, StoreFull, StoreUnreachable
 
 _LOOK_EVERY_SECONDS: Final = 0.1
@@ -41,6 +44,30 @@ _STOP_WITHIN_SECONDS: Final = 20.0
 log = logging.getLogger("postdate.stores")
 
 
+class LivingTables(LeasingTables, Protocol):
+    """What a dialect gives: numbers that live as long as a connection, and what is asked on it."""
+
+    def appear(self, session: Any) -> int:
+        """Return a new number under which this process may hold messages for as long as ``session`` is open."""
+        ...
+
+    def dead(self, session: Any) -> Sequence[int]:
+        """Return the numbers whose connection is gone."""
+        ...
+
+    def unknown(self, session: Any) -> Sequence[int]:
+        """Return the numbers that messages are leased under and nobody has: after a restore, or deletes by hand."""
+        ...
+
+    def bury(self, session: Any, holders: Sequence[int]) -> None:
+        """Forget numbers; waits for transactions that lease under them, and keeps others from it until the end."""
+        ...
+
+    def next_attempt(self, session: Any, locked: Sequence[int]) -> int | None:
+        """Return the earliest ``attempt_at``, but for those of ``locked``; waits for nobody."""
+        ...
+
+
 class Liveness:
     """One thread, started by the first who needs it.
 
@@ -52,7 +79,7 @@ class Liveness:
     """
 
     def __init__(
-        self, server: Server, tables: Tables, next_due: NextDue, holds_at_most: timedelta | None = None
+        self, server: Server, tables: LivingTables, next_due: NextDue, holds_at_most: timedelta | None = None
     ) -> None:
         in_time = _SPEAK_AFTER_SECONDS if holds_at_most is None else holds_at_most.total_seconds() / _SPEAKS_IN_TIME
         self._speak_after_seconds = min(_SPEAK_AFTER_SECONDS, in_time)

@@ -1,7 +1,15 @@
 """Rows that cannot be read are set aside by whoever meets them, and put back once they are mended.
 
-Claiming sets aside in a transaction of its own, which is committed before a batch is held: what was found is seen by
-all, whatever becomes of the process. Source: :mod:`postdate.ports.quarantine`; ADR 0019.
+**The unreadable row.** These rules hold for every store on row locks:
+
+1. Each row is read by itself: one that cannot be read never keeps another from being claimed or shown.
+2. A claim sets aside what it finds, recorded and logged, in a transaction that is committed before a batch is held:
+   what was found is seen by all, whatever becomes of the process. Then it looks again.
+3. A look sets aside what nobody holds, and leaves out the rest: what somebody has claimed was readable to them.
+4. Where setting aside is refused (missing rights or tables), such rows are left out for a minute and claims go on with
+   the others; that is said once, with what to do.
+
+Source: :mod:`postdate.ports.quarantine`; ADR 0019.
 """
 
 from __future__ import annotations
@@ -14,8 +22,9 @@ from datetime import datetime
 from typing import Any, Final
 
 from postdate.backends.rowlocks.next_due import NextDue
-from postdate.backends.rowlocks.parts import Aside, Ending, Row, Tables, decoded, from_row
+from postdate.backends.rowlocks.parts import Aside, Ending, Row, decoded, from_row
 from postdate.backends.rowlocks.pool import Pool
+from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import DuplicateMessage, MessageNotFound, StoreError, StoreNotSetUp, StoreNotWritable
 from postdate.messages import DelayedMessage, check_headers, resealed
@@ -40,7 +49,7 @@ class Shelf:
         next_due: told of what waits again.
     """
 
-    def __init__(self, pool: Pool, tables: Tables, next_due: NextDue) -> None:
+    def __init__(self, pool: Pool, tables: RowLockTables, next_due: NextDue) -> None:
         self._pool, self._tables, self._next_due = pool, tables, next_due
         self._left = _NONE
         self._left_until = 0.0
@@ -157,7 +166,7 @@ class SetsAside:
         raise NotImplementedError
 
     @property
-    def _tables(self) -> Tables:
+    def _tables(self) -> RowLockTables:
         raise NotImplementedError
 
     async def quarantined(self, limit: int) -> Sequence[Quarantined]:

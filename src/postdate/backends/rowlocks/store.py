@@ -17,7 +17,6 @@ from postdate.backends.rowlocks.parts import (
     Ending,
     Row,
     Server,
-    Tables,
     Waiting,
     check_columns,
     decoded,
@@ -25,6 +24,7 @@ from postdate.backends.rowlocks.parts import (
 )
 from postdate.backends.rowlocks.pool import Pool
 from postdate.backends.rowlocks.quarantine import SetsAside, Shelf
+from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
 from postdate.errors import (
     ConfigurationError,
@@ -77,7 +77,7 @@ class LockingStore(SetsAside):
     def __init__(
         self,
         server: Server,
-        tables: Callable[[str], Tables],
+        tables: Callable[[str], RowLockTables],
         table: str | None,
         largest_message_bytes: int,
         holds_at_most: timedelta | None = None,
@@ -88,7 +88,7 @@ class LockingStore(SetsAside):
         self._server, self._make_tables, self._table = server, tables, table
         self._holds_at_most = holds_at_most
         self._pool, self._next_due = Pool(server), NextDue()
-        self._parts: tuple[Tables, Claims, Liveness, Shelf] | None = None
+        self._parts: tuple[RowLockTables, Claims, Liveness, Shelf] | None = None
         self._capabilities = StoreCapabilities(
             durable=True,
             shared=True,
@@ -159,7 +159,7 @@ class LockingStore(SetsAside):
             self._liveness.abort()
 
     @property
-    def _assembled(self) -> tuple[Tables, Claims, Liveness, Shelf]:
+    def _assembled(self) -> tuple[RowLockTables, Claims, Liveness, Shelf]:
         if self._parts is None:
             name = type(self).__name__
             raise ConfigurationError(
@@ -168,7 +168,7 @@ class LockingStore(SetsAside):
         return self._parts
 
     @property
-    def _tables(self) -> Tables:
+    def _tables(self) -> RowLockTables:
         return self._assembled[0]
 
     @property

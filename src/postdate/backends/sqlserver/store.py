@@ -11,8 +11,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from postdate.backends.rowlocks import LockingStore
-from postdate.backends.sqlserver.connection import SqlServer
-from postdate.backends.sqlserver.names import Names, check_name
+from postdate.backends.sqlserver.connection import SqlServerInstance
+from postdate.backends.sqlserver.names import SqlServerNames, check_name
 from postdate.backends.sqlserver.setup import setup_statements
 from postdate.backends.sqlserver.tables import HOLDS_AT_MOST, SqlServerTables
 from postdate.ports import Recording
@@ -23,7 +23,7 @@ class SqlServerStore(LockingStore):
 
     Args:
         url: ``mssql://user:password@host:port/database``, in TLS unless it says otherwise; for its options see
-            :class:`postdate.backends.sqlserver.connection.SqlServer`.
+            :class:`postdate.backends.sqlserver.connection.SqlServerInstance`.
         schema: that the tables are in.
         table: of the waiting messages; at most 128 characters. ``None``: ``{endpoint}.timeouts``.
         recording: how much is kept for audits.
@@ -51,14 +51,14 @@ class SqlServerStore(LockingStore):
         answers_within: timedelta | None = None,
         checksum: bool = False,
     ) -> None:
-        self.server = SqlServer(url, answers_within)
+        self.server = SqlServerInstance(url, answers_within)
         self._schema, self._recording = check_name(schema, "schema"), recording
         self._holds_at_most_with_rights = holds_at_most
         super().__init__(self.server, self._tables_of, table, largest_message_bytes, checksum=checksum)
 
     def _tables_of(self, table: str) -> SqlServerTables:
-        return SqlServerTables(Names(self._schema, table), self._recording, self._holds_at_most_with_rights)
+        return SqlServerTables(SqlServerNames(self._schema, table), self._recording, self._holds_at_most_with_rights)
 
     def setup_statements(self, endpoint: str) -> str:
         """Return the SQL that :meth:`setup` runs on an empty database, for a database administrator."""
-        return setup_statements(Names(self._schema, self._table or f"{endpoint}.timeouts"))
+        return setup_statements(SqlServerNames(self._schema, self._table or f"{endpoint}.timeouts"))

@@ -13,8 +13,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from postdate.backends.rowlocks.timeouts import ServerTimeouts
-from postdate.backends.sqlserver.connection import SqlServer, SqlServerSession
-from postdate.backends.sqlserver.names import Names, check_name, literal, quoted
+from postdate.backends.sqlserver.connection import SqlServerInstance, SqlServerSession
+from postdate.backends.sqlserver.names import SqlServerNames, check_name, literal, quoted
 from postdate.backends.sqlserver.setup import TAKE_TURN
 from postdate.errors import InvalidMessage, StoreUnavailable
 from postdate.messages import DESTINATION_LIMIT
@@ -47,7 +47,7 @@ class SqlServerTimeouts(ServerTimeouts):
 
     Args:
         url: ``mssql://user:password@host:port/database``, in TLS unless it says otherwise; for its options see
-            :class:`postdate.backends.sqlserver.connection.SqlServer`.
+            :class:`postdate.backends.sqlserver.connection.SqlServerInstance`.
         schema: that the table is in.
         table_prefix: what the name of the table begins with; the name has at most 128 characters. ``None``: that of the
             endpoint, see :func:`postdate.persistence.timeouts.table_prefix`.
@@ -57,7 +57,7 @@ class SqlServerTimeouts(ServerTimeouts):
     """
 
     def __init__(self, url: str, *, schema: str = "dbo", table_prefix: str | None = None) -> None:
-        self.server = SqlServer(url)
+        self.server = SqlServerInstance(url)
         self._schema = check_name(schema, "schema")
         super().__init__(self.server, lambda name: SqlServerTable(schema, name), table_prefix)
 
@@ -98,7 +98,7 @@ class SqlServerTable:
                 f"    INDEX [Index_SagaId] ([SagaId]), INDEX [Index_Time] ([Time])\n)"
             ),
         )
-        self._lock = Names(schema, "timeouts").lock("setup")
+        self._lock = SqlServerNames(schema, "timeouts").lock("setup")
         of_id = "[Id] = CAST(%(Id)s AS uniqueidentifier)"
         self.insert_one = (
             f"INSERT INTO {table} ([Id], [Destination], [SagaId], [State], [Time], [Headers], [PersistenceVersion]) "
