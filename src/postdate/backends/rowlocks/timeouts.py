@@ -5,9 +5,11 @@ Source: specification 4.6; ADR 0008, ADR 0014.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import textwrap
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Final, NamedTuple
 
 from postdate.backends.rowlocks import Pool, Server
 from postdate.errors import ConfigurationError
@@ -16,41 +18,85 @@ from postdate.persistence.timeouts import checked, decode, encode, normal_id, no
 from postdate.ports.timeouts import DueChunk, Timeout
 from postdate.threads import in_thread
 
+_ALL: Final = 2**63 - 1
 
-class Table(Protocol):
-    """The SQL of one table of timeouts. Ids are normal ones; each method is one statement, or begins its own work."""
 
+class TimeoutStatements(NamedTuple):
+    """Every statement of one table of timeouts; a name in it stands for an id as :meth:`TimeoutTable.key` has it."""
+
+    insert: str
+    """Writes a row, unless its id is there."""
+    peek: str
+    claim: str
+    delete: str
+    delete_saga: str
+    due: str
+    first: str
+
+
+class TimeoutTable(ABC):
+    """The SQL of one table of timeouts. Ids are normal ones; each method is one statement, or begins its own work.
+
+    Args:
+        name: of the table as SQL.
+        create: what makes it where nothing is there yet.
+        sql: its statements.
+    """
+
+    def __init__(self, name: str, create: tuple[str, ...], sql: TimeoutStatements) -> None:
+        self.name, self.create, self.sql = name, create, sql
+
+    def script(self) -> str:
+        """Return the SQL that makes the table where nothing is there yet, for a database administrator."""
+        rights = (
+            f"For a user who may not create tables:\nGRANT SELECT, INSERT, UPDATE, DELETE ON {self.name} TO the_user;"
+        )
+        create = "".join(f"{statement};\n" for statement in self.create)
+        return f"{create}{textwrap.indent(rights, '-- ', lambda line: True)}\n"
+
+    @abstractmethod
     def setup(self, session: Any) -> None:
         """Create what is missing; several processes may do it at once."""
-        ...
 
+    @abstractmethod
     def insert(self, session: Any, row: dict[str, Any]) -> bool:
         """Write a row of :func:`postdate.persistence.timeouts.encode`; ``False``: its id is there already."""
-        ...
+
+    @abstractmethod
+    def key(self, normal: str) -> Mapping[str, Any]:
+        """Return the parameter that finds the rows of an id, of a timeout or of a saga."""
+
+    @abstractmethod
+    def instant(self, instant: datetime) -> object:
+        """Return a time as a bound to compare ``Time`` with: nothing lies between it and ``instant``."""
 
     def peek(self, session: Any, timeout_id: str) -> tuple[Any, ...] | None:
         """Return ``Id``, ``Destination``, ``SagaId``, ``State``, ``Time`` and ``Headers``; waits for nobody."""
-        ...
+        found = session.rows(self.sql.peek, self.key(timeout_id))
+        return found[0] if found else None
 
     def claim(self, session: Any, timeout_id: str) -> tuple[Any, ...] | None:
         """Return the same and lock the row for the transaction; ``None`` also while somebody else has it locked."""
-        ...
+        found = session.rows(self.sql.claim, self.key(timeout_id))
+        return found[0] if found else None
 
     def delete(self, session: Any, timeout_id: str) -> int:
         """Delete a row; return how many were there."""
-        ...
+        return session.change(self.sql.delete, self.key(timeout_id))
 
     def delete_saga(self, session: Any, saga_id: str) -> int:
         """Delete the rows of a saga; return how many were there."""
-        ...
+        return session.change(self.sql.delete_saga, self.key(saga_id))
 
     def due(self, session: Any, after: datetime, until: datetime, at_most: int | None) -> Sequence[tuple[Any, ...]]:
         """See :data:`postdate.persistence.chunks.Due`."""
-        ...
+        limit = _ALL if at_most is None else at_most
+        return session.rows(self.sql.due, {"after": self.instant(after), "until": self.instant(until), "limit": limit})
 
     def first(self, session: Any, after: datetime) -> object:
         """See :data:`postdate.persistence.chunks.First`."""
-        ...
+        found = session.rows(self.sql.first, {"after": self.instant(after)})
+        return found[0][0] if found else None
 
 
 class ServerTimeouts:
@@ -62,12 +108,12 @@ class ServerTimeouts:
         table_prefix: what the name begins with; ``None``: see :func:`postdate.persistence.timeouts.table_prefix`.
     """
 
-    def __init__(self, server: Server, make_table: Callable[[str], Table], table_prefix: str | None) -> None:
+    def __init__(self, server: Server, make_table: Callable[[str], TimeoutTable], table_prefix: str | None) -> None:
         self._pool, self._make_table = Pool(server), make_table
         self._prefix, self._endpoint = table_prefix, ""
         self._table = None if table_prefix is None else self._named("")
 
-    def _named(self, endpoint: str) -> Table:
+    def _named(self, endpoint: str) -> TimeoutTable:
         return self._make_table(table_name(endpoint, prefix=self._prefix))
 
     async def initialize(self, endpoint: str) -> None:
@@ -75,13 +121,17 @@ class ServerTimeouts:
         self._endpoint, self._table = endpoint, self._named(endpoint)
 
     @property
-    def _known(self) -> Table:
+    def _known(self) -> TimeoutTable:
         if self._table is None:
             raise ConfigurationError(
                 f"{type(self).__name__} does not know its table yet: call initialize(endpoint) first, or give "
                 f"table_prefix="
             )
         return self._table
+
+    def setup_statements(self, endpoint: str) -> str:
+        """Return the SQL that :meth:`setup` runs where nothing is there yet, for a database administrator."""
+        return self._named(endpoint).script()
 
     async def setup(self) -> None:
         """Create the table where it is missing; of one that is there, nothing is changed."""
@@ -111,7 +161,7 @@ class ServerTimeouts:
         table, wanted = self._known, normal_id(timeout_id)
         return None if wanted is None else await in_thread(self._claim, table, wanted)
 
-    def _claim(self, table: Table, timeout_id: str) -> _Claim | None:
+    def _claim(self, table: TimeoutTable, timeout_id: str) -> _Claim | None:
         session = self._pool.take()
         try:
             session.begin()
@@ -159,7 +209,7 @@ class ServerTimeouts:
 class _Claim:
     """See :class:`postdate.ports.timeouts.TimeoutClaim`: a row that is locked by the transaction of a connection."""
 
-    def __init__(self, pool: Pool, session: Any, table: Table, timeout: Timeout) -> None:
+    def __init__(self, pool: Pool, session: Any, table: TimeoutTable, timeout: Timeout) -> None:
         self.timeout = timeout
         self._pool, self._session, self._table = pool, session, table
 
