@@ -96,7 +96,7 @@ class MariaDbPlace(LockingPlace):
             session.change(f"KILL {connection}")
 
     def end_idle(self, store: LockingStore, session: MariaDbSession) -> None:
-        for kept, _ in store._pool._idle:
+        for kept, _ in store._pool._connections.idle:
             session.change(f"KILL {kept._connection.thread_id()}")
 
     def rename(self, session: MariaDbSession, table: str, new: str) -> None:
@@ -148,7 +148,7 @@ class SqlServerPlace(LockingPlace):
             session.change(f"KILL {number}")
 
     def end_idle(self, store: LockingStore, session: SqlServerSession) -> None:
-        for kept, _ in store._pool._idle:
+        for kept, _ in store._pool._connections.idle:
             ((number,),) = kept.rows("SELECT @@SPID")
             session.change(f"KILL {number}")
 

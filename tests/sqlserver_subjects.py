@@ -7,6 +7,7 @@ from contextlib import closing
 from tests.damage import flipped
 from tests.mariadb_subjects import DAMAGES
 
+from postdate.backends.sqlserver import BACKEND
 from postdate.backends.sqlserver.connection import SqlServerInstance
 from postdate.backends.sqlserver.names import SqlServerNames, literal, quoted
 from postdate.backends.sqlserver.store import SqlServerStore
@@ -55,4 +56,6 @@ class SqlServerStoreSubject(StoreSubject):
 def sqlserver_subjects() -> dict[str, str]:
     """Return the server's URL by the name of its store; nothing without one."""
     url = os.environ.get(VARIABLE, "")
+    if url:
+        BACKEND.announce()  # here, and in no test
     return {"SqlServerStore": url} if url else {}

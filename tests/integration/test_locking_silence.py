@@ -157,7 +157,7 @@ async def test_closing_ends_what_others_wait_for(
     store: MariaDbStore, link: FaultyLink, monkeypatch: pytest.MonkeyPatch, eventually: Callable
 ) -> None:
     """A call that has a minute left ends with the store."""
-    store._pool._close_idle()
+    store._pool._connections.close_idle()
     monkeypatch.setattr("postdate.backends.rowlocks.connection._ANSWER_WITHIN_SECONDS", 60.0)
     monkeypatch.setattr("postdate.backends.rowlocks.connection._ALIVE_WITHIN_SECONDS", 60.0)
     await store.get("m-0")

@@ -244,6 +244,17 @@ def test_a_percent_sign_in_a_name_arrives_as_it_is(server: TdsServer, session: S
         assert "[50% off]" in statement
 
 
+def test_the_first_connection_says_once_that_it_awaits_a_production_server(
+    server: TdsServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("postdate.ports.backends._announced", set[str]())
+    for _ in range(2):
+        server_at(server.port, "?encrypt=no").connect().close()
+    said = [record.getMessage() for record in caplog.records if "awaits its first production server" in record.message]
+    assert len(said) == 1
+    assert "SQL Server" in said[0]
+
+
 # --- refusals and silence ---------------------------------------------------------------------------------------------
 
 

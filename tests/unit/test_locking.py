@@ -11,6 +11,7 @@ from postdate.backends.rowlocks import Conflict, Pool
 from postdate.backends.rowlocks.claims import Claims
 from postdate.backends.rowlocks.liveness import Liveness
 from postdate.backends.rowlocks.next_due import NextDue
+from postdate.backends.rowlocks.pool import Connections
 from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.errors import (
     InvalidMessage,
@@ -116,6 +117,24 @@ def test_a_closed_pool_lends_nothing_and_keeps_nothing(server: Server) -> None:
     assert server.log == ["connect", "close"]
     with pytest.raises(StoreUnavailable, match="closed"):
         pool.take()
+
+
+def test_what_several_pools_share_is_closed_by_the_last(server: Server) -> None:
+    shared = Connections(server)
+    first, second = Pool(shared), Pool(shared)
+    first.run(lambda _session: None)
+    second.run(lambda _session: None)
+    assert server.log == ["connect"], "one connection serves both"
+    first.close()
+    first.close()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        first.take()
+    second.run(lambda _session: None)
+    assert server.log == ["connect"]
+    lent = second.take()
+    second.close()
+    second.put(lent)
+    assert server.log == ["connect", "close"]
 
 
 # --- who is alive -----------------------------------------------------------------------------------------------------

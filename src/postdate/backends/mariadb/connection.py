@@ -26,7 +26,6 @@ from postdate.backends.rowlocks.connection import (
 from postdate.errors import ConfigurationError
 
 _OLDEST: Final = (10, 6)
-HOLDS_AT_MOST: Final = timedelta(seconds=60)
 _TLS: Final = frozenset({"ssl", "ssl_ca", "ssl_cert", "ssl_key"})
 
 # in_predicate_conversion_threshold: a list of more than 999 numbers would become a table of its own, read from its

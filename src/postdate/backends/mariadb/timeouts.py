@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from postdate.backends.mariadb.connection import HOLDS_AT_MOST, MariaDbServer, literal
+from postdate.backends.mariadb.connection import literal
 from postdate.backends.mariadb.names import check_name, quoted
+from postdate.backends.mariadb.schema import MariaDbSchema
 from postdate.backends.rowlocks.timeouts import ServerTimeouts, TimeoutStatements, TimeoutTable
-from postdate.errors import ConfigurationError, MessageTooLarge, StoreError, StoreNotSetUp
+from postdate.errors import MessageTooLarge, StoreError, StoreNotSetUp
 from postdate.persistence.timeouts import HEADERS, ID, STATE, TIME, rounded_up, spellings, text_time
 
 _WHAT: Final = "the table of timeouts (table_prefix=...)"
@@ -32,7 +33,8 @@ class MariaDbTimeouts(ServerTimeouts):
 
     Args:
         url: ``mariadb://user:password@host:port/database``; for TLS, ``?ssl=true`` (see
-            :class:`postdate.backends.mariadb.connection.MariaDbServer`).
+            :class:`postdate.backends.mariadb.connection.MariaDbServer`). Or a
+            :class:`postdate.backends.mariadb.database.MariaDb`, whose connections and ``schema`` it uses.
         schema: the database that the table is in; ``None``: that of ``url``.
         table_prefix: what the name of the table begins with; the name has at most 64 characters, none of them an
             emoji. ``None``: that of the endpoint, see :func:`postdate.persistence.timeouts.table_prefix`.
@@ -41,13 +43,9 @@ class MariaDbTimeouts(ServerTimeouts):
         ConfigurationError: the address, the schema or the table cannot be.
     """
 
-    def __init__(self, url: str, *, schema: str | None = None, table_prefix: str | None = None) -> None:
-        self.server = MariaDbServer(url, HOLDS_AT_MOST)
-        self._schema = self.server.database if schema is None else schema
-        if not self._schema:
-            raise ConfigurationError("MariaDbTimeouts needs a database: mariadb://user@host/database, or schema=...")
-        check_name(self._schema, "schema")
-        super().__init__(self.server, lambda name: MariaDbTable(self._schema, name), table_prefix)
+    def __init__(self, url: str | MariaDbSchema, *, schema: str | None = None, table_prefix: str | None = None) -> None:
+        database = MariaDbSchema.of(url, schema)
+        super().__init__(database, lambda name: MariaDbTable(database.schema, name), table_prefix)
 
 
 class MariaDbTable(TimeoutTable):

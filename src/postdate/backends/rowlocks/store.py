@@ -11,12 +11,12 @@ from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
 from postdate.backends.rowlocks.claims import Claims, Token
+from postdate.backends.rowlocks.database import RowLockSchema
 from postdate.backends.rowlocks.liveness import Liveness
 from postdate.backends.rowlocks.next_due import NextDue
 from postdate.backends.rowlocks.parts import (
     Ending,
     Row,
-    Server,
     Waiting,
     check_columns,
     decoded,
@@ -66,7 +66,7 @@ class LockingStore(SetsAside):
     """Keeps delayed messages in a table of a database server. The queues are elsewhere, so delivery is at least once.
 
     Args:
-        server: of the database.
+        database: that it is in.
         tables: makes the SQL of a store from the name of its table.
         table: its name; ``None``: ``{endpoint}.timeouts``.
         largest_message_bytes: of headers and body together.
@@ -76,7 +76,7 @@ class LockingStore(SetsAside):
 
     def __init__(
         self,
-        server: Server,
+        database: RowLockSchema,
         tables: Callable[[str], RowLockTables],
         table: str | None,
         largest_message_bytes: int,
@@ -85,9 +85,9 @@ class LockingStore(SetsAside):
         checksum: bool = False,
     ) -> None:
         self._checksum = checksum
-        self._server, self._make_tables, self._table = server, tables, table
+        self.server, self._make_tables, self._table = database.server, tables, table
         self._holds_at_most = holds_at_most
-        self._pool, self._next_due = Pool(server), NextDue()
+        self._pool, self._next_due = Pool(database.connections), NextDue()
         self._parts: tuple[RowLockTables, Claims, Liveness, Shelf] | None = None
         self._capabilities = StoreCapabilities(
             durable=True,
@@ -102,7 +102,7 @@ class LockingStore(SetsAside):
 
     def _assemble(self, table: str) -> None:
         tables = self._make_tables(table)
-        liveness = Liveness(self._server, tables, self._next_due, self._holds_at_most)
+        liveness = Liveness(self.server, tables, self._next_due, self._holds_at_most)
 
         def holder() -> int:
             liveness.start(claims)
@@ -496,7 +496,7 @@ class LockingStore(SetsAside):
         check_columns(scan.what, scan.columns)
         if scan.what == "queued":
             return
-        session = self._server.connect()
+        session = self.server.connect()
         try:
             yield from self._tables.scan(session, scan, part, page)
         finally:

@@ -6,12 +6,14 @@ Source: specification 4.6; ADR 0008, ADR 0014.
 from __future__ import annotations
 
 import textwrap
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from postdate.backends.rowlocks import Pool, Server
+from postdate.backends.rowlocks.database import RowLockSchema
+from postdate.backends.rowlocks.pool import Pool
 from postdate.errors import ConfigurationError
 from postdate.persistence import chunks
 from postdate.persistence.timeouts import checked, decode, encode, normal_id, normal_saga, table_name
@@ -103,13 +105,16 @@ class ServerTimeouts:
     """Keeps timeouts in a table of a database server. The queues are elsewhere, so delivery is at least once.
 
     Args:
-        server: of the database.
+        database: that the table is in.
         make_table: makes the SQL of a table from its name, which it checks.
         table_prefix: what the name begins with; ``None``: see :func:`postdate.persistence.timeouts.table_prefix`.
     """
 
-    def __init__(self, server: Server, make_table: Callable[[str], TimeoutTable], table_prefix: str | None) -> None:
-        self._pool, self._make_table = Pool(server), make_table
+    def __init__(
+        self, database: RowLockSchema, make_table: Callable[[str], TimeoutTable], table_prefix: str | None
+    ) -> None:
+        self.server, self._pool, self._make_table = database.server, Pool(database.connections), make_table
+        self._claims = set[_Claim]()
         self._prefix, self._endpoint = table_prefix, ""
         self._table = None if table_prefix is None else self._named("")
 
@@ -173,7 +178,9 @@ class ServerTimeouts:
         if found is None:
             self._pool.roll_back(session)
             return None
-        return _Claim(self._pool, session, table, found)
+        claim = _Claim(self._pool, session, table, found, self._claims)
+        self._claims.add(claim)
+        return claim
 
     async def try_remove(self, timeout_id: str) -> bool:
         """See :meth:`postdate.ports.timeouts.TimeoutPersister.try_remove`."""
@@ -202,21 +209,45 @@ class ServerTimeouts:
         return await self._pool.run_in_thread(find)
 
     async def close(self) -> None:
-        """Close every connection; a second time without effect."""
-        await in_thread(self._pool.close)
+        """Give back what is claimed, and close every connection; a second time without effect."""
+
+        def give_back() -> None:
+            for claim in list(self._claims):
+                claim.end()
+            self._pool.close()
+
+        await in_thread(give_back)
 
 
 class _Claim:
-    """See :class:`postdate.ports.timeouts.TimeoutClaim`: a row that is locked by the transaction of a connection."""
+    """See :class:`postdate.ports.timeouts.TimeoutClaim`: a row that is locked by the transaction of a connection.
 
-    def __init__(self, pool: Pool, session: Any, table: TimeoutTable, timeout: Timeout) -> None:
+    Args:
+        pool: that the connection goes back to.
+        session: in the transaction.
+        table: of the timeout.
+        timeout: that is claimed.
+        all_claims: of the adapter; it leaves them with its end, which comes once.
+    """
+
+    def __init__(
+        self, pool: Pool, session: Any, table: TimeoutTable, timeout: Timeout, all_claims: set[_Claim]
+    ) -> None:
         self.timeout = timeout
-        self._pool, self._session, self._table = pool, session, table
+        self._pool, self._session, self._table, self._all_claims = pool, session, table, all_claims
+        self._lock = threading.Lock()
+
+    def _ended(self) -> Any:
+        """Return the connection, to whoever ends the claim first; to others ``None``."""
+        with self._lock:
+            session, self._session = self._session, None
+        self._all_claims.discard(self)
+        return session
 
     async def remove(self) -> bool:
-        """Remove it in the transaction that has it locked."""
-        session, self._session = self._session, None
-        return await in_thread(self._remove, session)
+        """Remove it in the transaction that has it locked; ``False`` also after the claim has ended."""
+        session = self._ended()
+        return session is not None and await in_thread(self._remove, session)
 
     def _remove(self, session: Any) -> bool:
         try:
@@ -230,6 +261,12 @@ class _Claim:
 
     async def release(self) -> None:
         """Roll the transaction back."""
-        session, self._session = self._session, None
+        session = self._ended()
         if session is not None:
             await in_thread(self._pool.roll_back, session)
+
+    def end(self) -> None:
+        """Give it back by ending its connection, which waits for no answer."""
+        session = self._ended()
+        if session is not None:
+            session.close()

@@ -17,6 +17,7 @@ from postdate.backends.rowlocks.connection import (
     check_options,
     connected,
 )
+from postdate.backends.sqlserver import BACKEND
 from postdate.backends.sqlserver.channel import Channel, Routed
 from postdate.backends.sqlserver.encryption import OPTIONS, encryption_of
 from postdate.backends.sqlserver.errors import translated
@@ -72,6 +73,7 @@ class SqlServerInstance(DatabaseServer["SqlServerSession"]):
             except Routed as route:
                 address = route.address
             else:
+                BACKEND.announce()
                 return session
         raise StoreUnreachable(f"{self.where}: was sent from server to server, at last to {address[0]}:{address[1]}")
 

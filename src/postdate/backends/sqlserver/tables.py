@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from postdate.backends.rowlocks import Row
+from postdate.backends.rowlocks.database import HOLDS_AT_MOST
 from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.backends.sqlserver import setup
 from postdate.backends.sqlserver.names import SqlServerNames
@@ -20,7 +21,6 @@ from postdate.ports import Recording, Scan, ScanPart
 
 log = logging.getLogger("postdate.stores")
 
-HOLDS_AT_MOST: Final = timedelta(seconds=60)
 _SPEAK_EVERY_SECONDS: Final = 5.0
 _STATEMENT_CHARACTERS: Final = 2 * 1024 * 1024
 

@@ -12,8 +12,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from postdate.backends.rowlocks.timeouts import ServerTimeouts, TimeoutStatements, TimeoutTable
-from postdate.backends.sqlserver.connection import SqlServerInstance
 from postdate.backends.sqlserver.names import SqlServerNames, check_name, literal, quoted
+from postdate.backends.sqlserver.schema import SqlServerSchema
 from postdate.backends.sqlserver.setup import creating_schema, wait_for_our_turn
 from postdate.errors import InvalidMessage
 from postdate.messages import DESTINATION_LIMIT
@@ -44,8 +44,9 @@ class SqlServerTimeouts(ServerTimeouts):
 
     Args:
         url: ``mssql://user:password@host:port/database``, in TLS unless it says otherwise; for its options see
-            :class:`postdate.backends.sqlserver.connection.SqlServerInstance`.
-        schema: that the table is in.
+            :class:`postdate.backends.sqlserver.connection.SqlServerInstance`. Or a
+            :class:`postdate.backends.sqlserver.database.SqlServer`, whose connections and ``schema`` it uses.
+        schema: that the table is in; ``None``: ``dbo``.
         table_prefix: what the name of the table begins with; the name has at most 128 characters. ``None``: that of the
             endpoint, see :func:`postdate.persistence.timeouts.table_prefix`.
 
@@ -53,10 +54,11 @@ class SqlServerTimeouts(ServerTimeouts):
         ConfigurationError: the address, the schema or the table cannot be.
     """
 
-    def __init__(self, url: str, *, schema: str = "dbo", table_prefix: str | None = None) -> None:
-        self.server = SqlServerInstance(url)
-        self._schema = check_name(schema, "schema")
-        super().__init__(self.server, lambda name: SqlServerTable(schema, name), table_prefix)
+    def __init__(
+        self, url: str | SqlServerSchema, *, schema: str | None = None, table_prefix: str | None = None
+    ) -> None:
+        database = SqlServerSchema.of(url, schema)
+        super().__init__(database, lambda name: SqlServerTable(database.schema, name), table_prefix)
 
 
 class SqlServerTable(TimeoutTable):

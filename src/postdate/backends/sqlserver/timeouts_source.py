@@ -8,13 +8,13 @@ from typing import Any, Final
 
 from postdate.backends.sqlserver.connection import SqlServerInstance, SqlServerSession
 from postdate.backends.sqlserver.names import SqlServerNames, check_name, literal, quoted
+from postdate.backends.sqlserver.schema import DEFAULT_SCHEMA
 from postdate.backends.sqlserver.setup import TAKE_TURN
 from postdate.errors import StoreUnavailable
 from postdate.migrating.dialect import TURN_SECONDS, Dialect, Hiding, Session
 from postdate.migrating.names import NUMBER, ONGOING, STATE_TABLE
 from postdate.persistence.timeouts import ID, TIME
 
-DEFAULT_SCHEMA: Final = "dbo"
 _LOCK_MILLISECONDS: Final = 3_000
 """What every session of ours has."""
 
