@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, ClassVar, Final, Generic, TypeVar
+from typing import ClassVar, Final, Generic, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from postdate.errors import ConfigurationError, StoreUnavailable
@@ -99,9 +99,12 @@ def check_options(address: ServerAddress, known: frozenset[str]) -> None:
 
 
 class ServerSession(ABC):
-    """One connection, in autocommit mode outside of :meth:`begin` … :meth:`commit`; one thread at a time.
+    """One connection, in autocommit mode outside of ``begin`` … ``commit``; one thread at a time.
 
-    In statements with ``values`` a percent sign is doubled.
+    Besides what :class:`postdate.backends.rowlocks.parts.Session` says, dialects call ``rows(sql, values)``, which
+    returns the rows of a statement, ``change(sql, values)``, which returns how many rows it changed or found to be so,
+    and ``pages(sql, values, page)``, which yields rows as the server sends them, while nothing else may run. A percent
+    sign is doubled in statements with ``values``.
     """
 
     @property
@@ -112,38 +115,6 @@ class ServerSession(ABC):
     @abstractmethod
     def limit(self, seconds: float) -> None:
         """Wait no longer for an answer from now on."""
-
-    @abstractmethod
-    def rows(self, sql: str, values: Mapping[str, Any] | None = None) -> Sequence[tuple[Any, ...]]:
-        """Run a statement and return its rows."""
-
-    @abstractmethod
-    def change(self, sql: str, values: Mapping[str, Any] | None = None) -> int:
-        """Run a statement and return how many rows it changed, or found to be changed already."""
-
-    @abstractmethod
-    def pages(self, sql: str, values: Mapping[str, Any], page: int) -> Iterable[list[tuple[Any, ...]]]:
-        """Yield the rows of a statement as the server sends them; nothing else may run meanwhile."""
-
-    @abstractmethod
-    def begin(self) -> None:
-        """Begin a transaction."""
-
-    @abstractmethod
-    def commit(self) -> None:
-        """Commit it."""
-
-    @abstractmethod
-    def rollback(self) -> None:
-        """Roll it back, if an error has not done so already."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close the connection; whatever it locked is free. Never raises."""
-
-    @abstractmethod
-    def abort(self) -> None:
-        """End the connection from another thread: whoever waits for an answer hears that none comes. Never raises."""
 
     @abstractmethod
     def ping(self) -> None:

@@ -5,26 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from postdate.backends.rowlocks.parts import Conflict
 from postdate.errors import (
     MessageTooLarge,
     PostdateError,
     StoreFull,
     StoreNotSetUp,
     StoreNotWritable,
-    StoreUnavailable,
-    StoreUnreachable,
 )
 
-Meaning = (
-    type[StoreNotSetUp]
-    | type[StoreFull]
-    | type[StoreNotWritable]
-    | type[MessageTooLarge]
-    | type[Conflict]
-    | type[StoreUnavailable]
-    | type[StoreUnreachable]
-)
+Meaning = type[PostdateError]
 
 _SAID: Final[Mapping[type[PostdateError], str]] = {
     StoreNotSetUp: "{where} lacks tables of Postdate ({said}); run `postdate setup`",
