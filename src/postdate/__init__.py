@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from postdate.backends.azure.store import AzureTableStore
     from postdate.backends.azure.transport import AzureStorageQueueTransport
+    from postdate.backends.mariadb.database import MariaDb
     from postdate.backends.mariadb.store import MariaDbStore
     from postdate.backends.mariadb.timeouts import MariaDbTimeouts
     from postdate.backends.memory.sagas import MemorySagaStore
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from postdate.backends.sqlite.store import SqliteStore
     from postdate.backends.sqlite.timeouts import SqliteTimeouts
     from postdate.backends.sqlite.transport import LocalTransport
+    from postdate.backends.sqlserver.database import SqlServer
     from postdate.backends.sqlserver.store import SqlServerStore
     from postdate.backends.sqlserver.timeouts import SqlServerTimeouts
     from postdate.clock import Clock, ScaledClock, SystemClock
@@ -71,6 +73,7 @@ __all__ = [
     "Headers",
     "ImmediateRetry",
     "LocalTransport",
+    "MariaDb",
     "MariaDbStore",
     "MariaDbTimeouts",
     "MemorySagaStore",
@@ -93,6 +96,7 @@ __all__ = [
     "SagaStore",
     "ScaledClock",
     "SendOptions",
+    "SqlServer",
     "SqlServerStore",
     "SqlServerTimeouts",
     "SqliteOutbox",
@@ -142,9 +146,11 @@ _ROOMS = {
     "backends.sqlite.sagas": ("SqliteSagaStore",),
     "backends.azure.store": ("AzureTableStore",),
     "backends.memory.store": ("MemoryStore",),
+    "backends.mariadb.database": ("MariaDb",),
     "backends.mariadb.store": ("MariaDbStore",),
     "backends.postgres.store": ("PostgresStore",),
     "backends.sqlite.store": ("SqliteStore",),
+    "backends.sqlserver.database": ("SqlServer",),
     "backends.sqlserver.store": ("SqlServerStore",),
     "backends.mariadb.timeouts": ("MariaDbTimeouts",),
     "backends.memory.timeouts": ("MemoryTimeouts",),

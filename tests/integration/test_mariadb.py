@@ -11,10 +11,11 @@ from tests.mariadb_subjects import drop_schema, fresh_schema
 from postdate import DelayedMessage
 from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession
 from postdate.backends.mariadb.errors import translated
-from postdate.backends.mariadb.facts import old_snapshots
-from postdate.backends.mariadb.names import Names, quoted
-from postdate.backends.mariadb.statements import EARLIEST, Statements
+from postdate.backends.mariadb.names import MariaDbNames, quoted
+from postdate.backends.mariadb.statements import MariaDbStatements
 from postdate.backends.mariadb.store import MariaDbStore
+from postdate.backends.mariadb.tables import old_snapshots
+from postdate.backends.rowlocks.statements import EARLIEST
 from postdate.errors import (
     ConfigurationError,
     MessageTooLarge,
@@ -60,14 +61,14 @@ async def test_every_look_goes_by_its_index_however_many_wait(
     store = store_on(mariadb_url, schema)
     await store.setup()
     await store.close()
-    names = Names(schema, TABLE)
+    names = MariaDbNames(schema, TABLE)
     table = names.plain(TABLE)
     session.change(f"USE {quoted(schema)}")
     session.change(
         f"INSERT INTO {table} (number, due, attempt_at, message_id, destination, headers, body) "
         f"SELECT seq, seq * 1000, seq * 1000, seq, 'queue', '{{}}', REPEAT('x', 200) FROM seq_1_to_{ROWS}"
     )
-    sql, numbers = Statements(names), list(range(1, 2_001))
+    sql, numbers = MariaDbStatements(names), list(range(1, 2_001))
     bounds = {"from": EARLIEST, "at": ROWS * 500}
     plans = {
         "claim": ({**bounds, "limit": 1_000}, "attempt"),

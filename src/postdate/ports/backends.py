@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import enum
+import logging
 import re
+import threading
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from postdate.errors import ConfigurationError
+
+log = logging.getLogger("postdate.backends")
+
+_announcing: Final = threading.Lock()
+_announced: Final = set[str]()
+"""Products whose backends were opened in this process."""
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
 _REFERENCE: Final = re.compile(r"[\w.]+:\w+")
@@ -103,6 +111,8 @@ class Backend:
         extra: of the installation of Postdate, which brings the driver; empty: none is needed, or another package
             brings it.
         oldest_version: of the server that can be used; empty: any, or it is not known.
+        awaits: what it has not met yet, where it was tested against a stand-in only: ``its first production server``.
+            Its adapters say so once a process, when they first open (:meth:`announce`).
         compares_loosely: its server takes different texts for the same, such as ``A`` and ``a``, where it filters.
         store: keeps delayed messages: :class:`postdate.ports.ClaimingStore`, or the six methods of
             :class:`postdate.ports.DelayedMessageStore`; with a method ``close``.
@@ -126,6 +136,7 @@ class Backend:
     queue_addresses: Addresses | None = None
     extra: str = ""
     oldest_version: tuple[int, ...] = ()
+    awaits: str = ""
     compares_loosely: bool = False
     store: Adapter | None = None
     transport: Adapter | None = None
@@ -149,6 +160,19 @@ class Backend:
         if wrong:
             named = ", ".join(f"{name}={getattr(self, name)!r}" for name in wrong)
             raise ConfigurationError(f"the backend {self.product!r} has {named}")
+
+    def announce(self) -> None:
+        """Log a warning if it awaits something: once a process, however often it is opened."""
+        with _announcing:
+            is_first = bool(self.awaits) and self.product not in _announced
+            _announced.add(self.product)
+        if is_first:
+            log.warning(
+                "the backend for %s awaits %s: it was tested against a stand-in only. Try it beside what you have "
+                "before you rely on it, and report what you find",
+                self.product,
+                self.awaits,
+            )
 
 
 Role = Literal[

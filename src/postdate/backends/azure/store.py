@@ -34,7 +34,7 @@ from postdate.backends.azure.records import Records
 from postdate.backends.azure.storing import Storing
 from postdate.backends.azure.table_names import checked_table, default_table, lease_container, records_table
 from postdate.backends.azure.timekeeping import Timekeeping
-from postdate.backends.rowlocks.watch import Watch
+from postdate.backends.rowlocks.next_due import NextDue
 from postdate.clock import to_microseconds
 from postdate.errors import (
     ConfigurationError,
@@ -132,7 +132,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         )
         self._holding, self._stride = Holding(), Stride(self.polling.page_size)
         self._waits_for_room = False
-        self._watch, self._back_off = Watch(), BackOff(self.polling)
+        self._next_due, self._back_off = NextDue(), BackOff(self.polling)
         self._services: tuple[TableServiceClient, BlobServiceClient] | None = None
         self._rooms: _Rooms | None = None
         self._claiming = anyio.Lock()
@@ -210,7 +210,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
 
         leases = Leases(lease, self.leases, self._lost)
         attendance = Attendance(records.table)
-        keeper = Keeper(leases, attendance, self._watch.forget, self._holding.is_idle, self._look, self._back_off)
+        keeper = Keeper(leases, attendance, self._next_due.forget, self._holding.is_idle, self._look, self._back_off)
 
         async def set_aside(entity: Entity, error: MessageError, now: datetime) -> None:
             await quarantine.set_aside(entity, error, now)
@@ -244,7 +244,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
 
     def _may_be_attempted(self, attempt_at: datetime) -> None:
         self._opened.pages.changed(attempt_at)
-        self._watch.heard(to_microseconds(attempt_at))
+        self._next_due.heard(to_microseconds(attempt_at))
 
     # --- claims -------------------------------------------------------------------------------------------------
 
@@ -321,9 +321,9 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         if held:
             rooms.pages.forget()
         if attempt_at is None or self._waits_for_room:
-            self._watch.forget()
+            self._next_due.forget()
         elif held:
-            self._watch.heard(to_microseconds(attempt_at))
+            self._next_due.heard(to_microseconds(attempt_at))
         return len(held)
 
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
@@ -335,7 +335,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
             at = asyncio.get_running_loop().time()
             self._stride.done(at, at - min(each.since for each in held))
         if self._waits_for_room:
-            self._watch.forget()
+            self._next_due.forget()
         return done
 
     async def _end(
@@ -391,9 +391,9 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
 
     async def next_attempt(self) -> datetime | None:
         """See :meth:`postdate.ports.ClaimingStore.next_attempt`; ``None`` while others dispatch: a lease wakes us."""
-        self._watch.look()
+        self._next_due.look()
         first = await self._first_attempt()
-        self._watch.seen(None if first is None else to_microseconds(first))
+        self._next_due.seen(None if first is None else to_microseconds(first))
         return first
 
     async def _first_attempt(self) -> datetime | None:
@@ -418,11 +418,11 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         keeper.is_listening = True
         self._back_off.reset()
         await keeper.begin()
-        stop_listening = self._watch.listen(wake)
+        stop_listening = self._next_due.listen(wake)
 
         def stop() -> None:
             stop_listening()
-            keeper.is_listening = self._watch.is_listened_to
+            keeper.is_listening = self._next_due.is_listened_to
 
         return stop
 
@@ -430,7 +430,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         """Wake the poller when something is there that is due before all it knows of."""
         first = await self._first_attempt()
         if first is not None:
-            self._watch.heard(to_microseconds(first))
+            self._next_due.heard(to_microseconds(first))
 
     # --- what cannot be read ------------------------------------------------------------------------------------
 
@@ -445,7 +445,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
         """See :meth:`postdate.ports.Quarantine.put_back`; copied back first, then removed: no transaction has both."""
         self._stored([await self._opened.quarantine.put_back(number, mending, now)])
-        self._watch.forget()
+        self._next_due.forget()
 
     async def discard_quarantined(self, number: int, now: datetime) -> None:
         """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
@@ -530,7 +530,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         if done:
             self._holding.no_longer_defer(message_id)
             self._opened.pages.forget()
-            self._watch.heard(to_microseconds(new.attempt_at))
+            self._next_due.heard(to_microseconds(new.attempt_at))
         return done
 
     async def statistics(self, now: datetime) -> StoreStatistics:

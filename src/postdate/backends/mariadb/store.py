@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from postdate.backends.mariadb import pruning
-from postdate.backends.mariadb.connection import HOLDS_AT_MOST, MariaDbServer
-from postdate.backends.mariadb.facts import old_snapshots
-from postdate.backends.mariadb.names import Names, check_name
+from postdate.backends.mariadb.names import MariaDbNames
+from postdate.backends.mariadb.schema import MariaDbSchema
 from postdate.backends.mariadb.setup import setup_statements
-from postdate.backends.mariadb.tables import MariaDbTables
+from postdate.backends.mariadb.tables import MariaDbTables, old_snapshots
 from postdate.backends.rowlocks import LockingStore
-from postdate.errors import ConfigurationError
+from postdate.backends.rowlocks.names import RowLockNames
 from postdate.ports import OldSnapshot, Recording, ScanPart
 from postdate.ports.archives import ArchivableStore, StoredRecord
 
@@ -26,7 +25,9 @@ class MariaDbStore(LockingStore, ArchivableStore):
 
     Args:
         url: ``mariadb://user:password@host:port/database``; for TLS, ``?ssl=true`` (see
-            :class:`postdate.backends.mariadb.connection.MariaDbServer`).
+            :class:`postdate.backends.mariadb.connection.MariaDbServer`). Or a
+            :class:`postdate.backends.mariadb.database.MariaDb`, whose connections it uses, and which has the settings
+            ``schema``, ``holds_at_most`` and ``answers_within``.
         schema: the database that the tables are in; ``None``: that of ``url``.
         table: of the waiting messages; at most 64 characters, none of them an emoji. ``None``: ``{endpoint}.timeouts``.
         recording: how much is kept for audits.
@@ -34,7 +35,7 @@ class MariaDbStore(LockingStore, ArchivableStore):
             take two: the default fits whatever the bytes are into the packet of 16 MiB that servers allow by default
             (``max_allowed_packet``).
         holds_at_most: a process that shows no life for so long (frozen, swapped out, cut off) loses what it holds: the
-            server ends its connections. Whole seconds, 1 at least.
+            server ends its connections. Whole seconds, 1 at least; ``None``: 60 s.
         answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: 30 s. What
             reads or changes whole tables may take 10 minutes.
         checksum: store one of headers and body with each message; who reads it checks it, whatever this says.
@@ -45,30 +46,28 @@ class MariaDbStore(LockingStore, ArchivableStore):
 
     def __init__(  # noqa: PLR0913 - the settings that stand beside an address
         self,
-        url: str,
+        url: str | MariaDbSchema,
         *,
         schema: str | None = None,
         table: str | None = None,
         recording: Recording = Recording.ALL,
         largest_message_bytes: int = 7 * 1024 * 1024,
-        holds_at_most: timedelta = HOLDS_AT_MOST,
+        holds_at_most: timedelta | None = None,
         answers_within: timedelta | None = None,
         checksum: bool = False,
     ) -> None:
-        self.server = MariaDbServer(url, holds_at_most, answers_within)
-        self._schema = self.server.database if schema is None else schema
-        self._recording = recording
-        if not self._schema:
-            raise ConfigurationError("MariaDbStore needs a database: mariadb://user@host/database, or schema=...")
-        check_name(self._schema, "schema")
-        super().__init__(self.server, self._tables_of, table, largest_message_bytes, holds_at_most, checksum=checksum)
+        database = MariaDbSchema.of(url, schema, holds_at_most, answers_within)
+        self._schema, self._recording = database.schema, recording
+        super().__init__(
+            database, self._tables_of, table, largest_message_bytes, database.holds_at_most, checksum=checksum
+        )
 
     def _tables_of(self, table: str) -> MariaDbTables:
-        return MariaDbTables(Names(self._schema, table), self._recording)
+        return MariaDbTables(MariaDbNames(self._schema, table), self._recording)
 
     def setup_statements(self, endpoint: str) -> str:
         """Return the SQL that :meth:`setup` runs on an empty server, for a database administrator."""
-        return setup_statements(Names(self._schema, self._table or f"{endpoint}.timeouts"))
+        return setup_statements(MariaDbNames(self._schema, self._table or f"{endpoint}.timeouts"))
 
     async def old_snapshots(self) -> Sequence[OldSnapshot]:
         """See :meth:`postdate.ports.SeesSnapshots.old_snapshots`; none are seen without the right ``PROCESS``."""
@@ -101,7 +100,5 @@ class MariaDbStore(LockingStore, ArchivableStore):
         return pruning.restore(self._pool, self._names, records)
 
     @property
-    def _names(self) -> Names:
-        tables = self._tables
-        assert isinstance(tables, MariaDbTables)
-        return tables.names
+    def _names(self) -> RowLockNames:
+        return self._tables.names

@@ -9,6 +9,7 @@ BACKEND: Final = Backend(
     place=Place.MACHINE,
     addresses=Addresses(("msmq",), "msmq:"),
     extra="msmq",
+    awaits="its first production server",
     transport=Adapter(
         "postdate.backends.msmq.transport:MsmqTransport",
         frozenset(

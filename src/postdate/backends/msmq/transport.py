@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 import anyio
 
+from postdate.backends.msmq import BACKEND
 from postdate.backends.msmq.address import QueueAddress, parse_address, parse_place, receiving_address
 from postdate.backends.msmq.apartment import Apartment
 from postdate.backends.msmq.com import Com, PyWin32
@@ -100,6 +101,8 @@ class MsmqTransport(Transport):
                 f"not {largest_message_bytes:,}"
             )
         self._default_machine = parse_place(address)
+        if com is None:
+            BACKEND.announce()
         self.com: Com = PyWin32() if com is None else com
         self.transactional = transactional
         self._rules = SendingRules(

@@ -1,7 +1,8 @@
-"""Stores on database servers that claim by row locks: everything but the SQL. Source: ADR 0008.
+"""Stores on database servers that claim by row locks: everything but the dialect. Source: ADR 0008.
 
-A server's room gives a :class:`Session` (its driver), a :class:`Server` (connections, and who is alive) and
-:class:`Tables` (its SQL); :class:`LockingStore` is the store.
+A server's room gives its driver (:class:`~postdate.backends.rowlocks.connection.DatabaseServer` and its sessions) and
+the dialect: :class:`~postdate.backends.rowlocks.statements.RowLockStatements` as data, and the few methods at the end
+of :class:`~postdate.backends.rowlocks.tables.RowLockTables`. :class:`LockingStore` is the store.
 """
 
 from postdate.backends.rowlocks.parts import (
@@ -11,7 +12,6 @@ from postdate.backends.rowlocks.parts import (
     Row,
     Server,
     Session,
-    Tables,
     Waiting,
     check_columns,
     from_row,
@@ -28,7 +28,6 @@ __all__ = [
     "Row",
     "Server",
     "Session",
-    "Tables",
     "Waiting",
     "check_columns",
     "from_row",

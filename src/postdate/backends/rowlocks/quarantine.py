@@ -1,7 +1,15 @@
 """Rows that cannot be read are set aside by whoever meets them, and put back once they are mended.
 
-Claiming sets aside in a transaction of its own, which is committed before a batch is held: what was found is seen by
-all, whatever becomes of the process. Source: :mod:`postdate.ports.quarantine`; ADR 0019.
+**The unreadable row.** These rules hold for every store on row locks:
+
+1. Each row is read by itself: one that cannot be read never keeps another from being claimed or shown.
+2. A claim sets aside what it finds, recorded and logged, in a transaction that is committed before a batch is held:
+   what was found is seen by all, whatever becomes of the process. Then it looks again.
+3. A look sets aside what nobody holds, and leaves out the rest: what somebody has claimed was readable to them.
+4. Where setting aside is refused (missing rights or tables), such rows are left out for a minute and claims go on with
+   the others; that is said once, with what to do.
+
+Source: :mod:`postdate.ports.quarantine`; ADR 0019.
 """
 
 from __future__ import annotations
@@ -13,9 +21,10 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
 
-from postdate.backends.rowlocks.parts import Aside, Ending, Row, Tables, decoded, from_row
+from postdate.backends.rowlocks.next_due import NextDue
+from postdate.backends.rowlocks.parts import Aside, Ending, Row, decoded, from_row
 from postdate.backends.rowlocks.pool import Pool
-from postdate.backends.rowlocks.watch import Watch
+from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import DuplicateMessage, MessageNotFound, StoreError, StoreNotSetUp, StoreNotWritable
 from postdate.messages import DelayedMessage, check_headers, resealed
@@ -37,11 +46,11 @@ class Shelf:
     Args:
         pool: where connections come from.
         tables: of the store.
-        watch: told of what waits again.
+        next_due: told of what waits again.
     """
 
-    def __init__(self, pool: Pool, tables: Tables, watch: Watch) -> None:
-        self._pool, self._tables, self._watch = pool, tables, watch
+    def __init__(self, pool: Pool, tables: RowLockTables, next_due: NextDue) -> None:
+        self._pool, self._tables, self._next_due = pool, tables, next_due
         self._left = _NONE
         self._left_until = 0.0
         self._has_complained = False
@@ -83,7 +92,7 @@ class Shelf:
         self._tables.set_aside(session, bad, at)
         text = "%d messages cannot be read and were set aside (%s); `postdate errors` shows what is to be done"
         log.error(text, len(bad), next(iter(bad.values())))
-        self._watch.forget()  # the earliest that is known may have been one of them
+        self._next_due.forget()  # the earliest that is known may have been one of them
 
     def looked_at(self, look: Callable[[Any], Sequence[tuple[int, Row]]]) -> list[DelayedMessage]:
         """Return what can be read of what ``look`` finds, in order; what cannot is set aside if nobody holds it.
@@ -128,7 +137,7 @@ class Shelf:
             self._tables.end_aside(session, aside, None)
 
         self._pool.transaction(put_back)
-        self._watch.forget()
+        self._next_due.forget()
 
     def discard(self, number: int, at: int) -> None:
         """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
@@ -157,7 +166,7 @@ class SetsAside(Quarantine):
         raise NotImplementedError
 
     @property
-    def _tables(self) -> Tables:
+    def _tables(self) -> RowLockTables:
         raise NotImplementedError
 
     async def quarantined(self, limit: int) -> Sequence[Quarantined]:

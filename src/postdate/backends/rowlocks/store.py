@@ -10,21 +10,21 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
-from postdate.backends.rowlocks.batches import Batches, Token
+from postdate.backends.rowlocks.claims import Claims, Token
+from postdate.backends.rowlocks.database import RowLockSchema
+from postdate.backends.rowlocks.liveness import Liveness
+from postdate.backends.rowlocks.next_due import NextDue
 from postdate.backends.rowlocks.parts import (
     Ending,
     Row,
-    Server,
-    Tables,
     Waiting,
     check_columns,
     decoded,
     nearest_instant,
 )
 from postdate.backends.rowlocks.pool import Pool
-from postdate.backends.rowlocks.presence import Presence
 from postdate.backends.rowlocks.quarantine import SetsAside, Shelf
-from postdate.backends.rowlocks.watch import Watch
+from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
 from postdate.errors import (
     ConfigurationError,
@@ -70,7 +70,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
     """Keeps delayed messages in a table of a database server. The queues are elsewhere, so delivery is at least once.
 
     Args:
-        server: of the database.
+        database: that it is in.
         tables: makes the SQL of a store from the name of its table.
         table: its name; ``None``: ``{endpoint}.timeouts``.
         largest_message_bytes: of headers and body together.
@@ -80,8 +80,8 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
 
     def __init__(
         self,
-        server: Server,
-        tables: Callable[[str], Tables],
+        database: RowLockSchema,
+        tables: Callable[[str], RowLockTables],
         table: str | None,
         largest_message_bytes: int,
         holds_at_most: timedelta | None = None,
@@ -89,10 +89,10 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
         checksum: bool = False,
     ) -> None:
         self._checksum = checksum
-        self._server, self._make_tables, self._table = server, tables, table
+        self.server, self._make_tables, self._table = database.server, tables, table
         self._holds_at_most = holds_at_most
-        self._pool, self._watch = Pool(server), Watch()
-        self._parts: tuple[Tables, Batches, Presence, Shelf] | None = None
+        self._pool, self._next_due = Pool(database.connections), NextDue()
+        self._parts: tuple[RowLockTables, Claims, Liveness, Shelf] | None = None
         self._capabilities = StoreCapabilities(
             durable=True,
             shared=True,
@@ -107,15 +107,15 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
 
     def _assemble(self, table: str) -> None:
         tables = self._make_tables(table)
-        presence = Presence(self._server, tables, self._watch, self._holds_at_most)
+        liveness = Liveness(self.server, tables, self._next_due, self._holds_at_most)
 
         def holder() -> int:
-            presence.start(batches)
-            return presence.holder()
+            liveness.start(claims)
+            return liveness.holder()
 
-        shelf = Shelf(self._pool, tables, self._watch)
-        batches = Batches(self._pool, tables, holder, shelf.left_out)
-        self._parts = (tables, batches, presence, shelf)
+        shelf = Shelf(self._pool, tables, self._next_due)
+        claims = Claims(self._pool, tables, holder, shelf.left_out)
+        self._parts = (tables, claims, liveness, shelf)
 
     @property
     def capabilities(self) -> StoreCapabilities:
@@ -150,10 +150,10 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
         def give_back() -> None:
             try:
                 if self._parts is not None:
-                    self._held.give_up()
+                    self._claims.give_up()
             finally:
                 if self._parts is not None:
-                    self._presence.stop()
+                    self._liveness.stop()
                 self._pool.close()
 
         await in_thread(_done_within, _CLOSE_WITHIN_SECONDS, give_back, self._abort)
@@ -161,10 +161,10 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
     def _abort(self) -> None:
         self._pool.abort()
         if self._parts is not None:
-            self._presence.abort()
+            self._liveness.abort()
 
     @property
-    def _assembled(self) -> tuple[Tables, Batches, Presence, Shelf]:
+    def _assembled(self) -> tuple[RowLockTables, Claims, Liveness, Shelf]:
         if self._parts is None:
             name = type(self).__name__
             raise ConfigurationError(
@@ -173,7 +173,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
         return self._parts
 
     @property
-    def _tables(self) -> Tables:
+    def _tables(self) -> RowLockTables:
         return self._assembled[0]
 
     @property
@@ -181,11 +181,11 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
         return self._assembled[3]
 
     @property
-    def _held(self) -> Batches:
+    def _claims(self) -> Claims:
         return self._assembled[1]
 
     @property
-    def _presence(self) -> Presence:
+    def _liveness(self) -> Liveness:
         return self._assembled[2]
 
     # --- storing ------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
 
         if not await in_thread(stored):
             raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
-        self._watch.heard(row.due)
+        self._next_due.heard(row.due)
 
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
         """See :meth:`postdate.ports.ClaimingStore.store_many`."""
@@ -222,7 +222,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
         wanted = list(reversed(unique.values()))  # the first of each id, in the order given
         fresh = set(self._pool.transaction(lambda session: self._tables.insert(session, wanted, at)))
         if fresh:
-            self._watch.heard(min(row.due for row in wanted if row.message_id in fresh))
+            self._next_due.heard(min(row.due for row in wanted if row.message_id in fresh))
         return StoreReport(len(fresh), tuple(_others(rows, fresh)))
 
     def _row(self, message: DelayedMessage) -> Row:
@@ -246,7 +246,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
 
         def fetch() -> DelayedMessage | None:
             claims = self._claim(to_microseconds(now), 1)
-            self._held.lease([claim.token for claim in claims if isinstance(claim.token, Token)])
+            self._claims.lease([claim.token for claim in claims if isinstance(claim.token, Token)])
             return claims[0].message if claims else None
 
         return await in_thread(fetch)
@@ -276,12 +276,12 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
         return await self._ended(count)
 
     def _is_free_or_ours(self, found: Waiting) -> bool:
-        return found.holder is None or found.holder in self._held.holders()
+        return found.holder is None or found.holder in self._claims.holders()
 
     async def _ended(self, change: Callable[[Any], int | None]) -> bool:
         number = await self._pool.transaction_in_thread(change)
         if number is not None:
-            self._held.forget(number)
+            self._claims.forget(number)
         return number is not None
 
     async def next_due(self) -> datetime | None:
@@ -314,8 +314,8 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
         if not found:
             self._pool.put(session)
             return []
-        tokens = self._held.hold(session, [(number, attempt_at) for number, attempt_at, _ in found])
-        self._presence.start(self._held)  # which keeps the connection alive
+        tokens = self._claims.hold(session, [(number, attempt_at) for number, attempt_at, _ in found])
+        self._liveness.start(self._claims)  # which keeps the connection alive
         return [Claim(messages[token.number], token) for token in tokens]
 
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
@@ -325,7 +325,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
         def remove(session: Any, numbers: Sequence[int], holder: int | None) -> int:
             return self._tables.finish(session, numbers, holder, ending)
 
-        return await in_thread(self._held.settle, claims, remove)
+        return await in_thread(self._claims.settle, claims, remove)
 
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
         """See :meth:`postdate.ports.ClaimingStore.retry_later`."""
@@ -335,9 +335,9 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
         def count(session: Any, numbers: Sequence[int], holder: int | None) -> int:
             return sum(self._tables.retry(session, number, holder, then, note) for number in numbers)
 
-        done = await in_thread(self._held.settle, [claim], count)
+        done = await in_thread(self._claims.settle, [claim], count)
         if done:
-            self._watch.heard(then)
+            self._next_due.heard(then)
         return bool(done)
 
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
@@ -349,19 +349,19 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
                 return len(numbers)  # by row locks alone: with the transaction they are free, as they were before
             return self._tables.release(session, numbers, holder, then)
 
-        done = await in_thread(self._held.settle, claims, give_back)
+        done = await in_thread(self._claims.settle, claims, give_back)
         if done and then is not None:
-            self._watch.heard(then)
+            self._next_due.heard(then)
         elif done:
-            self._watch.forget()
+            self._next_due.forget()
         return done
 
     async def next_attempt(self) -> datetime | None:
         """See :meth:`postdate.ports.ClaimingStore.next_attempt`; what others have locked is not left out."""
 
         def look(session: Any) -> int | None:
-            self._watch.look()
-            return self._watch.seen(self._tables.next_attempt(session, self._held.locked()))
+            self._next_due.look()
+            return self._next_due.seen(self._tables.next_attempt(session, self._claims.locked()))
 
         return _instant(await self._pool.run_in_thread(look))
 
@@ -369,9 +369,9 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
         """See :meth:`postdate.ports.ClaimingStore.listen`; what other processes store is heard of within 0.1 s."""
 
         def start() -> Callable[[], None]:
-            self._presence.start(self._held)
-            self._presence.holder()
-            return self._watch.listen(wake)
+            self._liveness.start(self._claims)
+            self._liveness.holder()
+            return self._next_due.listen(wake)
 
         return await in_thread(start)
 
@@ -407,7 +407,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
 
         done = await self._pool.transaction_in_thread(reschedule)
         if done:
-            self._watch.heard(new_due)
+            self._next_due.heard(new_due)
         return done
 
     async def statistics(self, now: datetime) -> StoreStatistics:
@@ -470,8 +470,8 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
         """See :meth:`postdate.ports.ClaimingStore.report_clock`; others see it for as long as this process lives."""
 
         def report() -> None:
-            self._presence.start(self._held)
-            holder = self._presence.holder()
+            self._liveness.start(self._claims)
+            holder = self._liveness.holder()
             self._pool.run(lambda session: self._tables.report_clock(session, holder, ahead // _MICROSECOND))
 
         await in_thread(report)
@@ -501,7 +501,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
         check_columns(scan.what, scan.columns)
         if scan.what == "queued":
             return
-        session = self._server.connect()
+        session = self.server.connect()
         try:
             yield from self._tables.scan(session, scan, part, page)
         finally:

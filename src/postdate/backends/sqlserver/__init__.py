@@ -14,6 +14,7 @@ BACKEND: Final = Backend(
     addresses=Addresses(("mssql",), "mssql://user@host/database", aliases=("sqlserver",)),
     extra="sqlserver",
     oldest_version=(13,),
+    awaits="its first production server",
     compares_loosely=True,
     store=Adapter("postdate.backends.sqlserver.store:SqlServerStore", _STORE),
     timeouts=Adapter("postdate.backends.sqlserver.timeouts:SqlServerTimeouts", frozenset({"schema", "table_prefix"})),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Self
 
-from postdate.backends.sqlserver.connection import SqlServer, SqlServerSession
+from postdate.backends.sqlserver.connection import SqlServerInstance, SqlServerSession
 from postdate.bench.limits import sqlserver as limits
 from postdate.bench.places.place import StorePlace
 from postdate.bench.site import Opening
@@ -36,7 +36,7 @@ class SqlServerPlace(StorePlace):
         self._opened: SqlServerSession | None = None
 
     def __enter__(self) -> Self:
-        self._opened = SqlServer(self._url).connect()
+        self._opened = SqlServerInstance(self._url).connect()
         self._opened.change(f"CREATE SCHEMA [{self._schema}]")
         return self
 
@@ -44,7 +44,7 @@ class SqlServerPlace(StorePlace):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._session.close()  # an interrupted statement leaves the connection unusable
-        session = SqlServer(self._url).connect()
+        session = SqlServerInstance(self._url).connect()
         found = session.rows(
             "SELECT name FROM sys.tables WHERE schema_id = SCHEMA_ID(%(schema)s)", {"schema": self._schema}
         )

@@ -4,9 +4,17 @@ A batch is locked by the transaction that claimed it, which stays open: claiming
 the process, the server frees the rows. The first part of the batch that is finished or given back commits that
 transaction, and in it the rest is leased: marked with the number under which this process is known to be alive.
 
-When the answer to that commit is lost, nobody here knows whether the rest is leased or free. It is held as if it were
-leased: whatever is done to it later names the holder, which takes effect on a lease and finds nothing on a free row.
-Source: ADR 0008.
+**The doubtful commit.** When the answer to a commit is lost, nobody here knows whether it took effect. These rules hold
+for every store on row locks:
+
+1. What failed before the commit did nothing: the transaction is rolled back by the server, and the whole batch is free.
+2. What was to be settled is held no more, whichever way it went: it is settled, or it is free and is claimed anew.
+3. The rest is held as if it were leased: whatever is done to it later names the holder, which takes effect on a lease
+   and finds nothing on a free row, or on one that somebody else has claimed.
+4. Leases that nobody was given (:meth:`Claims.lease` failed) are remembered as abandoned, and freed by
+   :mod:`postdate.backends.rowlocks.liveness` as soon as the server answers.
+
+What a dialect gives is :class:`LeasingTables`. Source: ADR 0008.
 """
 
 from __future__ import annotations
@@ -15,9 +23,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from postdate.backends.rowlocks.parts import Tables
 from postdate.backends.rowlocks.pool import Pool
 from postdate.errors import PostdateError
 from postdate.ports import Claim
@@ -27,6 +34,22 @@ _ASKED_FOR_SECONDS: Final = 1.0
 
 Step = Callable[[Any, Sequence[int], int | None], int]
 """Does something to messages, given by ascending numbers, of one holder; returns to how many."""
+
+
+class LeasingTables(Protocol):
+    """What a dialect gives: how messages are held beyond a transaction. Each is a step of one."""
+
+    def lease(self, session: Any, numbers: Sequence[int], holder: int) -> None:
+        """Have ``holder`` hold messages that this transaction has locked beyond its end.
+
+        Raises:
+            StoreUnavailable: the number is buried. It cannot be buried before this transaction has ended, either.
+        """
+        ...
+
+    def free(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
+        """Give back what the holders hold, or those of ``numbers``; may be attempted at their due times."""
+        ...
 
 
 class Batch:
@@ -49,7 +72,7 @@ class Token:
         self.holder: int | None = None
 
 
-class Batches:
+class Claims:
     """Everything that this process holds of one store. Thread-safe.
 
     Args:
@@ -62,7 +85,7 @@ class Batches:
     def __init__(
         self,
         pool: Pool,
-        tables: Tables,
+        tables: LeasingTables,
         holder: Callable[[], int],
         left_out: Callable[[], Collection[int]] = frozenset,
     ) -> None:

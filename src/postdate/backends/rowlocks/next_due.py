@@ -1,4 +1,8 @@
-"""What a store knows of the next attempt without asking: when to wake its poller."""
+"""The next-due cache: what a store knows of the next attempt without asking, and when to wake its poller.
+
+It needs nothing of a dialect. Whoever looks at the table says so before (:meth:`NextDue.look`) and after
+(:meth:`NextDue.seen`); whoever stores, gives back or hears of others says :meth:`NextDue.heard`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from collections.abc import Callable
 from postdate.ports import Wake
 
 
-class Watch:
+class NextDue:
     """Thread-safe. Times are microseconds since 1970 UTC."""
 
     def __init__(self) -> None:

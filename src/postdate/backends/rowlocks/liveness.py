@@ -3,12 +3,15 @@
 As long as the connection is open, what the process leased is its own. When the process or its machine dies, the server
 closes the connection; whoever looks next frees what was leased under its number. No clock is involved.
 
-Nothing ends the thread but :meth:`Presence.stop`, and no number outlives its connection: whatever goes wrong, the
+Nothing ends the thread but :meth:`Liveness.stop`, and no number outlives its connection: whatever goes wrong, the
 number is withdrawn, and another connection gets another one. What goes wrong with the tables and not with the
 connection is logged once and tried again, and the number stays.
 
 These servers do not call when a message is stored, so the thread asks for the next attempt, the first entry of an
-index, ten times a second, and only while somebody listens. Source: ADR 0008.
+index, ten times a second, and only while somebody listens.
+
+What a dialect gives is :class:`LivingTables`. A server that calls (as PostgreSQL notifies) looks at ``next_attempt``
+as seldom as it likes: what it hears of goes to the same next-due cache. Source: ADR 0008.
 """
 
 from __future__ import annotations
@@ -20,11 +23,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from postdate.backends.rowlocks.batches import Batch, Batches
-from postdate.backends.rowlocks.parts import Conflict, Server, Tables
-from postdate.backends.rowlocks.watch import Watch
+from postdate.backends.rowlocks.claims import Batch, Claims, LeasingTables
+from postdate.backends.rowlocks.next_due import NextDue
+from postdate.backends.rowlocks.parts import Conflict, Server
 from postdate.errors import PostdateError, StoreFull, StoreUnreachable
 
 _LOOK_EVERY_SECONDS: Final = 0.1
@@ -41,23 +44,49 @@ _STOP_WITHIN_SECONDS: Final = 20.0
 log = logging.getLogger("postdate.stores")
 
 
-class Presence:
+class LivingTables(LeasingTables, Protocol):
+    """What a dialect gives: numbers that live as long as a connection, and what is asked on it."""
+
+    def appear(self, session: Any) -> int:
+        """Return a new number under which this process may hold messages for as long as ``session`` is open."""
+        ...
+
+    def dead(self, session: Any) -> Sequence[int]:
+        """Return the numbers whose connection is gone."""
+        ...
+
+    def unknown(self, session: Any) -> Sequence[int]:
+        """Return the numbers that messages are leased under and nobody has: after a restore, or deletes by hand."""
+        ...
+
+    def bury(self, session: Any, holders: Sequence[int]) -> None:
+        """Forget numbers; waits for transactions that lease under them, and keeps others from it until the end."""
+        ...
+
+    def next_attempt(self, session: Any, locked: Sequence[int]) -> int | None:
+        """Return the earliest ``attempt_at``, but for those of ``locked``; waits for nobody."""
+        ...
+
+
+class Liveness:
     """One thread, started by the first who needs it.
 
     Args:
         server: to appear at.
         tables: of the store.
-        watch: told of the next attempt.
+        next_due: told of the next attempt.
         holds_at_most: after so long a silence the server ends connections; ``None``: it does not.
     """
 
-    def __init__(self, server: Server, tables: Tables, watch: Watch, holds_at_most: timedelta | None = None) -> None:
+    def __init__(
+        self, server: Server, tables: LivingTables, next_due: NextDue, holds_at_most: timedelta | None = None
+    ) -> None:
         in_time = _SPEAK_AFTER_SECONDS if holds_at_most is None else holds_at_most.total_seconds() / _SPEAKS_IN_TIME
         self._speak_after_seconds = min(_SPEAK_AFTER_SECONDS, in_time)
         self._ends_after_seconds = math.inf if holds_at_most is None else holds_at_most.total_seconds()
         self._keeper: threading.Thread | None = None
-        self._server, self._tables, self._watch = server, tables, watch
-        self._batches: Batches | None = None
+        self._server, self._tables, self._next_due = server, tables, next_due
+        self._claims: Claims | None = None
         self._ready, self._stop = threading.Event(), threading.Event()
         self._holder: int | None = None
         self._session: Any | None = None
@@ -67,12 +96,12 @@ class Presence:
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
-    def start(self, batches: Batches) -> None:
+    def start(self, claims: Claims) -> None:
         """Start the thread if it does not run."""
         with self._lock:
             if self._thread is None and not self._stop.is_set():
-                self._batches = batches
-                self._thread = threading.Thread(target=self._run, name="postdate-store-presence", daemon=True)
+                self._claims = claims
+                self._thread = threading.Thread(target=self._run, name="postdate-store-liveness", daemon=True)
                 self._thread.start()
 
     def holder(self) -> int:
@@ -170,37 +199,37 @@ class Presence:
 
     def _keep_batches(self) -> None:
         """Keep what has been silent, beside this thread: what waits for one connection must not silence another."""
-        if self._batches is None or (self._keeper is not None and self._keeper.is_alive()):
+        if self._claims is None or (self._keeper is not None and self._keeper.is_alive()):
             return
-        silent = self._batches.silent(self._speak_after_seconds)
+        silent = self._claims.silent(self._speak_after_seconds)
         if silent:
             self._keeper = threading.Thread(
-                target=self._keep, args=(self._batches, silent), name="postdate-store-keeper", daemon=True
+                target=self._keep, args=(self._claims, silent), name="postdate-store-keeper", daemon=True
             )
             self._keeper.start()
 
-    def _keep(self, batches: Batches, silent: Sequence[Batch]) -> None:
-        lost = batches.keep(silent, self._ends_after_seconds)
+    def _keep(self, claims: Claims, silent: Sequence[Batch]) -> None:
+        lost = claims.keep(silent, self._ends_after_seconds)
         if lost:
             log.warning("%d messages are held no more: the connection that held them is gone", lost)
-            self._watch.forget()
+            self._next_due.forget()
 
     def _look(self, session: Any) -> None:
-        """Tell the watch of the next attempt."""
-        if self._watch.is_listened_to and self._batches is not None:
-            first = self._tables.next_attempt(session, self._batches.locked())
+        """Tell the next-due cache of the next attempt."""
+        if self._next_due.is_listened_to and self._claims is not None:
+            first = self._tables.next_attempt(session, self._claims.locked())
             if first is not None:
-                self._watch.heard(first)
+                self._next_due.heard(first)
 
     def _free_what_was_abandoned(self, session: Any) -> None:
-        if self._batches is None:
+        if self._claims is None:
             return
-        for holder, numbers in self._batches.abandoned().items():
+        for holder, numbers in self._claims.abandoned().items():
             session.begin()
             self._tables.free(session, [holder], numbers)
             session.commit()
-            self._batches.freed(numbers)
-            self._watch.forget()
+            self._claims.freed(numbers)
+            self._next_due.forget()
 
     def _free_what_nobody_holds(self, session: Any) -> None:
         self._free_of(session, self._tables.unknown(session))
@@ -216,7 +245,7 @@ class Presence:
     def _free_of(self, session: Any, dead: Sequence[int]) -> None:
         if dead and (freed := self._free(session, dead)):
             log.info("%d messages of processes that ended are free again", freed)
-            self._watch.forget()
+            self._next_due.forget()
 
     def _free(self, session: Any, holders: Sequence[int]) -> int:
         """Bury holders, all or nothing: first the numbers, after which nobody can lease under them any more."""
