@@ -103,6 +103,18 @@ class TableStore:
         self.db.close()
 """
 
+TARGET = """
+from postdate.ports.benchmarks import BenchmarkTarget
+
+
+class LedgerTarget(BenchmarkTarget):
+    def facts(self):
+        return {"version": "7"}
+
+    def moved_per_second(self, n):
+        return 1_000.0
+"""
+
 
 class Installed:
     """A folder with the package, as an installer would leave it, in front of what Python finds."""
@@ -158,6 +170,32 @@ def test_its_addresses_work_from_the_command_line(postdate, own_folder, service,
     assert checks["service"]["found"].startswith("running")
     running.process.terminate()
     assert running.end() == 0
+
+
+@pytest.mark.parametrize("kind", ["ledger:///x", "book"], ids=["by address", "by kind"])
+def test_it_is_measured_by_its_adapters_alone(postdate, own_folder, kind):
+    found = postdate.ok("bench", "drain", "--n", "200", "--store", kind)
+    assert (found["lost"], found["duplicated"], found["early"]) == (0, 0, 0)
+    assert found["ratio"] == pytest.approx(found["rate"] / found["limit"], abs=0.01)
+    limit = "sending through the transport alone"
+    assert found["servers"] == {kind.partition(":")[0]: {"limit": limit, "synchronous": "full"}}
+    found = postdate.ok("bench", "lateness", "--rate", "50", "--seconds", "1", "--store", kind)
+    assert (found["lost"], found["duplicated"], found["early"]) == (0, 0, 0)
+    found = postdate.ok("bench", "schedule", "--n", "200", "--store", kind)
+    assert (found["lost"], "limit" in found) == (0, False)
+    refused = postdate("bench", "handle", "--n", "10", "--store", kind)
+    assert (refused.returncode, "the limit of receiving is not known for" in refused.stderr) == (2, True), refused
+    assert sorted(each.name for each in own_folder.iterdir()) == ["site"], "nothing is left"
+
+
+def test_its_own_limit_stands_beside_it(postdate):
+    (postdate.folder / "ledgers" / "target.py").write_text(TARGET)
+    benchmark = 'benchmark=Adapter("ledgers.target:LedgerTarget"),\n    store='
+    module = postdate.folder / "ledgers" / "__init__.py"
+    module.write_text(MODULE.replace("store=", benchmark, 1))
+    found = postdate.ok("bench", "drain", "--n", "200", "--store", "ledger:///x")
+    assert found["limit"] == 1_000
+    assert found["servers"] == {"ledger": {"version": "7", "synchronous": "full"}}
 
 
 def test_six_methods_are_enough_for_an_address(postdate, own_folder, service, eventually):

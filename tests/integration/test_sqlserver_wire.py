@@ -25,7 +25,8 @@ from postdate.backends.sqlserver.connection import SqlServerInstance, SqlServerS
 from postdate.backends.sqlserver.login import login_answer
 from postdate.backends.sqlserver.names import SqlServerNames
 from postdate.backends.sqlserver.tables import SqlServerTables
-from postdate.bench.plants import Options, opened
+from postdate.bench.limits import insert_limit
+from postdate.bench.targets import Options, opened
 from postdate.errors import ConfigurationError, StoreNotWritable, StoreUnreachable
 from postdate.ports import Recording
 
@@ -319,10 +320,8 @@ def test_bench_makes_a_schema_for_its_run_and_takes_it_away(server: TdsServer, t
         else done(status=0x10, count=1)
     )
     url = f"mssql://user:{PASSWORD}@localhost:{server.port}/database?encrypt=no"
-    with opened(Options("mssql", "local", url, None, tmp_path, "normal")) as plant:
-        assert plant.facts()["mssql"]["version"] == "1"
-        assert plant.store.insert_limit(20, 10) > 0
-        schema = plant.site.store.settings["schema"]
+    with opened(Options(url, "local", tmp_path, "normal")) as targets:
+        assert (insert_limit(targets, 20, 10) or 0) > 0
+        schema = targets.deployment.store.settings["schema"]
         assert f"CREATE SCHEMA [{schema}]" in "".join(server.statements)
     assert f"DROP SCHEMA [{schema}]" in server.statements[-1]
-    assert Options("mssql", None, url, None, tmp_path).transport_kind == "rabbitmq"

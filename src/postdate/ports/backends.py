@@ -53,6 +53,7 @@ class Addresses:
         example: of an address with the first scheme.
         aliases: other names of the first scheme.
         product: what is there, as people call it; empty: as the backend.
+        found_by: address of what ``bench`` measures when only the kind is named; it refers to an environment variable.
 
     Raises:
         ConfigurationError: the schemes are no tuple of schemes.
@@ -62,6 +63,7 @@ class Addresses:
     example: str
     aliases: tuple[str, ...] = ()
     product: str = ""
+    found_by: str = ""
 
     def __post_init__(self) -> None:
         for each in _as_found(self.schemes, self.aliases):
@@ -128,6 +130,8 @@ class Backend:
             with nothing; adapters of servers have theirs, as :class:`postdate.ports.ScriptedStore` and the like.
         file_facts: of a backend of files, looks into one without opening it for use: called with its path and the time
             in microseconds since 1970 UTC, blocks, changes nothing, and returns :class:`postdate.ports.FileFacts`.
+        benchmark: makes room for runs of ``postdate bench`` and knows the barest way to do what adapters do:
+            :class:`postdate.ports.benchmarks.BenchmarkTarget`. ``None``: ``bench`` measures it by its adapters alone.
     """
 
     product: str
@@ -148,6 +152,7 @@ class Backend:
     store_source: Adapter | None = None
     scripts: Adapter | None = None
     file_facts: Adapter | None = None
+    benchmark: Adapter | None = None
 
     def __post_init__(self) -> None:
         """Refuse what has other types: packages of others make it, whose types nobody may have checked."""
@@ -186,6 +191,7 @@ Role = Literal[
     "store_source",
     "scripts",
     "file_facts",
+    "benchmark",
 ]
 """What an adapter can be; a field of :class:`Backend` each."""
 

@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-
-from postdate.pipeline.delay.bench import Delivered, Places, accounted, run_killed, write_messages
+from benchmarks.delay import Delivered, Places, accounted, run_killed, write_messages
 
 ROWS, KILLS = 20_000, int(os.environ.get("POSTDATE_KILL_ROUNDS", "2"))
 

@@ -8,10 +8,16 @@ BACKEND: Final = Backend(
     product="Azure Storage",
     place=Place.SERVER,
     addresses=Addresses(
-        ("azure-table",), "azure-table://account:key@account.table.core.windows.net", product="Azure Table Storage"
+        ("azure-table",),
+        "azure-table://account:key@account.table.core.windows.net",
+        product="Azure Table Storage",
+        found_by="azure-table://?connection=env:POSTDATE_AZURITE_CONNECTION",
     ),
     queue_addresses=Addresses(
-        ("azure-queues",), "azure-queues://account:key@account.queue.core.windows.net", product="Azure Storage Queues"
+        ("azure-queues",),
+        "azure-queues://account:key@account.queue.core.windows.net",
+        product="Azure Storage Queues",
+        found_by="azure-queues://?connection=env:POSTDATE_AZURITE_CONNECTION",
     ),
     extra="azure",
     store=Adapter(
@@ -35,4 +41,5 @@ BACKEND: Final = Backend(
             {"sanitizer", "largest_message_bytes", "concurrent_sends", "hold_for", "peek_interval", "longest_idle_wait"}
         ),
     ),
+    benchmark=Adapter("postdate.backends.azure.benchmark:AzureTarget"),
 )

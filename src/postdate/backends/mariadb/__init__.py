@@ -11,11 +11,14 @@ _STORE: Final = frozenset(
 BACKEND: Final = Backend(
     product="MariaDB",
     place=Place.SERVER,
-    addresses=Addresses(("mariadb",), "mariadb://user@host/database", aliases=("mysql",)),
+    addresses=Addresses(
+        ("mariadb",), "mariadb://user@host/database", aliases=("mysql",), found_by="env:POSTDATE_MARIADB_URL"
+    ),
     extra="mariadb",
     oldest_version=(10, 6),
     store=Adapter("postdate.backends.mariadb.store:MariaDbStore", _STORE),
     timeouts=Adapter("postdate.backends.mariadb.timeouts:MariaDbTimeouts", frozenset({"schema", "table_prefix"})),
     timeouts_source=Adapter("postdate.backends.mariadb.timeouts_source:MariaDbDialect", frozenset({"schema"})),
     store_source=Adapter("postdate.backends.mariadb.store_source:MariaDbStoreDialect", frozenset({"schema"})),
+    benchmark=Adapter("postdate.backends.mariadb.benchmark:MariaDbTarget"),
 )

@@ -12,7 +12,9 @@ _QUEUES: Final = _STORE - {"table", "checksum"}
 BACKEND: Final = Backend(
     product="PostgreSQL",
     place=Place.SERVER,
-    addresses=Addresses(("postgresql",), "postgresql://user@host/database", aliases=("postgres",)),
+    addresses=Addresses(
+        ("postgresql",), "postgresql://user@host/database", aliases=("postgres",), found_by="env:POSTDATE_POSTGRES_URL"
+    ),
     extra="postgres",
     oldest_version=(13,),
     store=Adapter("postdate.backends.postgres.store:PostgresStore", _STORE),
@@ -23,4 +25,5 @@ BACKEND: Final = Backend(
     records=Adapter("postdate.backends.postgres.record_stream:PostgresRecordStream", frozenset({"schema", "table"})),
     timeouts_source=Adapter("postdate.backends.postgres.timeouts_source:PostgresDialect", frozenset({"schema"})),
     store_source=Adapter("postdate.backends.postgres.store_source:PostgresStoreDialect", frozenset({"schema"})),
+    benchmark=Adapter("postdate.backends.postgres.benchmark:PostgresTarget"),
 )

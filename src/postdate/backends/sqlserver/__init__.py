@@ -11,7 +11,9 @@ _STORE: Final = frozenset(
 BACKEND: Final = Backend(
     product="SQL Server",
     place=Place.SERVER,
-    addresses=Addresses(("mssql",), "mssql://user@host/database", aliases=("sqlserver",)),
+    addresses=Addresses(
+        ("mssql",), "mssql://user@host/database", aliases=("sqlserver",), found_by="env:POSTDATE_SQLSERVER_URL"
+    ),
     extra="sqlserver",
     oldest_version=(13,),
     awaits="its first production server",
@@ -19,4 +21,5 @@ BACKEND: Final = Backend(
     store=Adapter("postdate.backends.sqlserver.store:SqlServerStore", _STORE),
     timeouts=Adapter("postdate.backends.sqlserver.timeouts:SqlServerTimeouts", frozenset({"schema", "table_prefix"})),
     timeouts_source=Adapter("postdate.backends.sqlserver.timeouts_source:SqlServerDialect", frozenset({"schema"})),
+    benchmark=Adapter("postdate.backends.sqlserver.benchmark:SqlServerTarget"),
 )

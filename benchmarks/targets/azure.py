@@ -7,32 +7,30 @@ are no unique ids, no records, no lease, no expiry, no other destinations, and n
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
-from urllib.parse import urlsplit
 
 import anyio
-from azure.core.exceptions import AzureError, HttpResponseError, ResourceNotFoundError, ServiceRequestError
-from azure.data.tables import TableServiceClient
-from azure.storage.blob import BlobLeaseClient, BlobServiceClient
+from anyio.from_thread import start_blocking_portal
+from azure.core.exceptions import AzureError, ServiceRequestError
 from azure.storage.queue import QueueServiceClient
 
+from postdate.backends.azure.benchmark import AzureTarget, clean
 from postdate.backends.azure.envelope import from_text, to_text
 from postdate.backends.azure.layout import Waiting, read_entity, second_key
 from postdate.backends.azure.login import AzureLogin
-from postdate.bench.limits.sleep import due_times, moving_floor
-from postdate.bench.result import Lateness
-from postdate.bench.workload import BODY, headers_of, id_of
+from postdate.bench.workload import BODY, headers_of, id_of, number_of
 from postdate.clock import SystemClock
+from postdate.errors import TransportUnavailable
 from postdate.messages import DelayedMessage, Envelope
+from postdate.ports.benchmarks import BareRow, Inserter, Mover
 
 if TYPE_CHECKING:
     from azure.storage.queue.aio import QueueClient
 
-Error = AzureError
 TableClient = Any  # the SDK leaves the types of its keyword arguments open
 
 _RUN: Final = "0" * 12
@@ -70,6 +68,69 @@ def _first_of(group: BaseExceptionGroup[BaseException]) -> AzureError | None:
     return found if isinstance(found, AzureError) else None
 
 
+class PlainAzure(AzureTarget):
+    """An account, used by the plain SDK."""
+
+    def moved_per_second(self, n: int) -> float:
+        """Return the rate from a table of the account to a queue of it; of sending alone, without a store there."""
+        queue = f"postdate-bench-{self.run.name}-bare"
+        if self.run.has_store:
+            return self._asked(partial(move_limit, self.login, f"postdatebenchbare{self.run.name}", queue, n))
+        return self._asked(partial(send_limit, self.login, queue, n))
+
+    def _asked(self, measured: Callable[[], Awaitable[float]]) -> float:
+        try:
+            return run(measured)
+        except AzureError as error:
+            reason = str(error).partition("\n")[0]
+            raise TransportUnavailable(f"{self.login.place('queue')} does not answer: {reason}") from error
+
+    @contextmanager
+    def mover(self, rows: Iterable[BareRow], at_once: int) -> Generator[Mover]:
+        """Send a message for each row that is due, one after the other."""
+        dues, sent, queue = [row.due for row in rows], 0, f"postdate-bench-{self.run.name}-bare"
+        text = _text(next(_entities(range(1), SystemClock().now())))
+        with QueueServiceClient(self.login.endpoint("queue"), self.login.credential, retry_total=0) as service:
+            to = service.create_queue(queue)
+            to.get_queue_properties()  # connects
+
+            def move(before: int) -> int:
+                nonlocal sent
+                due = sum(each < before for each in dues[sent : sent + at_once])
+                for _ in range(due):
+                    to.send_message(text, time_to_live=-1)
+                sent += due
+                return due
+
+            try:
+                yield move
+            finally:
+                to.delete_queue()
+
+    @contextmanager
+    def inserter(self) -> Generator[Inserter]:
+        """Insert entities of as many bytes, in transactions side by side."""
+        with start_blocking_portal() as portal:
+            table = _table(self.login, f"postdatebenchbare{self.run.name}")
+            with portal.wrap_async_context_manager(table) as waiting:
+
+                def prepared(rows: Sequence[BareRow]) -> Callable[[], object]:
+                    due = SystemClock().now() + timedelta(hours=1)
+                    first = number_of(rows[0].message_id)
+                    entities = list(_entities(range(first, first + len(rows)), due))
+                    return partial(portal.call, _insert, waiting, entities)
+
+                yield prepared
+
+    def take(self, queue: str, limit: int) -> list[str]:
+        """Hide messages of a queue and return their ids: one request for many, where deleting takes one each."""
+        with QueueServiceClient(self.login.endpoint("queue"), self.login.credential, retry_total=0) as service:
+            found = service.get_queue_client(clean(queue)).receive_messages(
+                messages_per_page=_RECEIVED_AT_ONCE, visibility_timeout=_HIDDEN_SECONDS, max_messages=limit
+            )
+            return [from_text(queue, each.id, each.content).message_id for each in found]
+
+
 # --- rates --------------------------------------------------------------------------------------------------------
 
 
@@ -100,18 +161,6 @@ async def send_limit(login: AzureLogin, queue: str, n: int) -> float:
                 await room.acquire()
                 tasks.start_soon(_send, to, text, room)
         return n / (time.perf_counter() - started)
-
-
-async def insert_limit(login: AzureLogin, table: str, n: int, batch: int) -> float:
-    """Return entities a second of inserting ``batch`` at a time, in transactions side by side."""
-    due, seconds = SystemClock().now() + timedelta(hours=1), 0.0
-    async with _table(login, table) as waiting:
-        for first in range(0, n, batch):
-            entities = list(_entities(range(first, min(first + batch, n)), due))
-            started = time.perf_counter()
-            await _insert(waiting, entities)
-            seconds += time.perf_counter() - started
-    return n / seconds
 
 
 async def _move(waiting: TableClient, to: QueueClient, group: Sequence[dict[str, Any]], room: anyio.Semaphore) -> None:
@@ -179,102 +228,6 @@ def _entities(numbers: range, due: datetime) -> Iterator[dict[str, Any]]:
 def _text(entity: dict[str, Any]) -> str:
     message = read_entity(entity).message
     return to_text(Envelope("bench", message.message_id, message.headers, message.body, due=message.due))
-
-
-# --- lateness -----------------------------------------------------------------------------------------------------
-
-
-def floor(login: AzureLogin, queue: str, rate: int, seconds: float) -> Lateness:
-    """Return how late a bare loop is that sleeps until each due time and sends what is due, one after the other."""
-    with _queues(login) as service:
-        to = service.create_queue(queue)
-        try:
-            to.get_queue_properties()  # connects
-            text, dues, sent = _text(next(_entities(range(1), SystemClock().now()))), due_times(rate, seconds), 0
-
-            def move(now: float) -> int:
-                nonlocal sent
-                due = bisect_left(dues, now) - sent
-                for _ in range(due):
-                    to.send_message(text, time_to_live=-1)
-                sent += due
-                return due
-
-            return moving_floor(dues, move)
-        finally:
-            to.delete_queue()
-
-
-# --- the account --------------------------------------------------------------------------------------------------
-
-
-def facts(login: AzureLogin, service: str) -> dict[str, str]:
-    """Return what the account says of a service, ``queue`` or ``table``.
-
-    Raises:
-        AzureError: it does not answer, or refuses us.
-    """
-    headers: dict[str, str] = {}
-
-    def keep(response: Any) -> None:
-        headers.update({name.lower(): value for name, value in response.http_response.headers.items()})
-
-    client: Any = _queues(login) if service == "queue" else _tables(login)
-    with client:
-        client.get_service_properties(raw_response_hook=keep)
-    return {"version": headers.get("x-ms-version", ""), "server": headers.get("server", "")}
-
-
-def port_of(login: AzureLogin, service: str) -> tuple[str, int | None]:
-    """Return host and port of a service."""
-    parts = urlsplit(login.endpoint(service))
-    return parts.hostname or "", parts.port
-
-
-def ids_in(login: AzureLogin, queue: str, limit: int | None = None) -> Iterator[str]:
-    """Yield the ids of messages in a queue; they are hidden from then on for longer than any run takes."""
-    with _queues(login) as service:
-        found = service.get_queue_client(queue).receive_messages(
-            messages_per_page=_RECEIVED_AT_ONCE, visibility_timeout=_HIDDEN_SECONDS, max_messages=limit
-        )
-        for message in found:
-            yield from_text(queue, message.id, message.content).message_id
-
-
-def remove(login: AzureLogin, *, queues: Iterable[str] = (), tables: Iterable[str] = (), container: str = "") -> None:
-    """Delete queues, tables and a container; those that are not there are no matter."""
-    with _queues(login) as service:
-        for queue in queues:
-            with suppress(ResourceNotFoundError):
-                service.delete_queue(queue)
-    if container:
-        client: Any = _tables(login)
-        with client:
-            for table in tables:
-                client.delete_table(table)
-        with BlobServiceClient(login.endpoint("blob"), login.credential) as service:
-            _delete_container(service, container)
-
-
-def _delete_container(service: BlobServiceClient, container: str) -> None:
-    """Delete a container, even one that a process of the run leased and did not give up."""
-    client = service.get_container_client(container)
-    with suppress(ResourceNotFoundError):
-        try:
-            client.delete_container()
-        except HttpResponseError as error:
-            if error.status_code != 412:
-                raise
-            BlobLeaseClient(client).break_lease(lease_break_period=0)
-            client.delete_container()
-
-
-def _queues(login: AzureLogin) -> QueueServiceClient:
-    return QueueServiceClient(login.endpoint("queue"), login.credential, retry_total=0)
-
-
-def _tables(login: AzureLogin) -> TableServiceClient:
-    return TableServiceClient(endpoint=login.endpoint("table"), credential=login.credential, retry_total=0)
 
 
 @asynccontextmanager

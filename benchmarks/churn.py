@@ -6,16 +6,20 @@ import time
 from contextlib import ExitStack
 from datetime import timedelta
 from itertools import pairwise
+from pathlib import Path
 
+from benchmarks.targets.postgres import PostgresTaken
 from postdate.bench.bench import STUCK_SECONDS, Arrivals, Bench, Services
-from postdate.bench.plants import Plant
+from postdate.bench.limits import arrived
 from postdate.bench.processes import Partner
 from postdate.bench.result import Figure, Result
 from postdate.bench.tally import Tally
+from postdate.bench.targets import Targets
 from postdate.bench.workload import load
 from postdate.clock import SystemClock
-from postdate.errors import PostdateError
+from postdate.errors import ConfigurationError, PostdateError
 
+CLOSED_LOOP = Path(__file__).with_name("closed_loop.py")
 _TENTHS = 10
 _TAKEN_AT_ONCE = 1_000
 _UNDERWAY = 20_000
@@ -24,32 +28,41 @@ _NOTHING_THERE_SECONDS = 0.002
 
 def churn(bench: Bench, n: int, pending: int, batch: int, *, idle_transaction: bool) -> Result:
     """Let ``n`` messages through above ``pending`` that are not due; ``tenths`` is the rate over time."""
-    with bench.plant() as plant, ExitStack() as stack:
+    with bench.targets() as targets, ExitStack() as stack:
         now = SystemClock().now()
-        bench.fill(plant, load(plant.site, range(n, n + pending), now + timedelta(days=1), timedelta(milliseconds=1)))
+        bench.fill(
+            targets, load(targets.deployment, range(n, n + pending), now + timedelta(days=1), timedelta(milliseconds=1))
+        )
         if idle_transaction:
-            stack.enter_context(plant.store.idle_transaction())
+            if not isinstance(targets.store.target, PostgresTaken):
+                name = targets.store.name
+                raise ConfigurationError(
+                    f"--idle-transaction needs a store that keeps old row versions; {name} does not"
+                )
+            stack.enter_context(targets.store.target.idle_transaction())
         stored, taken = stack.enter_context(bench.tally("stored")), stack.enter_context(bench.tally("taken"))
         window = max(_UNDERWAY, 2 * batch)
-        storer = stack.enter_context(bench.storer(plant, "closed", window, stored.path, taken.path))
-        running = stack.enter_context(bench.services(plant))
+        storer = stack.enter_context(
+            Partner(CLOSED_LOOP, "storing", targets.deployment, window, stored.path, taken.path)
+        )
+        running = stack.enter_context(bench.services(targets))
         running.start()
-        storer.start(load(plant.site, range(n), now, timedelta(0), batch))
+        storer.start(load(targets.deployment, range(n), now, timedelta(0), batch))
         arrivals = Arrivals(range(n))
-        _take_all(bench, plant, arrivals, taken, [storer, *running.partners])
+        _take_all(bench, targets, arrivals, taken, [storer, *running.partners])
         running.count_cpu()
         storer.found()
         running.finish()
-        arrivals.add(plant.queues.arrived(plant.site.queue))
+        arrivals.add(arrived(targets, 0))
         tenths = rates(running, n)
         found: dict[str, Figure] = {"pending": pending, "tenths": tenths, "last_by_first": tenths[-1] / tenths[0]}
         return running.result("churn", arrivals, extra=found)
 
 
-def _take_all(bench: Bench, plant: Plant, arrivals: Arrivals, taken: Tally, partners: list[Partner]) -> None:
+def _take_all(bench: Bench, targets: Targets, arrivals: Arrivals, taken: Tally, partners: list[Partner]) -> None:
     n, told, since = len(arrivals.numbers), time.monotonic(), time.monotonic()
     while taken.value < n:
-        count = arrivals.add(plant.queues.take(plant.site.queue, _TAKEN_AT_ONCE))
+        count = arrivals.add(targets.queues.target.take(targets.deployment.queue, _TAKEN_AT_ONCE))
         taken.add(count)
         now = time.monotonic()
         if count:

@@ -46,17 +46,18 @@ class Names(NamedTuple):
     timeouts: str
     arrived: str
     error: str
+    limit: str
 
 
 def names_of(run: str) -> Names:
     """Return the names of the queues of a run."""
     endpoint = f"postdate-bench-{run}"
-    return Names(endpoint, timeouts_queue(endpoint), f"{endpoint}.arrived", f"{endpoint}.error")
+    return Names(endpoint, timeouts_queue(endpoint), f"{endpoint}.arrived", f"{endpoint}.error", f"{endpoint}.limit")
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """Where one run of a benchmark takes place: everything is its own, and gone afterwards.
+class Deployment:
+    """Store and queues of one run of a benchmark, which every process of it opens; all are gone afterwards.
 
     Args:
         run: twelve hexadecimal digits, which all names and ids of the run have in common.
@@ -83,6 +84,11 @@ class Site:
         """Name of the queue of what could not be delivered."""
         return names_of(self.run).error
 
+    @property
+    def limit_queue(self) -> str:
+        """Name of the queue that nothing but the limit sends to."""
+        return names_of(self.run).limit
+
     def open_store(self) -> ClaimingStore:
         """Return the store."""
         return open_store(self.store.address, **self.store.settings)
@@ -91,8 +97,8 @@ class Site:
         """Return the transport."""
         return open_transport(self.transport.address, **self.transport.settings)
 
-    def seen_as(self, role: str) -> Site:
-        """Return the site as a process with this role has it."""
+    def seen_as(self, role: str) -> Deployment:
+        """Return the deployment as a process with this role has it."""
         name = application_name(role)
         return replace(self, store=self.store.seen_as(name), transport=self.transport.seen_as(name))
 
@@ -101,7 +107,7 @@ class Site:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, line: str) -> Site:
-        """Return the site that was written down."""
+    def from_json(cls, line: str) -> Deployment:
+        """Return the deployment that was written down."""
         found = json.loads(line)
         return cls(found["run"], Opening(**found["store"]), Opening(**found["transport"]))

@@ -1,4 +1,4 @@
-"""Measures the delay operator, with a driver that is killed: ``python -m postdate.pipeline.delay.bench --json``.
+"""Measures the delay operator, with a driver that is killed: ``python -m benchmarks.delay --json``.
 
 The query runs in a process of its own, from files of messages into files of delivered rows. After the operator each row
 gets the wall time at which an executor handed it on. What counts as delivered is what the sink committed.
@@ -261,7 +261,7 @@ def run_killed(places: Places, n: int, kills: int, spread_seconds: float, cores:
     Half of the rows come first, the others in equal shares before each start. So rows arrive, wait, and become due in
     the life of each driver and between them, however long Spark takes to start.
     """
-    chance = random.Random(4)  # noqa: S311 - no secret
+    chance = random.Random(4)
     share = n // 2 // (kills + 1)
     written = 0
     for killed in range(kills + 1):
@@ -330,13 +330,11 @@ class Driver:
 @contextlib.contextmanager
 def driver(places: Places, n: int, cores: int) -> Generator[Driver]:
     """Start a driver in a process group of its own; nothing of it is left after the block."""
-    command = [sys.executable, "-m", "postdate.pipeline.delay.bench", "--driver", str(places.base)]
+    command = [sys.executable, __file__, "--driver", str(places.base)]
     command += ["--n", str(n), "--cores", str(cores)]
     log = places.base / "driver.log"
     with log.open("a", encoding="utf-8") as errors:
-        process = subprocess.Popen(  # noqa: S603 - this very module
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
-        )
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True)
     running = Driver(process, log)
     try:
         yield running
@@ -399,7 +397,7 @@ def _write(entry: Mapping[str, Any]) -> None:
 
 def main() -> None:
     """Measure, and write the result to standard output; or, with ``--driver``, be the process that is measured."""
-    arguments = argparse.ArgumentParser(prog="python -m postdate.pipeline.delay.bench", description=__doc__)
+    arguments = argparse.ArgumentParser(prog="python -m benchmarks.delay", description=__doc__)
     arguments.add_argument("--n", type=int, default=1_000_000)
     arguments.add_argument("--spread-seconds", type=float, default=60)
     arguments.add_argument("--kills", type=int, default=5)

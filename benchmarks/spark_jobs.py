@@ -1,4 +1,4 @@
-"""``postdate bench pipeline`` and ``bench sweep``: the jobs beside the database's own limits, in the same run.
+"""``python -m benchmarks pipeline`` and ``sweep``: the jobs beside the database's own limits, in the same run.
 
 What a session of Spark costs to start, and its first query, is told apart: both are paid once. Everything else of a job
 is counted: planning, tasks, Python, the look at the store before and after.
@@ -19,11 +19,12 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 
+from benchmarks.targets.postgres import PostgresTaken
 from postdate.bench.bench import STUCK_SECONDS, Arrivals, Bench
-from postdate.bench.places.place import ScannedPlace
-from postdate.bench.plants import Plant
+from postdate.bench.limits import arrived, insert_limit, move_limit
 from postdate.bench.result import Figure, Lateness, Result, lateness
 from postdate.bench.runs import timing
+from postdate.bench.targets import Targets
 from postdate.bench.workload import BODY, Load, headers_of, id_of, load, number_of
 from postdate.clock import SystemClock
 from postdate.errors import ConfigurationError, PostdateError
@@ -53,12 +54,12 @@ def jobs(bench: Bench, n: int, cores: list[int]) -> Result:
     """Schedule ``n`` messages, read them, sweep them: with each number of cores, and in the barest way."""
     figures: dict[str, Figure] = {}
     lost = duplicated = 0
-    with bench.plant() as plant:
-        _scanned(plant)
+    with bench.targets() as targets:
+        _scanned(targets)
         bench.report(f"limits: {n:,} bare rows copied in, and moved")
-        copy_in = plant.store.insert_limit(n, _COPIED_AT_ONCE)
-        move = plant.queues.move_limit(n)
-        servers = plant.facts()
+        copy_in = insert_limit(targets, n, _COPIED_AT_ONCE)
+        move = move_limit(targets, n)
+        servers = targets.facts()
     for number in cores:
         found, arrivals = _with_cores(bench, n, number)
         for name, figure in found.items():
@@ -72,41 +73,46 @@ def jobs(bench: Bench, n: int, cores: list[int]) -> Result:
 
 def _with_cores(bench: Bench, n: int, cores: int) -> tuple[dict[str, float], Arrivals]:
     found = dict[str, float]()
-    with bench.plant() as plant:
+    with bench.targets() as targets:
         bench.report(f"starting Spark on {cores} cores")
         started = time.perf_counter()
         with spark_session("postdate-bench", cores=cores, conf=FOR_LONG_JOBS) as spark:
             found["session_start_s"] = time.perf_counter() - started
             found["first_query_s"], _ = _timed(lambda: _empty_job(spark, cores))
             found["empty_job_s"] = statistics.median(_timed(lambda: _empty_job(spark, cores))[0] for _ in range(5))
-            store, now = _store(plant), SystemClock().now()
+            store, now = _store(targets), SystemClock().now()
             due = now - timedelta(seconds=n * 1e-3 + 1)
             path = str(bench.options.folder / f"messages-{cores}")
-            _messages(spark, load(plant.site, range(n), due, timedelta(milliseconds=1)), cores).write.parquet(path)
+            _messages(spark, load(targets.deployment, range(n), due, timedelta(milliseconds=1)), cores).write.parquet(
+                path
+            )
             far = load(
-                plant.site, range(_OTHERS_NUMBERS, _OTHERS_NUMBERS + _WARM_UP), now + timedelta(days=9), timedelta(0)
+                targets.deployment,
+                range(_OTHERS_NUMBERS, _OTHERS_NUMBERS + _WARM_UP),
+                now + timedelta(days=9),
+                timedelta(0),
             )
             schedule(_messages(spark, far, cores), ScheduleJob(store, now))
-            plant.store.settle()
+            targets.store.target.settle()
 
             bench.report(f"scheduling {n:,} messages with {cores} cores")
             seconds, scheduled = _timed(lambda: schedule(spark.read.parquet(path), ScheduleJob(store, now)))
             if scheduled.accepted != n:
                 raise PostdateError(f"{scheduled.accepted:,} of {n:,} messages were stored: {scheduled}")
             found["schedule_per_s"] = n / seconds
-            plant.store.settle()
+            targets.store.target.settle()
 
             bench.report(f"reading {n:,} messages with {cores} cores")
-            found["copy_out_per_s"] = _scanned(plant).scan_limit(plant.site.endpoint)
+            found["copy_out_per_s"] = _scanned(targets).scan_limit(targets.deployment.endpoint)
             seconds, _ = _timed(lambda: _read(spark, store, cores))
             found["scan_per_s"] = n / seconds
 
             bench.report(f"sweeping {n:,} messages with {cores} cores")
-            spec = _sweep(plant)
+            spec = _sweep(targets)
             seconds, swept = _timed(lambda: sweep(spark, spec))
             found["sweep_per_s"] = swept.delivered / seconds
         arrivals = Arrivals(range(n))
-        arrivals.add(plant.queues.arrived(plant.site.queue))
+        arrivals.add(arrived(targets, n))
     return found, arrivals
 
 
@@ -148,19 +154,25 @@ def _read(spark: SparkSession, store: StoreSpec, cores: int) -> None:
     frame.write.format("noop").mode("overwrite").save()
 
 
-def _store(plant: Plant) -> StoreSpec:
-    return StoreSpec(plant.site.store.address, endpoint=plant.site.endpoint, **plant.site.store.settings)
+def _store(targets: Targets) -> StoreSpec:
+    return StoreSpec(
+        targets.deployment.store.address, endpoint=targets.deployment.endpoint, **targets.deployment.store.settings
+    )
 
 
-def _sweep(plant: Plant) -> SweepSpec:
-    site = plant.site
-    return SweepSpec(_store(plant), site.transport.address, site.transport.settings, error_queue=site.error_queue)
+def _sweep(targets: Targets) -> SweepSpec:
+    deployment = targets.deployment
+    return SweepSpec(
+        _store(targets), deployment.transport.address, deployment.transport.settings, error_queue=deployment.error_queue
+    )
 
 
-def _scanned(plant: Plant) -> ScannedPlace:
-    if not isinstance(plant.store, ScannedPlace):
-        raise ConfigurationError(f"the limit of reading in bulk is known for postgres only, not for {plant.store.name}")
-    return plant.store
+def _scanned(targets: Targets) -> PostgresTaken:
+    if not isinstance(targets.store.target, PostgresTaken):
+        raise ConfigurationError(
+            f"the limit of reading in bulk is known for postgres only, not for {targets.store.name}"
+        )
+    return targets.store.target
 
 
 # --- how late a continuous sweep is -----------------------------------------------------------------------------------
@@ -170,10 +182,10 @@ def continuous(bench: Bench, rate: int, seconds: float, residency: float) -> Res
     """Deliver ``rate`` messages a second by resident dispatchers in Spark's executors, and by a plain service."""
     plain = timing.even(bench, rate, seconds, stored_by="before", receiver=False)
     n, folder = int(rate * seconds), bench.options.folder
-    with bench.plant() as plant:
+    with bench.targets() as targets:
         bench.report("starting Spark")
         with spark_session("postdate-bench", conf=FOR_LONG_JOBS) as spark:
-            spec, empty = _sweep(plant), _empty_batches(spark, _sweep(plant), folder)
+            spec, empty = _sweep(targets), _empty_batches(spark, _sweep(targets), folder)
             ledger = folder / "ledger"
             with sweep_continuously(
                 spec=spec,
@@ -184,16 +196,16 @@ def continuous(bench: Bench, rate: int, seconds: float, residency: float) -> Res
             ) as query:
                 _wait_for_batches(query, 1)
                 messages = load(
-                    plant.site,
+                    targets.deployment,
                     range(n),
                     SystemClock().now() + timedelta(seconds=10 + n / 10_000),
                     timedelta(seconds=1) / rate,
                 )
-                bench.fill(plant, messages)
+                bench.fill(targets, messages)
                 if SystemClock().now() > messages.due(0):
                     raise PostdateError("storing took longer than foreseen: the messages are due already")
                 bench.report(f"delivering {rate:,} messages a second")
-                taken = _taken(plant, messages, seconds)
+                taken = _taken(targets, messages, seconds)
                 handovers = [each for each in _durations(query) if each > residency * 1_000]
             found = _ledger(spark, ledger)
             audited = audit(spark, spec.store, SystemClock().now(), records=[str(ledger)])
@@ -252,12 +264,12 @@ def _wait_for_batches(query: SweepQuery, number: int) -> None:
         look_again.wait(0.05)
 
 
-def _taken(plant: Plant, messages: Load, seconds: float) -> list[tuple[str, float]]:
+def _taken(targets: Targets, messages: Load, seconds: float) -> list[tuple[str, float]]:
     """Take messages off their queue as they appear; return ids and seconds since each was due."""
     found, look_again = list[tuple[str, float]](), threading.Event()
     deadline = messages.due(0) + timedelta(seconds=seconds + STUCK_SECONDS)
     while len(found) < messages.count and SystemClock().now() < deadline:
-        taken = plant.queues.take(plant.site.queue, _TAKEN_AT_ONCE)
+        taken = targets.queues.target.take(targets.deployment.queue, _TAKEN_AT_ONCE)
         now = SystemClock().now()
         found += [(each, (now - messages.due(number_of(each))) / timedelta(seconds=1)) for each in taken]
         if not taken:

@@ -2,53 +2,42 @@
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import json
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType, ModuleType
-from typing import Annotated, Any, cast
+from types import FrameType, MappingProxyType
+from typing import Annotated, Any, TypeVar, cast
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from postdate.bench.bench import Bench
-from postdate.bench.plants import STORES, TRANSPORTS, VARIABLES, Options
 from postdate.bench.result import Result
-from postdate.bench.runs import delivering, flowing, handling, storing, timing
+from postdate.bench.runs import delivering, handling, storing, timing
+from postdate.bench.targets import Options, file_named
+from postdate.cli.command import add_command, group, options_of
 from postdate.errors import ConfigurationError
 
-app = typer.Typer(
-    help="Measure your own store and queues, beside the physical limit measured in the same run.",
-    no_args_is_help=True,
-    add_completion=False,
-)
+Benchmark = TypeVar("Benchmark", bound=Callable[..., Result])
+
+app = group("bench", "Measure your own store and queues, beside the physical limit measured in the same run.")
 
 Number = Annotated[int, typer.Option("--n", min=1, help="Messages.")]
 
 
 def _common(
-    store: Annotated[str, typer.Option("--store", help=f"Kind of store: {', '.join(STORES)}.")] = "sqlite",
+    store: Annotated[
+        str,
+        typer.Option("--store", help="A kind of store, as sqlite, postgres, mariadb, or the address of one."),
+    ] = "sqlite",
     transport: Annotated[
         str | None,
-        typer.Option(
-            "--transport", help=f"Kind of transport: {', '.join(TRANSPORTS)}. Default: what goes with the store."
-        ),
-    ] = None,
-    store_address: Annotated[
-        str | None,
-        typer.Option(
-            "--store-address", help=f"Server of the store. Default: {', '.join(dict.fromkeys(VARIABLES.values()))}."
-        ),
-    ] = None,
-    transport_address: Annotated[
-        str | None, typer.Option("--transport-address", help="Server of the queues. Default: as for the store.")
+        typer.Option("--transport", help="A kind of queues, as local, rabbitmq, or an address. Default: the store's."),
     ] = None,
     queue_type: Annotated[
         str, typer.Option("--queue-type", help="Kind of RabbitMQ queue: quorum or classic.")
@@ -71,34 +60,49 @@ def _common(
     """Declare the options that every benchmark has; never called."""
 
 
-def _measures(benchmark: Callable[..., Result]) -> Callable[..., None]:
-    """Make a command of a benchmark: its own options, and the common ones."""
+def measures(app: typer.Typer, targets: Mapping[str, str] = MappingProxyType({})) -> Callable[[Benchmark], Benchmark]:
+    """Register a benchmark as a command: its own options, and the common ones.
 
-    def command(**values: Any) -> None:
-        common = {name: values.pop(name) for name in inspect.signature(_common).parameters}
-        as_json, folder = common.pop("as_json"), common.pop("folder")
-        if folder is not None and not folder.is_dir():
-            raise ConfigurationError(f"there is no folder {folder}")
-        with (
-            _interrupted_by_termination(),
-            tempfile.TemporaryDirectory(prefix="postdate-bench-", dir=folder) as temporary,
-        ):
-            options = Options(folder=Path(temporary), **common)
-            with _progress(quiet=as_json and not sys.stderr.isatty()) as report:
-                result = benchmark(Bench(options, report), **values)
-        _show(result, as_json=as_json)
+    Args:
+        app: group of the command.
+        targets: see :class:`postdate.bench.targets.Options`.
+    """
 
-    own = [p for p in inspect.signature(benchmark, eval_str=True).parameters.values() if p.name != "bench"]
-    shared = list(inspect.signature(_common, eval_str=True).parameters.values())
-    keyword = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *shared)]
-    command.__signature__ = inspect.Signature(keyword)
-    command.__doc__ = benchmark.__doc__
-    command.__name__ = benchmark.__name__
-    return command
+    def register(benchmark: Benchmark) -> Benchmark:
+        def run(context: typer.Context, **values: Any) -> None:
+            del context
+            _run(benchmark, targets, **values)
+
+        add_command(app, benchmark.__name__, benchmark, run, options_of(_common))
+        return benchmark
+
+    return register
 
 
-@app.command()
-@_measures
+def _run(
+    benchmark: Callable[..., Result],
+    targets: Mapping[str, str],
+    *,
+    as_json: bool,
+    folder: Path | None,
+    **values: Any,
+) -> None:
+    if folder is None and (file := file_named(values["store"])) is not None:
+        folder = file.parent
+    if folder is not None and not folder.is_dir():
+        raise ConfigurationError(f"there is no folder {folder}")
+    with (
+        _interrupted_by_termination(),
+        tempfile.TemporaryDirectory(prefix="postdate-bench-", dir=folder) as temporary,
+    ):
+        common = {name: values.pop(name) for name in ("store", "transport", "queue_type", "synchronous", "recording")}
+        options = Options(folder=Path(temporary).absolute(), targets=targets, **common)
+        with _progress(quiet=as_json and not sys.stderr.isatty()) as report:
+            result = benchmark(Bench(options, report), **values)
+    _show(result, as_json=as_json)
+
+
+@measures(app)
 def drain(
     bench: Bench,
     n: Number = 200_000,
@@ -114,8 +118,7 @@ def drain(
     return delivering.drain(bench, n, services=services, beside_writer=beside_writer)
 
 
-@app.command()
-@_measures
+@measures(app)
 def backlog(
     bench: Bench,
     n: Number = 200_000,
@@ -125,8 +128,7 @@ def backlog(
     return delivering.backlog(bench, n, pending)
 
 
-@app.command()
-@_measures
+@measures(app)
 def lateness(
     bench: Bench,
     rate: Annotated[int, typer.Option("--rate", min=1, help="Messages a second.")] = 200,
@@ -145,30 +147,13 @@ def lateness(
     return timing.even(bench, rate, seconds, stored_by=stored_by, receiver=receiver)
 
 
-@app.command()
-@_measures
+@measures(app)
 def herd(bench: Bench, n: Number = 20_000) -> Result:
     """Deliver messages that are all due at one instant; times_limit compares with the barest way to move them."""
     return timing.herd(bench, n)
 
 
-@app.command()
-@_measures
-def churn(
-    bench: Bench,
-    n: Number = 2_000_000,
-    pending: Annotated[int, typer.Option("--pending", min=1, help="Messages that are not due yet.")] = 200_000,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Messages stored in one commit.")] = 1_000,
-    idle_transaction: Annotated[
-        bool, typer.Option("--idle-transaction", help="While a forgotten transaction holds an old snapshot open.")
-    ] = False,
-) -> Result:
-    """Store, deliver and take off the queue for long; last_by_first is what is left of the first rate at the end."""
-    return flowing.churn(bench, n, pending, batch, idle_transaction=idle_transaction)
-
-
-@app.command()
-@_measures
+@measures(app)
 def handle(
     bench: Bench,
     n: Number = 20_000,
@@ -178,8 +163,7 @@ def handle(
     return handling.handle(bench, n, concurrency)
 
 
-@app.command()
-@_measures
+@measures(app)
 def schedule(
     bench: Bench,
     n: Number = 200_000,
@@ -187,39 +171,6 @@ def schedule(
 ) -> Result:
     """Store messages in bulk; the limit is bare rows in the same batches."""
     return storing.schedule(bench, n, batch)
-
-
-@app.command()
-@_measures
-def pipeline(
-    bench: Bench,
-    n: Number = 1_000_000,
-    cores: Annotated[list[int] | None, typer.Option("--cores", min=1, help="Cores of Spark; again for more.")] = None,
-) -> Result:
-    """Schedule, read and sweep messages on Spark; the limits are COPY in, COPY out, and one statement that moves."""
-    return _measuring().jobs(bench, n, cores or [1, 2])
-
-
-@app.command()
-@_measures
-def sweep(
-    bench: Bench,
-    rate: Annotated[int, typer.Option("--rate", min=1, help="Messages a second.")] = 1_000,
-    seconds: Annotated[float, typer.Option("--seconds", min=1, help="For how long.")] = 60,
-    residency: Annotated[float, typer.Option("--residency", min=0.1, help="Seconds that a task dispatches.")] = 30.0,
-) -> Result:
-    """Sweep continuously on Spark at an even rate; how late each message is, and a plain service that does the same."""
-    return _measuring().continuous(bench, rate, seconds, residency)
-
-
-def _measuring() -> ModuleType:
-    """Return what measures Spark; it is imported when it is called."""
-    try:
-        return importlib.import_module("postdate.pipeline.measuring")
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(
-            f"{error.name} is missing; jobs on Spark need the pipeline extra: pip install 'postdate[pipeline]'"
-        ) from error
 
 
 # --- output ------------------------------------------------------------------------------------------------------
