@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec, TypeVar, get_type_hints
 
 import typer
@@ -103,6 +103,9 @@ def command(
 ) -> Callable[[Command[P]], Command[P]]:
     """Register a function as the command ``name`` of ``app``; it is given a :class:`Use` first.
 
+    A parameter whose type is a dataclass is a group of options: its fields are options like other parameters. So
+    options that several commands have are written once.
+
     Args:
         app: group of the command.
         name: of the command.
@@ -112,8 +115,12 @@ def command(
     common = {**_COMMON, "as_json": _JSON} if reports else _COMMON
 
     def register(function: Command[P]) -> Command[P]:
+        groups = _groups(function)
+
         def run(context: typer.Context, **arguments: Any) -> None:
             given = {option: arguments.pop(option) for option in common}
+            for parameter, group in groups.items():
+                arguments[parameter] = group(**{each.name: arguments.pop(each.name) for each in fields(group)})
             function(_together(context.obj, given), **arguments)  # pyright: ignore[reportCallIssue] - typer has checked them
 
         run.__doc__ = function.__doc__
@@ -152,12 +159,31 @@ def _parameters(common: dict[str, Any]) -> list[inspect.Parameter]:
     ]
 
 
+def _groups(function: Callable[..., None]) -> dict[str, type[Any]]:
+    """Return the parameters of a command that are groups of options."""
+    _, *own = inspect.signature(function).parameters
+    hints = get_type_hints(function)
+    return {name: hints[name] for name in own if is_dataclass(hints[name])}
+
+
 def _signature(function: Callable[..., None], common: dict[str, Any]) -> inspect.Signature:
-    """Return the signature that typer reads: the function's own parameters, then the common options."""
-    hints = get_type_hints(function, include_extras=True)
-    own = list(inspect.signature(function).parameters.values())[1:]
-    parameters = [each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+    """Return the signature that typer reads: the function's own parameters, groups taken apart, then common options."""
+    hints, groups = get_type_hints(function, include_extras=True), _groups(function)
+    _, *own = inspect.signature(function).parameters.values()
+    parameters = list[inspect.Parameter]()
+    for each in own:
+        if each.name in groups:
+            parameters += _of_group(groups[each.name])
+        else:
+            parameters.append(each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY))
     return inspect.Signature([_CONTEXT, *parameters, *_parameters(common)])
+
+
+def _of_group(group: type[Any]) -> list[inspect.Parameter]:
+    hints, kind = get_type_hints(group, include_extras=True), inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(each.name, kind, default=each.default, annotation=hints[each.name]) for each in fields(group)
+    ]
 
 
 class _WrongUsage(typer.TyperException):

@@ -9,7 +9,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from postdate.messages import DelayedMessage
 
@@ -188,6 +188,30 @@ class MigrationSource(Protocol):
 
         Raises:
             MigrationConflict: the run is over.
+        """
+        ...
+
+    def close(self) -> None:
+        """Release the connection; a second time without effect."""
+        ...
+
+
+class HiddenColumns(Protocol):
+    """Batches that a run has hidden, as Arrow columns: no row becomes a Python object. Source: ADR 15."""
+
+    def read(self, run_id: str, number: int) -> Any:
+        """Return the messages of a batch.
+
+        Args:
+            run_id: of the run.
+            number: of the batch.
+
+        Returns:
+            A ``pyarrow.RecordBatch``; ``None``: the messages are to be read row by row, with
+            :meth:`MigrationSource.read`.
+
+        Raises:
+            StoreUnavailable: the database failed; transient.
         """
         ...
 
