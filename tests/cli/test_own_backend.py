@@ -35,6 +35,7 @@ class LedgerSettings:
     pages_at_once: Annotated[int, Meta(ge=1, le=64, description="of a ledger: pages that are turned at once")] = 8
     ink: Annotated[Literal["blue", "black"], Meta(description="of a ledger: of what is written")] = "blue"
     dries_for: Annotated[timedelta, Span(), Meta(description="of a ledger: drying")] = timedelta(seconds=1)
+    leases: Annotated[Literal["short", "long"], Meta(description="of a ledger: how long it is kept")] = "short"
     seal: Annotated[Secret | None, Meta(description="of a ledger: what closes it")] = None
 
 
@@ -77,7 +78,7 @@ from postdate import LocalTransport, SqliteStore
 
 
 class LedgerStore(SqliteStore):
-    def __init__(self, path, *, pages_at_once=8, ink="blue", dries_for=None, seal=None, **settings):
+    def __init__(self, path, *, pages_at_once=8, ink="blue", dries_for=None, seal=None, leases="short", **settings):
         super().__init__(path, **settings)
         with open(f"{path}.told", "a") as told:
             told.write(f"{pages_at_once} {ink} {dries_for} {seal == 's3cret'}\\n")
@@ -268,6 +269,15 @@ def test_a_wrong_value_of_a_setting_of_its_own_is_said_as_any_other(postdate, mo
         monkeypatch.setenv(f"POSTDATE_{name}", value)
     asked = postdate("config", "show")
     assert (asked.returncode, said in asked.stderr) == (2, True), asked
+
+
+def test_the_backend_of_the_address_says_what_a_setting_is_that_others_have_too(postdate, monkeypatch):
+    monkeypatch.setenv("POSTDATE_STORE__LEASES", "long")
+    asked = postdate("config", "show")
+    assert (asked.returncode, "store.leases must be a whole number, 1 to 64" in asked.stderr) == (2, True), asked
+    monkeypatch.setenv("POSTDATE_STORE__ADDRESS", "ledger:///a.ledger")
+    shown = {each["key"]: each for each in postdate.ok("config", "show")["settings"]}["store.leases"]
+    assert (shown["value"], shown["meaning"]) == ("long", "of a ledger: how long it is kept")
 
 
 def test_a_setting_of_its_own_is_refused_by_the_others(postdate, monkeypatch):

@@ -269,7 +269,8 @@ class Settings:
         """Yield every setting in the order of the sections."""
         for section in SECTIONS:
             chosen: SectionValues = getattr(self, section)
-            for name, each in definitions(section).items():
+            address: Address | None = chosen.values.get("address")
+            for name, each in definitions(section, None if address is None else address.scheme).items():
                 key = f"{section}.{name}"
                 yield SettingRow(key, _shown(chosen.values[name]), self.origins.get(key, "default"), each.meaning)
 
