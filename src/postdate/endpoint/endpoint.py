@@ -84,11 +84,11 @@ from postdate.messages import (
 from postdate.metrics import NO_METRICS, Metrics
 from postdate.ports import (
     End,
+    MovingStore,
     NativeTransaction,
     Received,
     RecordKind,
     SagaStore,
-    TransactionalStore,
     TransactionMode,
     Transport,
     Work,
@@ -450,7 +450,7 @@ class Endpoint:
         """Return how :meth:`publish` sends; sends nothing."""
         return publish_options(self.transport, self._types.name_of(type(message)), headers, message_id)
 
-    def into_transaction(self, message: object, options: SendOptions) -> tuple[TransactionalStore, DelayedMessage]:
+    def into_transaction(self, message: object, options: SendOptions) -> tuple[MovingStore, DelayedMessage]:
         """Return what :meth:`send` would store in a transaction of the application, and where; stores nothing."""
         store = transactional(None if self.delayed_delivery is None else self.delayed_delivery.store, self.name)
         return store, kept(self.outgoing(message, options), self.clock.now())

@@ -16,13 +16,13 @@ from postdate.migrating.names import BATCH_COLUMNS, staging_table
 from postdate.migrating.preview import PAGE_ROWS
 from postdate.migrating.state import OVER, State
 from postdate.migrating.store_dialect import StoreDialect
-from postdate.migrating.tables import TimeoutTables
+from postdate.migrating.tables import MigrationSource
 from postdate.persistence.timeouts import SUFFIX
 from postdate.ports.migrating import BatchStatus, MigrationPreview, MigrationRun
 
 
-class StoreTables(TimeoutTables):
-    """Messages in the tables of Postdate's stores; :class:`postdate.ports.migrating.MigrationSource`.
+class StoreTables(MigrationSource):
+    """Messages in the tables of Postdate's stores; :class:`postdate.migrating.tables.MigrationSource`.
 
     One thread at a time. It connects at first use, and again after a connection was lost.
 

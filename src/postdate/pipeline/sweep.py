@@ -36,7 +36,6 @@ from postdate.pipeline.dispatching import LEDGER_SCHEMA, SweepSpec, drain_due, s
 from postdate.pipeline.failures import cause, told_in_one_line
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import opened
-from postdate.ports import DescribesServer
 
 RESIDENCY: Final = timedelta(seconds=30)
 """How long a task of a continuous sweep dispatches before it hands over to the next.
@@ -110,8 +109,7 @@ def check_sweep(spec: SweepSpec) -> None:
     async def look() -> None:
         transport = spec.open_transport()
         try:
-            if isinstance(transport, DescribesServer):
-                await transport.server_facts()
+            await transport.server_facts()
         finally:
             await transport.close()
 

@@ -1,8 +1,6 @@
 """From addresses and settings to adapters and endpoints. The only room that names the adapters."""
 
 from postdate.wiring.adapters import (
-    BuiltInStore,
-    BuiltInTransport,
     check_store,
     check_transport,
     file_of,
@@ -33,8 +31,6 @@ from postdate.wiring.scripts import setup_sql
 from postdate.wiring.timeouts import dispatcher_queues, managed_endpoints, open_timeouts, timeout_manager
 
 __all__ = [
-    "BuiltInStore",
-    "BuiltInTransport",
     "Plant",
     "advice_for",
     "build_endpoint",

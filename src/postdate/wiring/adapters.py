@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from postdate.backends.registry import backends, place_of, schemes
 from postdate.config import SECTIONS, Address, SectionValues, Settings, check_server, definitions, resolved
@@ -23,17 +23,6 @@ from postdate.core.simple_store import claiming
 from postdate.errors import ConfigurationError
 from postdate.ports import ClaimingStore, FileFacts, Recording, Transport
 from postdate.ports.backends import ROLES, Adapter, Addresses, Backend, LibraryFacts, Place, Role
-
-
-class BuiltInStore(ClaimingStore, Protocol):
-    """A store that an address names."""
-
-    async def close(self) -> None:
-        """Release connections; a second time without effect."""
-        ...
-
-
-BuiltInTransport = Transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +206,7 @@ def _of_adapters(section: str) -> list[str]:
     return [name for name in definitions(section) if name in known]
 
 
-def open_store(address: str, **settings: Any) -> BuiltInStore:
+def open_store(address: str, **settings: Any) -> ClaimingStore:
     """Return the store at ``address``; it connects at first use.
 
     Args:
@@ -228,13 +217,13 @@ def open_store(address: str, **settings: Any) -> BuiltInStore:
         ConfigurationError: no store has such an address or such settings, or its driver is not installed.
     """
     place = resolved(address, os.environ)
-    return cast("BuiltInStore", claiming(open_adapter(check_store(place), place, settings)))
+    return claiming(open_adapter(check_store(place), place, settings))
 
 
-def open_transport(address: str, **settings: Any) -> BuiltInTransport:
+def open_transport(address: str, **settings: Any) -> Transport:
     """Return the transport at ``address``; see :func:`open_store`."""
     place = resolved(address, os.environ)
-    return cast("BuiltInTransport", open_adapter(check_transport(place), place, settings))
+    return cast("Transport", open_adapter(check_transport(place), place, settings))
 
 
 def open_adapter(kind: Kind, address: Address, settings: Mapping[str, Any]) -> object:

@@ -11,8 +11,8 @@ from postdate.errors import ConfigurationError
 from postdate.migrating.dialect import Dialect
 from postdate.migrating.store_dialect import StoreDialect
 from postdate.migrating.store_tables import StoreTables
-from postdate.migrating.tables import TimeoutTables
-from postdate.ports.migrating import HiddenColumns, MigrationSource
+from postdate.migrating.tables import MigrationSource
+from postdate.ports.migrating import HiddenColumns
 from postdate.wiring.adapters import kind_of, kinds, loaded, open_adapter
 
 
@@ -32,7 +32,7 @@ def migration_source(
     Raises:
         ConfigurationError: there is no such source, or its driver is not installed. Texts have no passwords.
     """
-    return TimeoutTables(cast("Dialect", _opened(address, schema, "timeouts_source", "made from")), prefixes)
+    return MigrationSource(cast("Dialect", _opened(address, schema, "timeouts_source", "made from")), prefixes)
 
 
 def hidden_columns(address: str, source: MigrationSource) -> HiddenColumns | None:

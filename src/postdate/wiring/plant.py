@@ -15,14 +15,11 @@ from postdate.endpoint.endpoint import Endpoint, log_critical_error
 from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import ConfigurationError, StoreNotSetUp
 from postdate.ports import (
+    AdministrableStore,
     ClaimingStore,
     DelayExchange,
-    DescribesServer,
     ForeignIntake,
-    ObservableStore,
-    ObservableTransport,
-    QueueObserver,
-    StoreObserver,
+    Observer,
     TransactionMode,
     Transport,
     TransportCapabilities,
@@ -67,8 +64,8 @@ class Plant:
     settings: Settings
     store: ClaimingStore | None
     transport: Transport
-    store_view: StoreObserver | None
-    queue_view: QueueObserver | None
+    store_view: Observer | None
+    queue_view: Observer | None
     timeouts: Mapping[str, TimeoutPersister] = field(default_factory=dict[str, TimeoutPersister])
 
     @property
@@ -129,14 +126,14 @@ async def opened(settings: Settings, *, create: bool = False, initialize: bool =
         yield Plant(settings, store, transport, view, queue_observer(transport), timeouts)
 
 
-def store_observer(store: ClaimingStore) -> StoreObserver | None:
+def store_observer(store: ClaimingStore) -> Observer | None:
     """Return a look at a store, for an operator, or ``None`` where there is none; nothing is read yet."""
-    return store.observer() if isinstance(store, ObservableStore) else None
+    return store.observer() if isinstance(store, AdministrableStore) else None
 
 
-def queue_observer(transport: Transport) -> QueueObserver | None:
+def queue_observer(transport: Transport) -> Observer | None:
     """Return a look at queues, for an operator, or ``None`` where there is none; nothing is read yet."""
-    return transport.observer() if isinstance(transport, ObservableTransport) else None
+    return transport.observer()
 
 
 def _files(settings: Settings) -> list[tuple[str, Address]]:
@@ -156,7 +153,7 @@ async def _reach_servers(settings: Settings, store: ClaimingStore, transport: Tr
         server = transport if files[0] else store
         if server is store:  # which asks for the name of its table
             await store.initialize(settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
-        if isinstance(server, DescribesServer):
+        if isinstance(server, AdministrableStore | Transport):
             await server.server_facts()
 
 

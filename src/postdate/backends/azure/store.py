@@ -45,10 +45,13 @@ from postdate.errors import (
 from postdate.messages import DelayedMessage
 from postdate.ports import (
     OUTCOME_RECORDS,
+    AdministrableStore,
     Claim,
+    ClaimingStore,
     Mending,
     MessageFilter,
     Outcome,
+    Quarantine,
     Quarantined,
     Record,
     Recording,
@@ -74,7 +77,7 @@ NEAR: Final = timedelta(seconds=5)
 log = logging.getLogger("postdate.stores.azure_table")
 
 
-class AzureTableStore:
+class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
     """Keeps delayed messages in a table of Azure Storage.
 
     Args:
@@ -125,6 +128,7 @@ class AzureTableStore:
             transaction_modes=_MODES,
             largest_message_bytes=largest_message_bytes,
             holds_at_most=timedelta(seconds=LASTS_SECONDS),
+            has_clock=True,
         )
         self._holding, self._stride = Holding(), Stride(self.polling.page_size)
         self._waits_for_room = False
@@ -293,15 +297,15 @@ class AzureTableStore:
         self._holding.lose(share)
 
     def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
-        """See :meth:`postdate.ports.RevocableStore.when_lost`."""
+        """See :meth:`postdate.ports.ClaimingStore.when_lost`."""
         return self._holding.when_lost(lost)
 
     def still_holds(self, claim: Claim) -> bool:
-        """See :meth:`postdate.ports.RevocableStore.still_holds`."""
+        """See :meth:`postdate.ports.ClaimingStore.still_holds`."""
         return self._rooms is not None and self._holding.still_holds(claim, self._rooms.leases)
 
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        """See :meth:`postdate.ports.ReleasingStore.release`: not written down, since nobody else dispatches meanwhile.
+        """See :meth:`postdate.ports.ClaimingStore.release`: not written down, since nobody else dispatches meanwhile.
 
         In mode ``none`` the messages are put back into the table.
         """
@@ -530,37 +534,37 @@ class AzureTableStore:
         return done
 
     async def statistics(self, now: datetime) -> StoreStatistics:
-        """See :meth:`postdate.ports.InspectableStore.statistics`; reads the keys of all, and knows our own claims."""
+        """See :meth:`postdate.ports.AdministrableStore.statistics`; reads the keys of all, and knows our own claims."""
         found = await questions.statistics(self._opened.pages, self._holding, now)
         return replace(found, quarantined=await self._opened.quarantine.count())
 
     async def record_counts(self) -> Mapping[RecordKind, int]:
-        """See :meth:`postdate.ports.InspectableStore.record_counts`."""
+        """See :meth:`postdate.ports.AdministrableStore.record_counts`."""
         return await self._opened.records.counts()
 
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        """See :meth:`postdate.ports.InspectableStore.list_pending`; what failed stands where its next attempt does."""
+        """See :meth:`postdate.ports.AdministrableStore.list_pending`; what failed stands at its next attempt."""
         return await questions.pending(self._opened.pages, where, limit)
 
     async def get(self, message_id: str) -> DelayedMessage | None:
-        """See :meth:`postdate.ports.InspectableStore.get`; finds what was stored by us, not what upstream stored."""
+        """See :meth:`postdate.ports.AdministrableStore.get`; finds what was stored by us, not what upstream stored."""
         found = await self._opened.storing.find(message_id)
         return None if found is None else found[1].message
 
     async def history(self, message_id: str) -> Sequence[Record]:
-        """See :meth:`postdate.ports.InspectableStore.history`."""
+        """See :meth:`postdate.ports.AdministrableStore.history`."""
         return await self._opened.records.history(message_id)
 
     async def server_now(self) -> datetime:
-        """See :meth:`postdate.ports.TimekeepingStore.server_now`; two round trips, after :meth:`setup`."""
+        """See :meth:`postdate.ports.ClaimingStore.server_now`; two round trips, after :meth:`setup`."""
         return await self._opened.clocks.now()
 
     async def report_clock(self, ahead: timedelta) -> None:
-        """See :meth:`postdate.ports.TimekeepingStore.report_clock`."""
+        """See :meth:`postdate.ports.ClaimingStore.report_clock`."""
         await self._opened.clocks.report(ahead)
 
     async def reported_clocks(self) -> Mapping[str, timedelta]:
-        """See :meth:`postdate.ports.TimekeepingStore.reported_clocks`: of those that wrote within two minutes."""
+        """See :meth:`postdate.ports.ClaimingStore.reported_clocks`: of those that wrote within two minutes."""
         return await self._opened.clocks.reported()
 
     async def server_facts(self) -> ServerFacts:

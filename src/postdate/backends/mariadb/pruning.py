@@ -9,7 +9,7 @@ from postdate.backends.mariadb.connection import MariaDbSession, literal
 from postdate.backends.mariadb.names import Names
 from postdate.backends.rowlocks.pool import Pool
 from postdate.ports import RecordKind
-from postdate.ports.pruning import ARCHIVED, StoredRecord
+from postdate.ports.archives import ARCHIVED, StoredRecord
 
 _ROWS_AT_ONCE: Final = 2_000
 """Numbers or rows in one statement, at most: well below what servers take in a packet."""
@@ -19,13 +19,13 @@ _STATEMENT_BYTES: Final = 1024 * 1024
 
 
 def tables_of_stores(pool: Pool, names: Names) -> Sequence[str]:
-    """See :meth:`postdate.ports.auditing.AuditableStore.tables_of_stores`."""
+    """See :meth:`postdate.ports.archives.ArchivableStore.tables_of_stores`."""
     query = f"SELECT name FROM {names.of('store')} ORDER BY name"
     return [name for (name,) in pool.run(lambda session: session.rows(query))]
 
 
 def mark_archived(pool: Pool, names: Names, numbers: Sequence[int]) -> int:
-    """See :meth:`postdate.ports.pruning.PrunableStore.mark_archived`."""
+    """See :meth:`postdate.ports.archives.ArchivableStore.mark_archived`."""
     statement = (
         f"UPDATE {names.of('record')} SET detail = '{ARCHIVED}' "
         f"WHERE number IN %(numbers)s AND once = 1 AND NOT detail <=> '{ARCHIVED}'"
@@ -34,7 +34,7 @@ def mark_archived(pool: Pool, names: Names, numbers: Sequence[int]) -> int:
 
 
 def prune(pool: Pool, names: Names, numbers: Sequence[int]) -> int:
-    """See :meth:`postdate.ports.pruning.PrunableStore.prune`; the server remembers which numbers it gave."""
+    """See :meth:`postdate.ports.archives.ArchivableStore.prune`; the server remembers which numbers it gave."""
     statement = f"DELETE FROM {names.of('record')} WHERE number IN %(numbers)s"
     return pool.transaction(lambda session: _change(session, statement, numbers))
 
@@ -49,7 +49,7 @@ def _change(session: MariaDbSession, statement: str, numbers: Sequence[int]) -> 
 
 
 def restore(pool: Pool, names: Names, records: Sequence[StoredRecord]) -> int:
-    """See :meth:`postdate.ports.pruning.PrunableStore.restore`."""
+    """See :meth:`postdate.ports.archives.ArchivableStore.restore`."""
     scheduled = [record for record in records if record.kind == RecordKind.SCHEDULED]
     others = [record for record in records if record.kind != RecordKind.SCHEDULED]
 

@@ -18,10 +18,10 @@ from postdate.backends.mariadb.tables import MariaDbTables
 from postdate.backends.rowlocks import LockingStore
 from postdate.errors import ConfigurationError
 from postdate.ports import OldSnapshot, Recording, ScanPart
-from postdate.ports.pruning import StoredRecord
+from postdate.ports.archives import ArchivableStore, StoredRecord
 
 
-class MariaDbStore(LockingStore):
+class MariaDbStore(LockingStore, ArchivableStore):
     """Keeps delayed messages in a table of MariaDB.
 
     Args:
@@ -76,28 +76,28 @@ class MariaDbStore(LockingStore):
 
     @property
     def records_in_commit_order(self) -> bool:
-        """See :class:`postdate.ports.auditing.AuditableStore`; numbers are given out before the commit."""
+        """See :class:`postdate.ports.archives.ArchivableStore`; numbers are given out before the commit."""
         return False
 
     def tables_of_stores(self) -> Sequence[str]:
-        """See :meth:`postdate.ports.auditing.AuditableStore.tables_of_stores`."""
+        """See :meth:`postdate.ports.archives.ArchivableStore.tables_of_stores`."""
         return pruning.tables_of_stores(self._pool, self._names)
 
     @property
     def pruned_at_once(self) -> int:
-        """See :class:`postdate.ports.pruning.PrunableStore`: a number is a place."""
+        """See :class:`postdate.ports.archives.ArchivableStore`: a number is a place."""
         return 10_000
 
     def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        """See :meth:`postdate.ports.pruning.PrunableStore.mark_archived`; a number is a place."""
+        """See :meth:`postdate.ports.archives.ArchivableStore.mark_archived`; a number is a place."""
         return pruning.mark_archived(self._pool, self._names, numbers)
 
     def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        """See :meth:`postdate.ports.pruning.PrunableStore.prune`."""
+        """See :meth:`postdate.ports.archives.ArchivableStore.prune`."""
         return pruning.prune(self._pool, self._names, numbers)
 
     def restore(self, records: Sequence[StoredRecord]) -> int:
-        """See :meth:`postdate.ports.pruning.PrunableStore.restore`."""
+        """See :meth:`postdate.ports.archives.ArchivableStore.restore`."""
         return pruning.restore(self._pool, self._names, records)
 
     @property

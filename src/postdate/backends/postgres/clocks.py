@@ -20,14 +20,14 @@ def server_now(connection: Connection) -> tuple[datetime, float]:
 
 
 def report(database: PostgresDatabase, ahead: timedelta) -> None:
-    """See :meth:`postdate.ports.TimekeepingStore.report_clock`; it is gone with the number of this process."""
+    """See :meth:`postdate.ports.ClaimingStore.report_clock`; it is gone with the number of this process."""
     holder = database.listener().holder()
     note = sql(f"UPDATE {database.names.of('holder')} SET ahead = %s WHERE holder = %s")
     database.run_blocking(lambda connection: connection.execute(note, (ahead, holder)))
 
 
 def reported(connection: Connection, names: Names) -> Mapping[str, timedelta]:
-    """See :meth:`postdate.ports.TimekeepingStore.reported_clocks`."""
+    """See :meth:`postdate.ports.ClaimingStore.reported_clocks`."""
     query = sql(
         f"SELECT machine || ':' || pid, ahead FROM {names.of('holder')} "
         f"WHERE ahead IS NOT NULL AND holder IN ({living(names)})"

@@ -65,7 +65,7 @@ class Columns:
     # --- reading ------------------------------------------------------------------------------------------------
 
     def read(self, table: str, scan: Scan, part: ScanPart) -> Iterable[pa.RecordBatch]:
-        """See :meth:`postdate.ports.ColumnarStore.scan_columns`."""
+        """See :meth:`postdate.ports.ScannableStore.scan_columns`."""
         query = scan_query(self._database.names, table, scan, part, plain=False)
         with self._translating(), self._connect() as connection, connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -112,7 +112,7 @@ class Columns:
         """Store messages in one transaction; of those with one id the first.
 
         Args:
-            batch: as :meth:`postdate.ports.ColumnarStore.store_columns` takes it, with rows.
+            batch: as :meth:`postdate.ports.ScannableStore.store_columns` takes it, with rows.
             sql: of the store, its number known.
             now: time of the records.
             notice: what other processes are told when something was stored.

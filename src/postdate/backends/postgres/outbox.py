@@ -27,14 +27,14 @@ from postdate.backends.postgres.scripts import part_script
 from postdate.backends.postgres.sessions import session_name
 from postdate.errors import ConfigurationError, StoreError, StoreUnreachable
 from postdate.persistence.outbox import decode_operations, encode_operations, storable
-from postdate.ports import NativeTransaction, Work
+from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Scripted, Work
 from postdate.ports.outbox import Operation, OutboxRecord
 from postdate.threads import in_thread
 
 AsyncConnection = BoundedAsyncConnection
 
 
-class PostgresOutbox:
+class PostgresOutbox(OutboxStore, Scripted):
     """Keeps outboxes in the table ``outbox`` of a schema. For event loops of asyncio, as psycopg's connections are.
 
     Args:
@@ -85,7 +85,7 @@ class PostgresOutbox:
         """Create schema and table; idempotent, and several processes may do it at once."""
         await in_thread(self._set_up)
 
-    def setup_statements(self) -> str:
+    def setup_statements(self, endpoint: str) -> str:
         """Return the SQL that makes what :meth:`setup` does, for a database administrator; may be run again."""
         schema = self._database.names.schema
         return part_script(schema, part_steps(schema, "outbox", "outbox"), with_queues=False)
@@ -183,7 +183,7 @@ class PostgresOutbox:
                 await connection.close()
 
 
-class PostgresOutboxTransaction:
+class PostgresOutboxTransaction(OutboxTransaction):
     """See :class:`postdate.ports.OutboxTransaction`; the native transaction is a ``psycopg.AsyncConnection``."""
 
     def __init__(self, outbox: PostgresOutbox, key: tuple[str, str]) -> None:

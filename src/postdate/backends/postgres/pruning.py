@@ -13,7 +13,7 @@ from postdate.backends.postgres.database import Connection, PostgresDatabase
 from postdate.backends.postgres.names import array, literal, sql
 from postdate.clock import from_microseconds
 from postdate.ports import RecordKind, ScanPart
-from postdate.ports.pruning import ARCHIVED, StoredRecord
+from postdate.ports.archives import ARCHIVED, StoredRecord
 
 # What a crash of the server undoes here is done again by the next run, so no commit waits for the disk; nor then do
 # those of services, which share its queue.
@@ -26,13 +26,13 @@ _MARK: Final = literal(ARCHIVED)
 
 
 def tables_of_stores(database: PostgresDatabase) -> Sequence[str]:
-    """See :meth:`postdate.ports.auditing.AuditableStore.tables_of_stores`."""
+    """See :meth:`postdate.ports.archives.ArchivableStore.tables_of_stores`."""
     query = sql(f"SELECT name FROM {_plain(database, 'store')} ORDER BY name")
     return database.run_blocking(lambda connection: [name for (name,) in connection.execute(query)])
 
 
 def mark_archived(database: PostgresDatabase, part: ScanPart, numbers: Sequence[int]) -> int:
-    """See :meth:`postdate.ports.pruning.PrunableStore.mark_archived`."""
+    """See :meth:`postdate.ports.archives.ArchivableStore.mark_archived`."""
     return _change(
         database,
         f"UPDATE {_plain(database, 'record')} SET detail = {_MARK} "
@@ -41,7 +41,7 @@ def mark_archived(database: PostgresDatabase, part: ScanPart, numbers: Sequence[
 
 
 def prune(database: PostgresDatabase, part: ScanPart, numbers: Sequence[int]) -> int:
-    """See :meth:`postdate.ports.pruning.PrunableStore.prune`."""
+    """See :meth:`postdate.ports.archives.ArchivableStore.prune`."""
     return _change(database, f"DELETE FROM {_plain(database, 'record')} WHERE {_among(part, numbers)}")
 
 
@@ -62,7 +62,7 @@ def _change(database: PostgresDatabase, statement: str) -> int:
 
 
 def restore(database: PostgresDatabase, store_id: int, records: Sequence[StoredRecord]) -> int:
-    """See :meth:`postdate.ports.pruning.PrunableStore.restore`."""
+    """See :meth:`postdate.ports.archives.ArchivableStore.restore`."""
     scheduled = {record.message_id: record for record in records if record.kind == RecordKind.SCHEDULED}
     record_table = _plain(database, "record").replace("%", "%%")
     unmark = sql(f"""

@@ -17,6 +17,7 @@ from postdate.backends.postgres.database import Connection, PostgresDatabase
 from postdate.backends.postgres.names import DEFAULT_SCHEMA, check_name, sql
 from postdate.errors import NotSupported, StoreNotSetUp
 from postdate.persistence.migrations import setup_command
+from postdate.ports import RecordStreamStore
 
 _WRITERS: Final = sql("""
     SELECT virtualtransaction FROM pg_locks
@@ -42,7 +43,7 @@ class _Awaited:
     writers: frozenset[str]
 
 
-class PostgresRecordStream:
+class PostgresRecordStream(RecordStreamStore):
     """See :class:`postdate.ports.record_streams.RecordStreamStore`.
 
     A transaction that has drawn a number and stays open keeps :meth:`safe_end` where it is until it ends.

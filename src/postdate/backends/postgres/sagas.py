@@ -11,7 +11,17 @@ from postdate.backends.postgres.database import Connection, PostgresDatabase
 from postdate.backends.postgres.names import DEFAULT_SCHEMA, part_steps, sql
 from postdate.backends.postgres.scripts import part_script
 from postdate.errors import SagaConflict, StoreNotSetUp
-from postdate.ports import Correlation, Recording, SagaChange, SagaFate, SagaRecord, SagaStoreCapabilities, Work
+from postdate.ports import (
+    Correlation,
+    Recording,
+    SagaChange,
+    SagaFate,
+    SagaRecord,
+    SagaStore,
+    SagaStoreCapabilities,
+    Scripted,
+    Work,
+)
 from postdate.ports.sagas import SET_UP
 from postdate.threads import in_thread
 
@@ -21,7 +31,7 @@ _COLUMNS: Final = "saga_id, saga_type, property, value, state, details, version"
 _SAME: Final = "saga_type = %s AND saga_id = %s AND version = %s"
 
 
-class PostgresSagaStore:
+class PostgresSagaStore(SagaStore, Scripted):
     """Keeps saga instances in PostgreSQL; several processes may use it at once.
 
     Args:
@@ -47,7 +57,7 @@ class PostgresSagaStore:
         """See :class:`postdate.ports.SagaStore`."""
         return SagaStoreCapabilities(durable=True, shared=True, database=self.database.identity)
 
-    def setup_statements(self) -> str:
+    def setup_statements(self, endpoint: str) -> str:
         """Return the SQL that makes what :meth:`setup` does, for a database administrator; may be run again."""
         schema = self.database.names.schema
         return part_script(schema, part_steps(schema, "sagas", _TABLE), with_queues=True)
@@ -79,7 +89,7 @@ class PostgresSagaStore:
         await self.database.transaction(self.applying(changes))
 
     def applying(self, changes: Sequence[SagaChange]) -> Work:
-        """See :meth:`postdate.ports.EnlistingSagaStore.applying`."""
+        """See :meth:`postdate.ports.SagaStore.applying`."""
         steps = [(*self._statement(change), change.record) for change in changes]
 
         def apply(connection: Connection) -> None:

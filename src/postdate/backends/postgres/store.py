@@ -44,21 +44,26 @@ from postdate.messages import DelayedMessage
 from postdate.ports import (
     NOTHING_MOVED,
     OUTCOME_RECORDS,
+    AdministrableStore,
+    ArchivableStore,
     ArrowBatch,
     Claim,
     Mending,
     MessageFilter,
     Moved,
     MoveReport,
+    MovingStore,
     NativeTransaction,
     OldSnapshot,
     Outcome,
+    Quarantine,
     Quarantined,
     Record,
     Recording,
     RecordKind,
     Scan,
     ScanPart,
+    Scripted,
     ServerFacts,
     StoreCapabilities,
     StoreReport,
@@ -67,7 +72,7 @@ from postdate.ports import (
     Wake,
     Work,
 )
-from postdate.ports.pruning import StoredRecord
+from postdate.ports.archives import StoredRecord
 from postdate.ports.stores import Discarding
 from postdate.threads import in_thread
 
@@ -79,7 +84,7 @@ _MANY: Final = 5_000
 """To store more at once may take longer than any other call."""
 
 
-class PostgresStore:
+class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine, Scripted):
     """Keeps delayed messages in a table of PostgreSQL. Needs direct connections: a pooler would swallow wake-ups.
 
     Args:
@@ -131,6 +136,7 @@ class PostgresStore:
             database=self.database.identity,
             largest_message_bytes=largest_message_bytes,
             holds_at_most=holds_at_most,
+            has_clock=True,
         )
 
     @property
@@ -206,7 +212,7 @@ class PostgresStore:
         return report
 
     async def enqueue(self, connection: NativeTransaction, messages: Sequence[DelayedMessage], now: datetime) -> None:
-        """See :meth:`postdate.ports.TransactionalStore.enqueue`."""
+        """See :meth:`postdate.ports.MovingStore.enqueue`."""
         if self._sql.store_id is None:
             await self.database.run(self._store_id)
         await enqueue(connection, self._sql.insert_one, self._entries(messages, now))
@@ -214,7 +220,7 @@ class PostgresStore:
     def enqueue_blocking(
         self, connection: NativeTransaction, messages: Sequence[DelayedMessage], now: datetime
     ) -> None:
-        """See :meth:`postdate.ports.TransactionalStore.enqueue_blocking`."""
+        """See :meth:`postdate.ports.MovingStore.enqueue_blocking`."""
         if self._sql.store_id is None:
             self.database.run_blocking(self._store_id)
         enqueue_blocking(connection, self._sql.insert_one, self._entries(messages, now))
@@ -224,7 +230,7 @@ class PostgresStore:
         return [values_of(self._row(message), now, self._sql.store_id) for message in messages]
 
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
-        """See :meth:`postdate.ports.EnlistingStore.storing`; the transaction is a connection of psycopg."""
+        """See :meth:`postdate.ports.MovingStore.storing`; the transaction is a connection of psycopg."""
         rows = [self._row(message) for message in messages]
 
         def store(connection: Connection) -> None:
@@ -355,7 +361,7 @@ class PostgresStore:
         return sum(self._holds.settle(batch, tokens, remove, self._sql) for batch, tokens in self._holds.of(claims))
 
     def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
-        """See :meth:`postdate.ports.EnlistingStore.finishing`; the transaction is a connection of psycopg."""
+        """See :meth:`postdate.ports.MovingStore.finishing`; the transaction is a connection of psycopg."""
 
         def finish(connection: Connection) -> None:
             removed = 0
@@ -400,7 +406,7 @@ class PostgresStore:
         return await in_thread(give_back)
 
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        """See :meth:`postdate.ports.ReleasingStore.release`; for a whole batch, the end of its transaction."""
+        """See :meth:`postdate.ports.ClaimingStore.release`; for a whole batch, the end of its transaction."""
 
         def give_back(connection: Connection, numbers: Sequence[int], holder: int | None) -> int:
             values = {"numbers": array(numbers), "holder": holder, "attempt_at": attempt_at}
@@ -457,17 +463,11 @@ class PostgresStore:
 
     # --- moving -------------------------------------------------------------------------------------------------
 
-    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
-        """See :meth:`postdate.ports.MovingStore.move_due`; one statement."""
-        return await self._move(now, limit, None, listing=listing)
-
-    async def move_wanted(
-        self, now: datetime, limit: int, discarding: Discarding, *, listing: bool = False
+    async def move_due(
+        self, now: datetime, limit: int, *, discarding: Discarding | None = None, listing: bool = False
     ) -> MoveReport:
-        """See :meth:`postdate.ports.stores.DiscardingStore.move_wanted`; one statement, with the rule in SQL."""
-        return await self._move(now, limit, discarding.allowance, listing=listing)
-
-    async def _move(self, now: datetime, limit: int, allowance: timedelta | None, *, listing: bool) -> MoveReport:
+        """See :meth:`postdate.ports.MovingStore.move_due`; one statement, with the rule of discarding in SQL."""
+        allowance = None if discarding is None else discarding.allowance
         many, few = (
             (self._sql.move, self._sql.move_few)
             if allowance is None
@@ -566,28 +566,28 @@ class PostgresStore:
         return done
 
     async def statistics(self, now: datetime) -> StoreStatistics:
-        """See :meth:`postdate.ports.InspectableStore.statistics`; what is locked is seen without being touched."""
+        """See :meth:`postdate.ports.AdministrableStore.statistics`; what is locked is seen without being touched."""
         return await self.database.run(
             lambda c: waiting.statistics(c, self._sql, now, self._store_id(c)), patiently=True
         )
 
     async def record_counts(self) -> Mapping[RecordKind, int]:
-        """See :meth:`postdate.ports.InspectableStore.record_counts`."""
+        """See :meth:`postdate.ports.AdministrableStore.record_counts`."""
         return await self.database.run(lambda c: waiting.record_counts(c, self._sql, self._store_id(c)), patiently=True)
 
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        """See :meth:`postdate.ports.InspectableStore.list_pending`."""
+        """See :meth:`postdate.ports.AdministrableStore.list_pending`."""
         return await self.database.run(lambda c: waiting.list_pending(c, self._sql, where, limit), patiently=True)
 
     async def get(self, message_id: str) -> DelayedMessage | None:
-        """See :meth:`postdate.ports.InspectableStore.get`."""
+        """See :meth:`postdate.ports.AdministrableStore.get`."""
         return await self.database.run(lambda c: self._get(c, message_id))
 
     def _get(self, connection: Connection, message_id: str) -> DelayedMessage | None:
         return waiting.get(connection, self._sql, message_id, self._store_id(connection))
 
     async def history(self, message_id: str) -> Sequence[Record]:
-        """See :meth:`postdate.ports.InspectableStore.history`."""
+        """See :meth:`postdate.ports.AdministrableStore.history`."""
         return await self.database.transaction(
             lambda c: waiting.history(c, self._sql, message_id, self._store_id(c)), patiently=True
         )
@@ -601,15 +601,15 @@ class PostgresStore:
         return await server_facts(self.database, self._table)
 
     async def server_now(self) -> datetime:
-        """See :meth:`postdate.ports.TimekeepingStore.server_now`."""
+        """See :meth:`postdate.ports.ClaimingStore.server_now`."""
         return brought_up_to_date(*await self.database.run(clocks.server_now))
 
     async def report_clock(self, ahead: timedelta) -> None:
-        """See :meth:`postdate.ports.TimekeepingStore.report_clock`; kept with the number of this process."""
+        """See :meth:`postdate.ports.ClaimingStore.report_clock`; kept with the number of this process."""
         await in_thread(clocks.report, self.database, ahead)
 
     async def reported_clocks(self) -> Mapping[str, timedelta]:
-        """See :meth:`postdate.ports.TimekeepingStore.reported_clocks`."""
+        """See :meth:`postdate.ports.ClaimingStore.reported_clocks`."""
         return await self.database.run(lambda c: clocks.reported(c, self.database.names))
 
     async def old_snapshots(self) -> Sequence[OldSnapshot]:
@@ -631,41 +631,46 @@ class PostgresStore:
         return read_scan(self.database, self._sql.table, scan, part, page)
 
     @property
+    def gives_columns(self) -> bool:
+        """See :class:`postdate.ports.ScannableStore`."""
+        return True
+
+    @property
     def records_in_commit_order(self) -> bool:
-        """See :class:`postdate.ports.auditing.AuditableStore`; numbers come from a sequence."""
+        """See :class:`postdate.ports.archives.ArchivableStore`; numbers come from a sequence."""
         return False
 
     def tables_of_stores(self) -> Sequence[str]:
-        """See :meth:`postdate.ports.auditing.AuditableStore.tables_of_stores`."""
+        """See :meth:`postdate.ports.archives.ArchivableStore.tables_of_stores`."""
         return pruning.tables_of_stores(self.database)
 
     # --- pruning ------------------------------------------------------------------------------------------------
 
     @property
     def pruned_at_once(self) -> int:
-        """See :class:`postdate.ports.pruning.PrunableStore`: some ten thousand records are in so many pages."""
+        """See :class:`postdate.ports.archives.ArchivableStore`: some ten thousand records are in so many pages."""
         return 128
 
     def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        """See :meth:`postdate.ports.pruning.PrunableStore.mark_archived`."""
+        """See :meth:`postdate.ports.archives.ArchivableStore.mark_archived`."""
         return pruning.mark_archived(self.database, part, numbers)
 
     def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        """See :meth:`postdate.ports.pruning.PrunableStore.prune`."""
+        """See :meth:`postdate.ports.archives.ArchivableStore.prune`."""
         return pruning.prune(self.database, part, numbers)
 
     def restore(self, records: Sequence[StoredRecord]) -> int:
-        """See :meth:`postdate.ports.pruning.PrunableStore.restore`."""
+        """See :meth:`postdate.ports.archives.ArchivableStore.restore`."""
         return pruning.restore(self.database, self.database.run_blocking(self._store_id), records)
 
     # --- columns ------------------------------------------------------------------------------------------------
 
     def scan_columns(self, scan: Scan, part: ScanPart) -> Iterable[ArrowBatch]:
-        """See :meth:`postdate.ports.ColumnarStore.scan_columns`."""
+        """See :meth:`postdate.ports.ScannableStore.scan_columns`."""
         return self._columns().read(self._sql.table, scan, part)
 
     def store_columns(self, batch: ArrowBatch, now: datetime) -> StoreReport:
-        """See :meth:`postdate.ports.ColumnarStore.store_columns`."""
+        """See :meth:`postdate.ports.ScannableStore.store_columns`."""
         if not batch.num_rows:
             return StoreReport(0)
         columns, store_id = self._columns(), self._sql.store_id or self.database.run_blocking(self._store_id)

@@ -30,8 +30,8 @@ from postdate.persistence.timeouts import (
     rounded_up,
     table_name,
 )
-from postdate.ports import Work
-from postdate.ports.timeouts import DueChunk, Timeout
+from postdate.ports import Scripted, Work
+from postdate.ports.timeouts import DueChunk, Timeout, TimeoutClaim, TimeoutPersister
 from postdate.threads import in_thread
 
 _WHAT: Final = "the table of timeouts (table_prefix=...)"
@@ -61,8 +61,8 @@ class _InAnySchema:
         return hash(self._database)
 
 
-class PostgresTimeouts:
-    """Keeps timeouts in a table of PostgreSQL; :class:`postdate.ports.timeouts.EnlistingTimeouts`.
+class PostgresTimeouts(TimeoutPersister, Scripted):
+    """Keeps timeouts in a table of PostgreSQL; :class:`postdate.ports.timeouts.TimeoutPersister`.
 
     Args:
         url: ``postgresql://user:password@host:port/database``, or any connection string of libpq.
@@ -92,7 +92,7 @@ class PostgresTimeouts:
 
     @property
     def database(self) -> object:
-        """See :class:`postdate.ports.timeouts.EnlistingTimeouts`; that of a transport on any schema there."""
+        """See :class:`postdate.ports.timeouts.TimeoutPersister`; that of a transport on any schema there."""
         return _InAnySchema(self._connections.identity)
 
     async def initialize(self, endpoint: str) -> None:
@@ -134,7 +134,7 @@ class PostgresTimeouts:
         return await self._connections.run(lambda connection: self._insert(connection, row))
 
     def adding(self, timeout: Timeout) -> Work:
-        """See :meth:`postdate.ports.timeouts.EnlistingTimeouts.adding`; the transaction is a connection of psycopg."""
+        """See :meth:`postdate.ports.timeouts.TimeoutPersister.adding`; the transaction is a connection of psycopg."""
         row = encode(checked(timeout))
 
         def add(connection: Connection) -> None:
@@ -163,15 +163,15 @@ class PostgresTimeouts:
         row = await self._connections.run(lambda connection: connection.execute(statement, values).fetchone())
         return None if row is None else decode(*row, owner=self._endpoint)
 
-    async def claim(self, timeout_id: str) -> _Claim | None:
-        """See :meth:`postdate.ports.timeouts.ClaimingTimeouts.claim`: the row is locked by a transaction.
+    async def claim(self, timeout_id: str) -> TimeoutClaim | None:
+        """See :meth:`postdate.ports.timeouts.TimeoutPersister.claim`: the row is locked by a transaction.
 
         The server ends it when nothing is said in it for a minute; what is done with the claim after that fails.
         """
         wanted = normal_id(timeout_id)
         return None if wanted is None else await in_thread(self._claim, self._known, wanted)
 
-    def _claim(self, statements: _Statements, timeout_id: str) -> _Claim | None:
+    def _claim(self, statements: _Statements, timeout_id: str) -> TimeoutClaim | None:
         connection = self._connections.take()
         found = None
         try:
@@ -185,14 +185,17 @@ class PostgresTimeouts:
         finally:
             if found is None:
                 _roll_back(self._connections, connection)
-        return None if found is None else _Claim(self._connections, connection, statements, found)
+        if found is None:
+            return None
+        claim = _Claim(self._connections, connection, statements, found)
+        return TimeoutClaim(found, claim.remove, claim.release)
 
     async def try_remove(self, timeout_id: str) -> bool:
         """See :meth:`postdate.ports.timeouts.TimeoutPersister.try_remove`."""
         return await self._connections.run(lambda connection: self._remove(connection, timeout_id))
 
     def removing(self, timeout_id: str) -> Work:
-        """See :meth:`postdate.ports.timeouts.EnlistingTimeouts.removing`; it is given a connection of psycopg."""
+        """See :meth:`postdate.ports.timeouts.TimeoutPersister.removing`; it is given a connection of psycopg."""
 
         def remove(connection: Connection) -> None:
             if not self._remove(connection, timeout_id):
@@ -208,7 +211,7 @@ class PostgresTimeouts:
         return await self._connections.run(lambda connection: self._remove_by_saga(connection, saga_id))
 
     def removing_by_saga(self, saga_id: str) -> Work:
-        """See :meth:`postdate.ports.timeouts.EnlistingTimeouts.removing_by_saga`."""
+        """See :meth:`postdate.ports.timeouts.TimeoutPersister.removing_by_saga`."""
 
         def remove(connection: Connection) -> None:
             self._remove_by_saga(connection, saga_id)
@@ -241,7 +244,7 @@ class PostgresTimeouts:
 
 
 class _Claim:
-    """See :class:`postdate.ports.timeouts.TimeoutClaim`: a row that is locked by the transaction of a connection."""
+    """What a :class:`postdate.ports.timeouts.TimeoutClaim` calls: a row, locked by the transaction of a session."""
 
     def __init__(
         self, connections: PostgresDatabase, connection: Connection, statements: _Statements, timeout: Timeout

@@ -1,7 +1,7 @@
 """Batches of hidden timeouts out of PostgreSQL as Arrow columns: no row becomes a Python object. Runs on executors.
 
 What is not as upstream writes it (another type, a timeout without a destination or headers) is left to the source,
-which looks at each row: :meth:`postdate.ports.migrating.MigrationSource.read`.
+which looks at each row: :meth:`postdate.migrating.tables.MigrationSource.read`.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -21,8 +21,9 @@ import pyarrow.compute
 from postdate.backends.postgres.names import quoted
 from postdate.errors import StoreUnavailable
 from postdate.migrating.dialect import Hidden
-from postdate.migrating.tables import TimeoutTables
+from postdate.migrating.tables import MigrationSource
 from postdate.persistence.timeouts import DESTINATION, HEADERS, ID, STATE, TIME
+from postdate.ports.migrating import HiddenColumns
 
 pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
 
@@ -39,7 +40,7 @@ _TYPES: Final = {
 }
 
 
-class PostgresColumns:
+class PostgresColumns(HiddenColumns):
     """Reads batches from the tables that a run hides timeouts in; it connects at first use. One thread at a time.
 
     Args:
@@ -47,7 +48,7 @@ class PostgresColumns:
         source: the tables in it; it says where a batch is.
     """
 
-    def __init__(self, url: str, source: TimeoutTables) -> None:
+    def __init__(self, url: str, source: MigrationSource) -> None:
         self._url, self._source = str(url), source
         self._connection: Any = None
 

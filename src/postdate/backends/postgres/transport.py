@@ -53,12 +53,16 @@ from postdate.ports import (
     HANDLED,
     End,
     Mending,
+    Quarantine,
     Quarantined,
     Received,
+    Receiver,
     Recording,
     RecordKind,
+    Scripted,
     ServerFacts,
     TransactionMode,
+    Transport,
     TransportCapabilities,
     Work,
 )
@@ -78,7 +82,7 @@ Row = tuple[Any, ...]
 T = TypeVar("T")
 
 
-class PostgresTransport:
+class PostgresTransport(Transport, Quarantine, Scripted):
     """Queues in a schema of PostgreSQL. Needs direct connections: a pooler would swallow wake-ups.
 
     Args:
@@ -121,6 +125,7 @@ class PostgresTransport:
             largest_message_bytes=largest_message_bytes,
             expires_messages=True,
             reads_ahead=True,
+            takes_by_id=True,
         )
 
     @property
@@ -128,7 +133,7 @@ class PostgresTransport:
         """See :class:`postdate.ports.Transport`."""
         return self._capabilities
 
-    def setup_statements(self) -> str:
+    def setup_statements(self, endpoint: str) -> str:
         """Return the SQL of the tables that :meth:`create_queues` makes; may be run again."""
         return tables_script(self.database.names.schema, None)
 
@@ -305,7 +310,7 @@ class PostgresTransport:
         await in_thread(self.database.close_blocking)
 
 
-class PostgresReceiver:
+class PostgresReceiver(Receiver):
     """Receives from one queue; see :class:`postdate.ports.Receiver`."""
 
     def __init__(self, transport: PostgresTransport, queue: str) -> None:
@@ -443,7 +448,7 @@ class PostgresReceiver:
         self._database.run_blocking(discard)
 
     async def take(self, message_id: str) -> Received | None:
-        """See :meth:`postdate.ports.TakingReceiver.take`."""
+        """See :meth:`postdate.ports.Receiver.take`."""
 
         def take() -> Received | None:
             holder = self._database.listener().holder()

@@ -19,7 +19,7 @@ from postdate.backends.rowlocks.watch import Watch
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import DuplicateMessage, MessageNotFound, StoreError, StoreNotSetUp, StoreNotWritable
 from postdate.messages import DelayedMessage, check_headers, resealed
-from postdate.ports import Mending, Quarantined, RecordKind
+from postdate.ports import Mending, Quarantine, Quarantined, RecordKind
 from postdate.threads import in_thread
 
 _NAMES: Final = ("message_id", "due", "destination", "expires_at", "failures", "headers", "body")
@@ -147,7 +147,7 @@ class Shelf:
         return found
 
 
-class SetsAside:
+class SetsAside(Quarantine):
     """The methods of :class:`postdate.ports.Quarantine`."""
 
     _pool: Pool

@@ -36,13 +36,17 @@ from postdate.errors import (
 from postdate.messages import DelayedMessage, encode_headers, sealed, size_in_bytes
 from postdate.ports import (
     OUTCOME_RECORDS,
+    AdministrableStore,
     Claim,
+    ClaimingStore,
     MessageFilter,
     Outcome,
     Record,
     RecordKind,
     Scan,
+    ScannableStore,
     ScanPart,
+    Scripted,
     ServerFacts,
     StoreCapabilities,
     StoreReport,
@@ -62,7 +66,7 @@ log = logging.getLogger("postdate.stores")
 _MODES: Final = frozenset(TransactionMode) - {TransactionMode.TRANSACTION_SCOPE}
 
 
-class LockingStore(SetsAside):
+class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore, Scripted):
     """Keeps delayed messages in a table of a database server. The queues are elsewhere, so delivery is at least once.
 
     Args:
@@ -96,6 +100,7 @@ class LockingStore(SetsAside):
             transaction_modes=_MODES,
             largest_message_bytes=largest_message_bytes,
             holds_at_most=holds_at_most,
+            has_clock=True,
         )
         if table is not None:
             self._assemble(table)
@@ -336,7 +341,7 @@ class LockingStore(SetsAside):
         return bool(done)
 
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        """See :meth:`postdate.ports.ReleasingStore.release`."""
+        """See :meth:`postdate.ports.ClaimingStore.release`."""
         then = _microseconds(attempt_at)
 
         def give_back(session: Any, numbers: Sequence[int], holder: int | None) -> int:
@@ -406,7 +411,7 @@ class LockingStore(SetsAside):
         return done
 
     async def statistics(self, now: datetime) -> StoreStatistics:
-        """See :meth:`postdate.ports.InspectableStore.statistics`."""
+        """See :meth:`postdate.ports.AdministrableStore.statistics`."""
         at = to_microseconds(now)
 
         def count(session: Any) -> StoreStatistics:
@@ -417,12 +422,12 @@ class LockingStore(SetsAside):
         return await in_thread(self._pool.run_patiently, count)
 
     async def record_counts(self) -> Mapping[RecordKind, int]:
-        """See :meth:`postdate.ports.InspectableStore.record_counts`."""
+        """See :meth:`postdate.ports.AdministrableStore.record_counts`."""
         counts = await in_thread(self._pool.run_patiently, self._tables.record_counts)
         return {RecordKind(kind): count for kind, count in counts.items()}
 
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        """See :meth:`postdate.ports.InspectableStore.list_pending`."""
+        """See :meth:`postdate.ports.AdministrableStore.list_pending`."""
         first, end = _microseconds(where.due_from), _microseconds(where.due_to)
 
         def look(session: Any) -> Sequence[tuple[int, Row]]:
@@ -431,7 +436,7 @@ class LockingStore(SetsAside):
         return await in_thread(self._shelf.looked_at, look)
 
     async def get(self, message_id: str) -> DelayedMessage | None:
-        """See :meth:`postdate.ports.InspectableStore.get`."""
+        """See :meth:`postdate.ports.AdministrableStore.get`."""
 
         def look(session: Any) -> Sequence[tuple[int, Row]]:
             return self._tables.get(session, message_id)
@@ -440,7 +445,7 @@ class LockingStore(SetsAside):
         return found[0] if found else None
 
     async def history(self, message_id: str) -> Sequence[Record]:
-        """See :meth:`postdate.ports.InspectableStore.history`."""
+        """See :meth:`postdate.ports.AdministrableStore.history`."""
         rows = await self._pool.run_in_thread(lambda session: self._tables.history(session, message_id))
         return [
             Record(RecordKind(kind), id_, nearest_instant(at), _instant(due), destination, detail or "")
@@ -454,7 +459,7 @@ class LockingStore(SetsAside):
     # --- the clock of the server --------------------------------------------------------------------------------
 
     async def server_now(self) -> datetime:
-        """See :meth:`postdate.ports.TimekeepingStore.server_now`."""
+        """See :meth:`postdate.ports.ClaimingStore.server_now`."""
 
         def ask(session: Any) -> tuple[datetime, float]:
             return from_microseconds(self._tables.now(session)), time.monotonic()
@@ -462,7 +467,7 @@ class LockingStore(SetsAside):
         return brought_up_to_date(*await self._pool.run_in_thread(ask))
 
     async def report_clock(self, ahead: timedelta) -> None:
-        """See :meth:`postdate.ports.TimekeepingStore.report_clock`; others see it for as long as this process lives."""
+        """See :meth:`postdate.ports.ClaimingStore.report_clock`; others see it for as long as this process lives."""
 
         def report() -> None:
             self._presence.start(self._held)
@@ -472,7 +477,7 @@ class LockingStore(SetsAside):
         await in_thread(report)
 
     async def reported_clocks(self) -> Mapping[str, timedelta]:
-        """See :meth:`postdate.ports.TimekeepingStore.reported_clocks`."""
+        """See :meth:`postdate.ports.ClaimingStore.reported_clocks`."""
         found = await self._pool.run_in_thread(self._tables.reported_clocks)
         return {f"{machine}:{pid}": ahead * _MICROSECOND for machine, pid, ahead in found}
 

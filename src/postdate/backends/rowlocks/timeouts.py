@@ -13,7 +13,8 @@ from postdate.backends.rowlocks import Pool, Server
 from postdate.errors import ConfigurationError
 from postdate.persistence import chunks
 from postdate.persistence.timeouts import checked, decode, encode, normal_id, normal_saga, table_name
-from postdate.ports.timeouts import DueChunk, Timeout
+from postdate.ports import Scripted
+from postdate.ports.timeouts import DueChunk, Timeout, TimeoutClaim, TimeoutPersister
 from postdate.threads import in_thread
 
 
@@ -53,7 +54,7 @@ class Table(Protocol):
         ...
 
 
-class ServerTimeouts:
+class ServerTimeouts(TimeoutPersister, Scripted):
     """Keeps timeouts in a table of a database server. The queues are elsewhere, so delivery is at least once.
 
     Args:
@@ -106,12 +107,12 @@ class ServerTimeouts:
         row = await self._pool.run_in_thread(lambda session: table.peek(session, wanted))
         return None if row is None else decode(*row, owner=self._endpoint)
 
-    async def claim(self, timeout_id: str) -> _Claim | None:
-        """See :meth:`postdate.ports.timeouts.ClaimingTimeouts.claim`: the row is locked by a transaction."""
+    async def claim(self, timeout_id: str) -> TimeoutClaim | None:
+        """See :meth:`postdate.ports.timeouts.TimeoutPersister.claim`: the row is locked by a transaction."""
         table, wanted = self._known, normal_id(timeout_id)
         return None if wanted is None else await in_thread(self._claim, table, wanted)
 
-    def _claim(self, table: Table, timeout_id: str) -> _Claim | None:
+    def _claim(self, table: Table, timeout_id: str) -> TimeoutClaim | None:
         session = self._pool.take()
         try:
             session.begin()
@@ -123,7 +124,8 @@ class ServerTimeouts:
         if found is None:
             self._pool.roll_back(session)
             return None
-        return _Claim(self._pool, session, table, found)
+        claim = _Claim(self._pool, session, table, found)
+        return TimeoutClaim(found, claim.remove, claim.release)
 
     async def try_remove(self, timeout_id: str) -> bool:
         """See :meth:`postdate.ports.timeouts.TimeoutPersister.try_remove`."""
@@ -157,7 +159,7 @@ class ServerTimeouts:
 
 
 class _Claim:
-    """See :class:`postdate.ports.timeouts.TimeoutClaim`: a row that is locked by the transaction of a connection."""
+    """What a :class:`postdate.ports.timeouts.TimeoutClaim` calls: a row, locked by the transaction of a session."""
 
     def __init__(self, pool: Pool, session: Any, table: Table, timeout: Timeout) -> None:
         self.timeout = timeout

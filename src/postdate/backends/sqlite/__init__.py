@@ -53,6 +53,6 @@ BACKEND: Final = Backend(
     timeouts_source=Adapter("postdate.backends.sqlite.timeouts_source:SqliteDialect"),
     library=Adapter("postdate.backends.sqlite.setup:library_facts"),
     file_facts=Adapter("postdate.backends.sqlite.observation:look_at"),
-    scripts=Adapter("postdate.backends.sqlite.scripts:SqliteScripts"),
+    scripts=Adapter("postdate.backends.sqlite.scripts:scripts"),
     store_source=Adapter("postdate.backends.sqlite.store_source:SqliteStoreDialect"),
 )

@@ -13,7 +13,7 @@ from postdate.bench.result import Result
 from postdate.bench.workload import Load, load
 from postdate.clock import SystemClock
 from postdate.errors import ConfigurationError
-from postdate.ports import InspectableStore, TransactionMode
+from postdate.ports import AdministrableStore, TransactionMode
 
 
 def schedule(bench: Bench, n: int, batch: int) -> Result:
@@ -32,7 +32,7 @@ async def _schedule(plant: Plant, messages: Load, limit: float) -> Result:
     store, clock, seconds, used = plant.site.open_store(), SystemClock(), 0.0, 0.0
     try:
         await store.initialize(plant.site.endpoint, TransactionMode.RECEIVE_ONLY)
-        if not isinstance(store, InspectableStore):
+        if not isinstance(store, AdministrableStore):
             raise ConfigurationError("this store cannot count what it has")
         before = plant.cpu_seconds()
         for group in messages.batches():

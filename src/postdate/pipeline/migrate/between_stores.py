@@ -11,8 +11,8 @@ from typing import Final
 from postdate.config import resolved
 from postdate.errors import MigrationConflict
 from postdate.migrating.store_tables import StoreTables
+from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.stores import StoreSpec
-from postdate.ports.migrating import MigrationSource
 from postdate.wiring.migration_sources import is_store_source, store_source
 
 _SHOWN: Final = 10

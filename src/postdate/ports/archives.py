@@ -1,9 +1,10 @@
-"""Taking records out of a store and putting them back: what an archive needs. All of it blocks. Source: ADR 0011."""
+"""What audits and archives ask of a store besides its rows. All of it blocks. Source: ADR 0011."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol, runtime_checkable
+from typing import Final, NamedTuple
 
 from postdate.ports.scanning import ScannableStore, ScanPart
 
@@ -33,9 +34,8 @@ class StoredRecord(NamedTuple):
     detail: str | None
 
 
-@runtime_checkable
-class PrunableStore(ScannableStore, Protocol):
-    """A store whose records can be moved elsewhere and back, while others work with it.
+class ArchivableStore(ScannableStore):
+    """A store whose records can be audited, and moved elsewhere and back, while others work with it.
 
     Records are found by their place: ``part`` is a share of a scan of ``records`` in which they were seen. A record
     that is there no longer is not counted. Each call is one short transaction, so callers come in batches.
@@ -45,10 +45,27 @@ class PrunableStore(ScannableStore, Protocol):
     """
 
     @property
+    @abstractmethod
+    def records_in_commit_order(self) -> bool:
+        """Whether a record that is not yet committed has a higher number than every one that is; constant.
+
+        Then the records up to a number are all there once one of them was seen. A database that hands out numbers
+        before the commit cannot say so.
+        """
+
+    @abstractmethod
+    def tables_of_stores(self) -> Sequence[str]:
+        """Return the names of the tables of all stores that share this one's records, in order; of a file: none.
+
+        Each is what ``table=`` takes; the table of an endpoint is called ``{endpoint}.timeouts``.
+        """
+
+    @property
+    @abstractmethod
     def pruned_at_once(self) -> int:
         """How wide a share is whose records are pruned in one transaction that nobody has to wait for; constant."""
-        ...
 
+    @abstractmethod
     def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
         """Mark *scheduled* records with :data:`ARCHIVED`; their ids stay known, and refused when they come again.
 
@@ -59,8 +76,8 @@ class PrunableStore(ScannableStore, Protocol):
         Returns:
             How many were marked by this call.
         """
-        ...
 
+    @abstractmethod
     def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
         """Remove records for good, whatever their kind.
 
@@ -73,8 +90,8 @@ class PrunableStore(ScannableStore, Protocol):
         Returns:
             How many were removed.
         """
-        ...
 
+    @abstractmethod
     def restore(self, records: Sequence[StoredRecord]) -> int:
         """Put records back under their numbers, message by message, and take the marks away: one transaction.
 
@@ -93,4 +110,3 @@ class PrunableStore(ScannableStore, Protocol):
         Returns:
             How many messages came back.
         """
-        ...
