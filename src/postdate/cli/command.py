@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec, TypeVar, get_type_hints
 
 import typer
@@ -103,6 +103,9 @@ def command(
 ) -> Callable[[Command[P]], Command[P]]:
     """Register a function as the command ``name`` of ``app``; it is given a :class:`Use` first.
 
+    A parameter whose type is a dataclass is a group of options: its fields are options like other parameters. So
+    options that several commands have are written once.
+
     Args:
         app: group of the command.
         name: of the command.
@@ -112,8 +115,12 @@ def command(
     common = _parameters({**_COMMON, "as_json": _JSON} if reports else _COMMON)
 
     def register(function: Command[P]) -> Command[P]:
+        groups = _groups(function)
+
         def run(context: typer.Context, **arguments: Any) -> None:
             given = {option.name: arguments.pop(option.name) for option in common}
+            for parameter, group in groups.items():
+                arguments[parameter] = group(**{each.name: arguments.pop(each.name) for each in fields(group)})
             function(_together(context.obj, given), **arguments)  # pyright: ignore[reportCallIssue] - typer has checked them
 
         add_command(app, name, function, run, common, **settings)
@@ -146,11 +153,15 @@ def add_command(
 
 
 def options_of(function: Callable[..., object]) -> list[inspect.Parameter]:
-    """Return the parameters of a function as typer reads options: by name, with their types resolved."""
+    """Return the parameters of a function as typer reads options: with their types resolved, and groups taken apart."""
     hints, kind = get_type_hints(function, include_extras=True), inspect.Parameter.KEYWORD_ONLY
-    return [
-        each.replace(annotation=hints[each.name], kind=kind) for each in inspect.signature(function).parameters.values()
-    ]
+    groups, found = _groups(function), list[inspect.Parameter]()
+    for each in inspect.signature(function).parameters.values():
+        if each.name in groups:
+            found += _of_group(groups[each.name])
+        else:
+            found.append(each.replace(annotation=hints[each.name], kind=kind))
+    return found
 
 
 def keep_common(context: typer.Context, **options: Any) -> None:
@@ -178,6 +189,20 @@ def _parameters(common: dict[str, Any]) -> list[inspect.Parameter]:
     return [
         inspect.Parameter(option, kind, default=defaults.get(option), annotation=annotation)
         for option, annotation in common.items()
+    ]
+
+
+def _groups(function: Callable[..., object]) -> dict[str, type[Any]]:
+    """Return the parameters of a command that are groups of options."""
+    _, *own = inspect.signature(function).parameters
+    hints = get_type_hints(function)
+    return {name: hints[name] for name in own if is_dataclass(hints[name])}
+
+
+def _of_group(group: type[Any]) -> list[inspect.Parameter]:
+    hints, kind = get_type_hints(group, include_extras=True), inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(each.name, kind, default=each.default, annotation=hints[each.name]) for each in fields(group)
     ]
 
 

@@ -100,6 +100,15 @@ class StoreTables(MigrationSource):
         with self._session() as session:
             return self._table_of(session, endpoint)
 
+    def table_for(self, endpoint: str, named: str | None) -> str:
+        """Return the table that an endpoint's messages would wait in, whether it is there or not.
+
+        Args:
+            endpoint: its name.
+            named: the table that its settings name.
+        """
+        return self._store.table_for(endpoint, named)
+
     def being_emptied(self, table: str) -> MigrationRun | None:
         """Return the run that is on its way out of a table of waiting messages."""
         with self._session() as session:

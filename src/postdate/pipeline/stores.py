@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any, Final
 
 import pyarrow as pa
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -36,6 +37,9 @@ _COLUMNS_AT_ONCE = 20_000
 PAGE_ROWS = 5_000
 """Rows fetched and turned into one Arrow batch at a time, where a store has no columns."""
 
+_OF_MANY: Final = ("synchronous", "schema", "table", "recording", "largest_message_bytes", "checksum")
+"""The settings of stores that are fields of :class:`StoreSpec`."""
+
 _RELATIVE_FILE = re.compile(r"([a-z]+:///)([^/].*)", re.DOTALL)
 
 
@@ -62,6 +66,7 @@ class StoreSpec:
         recording: how much is kept for audits.
         largest_message_bytes: headers and body together; ``None``: the store's default.
         checksum: store one with each message; what is stored as columns gets none.
+        others: settings that only some stores have, by name, in pairs.
     """
 
     address: str
@@ -72,6 +77,7 @@ class StoreSpec:
     recording: str = Recording.ALL.value
     largest_message_bytes: int | None = None
     checksum: bool = False
+    others: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "address", absolute(self.address))
@@ -85,18 +91,13 @@ class StoreSpec:
         Raises:
             ConfigurationError: something was set that this store does not have.
         """
-        store_settings(settings)
-        chosen = settings.store
-        return cls(
-            address=chosen.address.reference or str(chosen.address),
-            synchronous=chosen.synchronous,
-            schema=chosen.schema,
-            table=chosen.table,
-            endpoint=settings.endpoint.name,
-            recording=chosen.recording.value,
-            largest_message_bytes=chosen.largest_message_bytes,
-            checksum=chosen.checksum,
-        )
+        own = dict(settings.store.values)
+        address = own.pop("address")
+        known = {name: own.pop(name) for name in _OF_MANY}
+        known["recording"] = known["recording"].value
+        taken = store_settings(settings)
+        others = tuple((name, value) for name, value in own.items() if name in taken)
+        return cls(address.reference or str(address), endpoint=settings.endpoint.name, others=others, **known)
 
     def __repr__(self) -> str:
         return f"StoreSpec({self.shown!r}, synchronous={self.synchronous!r})"
@@ -113,15 +114,7 @@ class StoreSpec:
             ConfigurationError: a reference leads nowhere here, or the driver is not installed here.
         """
         place = resolved(self.address, os.environ)
-        known = {
-            "synchronous": self.synchronous,
-            "schema": self.schema,
-            "table": self.table,
-            "recording": self.recording,
-            "largest_message_bytes": self.largest_message_bytes,
-            "checksum": self.checksum,
-            "create": create,
-        }
+        known = {**dict(self.others), **{name: getattr(self, name) for name in _OF_MANY}, "create": create}
         return open_store(place, **taken_by_store(place, known))
 
 

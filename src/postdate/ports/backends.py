@@ -6,10 +6,12 @@ import enum
 import logging
 import re
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from postdate.errors import ConfigurationError
+from postdate.ports.settings import Setting, settings_of
 
 log = logging.getLogger("postdate.backends")
 
@@ -85,18 +87,56 @@ class Adapter:
     Args:
         reference: ``module:name`` of a class or function, imported at first use, for it may need the driver. It is
             called with what the address names (see :class:`Place`) and with settings by name.
-        settings: names of what it takes besides the address. What is not among them is refused.
+        settings: a dataclass with what can be set besides the address (:mod:`postdate.ports.settings`): these are
+            settings of its section in the file, and arguments of what is called. Those that are ``None`` are not given.
+        from_store: names of settings of the section ``store`` that it takes, too: of what is in the store's database.
+        arguments: names of what only programs give it, such as ``create``.
 
     Raises:
-        ConfigurationError: that is no reference.
+        ConfigurationError: that is no reference, or no dataclass of settings.
     """
 
     reference: str
-    settings: frozenset[str] = frozenset()
+    settings: type[Any] | None = None
+    from_store: frozenset[str] = frozenset()
+    arguments: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if not _REFERENCE.fullmatch(self.reference):
             raise ConfigurationError(f"{self.reference!r} refers to nothing; write it as package.module:name")
+        try:
+            own = self.own
+        except (TypeError, NameError) as error:
+            raise ConfigurationError(
+                f"{self.settings!r} is no dataclass of settings, see postdate.ports.settings: {error}"
+            ) from error
+        if "address" in own:
+            raise ConfigurationError(f"{self.settings!r} has a setting 'address', which every section has by itself")
+
+    @property
+    def own(self) -> Mapping[str, Setting]:
+        """Its settings by name: those of its section in the file."""
+        return {} if self.settings is None else settings_of(self.settings)
+
+    @property
+    def takes(self) -> frozenset[str]:
+        """All names of what it can be given; what is not among them is refused."""
+        return frozenset(self.own) | self.from_store | self.arguments
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryFacts:
+    """What a backend that is a library is in this process.
+
+    Args:
+        name: of the library, in lower case.
+        version: of it.
+        schema: newest version of the tables that this Postdate makes there.
+    """
+
+    name: str
+    version: tuple[int, ...]
+    schema: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,13 +165,18 @@ class Backend:
         records: gives the records of a store as they are written: :class:`postdate.ports.RecordStreamStore`.
         timeouts_source: the SQL by which a migration reads and hides timeouts:
             :class:`postdate.migrating.dialect.Dialect`, called with the place and ``schema``.
-        store_source: the same for messages of a store: :class:`postdate.migrating.store_dialect.StoreDialect`.
+        timeouts_columns: gives batches of hidden timeouts as Arrow columns:
+            :class:`postdate.ports.migrating.HiddenColumns`, called with the place and the source.
+        store_source: the same as ``timeouts_source`` for messages of a store:
+            :class:`postdate.migrating.store_dialect.StoreDialect`.
         scripts: of a backend of files, the SQL that makes what is in one: :class:`postdate.ports.FileScripts`, called
             with nothing; adapters of servers have theirs, as :class:`postdate.ports.ScriptedStore` and the like.
         file_facts: of a backend of files, looks into one without opening it for use: called with its path and the time
             in microseconds since 1970 UTC, blocks, changes nothing, and returns :class:`postdate.ports.FileFacts`.
         benchmark: makes room for runs of ``postdate bench`` and knows the barest way to do what adapters do:
             :class:`postdate.ports.benchmarks.BenchmarkTarget`. ``None``: ``bench`` measures it by its adapters alone.
+        library: of a backend without a server, what it is in this process: called with nothing, returns
+            :class:`LibraryFacts`.
     """
 
     product: str
@@ -149,10 +194,12 @@ class Backend:
     timeouts: Adapter | None = None
     records: Adapter | None = None
     timeouts_source: Adapter | None = None
+    timeouts_columns: Adapter | None = None
     store_source: Adapter | None = None
     scripts: Adapter | None = None
     file_facts: Adapter | None = None
     benchmark: Adapter | None = None
+    library: Adapter | None = None
 
     def __post_init__(self) -> None:
         """Refuse what has other types: packages of others make it, whose types nobody may have checked."""
@@ -188,10 +235,12 @@ Role = Literal[
     "timeouts",
     "records",
     "timeouts_source",
+    "timeouts_columns",
     "store_source",
     "scripts",
     "file_facts",
     "benchmark",
+    "library",
 ]
 """What an adapter can be; a field of :class:`Backend` each."""
 

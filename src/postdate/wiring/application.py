@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
-from postdate.config import Address, Settings
-from postdate.config.sections import OutboxSettings, SagaSettings
+from postdate.config import Address, SectionValues, Settings
 from postdate.errors import ConfigurationError
 from postdate.ports import OutboxStore, SagaStore
 from postdate.wiring.adapters import chosen_for, kind_of, kinds, open_adapter
@@ -33,7 +32,7 @@ def open_outbox(settings: Settings) -> OutboxStore:
     return cast("OutboxStore", _opened("outbox", settings.outbox, settings))
 
 
-def _opened(section: Literal["sagas", "outbox"], chosen: SagaSettings | OutboxSettings, settings: Settings) -> object:
+def _opened(section: Literal["sagas", "outbox"], chosen: SectionValues, settings: Settings) -> object:
     address = place_of(chosen, settings)
     key = f"{section}.address" if chosen.address is not None else "store.address"
     try:
@@ -45,19 +44,15 @@ def _opened(section: Literal["sagas", "outbox"], chosen: SagaSettings | OutboxSe
             f"{what} kept in {products}; {key} is {address!r}: name such a database with {section}.address, "
             f"or pass one of your own to the endpoint"
         ) from error
-    given: dict[str, Any] = {
-        "schema": chosen.schema or (settings.store.schema if chosen.address is None else None),
-        "synchronous": settings.store.synchronous,
-        "recording": settings.store.recording,
-    }
-    return open_adapter(kind, address, chosen_for(section, kind, given, settings))
+    schema = chosen.schema or (settings.store.schema if chosen.address is None else None)
+    return open_adapter(kind, address, chosen_for(section, kind, settings, schema=schema))
 
 
-def place_of(chosen: SagaSettings | OutboxSettings, settings: Settings) -> Address:
+def place_of(chosen: SectionValues, settings: Settings) -> Address:
     """Return the address of the database that a section means."""
     return settings.store.address if chosen.address is None else chosen.address
 
 
-def is_wanted(chosen: SagaSettings | OutboxSettings, asked: bool) -> bool:
+def is_wanted(chosen: SectionValues, asked: bool) -> bool:
     """Return whether setting up makes the tables of a section: when it says where they are, or when asked to."""
     return asked or chosen.address is not None or chosen.schema is not None

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from postdate.backends.registry import place_of
 from postdate.clock import Clock, SystemClock
 from postdate.config import Address, Settings
 from postdate.endpoint.delayed_delivery import timeouts_dispatcher_queue, timeouts_queue
 from postdate.endpoint.endpoint import Endpoint, log_critical_error
-from postdate.endpoint.settings import DelayedDelivery, ErrorsReturnTo
+from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import ConfigurationError, StoreNotSetUp
 from postdate.ports import (
     AdministrableStore,
@@ -163,44 +163,12 @@ def store_settings(settings: Settings, *, create: bool = True) -> dict[str, Any]
     Raises:
         ConfigurationError: something was set that this store does not have.
     """
-    chosen = settings.store
-    given = {
-        "schema": chosen.schema,
-        "table": chosen.table,
-        "synchronous": chosen.synchronous,
-        "recording": chosen.recording,
-        "largest_message_bytes": chosen.largest_message_bytes,
-        "holds_at_most": chosen.holds_at_most,
-        "answers_within": chosen.answers_within,
-        "checksum": chosen.checksum,
-        "leases": chosen.leases,
-        "peek_interval": chosen.peek_interval,
-        "longest_wait_when_idle": chosen.longest_wait_when_idle,
-        "page_size": chosen.page_size,
-        "create": create,
-    }
-    return chosen_for("store", check_store(chosen.address), given, settings)
+    return chosen_for("store", check_store(settings.store.address), settings, create=create)
 
 
 def transport_settings(settings: Settings, *, create: bool = True) -> dict[str, Any]:
     """Return what the transport of the settings is opened with; see :func:`store_settings`."""
-    chosen = settings.transport
-    given = {
-        "schema": chosen.schema,
-        "queue_type": chosen.queue_type,
-        "synchronous": settings.store.synchronous,
-        "recording": settings.store.recording,
-        "holds_at_most": settings.store.holds_at_most,
-        "answers_within": settings.store.answers_within,
-        "largest_message_bytes": chosen.largest_message_bytes,
-        "sanitizer": chosen.sanitizer,
-        "concurrent_sends": chosen.concurrent_sends,
-        "hold_for": chosen.hold_for,
-        "peek_interval": chosen.peek_interval,
-        "longest_idle_wait": chosen.longest_idle_wait,
-        "create": create,
-    }
-    return chosen_for("transport", check_transport(chosen.address), given, settings)
+    return chosen_for("transport", check_transport(settings.transport.address), settings, create=create)
 
 
 # --- what cannot work ----------------------------------------------------------------------------------------------
@@ -304,20 +272,7 @@ def delayed_delivery(
     settings: Settings, store: ClaimingStore, exchange: DelayExchange | None = None
 ) -> DelayedDelivery:
     """Return the settings of delayed delivery as an endpoint takes them."""
-    chosen = settings.delayed_delivery
-    return DelayedDelivery(
-        store,
-        number_of_retries=chosen.number_of_retries,
-        time_to_trigger_store_circuit_breaker=chosen.time_to_trigger_store_circuit_breaker,
-        time_to_trigger_fetch_circuit_breaker=chosen.time_to_trigger_fetch_circuit_breaker,
-        time_to_trigger_dispatch_circuit_breaker=chosen.time_to_trigger_dispatch_circuit_breaker,
-        maximum_recovery_failures_per_second=chosen.maximum_recovery_failures_per_second,
-        delay_exchange=exchange,
-        poison_queue=chosen.poison_queue,
-        errors_return_to=cast("ErrorsReturnTo", chosen.errors_return_to),
-        drain_timeout_manager=chosen.drain_timeout_manager,
-        use_store_clock=chosen.use_store_clock,
-    )
+    return DelayedDelivery(store, delay_exchange=exchange, **settings.delayed_delivery.of(DelayedDelivery))
 
 
 def build_endpoint(

@@ -76,13 +76,7 @@ def _storage(settings: Settings) -> tuple[Kind, dict[str, Any]]:
     except ConfigurationError as error:
         origin = settings.origins.get("timeout_manager.address", "default")
         raise ConfigurationError(f"timeout_manager.address is {chosen.address!r} ({origin}): {error}") from error
-    given = {
-        "schema": chosen.schema,
-        "table_prefix": chosen.table_prefix,
-        "synchronous": settings.store.synchronous,
-        "recording": settings.store.recording,
-    }
-    return kind, chosen_for("timeout_manager", kind, given, settings)
+    return kind, chosen_for("timeout_manager", kind, settings)
 
 
 def managed_endpoints(settings: Settings) -> tuple[str, ...]:
@@ -121,11 +115,7 @@ def timeout_manager(
         return ExternalTimeoutManager(chosen.external_address)
     if endpoint not in timeouts:
         return None
-    return TimeoutManager(
-        timeouts[endpoint],
-        time_to_wait_before_triggering_critical_error=chosen.time_to_wait_before_triggering_critical_error,
-        concurrency=chosen.concurrency,
-    )
+    return TimeoutManager(timeouts[endpoint], **chosen.of(TimeoutManager))
 
 
 def timeout_queues(settings: Settings, can: TransportCapabilities) -> list[str]:

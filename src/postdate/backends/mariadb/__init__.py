@@ -3,10 +3,7 @@
 from typing import Final
 
 from postdate.ports.backends import Adapter, Addresses, Backend, Place
-
-_STORE: Final = frozenset(
-    {"schema", "table", "recording", "largest_message_bytes", "checksum", "holds_at_most", "answers_within"}
-)
+from postdate.ports.settings import PrefixedTablesOnServer, TablesOnServer
 
 BACKEND: Final = Backend(
     product="MariaDB",
@@ -16,9 +13,11 @@ BACKEND: Final = Backend(
     ),
     extra="mariadb",
     oldest_version=(10, 6),
-    store=Adapter("postdate.backends.mariadb.store:MariaDbStore", _STORE),
-    timeouts=Adapter("postdate.backends.mariadb.timeouts:MariaDbTimeouts", frozenset({"schema", "table_prefix"})),
-    timeouts_source=Adapter("postdate.backends.mariadb.timeouts_source:MariaDbDialect", frozenset({"schema"})),
-    store_source=Adapter("postdate.backends.mariadb.store_source:MariaDbStoreDialect", frozenset({"schema"})),
+    store=Adapter("postdate.backends.mariadb.store:MariaDbStore", TablesOnServer),
+    timeouts=Adapter("postdate.backends.mariadb.timeouts:MariaDbTimeouts", PrefixedTablesOnServer),
+    timeouts_source=Adapter(
+        "postdate.backends.mariadb.timeouts_source:MariaDbDialect", arguments=frozenset({"schema"})
+    ),
+    store_source=Adapter("postdate.backends.mariadb.store_source:MariaDbStoreDialect", arguments=frozenset({"schema"})),
     benchmark=Adapter("postdate.backends.mariadb.benchmark:MariaDbTarget"),
 )

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
-from postdate.backends.sqlserver.connection import SqlServer
+from postdate.backends.sqlserver.connection import SqlServerInstance
 from postdate.ports.benchmarks import BareRow, BenchmarkRun, BenchmarkTarget, Inserter
 
 

@@ -19,13 +19,11 @@ import pyarrow as pa
 import pyarrow.compute
 
 from postdate.backends.postgres.names import quoted
-from postdate.config import without_secrets
 from postdate.errors import StoreUnavailable
 from postdate.migrating.dialect import Hidden
 from postdate.migrating.tables import MigrationSource
 from postdate.persistence.timeouts import DESTINATION, HEADERS, ID, STATE, TIME
-from postdate.pipeline.columns import INSTANT
-from postdate.pipeline.rows import MESSAGE_COLUMNS
+from postdate.ports.migrating import HiddenColumns
 
 pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
 
@@ -36,13 +34,13 @@ _NORMAL_ID: Final = r"^[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\z"
 _TYPES: Final = {
     "message_id": pa.string(),
     "destination": pa.string(),
-    "due": INSTANT,
+    "due": pa.timestamp("us", tz="UTC"),
     "headers": pa.string(),
     "body": pa.binary(),
 }
 
 
-class PostgresColumns:
+class PostgresColumns(HiddenColumns):
     """Reads batches from the tables that a run hides timeouts in; it connects at first use. One thread at a time.
 
     Args:
@@ -62,14 +60,14 @@ class PostgresColumns:
             number: of the batch.
 
         Raises:
-            StoreUnavailable: the database failed.
+            StoreUnavailable: the database failed; in the driver's words, which may have the address in them.
         """
         query = self._query(self._source.hidden(run_id, number))
         try:
             table = self._fetch(query)
         except (adbc.Error, pa.ArrowException, OSError) as error:
             self.close()
-            said = without_secrets(str(error)).partition("\n")[0]
+            said = str(error).partition("\n")[0]
             raise StoreUnavailable(f"batch {number} of run {run_id} cannot be read: {said}") from error
         return _as_batch(table) if _is_plain(table) else None
 
@@ -116,8 +114,7 @@ def _is_blank(texts: pa.ChunkedArray[Any]) -> Any:
 
 
 def _as_batch(table: pa.Table) -> pa.RecordBatch:
-    names = [name for name in MESSAGE_COLUMNS.names if name in _TYPES]
-    return pa.record_batch([_whole(table.column(name)) for name in names], names=names)
+    return pa.record_batch([_whole(table.column(name)) for name in _TYPES], names=list(_TYPES))
 
 
 def _whole(column: pa.ChunkedArray[Any]) -> pa.Array[Any]:
