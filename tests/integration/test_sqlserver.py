@@ -15,7 +15,7 @@ from tests.conftest import STORE_SUBJECTS
 from tests.sqlserver_subjects import VARIABLE
 
 from postdate import TransactionMode
-from postdate.backends.rowlocks import Conflict, Row
+from postdate.backends.rowlocks import Conflict, MessageRow
 from postdate.backends.rowlocks.setup import steps_of
 from postdate.backends.sqlserver import setup
 from postdate.backends.sqlserver.channel import Channel
@@ -150,7 +150,7 @@ def test_bulk_writers_lock_ids_in_one_order() -> None:
         def change(self, _sql: str, _values: object) -> int:
             return 1
 
-    rows = [Row(message_id, 1, "queue", None, 0, "{}", b"") for message_id in ("c", "a", "b")]
+    rows = [MessageRow(message_id, 1, "queue", None, 0, "{}", b"") for message_id in ("c", "a", "b")]
     tables = SqlServerTables(NAMES[0], Recording.ALL)
     tables.insert(cast("SqlServerSession", Session()), rows, 1)
     assert [(key["message_id"], key["position"]) for key in sent[0]] == [("a", 1), ("b", 2), ("c", 0)]
@@ -241,7 +241,7 @@ def test_the_migrations_have_the_numbers_and_names_of_every_other_dialect() -> N
 
 
 def test_messages_travel_as_json_with_the_body_in_base64() -> None:
-    row = Row("id 🕰", 1, "queue", None, 0, '{"a":"é"}', b"\0\xff'")
+    row = MessageRow("id 🕰", 1, "queue", None, 0, '{"a":"é"}', b"\0\xff'")
     (text,) = _json_lists([_content(7, row)])
     assert json.loads(text) == [
         {

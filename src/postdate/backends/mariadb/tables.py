@@ -11,7 +11,7 @@ from postdate.backends.mariadb.connection import literal
 from postdate.backends.mariadb.errors import LockedTooLong
 from postdate.backends.mariadb.names import MariaDbNames
 from postdate.backends.mariadb.statements import MariaDbStatements
-from postdate.backends.rowlocks import Row, Waiting
+from postdate.backends.rowlocks import MessageRow, WaitingRow
 from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.errors import MessageTooLarge, StoreNotWritable
 from postdate.ports import OldSnapshot, Recording
@@ -53,7 +53,7 @@ class MariaDbTables(RowLockTables):
         """Create what is missing, under a lock that the whole server knows."""
         setup.setup(session, self.names)
 
-    def _insert_records(self, session: Any, rows: Sequence[Row], at: int) -> Mapping[str, int]:
+    def _insert_records(self, session: Any, rows: Sequence[MessageRow], at: int) -> Mapping[str, int]:
         store = self._store(session)
         records = [
             b"(%d,%d,%d,1,1,%b,%b)" % (at, row.due, store, literal(row.message_id), literal(row.destination))
@@ -64,7 +64,7 @@ class MariaDbTables(RowLockTables):
             numbers |= {message_id: number for number, message_id in session.rows_of_bytes(before + part + behind)}
         return numbers
 
-    def _insert_messages(self, session: Any, numbered: Sequence[tuple[int, Row]]) -> None:
+    def _insert_messages(self, session: Any, numbered: Sequence[tuple[int, MessageRow]]) -> None:
         values = [
             b"(%d,%d,%d,%b,%d,%b,%b,%b,%b)"
             % (
@@ -115,7 +115,7 @@ class MariaDbTables(RowLockTables):
         parts = [numbers[start : start + _ROWS_AT_ONCE] for start in range(0, len(numbers), _ROWS_AT_ONCE)]
         return sum(session.change(self._mariadb.free, {"numbers": part, "holders": holders}) for part in parts)
 
-    def lock(self, session: Any, message_id: str) -> Waiting | None:
+    def lock(self, session: Any, message_id: str) -> WaitingRow | None:
         """Lock a waiting message; waits a second, as a look may lock a row for a moment."""
         found = session.rows(self._mariadb.find, {"id": message_id, "store": self._store(session)})
         if not found:
@@ -124,7 +124,7 @@ class MariaDbTables(RowLockTables):
             locked = session.rows(self._mariadb.lock, {"number": found[0][0]})
         except LockedTooLong:
             return None
-        return Waiting(*locked[0]) if locked else None
+        return WaitingRow(*locked[0]) if locked else None
 
     def _put_aside(self, session: Any, values: Mapping[str, Any]) -> int:
         session.change(self._mariadb.set_aside, values)

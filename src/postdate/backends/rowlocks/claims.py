@@ -32,7 +32,7 @@ from postdate.ports import Claim
 _ASKED_FOR_SECONDS: Final = 1.0
 """How long a server is asked at least that should have ended the transaction: it may have been as slow as we."""
 
-Step = Callable[[Any, Sequence[int], int | None], int]
+SettlingStep = Callable[[Any, Sequence[int], int | None], int]
 """Does something to messages, given by ascending numbers, of one holder; returns to how many."""
 
 
@@ -52,22 +52,22 @@ class LeasingTables(Protocol):
         ...
 
 
-class Batch:
+class LockedBatch:
     """Messages locked by one open transaction, until a part of them is settled."""
 
     def __init__(self, session: Any, rows: Iterable[tuple[int, int]]) -> None:
         self.session: Any | None = session
-        self.tokens = [Token(number, attempt_at, self) for number, attempt_at in rows]
+        self.tokens = [HeldMessage(number, attempt_at, self) for number, attempt_at in rows]
         self.lock = threading.Lock()
         self.heard_at = time.monotonic()
 
 
-class Token:
+class HeldMessage:
     """What holds one message: the row lock of its batch, or a lease under the number of this process."""
 
     __slots__ = ("attempt_at", "batch", "holder", "number")
 
-    def __init__(self, number: int, attempt_at: int, batch: Batch) -> None:
+    def __init__(self, number: int, attempt_at: int, batch: LockedBatch) -> None:
         self.number, self.attempt_at, self.batch = number, attempt_at, batch
         self.holder: int | None = None
 
@@ -90,13 +90,13 @@ class Claims:
         left_out: Callable[[], Collection[int]] = frozenset,
     ) -> None:
         self._pool, self._tables, self._holder, self._left_out = pool, tables, holder, left_out
-        self._held: dict[int, Token] = {}
+        self._held: dict[int, HeldMessage] = {}
         self._abandoned: dict[int, int] = {}
         self._lock = threading.Lock()
 
-    def hold(self, session: Any, rows: Sequence[tuple[int, int]]) -> Sequence[Token]:
+    def hold(self, session: Any, rows: Sequence[tuple[int, int]]) -> Sequence[HeldMessage]:
         """Hold what the open transaction of ``session`` has locked, given by number and ``attempt_at``."""
-        batch = Batch(session, rows)
+        batch = LockedBatch(session, rows)
         with self._lock:
             self._held.update((token.number, token) for token in batch.tokens)
             for token in batch.tokens:  # it was free, so it is not what was abandoned any more
@@ -114,11 +114,11 @@ class Claims:
         with self._lock:
             return {token.holder for token in self._held.values() if token.holder is not None}
 
-    def settle(self, claims: Sequence[Claim], step: Step) -> int:
+    def settle(self, claims: Sequence[Claim], step: SettlingStep) -> int:
         """Do ``step`` to those of ``claims`` that are held still, which ends them; return the sum of its results."""
         return sum(self._settle(batch, tokens, step) for batch, tokens in self._by_batch(claims))
 
-    def lease(self, tokens: Sequence[Token]) -> None:
+    def lease(self, tokens: Sequence[HeldMessage]) -> None:
         """Turn whole batches into leases: a lock would keep a connection busy."""
         try:
             for batch in {token.batch for token in tokens}:
@@ -127,7 +127,7 @@ class Claims:
             self._abandon(tokens)
             raise
 
-    def _abandon(self, tokens: Sequence[Token]) -> None:
+    def _abandon(self, tokens: Sequence[HeldMessage]) -> None:
         with self._lock:
             for token in tokens:
                 if self._held.get(token.number) is token and token.holder is not None:
@@ -148,13 +148,13 @@ class Claims:
             for number in numbers:
                 self._abandoned.pop(number, None)
 
-    def silent(self, after_seconds: float) -> Sequence[Batch]:
+    def silent(self, after_seconds: float) -> Sequence[LockedBatch]:
         """Return the batches on whose connections nothing was said for so long."""
         with self._lock:
             batches = {token.batch for token in self._held.values()}
         return [each for each in batches if each.session and time.monotonic() - each.heard_at >= after_seconds]
 
-    def keep(self, batches: Iterable[Batch], ends_after_seconds: float) -> int:
+    def keep(self, batches: Iterable[LockedBatch], ends_after_seconds: float) -> int:
         """Say something on each connection that holds one of these batches, so that it stays; blocking.
 
         The server ends the transaction of a process that falls silent: a frozen one must not hold messages for ever. It
@@ -171,7 +171,7 @@ class Claims:
         """
         return sum(self._keep(batch, ends_after_seconds) for batch in batches)
 
-    def _keep(self, batch: Batch, ends_after_seconds: float) -> int:
+    def _keep(self, batch: LockedBatch, ends_after_seconds: float) -> int:
         if not batch.lock.acquire(blocking=False):  # it is being settled just now
             return 0
         try:
@@ -190,22 +190,24 @@ class Claims:
         with self._lock:
             self._held.pop(number, None)
 
-    def _by_batch(self, claims: Sequence[Claim]) -> list[tuple[Batch, list[Token]]]:
-        batches: dict[Batch, list[Token]] = {}
+    def _by_batch(self, claims: Sequence[Claim]) -> list[tuple[LockedBatch, list[HeldMessage]]]:
+        batches: dict[LockedBatch, list[HeldMessage]] = {}
         with self._lock:
             for claim in claims:
                 token = claim.token
-                if isinstance(token, Token) and self._held.get(token.number) is token:
+                if isinstance(token, HeldMessage) and self._held.get(token.number) is token:
                     batches.setdefault(token.batch, []).append(token)
         return list(batches.items())
 
-    def _settle(self, batch: Batch, tokens: Sequence[Token], step: Step) -> int:
+    def _settle(self, batch: LockedBatch, tokens: Sequence[HeldMessage], step: SettlingStep) -> int:
         with batch.lock:
             if batch.session is not None:
                 return self._settle_locked(batch, batch.session, tokens, step)
         return self._settle_leased(tokens, step)
 
-    def _settle_locked(self, batch: Batch, session: Any, tokens: Sequence[Token], step: Step) -> int:
+    def _settle_locked(
+        self, batch: LockedBatch, session: Any, tokens: Sequence[HeldMessage], step: SettlingStep
+    ) -> int:
         settled = {token.number for token in tokens}
         rest = [token for token in batch.tokens if token.number not in settled]
         holder, is_in_doubt = None, False
@@ -224,14 +226,14 @@ class Claims:
         self._pool.put(session)
         return done
 
-    def _unlocked(self, batch: Batch, gone: Iterable[Token], holder: int | None) -> None:
+    def _unlocked(self, batch: LockedBatch, gone: Iterable[HeldMessage], holder: int | None) -> None:
         """Note that the transaction of a batch has ended: some are held no more, the rest is leased."""
         batch.session = None
         self._forget(gone)
         for token in batch.tokens:
             token.holder = holder
 
-    def _settle_leased(self, tokens: Sequence[Token], step: Step) -> int:
+    def _settle_leased(self, tokens: Sequence[HeldMessage], step: SettlingStep) -> int:
         with self._lock:
             held = [token for token in tokens if self._held.get(token.number) is token]
         done = 0
@@ -241,7 +243,7 @@ class Claims:
             self._forget(token for token in held if token.holder == holder)
         return done
 
-    def _forget(self, tokens: Iterable[Token]) -> None:
+    def _forget(self, tokens: Iterable[HeldMessage]) -> None:
         with self._lock:
             for token in tokens:
                 if self._held.get(token.number) is token:

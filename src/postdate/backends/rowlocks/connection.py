@@ -101,8 +101,8 @@ def check_options(address: ServerAddress, known: frozenset[str]) -> None:
 class ServerSession(ABC):
     """One connection, in autocommit mode outside of ``begin`` … ``commit``; one thread at a time.
 
-    Besides what :class:`postdate.backends.rowlocks.parts.Session` says, dialects call ``rows(sql, values)``, which
-    returns the rows of a statement, ``change(sql, values)``, which returns how many rows it changed or found to be so,
+    Besides what :class:`postdate.backends.rowlocks.parts.PooledSession` says, dialects call ``rows(sql, values)``,
+    which returns the rows of a statement, ``change(sql, values)``, which returns how many rows it changed or found so,
     and ``pages(sql, values, page)``, which yields rows as the server sends them, while nothing else may run. A percent
     sign is doubled in statements with ``values``.
     """
@@ -144,7 +144,7 @@ class ServerSession(ABC):
             self.limit(before)
 
     def is_alive(self, at_most: float | None = None) -> bool:
-        """See :meth:`postdate.backends.rowlocks.parts.Session.is_alive`."""
+        """See :meth:`postdate.backends.rowlocks.parts.PooledSession.is_alive`."""
         try:
             with self._limited(_ALIVE_WITHIN_SECONDS if at_most is None else min(self.seconds, at_most)):
                 self.ping()

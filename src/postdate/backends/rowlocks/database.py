@@ -15,7 +15,7 @@ from postdate.errors import ConfigurationError
 HOLDS_AT_MOST: Final = timedelta(seconds=60)
 
 
-class Adapter(Protocol):
+class Closable(Protocol):
     """A store or timeouts, made from a database object."""
 
     async def close(self) -> None:
@@ -23,7 +23,7 @@ class Adapter(Protocol):
         ...
 
 
-A = TypeVar("A", bound=Adapter)
+A = TypeVar("A", bound=Closable)
 
 
 class RowLockSchema(ABC):
@@ -55,7 +55,7 @@ class RowLockSchema(ABC):
         self.server = self._server_at(url, answers_within)
         self.schema = self._checked(schema)
         self.connections = Connections(self.server)
-        self._made = dict[str, Adapter]()
+        self._made = dict[str, Closable]()
         self._lock = threading.Lock()
 
     @abstractmethod

@@ -25,9 +25,9 @@ from contextlib import closing
 from datetime import timedelta
 from typing import Any, Final, Protocol
 
-from postdate.backends.rowlocks.claims import Batch, Claims, LeasingTables
+from postdate.backends.rowlocks.claims import Claims, LeasingTables, LockedBatch
 from postdate.backends.rowlocks.next_due import NextDue
-from postdate.backends.rowlocks.parts import Conflict, Server
+from postdate.backends.rowlocks.parts import Conflict, SessionSource
 from postdate.errors import PostdateError, StoreFull, StoreUnreachable
 
 _LOOK_EVERY_SECONDS: Final = 0.1
@@ -79,7 +79,7 @@ class Liveness:
     """
 
     def __init__(
-        self, server: Server, tables: LivingTables, next_due: NextDue, holds_at_most: timedelta | None = None
+        self, server: SessionSource, tables: LivingTables, next_due: NextDue, holds_at_most: timedelta | None = None
     ) -> None:
         in_time = _SPEAK_AFTER_SECONDS if holds_at_most is None else holds_at_most.total_seconds() / _SPEAKS_IN_TIME
         self._speak_after_seconds = min(_SPEAK_AFTER_SECONDS, in_time)
@@ -208,7 +208,7 @@ class Liveness:
             )
             self._keeper.start()
 
-    def _keep(self, claims: Claims, silent: Sequence[Batch]) -> None:
+    def _keep(self, claims: Claims, silent: Sequence[LockedBatch]) -> None:
         lost = claims.keep(silent, self._ends_after_seconds)
         if lost:
             log.warning("%d messages are held no more: the connection that held them is gone", lost)

@@ -22,7 +22,7 @@ class Conflict(StoreUnavailable):
     """The transaction lost against another one; rolled back, it may be run again at once."""
 
 
-class Row(NamedTuple):
+class MessageRow(NamedTuple):
     """A message as it is written and read."""
 
     message_id: str
@@ -34,16 +34,16 @@ class Row(NamedTuple):
     body: bytes
 
 
-class Aside(NamedTuple):
-    """A message that was set aside, as it is written and read; columns of :class:`Row` may hold what is no message."""
+class QuarantinedRow(NamedTuple):
+    """A message that was set aside, as it is written and read; columns of its row may hold what is no message."""
 
     number: int
     at: int
     reason: str
-    row: Row
+    row: MessageRow
 
 
-class Waiting(NamedTuple):
+class WaitingRow(NamedTuple):
     """A waiting message, locked, without its content."""
 
     number: int
@@ -63,7 +63,7 @@ def headers_retimed(old: int, new: int) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class RecordNote:
     """How messages leave the store.
 
     Args:
@@ -77,7 +77,7 @@ class Ending:
     detail: str | None = None
 
 
-class Session(Protocol):
+class PooledSession(Protocol):
     """One connection, in autocommit mode outside of :meth:`begin` … :meth:`commit`."""
 
     def begin(self) -> None:
@@ -114,7 +114,7 @@ class Session(Protocol):
         ...
 
 
-class Server(Protocol):
+class SessionSource(Protocol):
     """Where connections come from."""
 
     @property
@@ -122,7 +122,7 @@ class Server(Protocol):
         """The address without secrets, for texts."""
         ...
 
-    def connect(self) -> Session:
+    def connect(self) -> PooledSession:
         """Return a new connection."""
         ...
 
@@ -159,7 +159,7 @@ def filter_values(where: ScanFilter) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def from_row(row: Row) -> DelayedMessage:
+def from_row(row: MessageRow) -> DelayedMessage:
     """Return the message of a row. What is stored was checked before, and is not held against limits again.
 
     Raises:
@@ -189,12 +189,12 @@ def nearest_instant(microseconds: int) -> datetime:
     return later(from_microseconds(0), timedelta(microseconds=microseconds))
 
 
-def readable_due(row: Row) -> int | None:
+def readable_due(row: MessageRow) -> int | None:
     """Return the due time for a record; ``None`` where it cannot be one."""
     return row.due if to_microseconds(nearest_instant(row.due)) == row.due else None
 
 
-def decoded(rows: Iterable[tuple[int, Row]]) -> tuple[dict[int, DelayedMessage], dict[int, str]]:
+def decoded(rows: Iterable[tuple[int, MessageRow]]) -> tuple[dict[int, DelayedMessage], dict[int, str]]:
     """Return by number, in order, what can be read, and of the others why not: each row is read by itself."""
     good, bad = dict[int, DelayedMessage](), dict[int, str]()
     for number, row in rows:

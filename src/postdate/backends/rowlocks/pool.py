@@ -1,7 +1,7 @@
 """Connections that are used again, and transactions that are run again when they lost against another.
 
-What a dialect gives is a :class:`postdate.backends.rowlocks.parts.Server` with its sessions, and errors that are a
-:class:`postdate.backends.rowlocks.parts.Conflict` where a transaction that lost may be run again.
+What a dialect gives is a :class:`postdate.backends.rowlocks.parts.SessionSource` with its sessions, and errors that
+are a :class:`postdate.backends.rowlocks.parts.Conflict` where a transaction that lost may be run again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
-from postdate.backends.rowlocks.parts import Conflict, Server
+from postdate.backends.rowlocks.parts import Conflict, SessionSource
 from postdate.errors import PostdateError, StoreUnavailable
 from postdate.threads import in_thread
 
@@ -34,7 +34,7 @@ class Connections:
         server: to connect to.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: SessionSource) -> None:
         self.server = server
         self.idle: list[tuple[Any, float]] = []
         self._pools = 0
@@ -92,7 +92,7 @@ class Pool:
         connections: shared with other adapters of the same database, or a server to connect to alone.
     """
 
-    def __init__(self, connections: Connections | Server) -> None:
+    def __init__(self, connections: Connections | SessionSource) -> None:
         self._connections = connections if isinstance(connections, Connections) else Connections(connections)
         self._connections.join()
         self._lent: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -22,7 +22,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from postdate.backends.rowlocks.next_due import NextDue
-from postdate.backends.rowlocks.parts import Aside, Ending, Row, decoded, from_row
+from postdate.backends.rowlocks.parts import MessageRow, QuarantinedRow, RecordNote, decoded, from_row
 from postdate.backends.rowlocks.pool import Pool
 from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.clock import from_microseconds, to_microseconds
@@ -40,7 +40,7 @@ _GRANT: Final = "Run the statements of `postdate setup --print-sql` again, grant
 log = logging.getLogger("postdate.stores")
 
 
-class Shelf:
+class RowQuarantine:
     """What is set aside of one store. Thread-safe; every method blocks.
 
     Args:
@@ -94,7 +94,7 @@ class Shelf:
         log.error(text, len(bad), next(iter(bad.values())))
         self._next_due.forget()  # the earliest that is known may have been one of them
 
-    def looked_at(self, look: Callable[[Any], Sequence[tuple[int, Row]]]) -> list[DelayedMessage]:
+    def looked_at(self, look: Callable[[Any], Sequence[tuple[int, MessageRow]]]) -> list[DelayedMessage]:
         """Return what can be read of what ``look`` finds, in order; what cannot is set aside if nobody holds it.
 
         A look does not fail because nothing can be written: then what cannot be read is left out.
@@ -129,7 +129,7 @@ class Shelf:
             aside = self._taken(session, number)
             row = _mended(aside.row, mending)
             from_row(row)
-            note = Ending(at, int(RecordKind.RETURNED))
+            note = RecordNote(at, int(RecordKind.RETURNED))
             if not self._tables.come_back(session, row, note) and not self._tables.insert(session, [row], at):
                 raise DuplicateMessage(
                     f"message {row.message_id!r} was stored anew since it was set aside; discard this one"
@@ -144,12 +144,12 @@ class Shelf:
 
         def discard(session: Any) -> None:
             aside = self._taken(session, number)
-            note = Ending(at, int(RecordKind.DISCARDED), f"unreadable: {aside.reason}")
+            note = RecordNote(at, int(RecordKind.DISCARDED), f"unreadable: {aside.reason}")
             self._tables.end_aside(session, aside, note)
 
         self._pool.transaction(discard)
 
-    def _taken(self, session: Any, number: int) -> Aside:
+    def _taken(self, session: Any, number: int) -> QuarantinedRow:
         found = self._tables.lock_aside(session, number)
         if found is None:
             raise MessageNotFound(f"nothing of number {number} is set aside in this store")
@@ -162,7 +162,7 @@ class SetsAside(Quarantine):
     _pool: Pool
 
     @property
-    def _shelf(self) -> Shelf:
+    def _shelf(self) -> RowQuarantine:
         raise NotImplementedError
 
     @property
@@ -186,7 +186,7 @@ class SetsAside(Quarantine):
         await in_thread(self._shelf.discard, number, to_microseconds(now))
 
 
-def _mended(row: Row, mending: Mending) -> Row:
+def _mended(row: MessageRow, mending: Mending) -> MessageRow:
     put = {
         "headers": resealed(row.headers, mending.headers, mending.body, bytes(row.body)),
         "due": None if mending.due is None else to_microseconds(mending.due),
@@ -196,7 +196,7 @@ def _mended(row: Row, mending: Mending) -> Row:
     return row._replace(**{name: value for name, value in put.items() if value is not None})
 
 
-def _shown(aside: Aside) -> Quarantined:
+def _shown(aside: QuarantinedRow) -> Quarantined:
     values = {name: getattr(aside.row, name) for name in _NAMES}
     raw = {name: _bytes(value) for name, value in values.items() if value is not None}
     return Quarantined(aside.number, "", aside.row.message_id, aside.reason, from_microseconds(aside.at), raw)

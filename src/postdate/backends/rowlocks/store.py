@@ -10,20 +10,20 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
-from postdate.backends.rowlocks.claims import Claims, Token
+from postdate.backends.rowlocks.claims import Claims, HeldMessage
 from postdate.backends.rowlocks.database import RowLockSchema
 from postdate.backends.rowlocks.liveness import Liveness
 from postdate.backends.rowlocks.next_due import NextDue
 from postdate.backends.rowlocks.parts import (
-    Ending,
-    Row,
-    Waiting,
+    MessageRow,
+    RecordNote,
+    WaitingRow,
     check_columns,
     decoded,
     nearest_instant,
 )
 from postdate.backends.rowlocks.pool import Pool
-from postdate.backends.rowlocks.quarantine import SetsAside, Shelf
+from postdate.backends.rowlocks.quarantine import RowQuarantine, SetsAside
 from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
 from postdate.errors import (
@@ -92,7 +92,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
         self.server, self._make_tables, self._table = database.server, tables, table
         self._holds_at_most = holds_at_most
         self._pool, self._next_due = Pool(database.connections), NextDue()
-        self._parts: tuple[RowLockTables, Claims, Liveness, Shelf] | None = None
+        self._parts: tuple[RowLockTables, Claims, Liveness, RowQuarantine] | None = None
         self._capabilities = StoreCapabilities(
             durable=True,
             shared=True,
@@ -113,7 +113,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
             liveness.start(claims)
             return liveness.holder()
 
-        shelf = Shelf(self._pool, tables, self._next_due)
+        shelf = RowQuarantine(self._pool, tables, self._next_due)
         claims = Claims(self._pool, tables, holder, shelf.left_out)
         self._parts = (tables, claims, liveness, shelf)
 
@@ -164,7 +164,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
             self._liveness.abort()
 
     @property
-    def _assembled(self) -> tuple[RowLockTables, Claims, Liveness, Shelf]:
+    def _assembled(self) -> tuple[RowLockTables, Claims, Liveness, RowQuarantine]:
         if self._parts is None:
             name = type(self).__name__
             raise ConfigurationError(
@@ -177,7 +177,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
         return self._assembled[0]
 
     @property
-    def _shelf(self) -> Shelf:
+    def _shelf(self) -> RowQuarantine:
         return self._assembled[3]
 
     @property
@@ -193,7 +193,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         """See :meth:`postdate.ports.DelayedMessageStore.store`."""
         row, at = self._row(message), to_microseconds(now)
-        back = Ending(at, int(RecordKind.RESCHEDULED), "came back from the error queue")
+        back = RecordNote(at, int(RecordKind.RESCHEDULED), "came back from the error queue")
 
         def store(session: Any) -> bool:
             return bool(self._tables.insert(session, [row], at))
@@ -225,7 +225,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
             self._next_due.heard(min(row.due for row in wanted if row.message_id in fresh))
         return StoreReport(len(fresh), tuple(_others(rows, fresh)))
 
-    def _row(self, message: DelayedMessage) -> Row:
+    def _row(self, message: DelayedMessage) -> MessageRow:
         headers = encode_headers(message.headers)
         size, limit = size_in_bytes(headers, message.body), self._capabilities.largest_message_bytes
         if size > limit:
@@ -237,7 +237,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
             headers = sealed(headers, message.body)
         expires_at = None if message.expires_at is None else to_microseconds(message.expires_at)
         due = to_microseconds(message.due)
-        return Row(message.message_id, due, message.destination, expires_at, 0, headers, message.body)
+        return MessageRow(message.message_id, due, message.destination, expires_at, 0, headers, message.body)
 
     # --- the simple contract ------------------------------------------------------------------------------------
 
@@ -246,14 +246,14 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
 
         def fetch() -> DelayedMessage | None:
             claims = self._claim(to_microseconds(now), 1)
-            self._claims.lease([claim.token for claim in claims if isinstance(claim.token, Token)])
+            self._claims.lease([claim.token for claim in claims if isinstance(claim.token, HeldMessage)])
             return claims[0].message if claims else None
 
         return await in_thread(fetch)
 
     async def remove(self, message_id: str, now: datetime) -> bool:
         """See :meth:`postdate.ports.DelayedMessageStore.remove`; recorded as delivered."""
-        ending = Ending(to_microseconds(now), int(RecordKind.DELIVERED))
+        ending = RecordNote(to_microseconds(now), int(RecordKind.DELIVERED))
 
         def remove(session: Any) -> int | None:
             found = self._tables.lock(session, message_id)
@@ -265,7 +265,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
 
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
         """See :meth:`postdate.ports.DelayedMessageStore.increment_failure_count`."""
-        note = Ending(to_microseconds(now), int(RecordKind.RETRIED))
+        note = RecordNote(to_microseconds(now), int(RecordKind.RETRIED))
 
         def count(session: Any) -> int | None:
             found = self._tables.lock(session, message_id)
@@ -275,7 +275,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
 
         return await self._ended(count)
 
-    def _is_free_or_ours(self, found: Waiting) -> bool:
+    def _is_free_or_ours(self, found: WaitingRow) -> bool:
         return found.holder is None or found.holder in self._claims.holders()
 
     async def _ended(self, change: Callable[[Any], int | None]) -> bool:
@@ -320,7 +320,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
 
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
         """See :meth:`postdate.ports.ClaimingStore.finish`."""
-        ending = Ending(to_microseconds(now), int(OUTCOME_RECORDS[outcome]), detail or None)
+        ending = RecordNote(to_microseconds(now), int(OUTCOME_RECORDS[outcome]), detail or None)
 
         def remove(session: Any, numbers: Sequence[int], holder: int | None) -> int:
             return self._tables.finish(session, numbers, holder, ending)
@@ -329,7 +329,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
 
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
         """See :meth:`postdate.ports.ClaimingStore.retry_later`."""
-        note = Ending(to_microseconds(now), int(RecordKind.RETRIED), reason or None)
+        note = RecordNote(to_microseconds(now), int(RecordKind.RETRIED), reason or None)
         then = to_microseconds(attempt_at)
 
         def count(session: Any, numbers: Sequence[int], holder: int | None) -> int:
@@ -379,7 +379,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
 
     async def cancel(self, message_id: str, now: datetime) -> bool:
         """See :meth:`postdate.ports.AdministrableStore.cancel`."""
-        ending = Ending(to_microseconds(now), int(RecordKind.CANCELLED))
+        ending = RecordNote(to_microseconds(now), int(RecordKind.CANCELLED))
 
         def cancel(session: Any) -> bool:
             found = self._tables.lock(session, message_id)
@@ -430,7 +430,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
         """See :meth:`postdate.ports.AdministrableStore.list_pending`."""
         first, end = _microseconds(where.due_from), _microseconds(where.due_to)
 
-        def look(session: Any) -> Sequence[tuple[int, Row]]:
+        def look(session: Any) -> Sequence[tuple[int, MessageRow]]:
             return self._tables.list_pending(session, where.destination, first, end, limit)
 
         return await in_thread(self._shelf.looked_at, look)
@@ -438,7 +438,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
     async def get(self, message_id: str) -> DelayedMessage | None:
         """See :meth:`postdate.ports.AdministrableStore.get`."""
 
-        def look(session: Any) -> Sequence[tuple[int, Row]]:
+        def look(session: Any) -> Sequence[tuple[int, MessageRow]]:
             return self._tables.get(session, message_id)
 
         found = await in_thread(self._shelf.looked_at, look)
@@ -530,7 +530,7 @@ def _done_within(seconds: float, work: Callable[[], None], abort: Callable[[], N
         raise error
 
 
-def _others(rows: Sequence[Row], fresh: set[str]) -> Iterable[str]:
+def _others(rows: Sequence[MessageRow], fresh: set[str]) -> Iterable[str]:
     """Yield the ids that were there, or stand a second time, in order."""
     expected = set(fresh)
     for row in rows:

@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 
 from postdate.backends.rowlocks.names import RowLockNames
 from postdate.backends.rowlocks.parts import (
-    Aside,
-    Ending,
-    Row,
-    Waiting,
+    MessageRow,
+    QuarantinedRow,
+    RecordNote,
+    WaitingRow,
     filter_values,
     headers_retimed,
     readable_due,
@@ -76,13 +76,13 @@ class RowLockTables(ABC):
 
     # --- storing ------------------------------------------------------------------------------------------------
 
-    def insert(self, session: Any, rows: Sequence[Row], at: int) -> Sequence[str]:
+    def insert(self, session: Any, rows: Sequence[MessageRow], at: int) -> Sequence[str]:
         """Write messages and their records, but for ids that are known; return the ids that were not."""
         numbers = self._insert_records(session, rows, at)
         self._insert_messages(session, [(numbers[row.message_id], row) for row in rows if row.message_id in numbers])
         return list(numbers)
 
-    def come_back(self, session: Any, row: Row, note: Ending) -> bool:
+    def come_back(self, session: Any, row: MessageRow, note: RecordNote) -> bool:
         """Write a message under its old number if its last record says that it went to the error queue."""
         of_id = {"id": row.message_id, "store": self._store(session)}
         found = session.rows(self._sql.lock_scheduled, of_id)
@@ -96,17 +96,17 @@ class RowLockTables(ABC):
         self._record_one(session, number, note, Recording.OUTCOMES)
         return True
 
-    def _record_one(self, session: Any, number: int, note: Ending, from_level: Recording) -> None:
+    def _record_one(self, session: Any, number: int, note: RecordNote, from_level: Recording) -> None:
         """Record what happens to a message that stays, if so much is recorded."""
         if self._recording is Recording.ALL or self._recording is from_level:
             session.change(self._sql.record_one, {"number": number, **self._note(session, note)})
 
-    def _note(self, session: Any, note: Ending) -> dict[str, Any]:
+    def _note(self, session: Any, note: RecordNote) -> dict[str, Any]:
         return {"store": self._store(session), "at": note.at, "kind": note.kind, "detail": note.detail}
 
     # --- claims -------------------------------------------------------------------------------------------------
 
-    def claim(self, session: Any, at: int, limit: int) -> Sequence[tuple[int, int, Row]]:
+    def claim(self, session: Any, at: int, limit: int) -> Sequence[tuple[int, int, MessageRow]]:
         """Lock the oldest messages with ``attempt_at`` before ``at`` that nobody else has locked.
 
         Returns:
@@ -116,9 +116,9 @@ class RowLockTables(ABC):
         if begin is None or begin >= at - 1:
             return []
         found = session.rows(self._sql.claim, {"from": begin, "at": at, "limit": limit})
-        return [(number, attempt_at, Row(*row)) for number, attempt_at, *row in found]
+        return [(number, attempt_at, MessageRow(*row)) for number, attempt_at, *row in found]
 
-    def finish(self, session: Any, numbers: Sequence[int], holder: int | None, ending: Ending) -> int:
+    def finish(self, session: Any, numbers: Sequence[int], holder: int | None, ending: RecordNote) -> int:
         """Remove and record those of ``numbers`` (ascending) that ``holder`` holds; return how many."""
         held = {"numbers": self._listed(numbers), "holder": holder}
         if self._recording is not Recording.NONE:
@@ -147,26 +147,26 @@ class RowLockTables(ABC):
         values = {"numbers": self._listed(numbers), "holder": holder, "attempt_at": attempt_at}
         return session.change(self._sql.release, values)
 
-    def retry(self, session: Any, number: int, holder: int | None, attempt_at: int | None, note: Ending) -> bool:
+    def retry(self, session: Any, number: int, holder: int | None, attempt_at: int | None, note: RecordNote) -> bool:
         """Count a failure of what ``holder`` holds and give it back; ``attempt_at`` ``None``: at its due time."""
         if not session.change(self._sql.retry, {"number": number, "holder": holder, "attempt_at": attempt_at}):
             return False
         self._record_one(session, number, note, Recording.ALL)
         return True
 
-    def lock(self, session: Any, message_id: str) -> Waiting | None:
+    def lock(self, session: Any, message_id: str) -> WaitingRow | None:
         """Lock a waiting message; ``None``: there is none, or somebody has it locked."""
         found = session.rows(self._sql.lock, {"id": message_id, "store": self._store(session)})
-        return Waiting(*found[0]) if found else None
+        return WaitingRow(*found[0]) if found else None
 
-    def reschedule(self, session: Any, found: Waiting, due: int, at: int) -> None:
+    def reschedule(self, session: Any, found: WaitingRow, due: int, at: int) -> None:
         """Give a locked message another due time, also in the header that says it."""
         session.change(self._sql.reschedule, {"number": found.number, "due": due, **headers_retimed(found.due, due)})
-        self._record_one(session, found.number, Ending(at, int(RecordKind.RESCHEDULED)), Recording.OUTCOMES)
+        self._record_one(session, found.number, RecordNote(at, int(RecordKind.RESCHEDULED)), Recording.OUTCOMES)
 
     # --- what cannot be read ------------------------------------------------------------------------------------
 
-    def free_ones(self, session: Any, numbers: Sequence[int]) -> Sequence[tuple[int, Row]]:
+    def free_ones(self, session: Any, numbers: Sequence[int]) -> Sequence[tuple[int, MessageRow]]:
         """Lock those of ``numbers`` (ascending) that nobody holds, and return them."""
         return _numbered(session.rows(self._sql.free_ones, {"numbers": self._listed(numbers)}))
 
@@ -182,12 +182,12 @@ class RowLockTables(ABC):
             values = {"number": number, "at": at, "store": self._store(session), "reason": reason}
             found = self.lock_aside(session, self._put_aside(session, values))
             assert found is not None
-            self._record_aside(session, found, Ending(at, int(RecordKind.FAILED), f"unreadable: {reason}"))
+            self._record_aside(session, found, RecordNote(at, int(RecordKind.FAILED), f"unreadable: {reason}"))
             session.change(self._sql.remove_one, {"number": number})
             if self._recording is Recording.NONE:
                 session.change(self._sql.forget_scheduled, {"numbers": self._listed([number])})
 
-    def _record_aside(self, session: Any, aside: Aside, note: Ending) -> None:
+    def _record_aside(self, session: Any, aside: QuarantinedRow, note: RecordNote) -> None:
         if self._recording is Recording.NONE:
             return
         of_message = {"id": aside.row.message_id, "due": readable_due(aside.row), "destination": aside.row.destination}
@@ -197,17 +197,17 @@ class RowLockTables(ABC):
         """Count what is set aside."""
         return _only(session.rows(self._sql.set_aside_count, {"store": self._store(session)}))
 
-    def all_aside(self, session: Any, limit: int) -> Sequence[Aside]:
+    def all_aside(self, session: Any, limit: int) -> Sequence[QuarantinedRow]:
         """Return what is set aside, oldest first."""
         found = session.rows(self._sql.all_aside, {"store": self._store(session), "limit": limit})
         return [_aside(row) for row in found]
 
-    def lock_aside(self, session: Any, number: int) -> Aside | None:
+    def lock_aside(self, session: Any, number: int) -> QuarantinedRow | None:
         """Lock what is set aside under a number; ``None``: there is nothing."""
         found = session.rows(self._sql.lock_aside, {"store": self._store(session), "number": number})
         return _aside(found[0]) if found else None
 
-    def end_aside(self, session: Any, aside: Aside, ending: Ending | None) -> None:
+    def end_aside(self, session: Any, aside: QuarantinedRow, ending: RecordNote | None) -> None:
         """Delete what is set aside; recorded unless ``ending`` is ``None``."""
         session.change(self._sql.end_aside, {"number": aside.number})
         if ending is not None:
@@ -275,7 +275,7 @@ class RowLockTables(ABC):
 
     def list_pending(
         self, session: Any, destination: str | None, due_from: int | None, due_to: int | None, limit: int
-    ) -> Sequence[tuple[int, Row]]:
+    ) -> Sequence[tuple[int, MessageRow]]:
         """Return waiting messages with their numbers, by due time and number."""
         values = {
             "destination": destination,
@@ -285,7 +285,7 @@ class RowLockTables(ABC):
         }
         return _numbered(session.rows(self._sql.list_pending, values))
 
-    def get(self, session: Any, message_id: str) -> Sequence[tuple[int, Row]]:
+    def get(self, session: Any, message_id: str) -> Sequence[tuple[int, MessageRow]]:
         """Return a waiting message with its number, or nothing; waits for nobody."""
         return _numbered(session.rows(self._sql.get, {"id": message_id, "store": self._store(session)}))
 
@@ -330,11 +330,11 @@ class RowLockTables(ABC):
         """Give back what the holders hold, or those of ``numbers``; may be attempted at their due times."""
 
     @abstractmethod
-    def _insert_records(self, session: Any, rows: Sequence[Row], at: int) -> Mapping[str, int]:
+    def _insert_records(self, session: Any, rows: Sequence[MessageRow], at: int) -> Mapping[str, int]:
         """Write the *scheduled* records of ids that are not known; return number by id, in the order of ``rows``."""
 
     @abstractmethod
-    def _insert_messages(self, session: Any, numbered: Sequence[tuple[int, Row]]) -> None:
+    def _insert_messages(self, session: Any, numbered: Sequence[tuple[int, MessageRow]]) -> None:
         """Write messages under their numbers."""
 
     @abstractmethod
@@ -366,13 +366,13 @@ class RowLockTables(ABC):
         return EARLIEST
 
 
-def _numbered(rows: Sequence[tuple[Any, ...]]) -> list[tuple[int, Row]]:
-    return [(number, Row(*row)) for number, *row in rows]
+def _numbered(rows: Sequence[tuple[Any, ...]]) -> list[tuple[int, MessageRow]]:
+    return [(number, MessageRow(*row)) for number, *row in rows]
 
 
-def _aside(row: tuple[Any, ...]) -> Aside:
+def _aside(row: tuple[Any, ...]) -> QuarantinedRow:
     number, at, reason, *content = row
-    return Aside(number, at, reason, Row(*content))
+    return QuarantinedRow(number, at, reason, MessageRow(*content))
 
 
 def _only(rows: Sequence[tuple[Any, ...]]) -> Any:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from postdate.backends.rowlocks import Row
+from postdate.backends.rowlocks import MessageRow
 from postdate.backends.rowlocks.database import HOLDS_AT_MOST
 from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.backends.sqlserver import setup
@@ -50,7 +50,7 @@ class SqlServerTables(RowLockTables):
     def _listed(self, values: Sequence[Any]) -> str:
         return json.dumps(list(values))
 
-    def _insert_records(self, session: Any, rows: Sequence[Row], at: int) -> Mapping[str, int]:
+    def _insert_records(self, session: Any, rows: Sequence[MessageRow], at: int) -> Mapping[str, int]:
         values = {"at": at, "store": self._store(session)}
         keys = [
             {"position": position, "message_id": row.message_id, "due": row.due, "destination": row.destination}
@@ -64,7 +64,7 @@ class SqlServerTables(RowLockTables):
             numbers |= {message_id: number for number, message_id in found}
         return numbers
 
-    def _insert_messages(self, session: Any, numbered: Sequence[tuple[int, Row]]) -> None:
+    def _insert_messages(self, session: Any, numbered: Sequence[tuple[int, MessageRow]]) -> None:
         for part in _json_lists([_content(number, row) for number, row in numbered]):
             session.change(self._sql.insert_messages, {"rows": part})
 
@@ -135,7 +135,7 @@ class SqlServerTables(RowLockTables):
         return pages
 
 
-def _content(number: int, row: Row) -> dict[str, Any]:
+def _content(number: int, row: MessageRow) -> dict[str, Any]:
     return {
         "number": number,
         "due": row.due,
