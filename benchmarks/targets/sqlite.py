@@ -1,7 +1,6 @@
 """A consumer that takes messages off a queue in one SQLite file without us."""
 
 from postdate.backends.sqlite.benchmark import SqliteTarget
-from postdate.backends.sqlite.connection import connect
 
 _TAKE = """
     DELETE FROM queue_message WHERE seq IN (
@@ -24,7 +23,7 @@ class SqliteTaken(SqliteTarget):
     def take(self, queue: str, limit: int) -> list[str]:
         """Take up to ``limit`` messages off a queue and return their ids."""
         if self._opened is None:
-            self._opened = connect(self.path, synchronous=self.run.settings["synchronous"])
+            self._opened = self.connection(self.path)
         self._opened.execute("BEGIN IMMEDIATE")
         taken = self._opened.execute(_TAKE, (queue, limit)).fetchall()
         self._opened.executemany("DELETE FROM content WHERE seq = ?", [(content,) for _, content in taken])

@@ -13,6 +13,7 @@ from postdate.backends.sqlite.connection import connect
 from postdate.ports.benchmarks import BareRow, BenchmarkTarget, Inserter, Mover, Taker
 
 _TAKEN_AT_ONCE: Final = 1_000
+_WAITS_MILLISECONDS: Final = 60_000
 _COLUMNS: Final = "message_id TEXT, destination TEXT, headers TEXT, body BLOB"
 _INSERT: Final = "INSERT INTO pending (message_id, due, headers, body, destination) VALUES (?, ?, ?, ?, 'bench')"
 _IN_QUEUE: Final = "FROM queue_message WHERE queue_id = (SELECT queue_id FROM queue WHERE name = ?)"
@@ -30,8 +31,14 @@ class SqliteTarget(BenchmarkTarget):
         return Path(self.address.partition(":///")[2])
 
     def connect(self, path: Path) -> closing[sqlite3.Connection]:
-        """Return a connection with the durability of the run."""
-        return closing(connect(path, synchronous=self.run.settings.get("synchronous", "full")))
+        """Return a connection with the durability of the run, which waits for others that write."""
+        return closing(self.connection(path))
+
+    def connection(self, path: Path) -> sqlite3.Connection:
+        """Return the same for somebody who closes it."""
+        connection = connect(path, synchronous=self.run.settings.get("synchronous", "full"))
+        connection.execute(f"PRAGMA busy_timeout = {_WAITS_MILLISECONDS}")
+        return connection
 
     def facts(self) -> Mapping[str, str]:
         """Return the version of the library."""
