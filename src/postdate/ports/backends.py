@@ -104,6 +104,9 @@ class Backend:
             brings it.
         oldest_version: of the server that can be used; empty: any, or it is not known.
         compares_loosely: its server takes different texts for the same, such as ``A`` and ``a``, where it filters.
+        database: has all that follows on one server as one object, which its adapters take in place of an address. It
+            is made like an adapter, and has a method ``expect``, called with how many messages an endpoint handles at
+            once.
         store: keeps delayed messages: :class:`postdate.ports.ClaimingStore`, or the six methods of
             :class:`postdate.ports.DelayedMessageStore`; with a method ``close``.
         transport: has queues: :class:`postdate.ports.Transport`.
@@ -127,6 +130,7 @@ class Backend:
     extra: str = ""
     oldest_version: tuple[int, ...] = ()
     compares_loosely: bool = False
+    database: Adapter | None = None
     store: Adapter | None = None
     transport: Adapter | None = None
     sagas: Adapter | None = None
@@ -152,6 +156,7 @@ class Backend:
 
 
 Role = Literal[
+    "database",
     "store",
     "transport",
     "sagas",

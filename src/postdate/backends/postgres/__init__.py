@@ -15,6 +15,10 @@ BACKEND: Final = Backend(
     addresses=Addresses(("postgresql",), "postgresql://user@host/database", aliases=("postgres",)),
     extra="postgres",
     oldest_version=(13,),
+    database=Adapter(
+        "postdate.backends.postgres.database:Postgres",
+        frozenset({"schema", "recording", "holds_at_most", "answers_within"}),
+    ),
     store=Adapter("postdate.backends.postgres.store:PostgresStore", _STORE),
     transport=Adapter("postdate.backends.postgres.transport:PostgresTransport", _QUEUES),
     sagas=Adapter("postdate.backends.postgres.sagas:PostgresSagaStore", frozenset({"schema"})),
