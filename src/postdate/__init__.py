@@ -9,17 +9,20 @@ if TYPE_CHECKING:
     from postdate.backends.mariadb.database import MariaDb
     from postdate.backends.mariadb.store import MariaDbStore
     from postdate.backends.mariadb.timeouts import MariaDbTimeouts
+    from postdate.backends.memory.database import Memory
     from postdate.backends.memory.sagas import MemorySagaStore
     from postdate.backends.memory.store import MemoryStore
     from postdate.backends.memory.timeouts import MemoryTimeouts
     from postdate.backends.memory.transport import MemoryTransport
     from postdate.backends.msmq.transport import MsmqTransport
+    from postdate.backends.postgres.database import Postgres
     from postdate.backends.postgres.outbox import PostgresOutbox
     from postdate.backends.postgres.sagas import PostgresSagaStore
     from postdate.backends.postgres.store import PostgresStore
     from postdate.backends.postgres.timeouts import PostgresTimeouts
     from postdate.backends.postgres.transport import PostgresTransport
     from postdate.backends.rabbitmq.transport import RabbitMqTransport
+    from postdate.backends.sqlite.database import Sqlite
     from postdate.backends.sqlite.outbox import SqliteOutbox
     from postdate.backends.sqlite.sagas import SqliteSagaStore
     from postdate.backends.sqlite.store import SqliteStore
@@ -76,6 +79,7 @@ __all__ = [
     "MariaDb",
     "MariaDbStore",
     "MariaDbTimeouts",
+    "Memory",
     "MemorySagaStore",
     "MemoryStore",
     "MemoryTimeouts",
@@ -84,6 +88,7 @@ __all__ = [
     "MsmqTransport",
     "Outbox",
     "PostdateError",
+    "Postgres",
     "PostgresOutbox",
     "PostgresSagaStore",
     "PostgresStore",
@@ -99,6 +104,7 @@ __all__ = [
     "SqlServer",
     "SqlServerStore",
     "SqlServerTimeouts",
+    "Sqlite",
     "SqliteOutbox",
     "SqliteSagaStore",
     "SqliteStore",
@@ -130,6 +136,9 @@ _ROOMS = {
     "endpoint.time_to_be_received": ("time_to_be_received",),
     "errors": ("PostdateError",),
     "messages": ("DelayedMessage", "Envelope", "Headers"),
+    "backends.memory.database": ("Memory",),
+    "backends.postgres.database": ("Postgres",),
+    "backends.sqlite.database": ("Sqlite",),
     "backends.postgres.outbox": ("PostgresOutbox",),
     "backends.sqlite.outbox": ("SqliteOutbox",),
     "ports": (

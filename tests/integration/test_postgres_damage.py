@@ -10,6 +10,7 @@ import pytest
 from tests.integration.postgres_place import SECOND, TABLE, Place, now, placed
 
 from postdate import Headers, TransactionMode
+from postdate.backends.postgres.sessions import mark
 from postdate.core.dispatcher import has_lapsed
 from postdate.errors import QueueNotFound, StoreUnavailable
 from postdate.messages import Envelope
@@ -70,7 +71,7 @@ async def test_a_damaged_row_holds_up_no_claim(place: Place, how: str) -> None:
     (aside,) = await place.store.quarantined(10)
     assert (aside.message_id, aside.place) == ("m-0", "")
     left = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND application_name LIKE %s"
-    assert place.rows(left, f"%{place.store.database._life.mark}") == [(1,)]  # of the claims
+    assert place.rows(left, f"%{mark()}") == [(1,)]  # of the claims
 
 
 @pytest.mark.parametrize("how", DAMAGES)

@@ -167,15 +167,15 @@ async def test_a_locked_table_does_not_cost_a_process_what_it_holds(place: Place
 async def test_a_session_with_the_number_of_one_that_was_given_up_lives_on_if_it_is_not_ours(place: Place) -> None:
     """Behind a link that was given up another server may have taken over, where the number is somebody else's."""
     with place.connect(application_name="report") as other:
-        place.store.database.answers._given_up.append((other.info.backend_pid, time.monotonic()))
-        place.store.database.end_given_up()
+        place.store.database.shared.pool.given_up._waiting.append((other.info.backend_pid, time.monotonic()))
+        place.store.database.shared.connected().close()
         assert other.execute("SELECT 1").fetchone() == (1,)
 
 
 async def test_the_address_does_not_make_the_connection_that_holds_wait_for_locks(place: Place) -> None:
     """What an address sets came last, and so counted."""
     store = PostgresStore(f"{place.url}?options=-c%20lock_timeout%3D0", schema=place.schema, table=TABLE)
-    with store.database.connect_bounded("lock_timeout=5s") as holding:
+    with store.database.shared.connected("lock_timeout=5s") as holding:
         assert holding.execute("SHOW lock_timeout").fetchone() == ("5s",)
     await store.close()
 

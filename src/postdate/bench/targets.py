@@ -15,7 +15,7 @@ from postdate.bench.deployment import Deployment, Opening, application_name, nam
 from postdate.bench.system import LOOPBACK, cpu_seconds, family_cpu_seconds, listening_pid, parent_of
 from postdate.config import Address, resolved
 from postdate.errors import ConfigurationError
-from postdate.ports import DescribesServer, SetsUp, TransactionMode
+from postdate.ports import AdministrableStore, TransactionMode, Transport
 from postdate.ports.backends import Adapter, Place
 from postdate.ports.benchmarks import BenchmarkRun, BenchmarkTarget
 from postdate.wiring.adapters import Kind, file_of, kind_of, kinds, loaded
@@ -110,7 +110,7 @@ class Measured:
     def settings_of(self, kind: Kind) -> dict[str, str]:
         """Return the settings by which an adapter works in the room of the run."""
         given = {**self.target.run.settings, **self.target.settings}
-        return {name: value for name, value in given.items() if name in kind.settings}
+        return {name: value for name, value in given.items() if name in kind.takes}
 
     def opening(self, kind: Kind) -> Opening:
         """Return how to open one of the backend's adapters."""
@@ -177,9 +177,7 @@ class Targets:
         store, transport = deployment.open_store(), deployment.open_transport()
         try:
             await store.initialize(deployment.endpoint, TransactionMode.RECEIVE_ONLY)
-            for adapter in (store, transport):
-                if isinstance(adapter, SetsUp):
-                    await adapter.setup()
+            await store.setup()
             await transport.create_queues([deployment.queue, deployment.error_queue])
             for measured, adapter in ((self.queues, transport), (self.store, store)):
                 measured.facts = {**(await _facts(adapter)), **measured.target.facts()}
@@ -192,10 +190,8 @@ class Targets:
 
 
 async def _facts(adapter: object) -> dict[str, str]:
-    if not isinstance(adapter, DescribesServer):
-        return {}
-    found = await adapter.server_facts()
-    return {"version": found.version, **found.settings}
+    found = await adapter.server_facts() if isinstance(adapter, AdministrableStore | Transport) else None
+    return {} if found is None else {"version": found.version, **found.settings}
 
 
 def file_named(store: str) -> Path | None:

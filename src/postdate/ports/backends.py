@@ -156,6 +156,9 @@ class Backend:
         awaits: what it has not met yet, where it was tested against a stand-in only: ``its first production server``.
             Its adapters say so once a process, when they first open (:meth:`announce`).
         compares_loosely: its server takes different texts for the same, such as ``A`` and ``a``, where it filters.
+        database: has all that follows on one server as one object, which its adapters take in place of an address. It
+            is made like an adapter, and has a method ``expect``, called with how many messages an endpoint handles at
+            once.
         store: keeps delayed messages: :class:`postdate.ports.ClaimingStore`, or the six methods of
             :class:`postdate.ports.DelayedMessageStore`; with a method ``close``.
         transport: has queues: :class:`postdate.ports.Transport`.
@@ -187,6 +190,7 @@ class Backend:
     oldest_version: tuple[int, ...] = ()
     awaits: str = ""
     compares_loosely: bool = False
+    database: Adapter | None = None
     store: Adapter | None = None
     transport: Adapter | None = None
     sagas: Adapter | None = None
@@ -228,6 +232,7 @@ class Backend:
 
 
 Role = Literal[
+    "database",
     "store",
     "transport",
     "sagas",

@@ -12,7 +12,7 @@ import difflib
 import importlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +23,7 @@ from postdate.core.simple_store import claiming
 from postdate.errors import ConfigurationError
 from postdate.ports import ClaimingStore, FileFacts, Recording, Transport
 from postdate.ports.backends import ROLES, Adapter, Addresses, Backend, LibraryFacts, Place, Role
+from postdate.wiring.databases import Databases, SharedDatabase
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,27 +207,30 @@ def _of_adapters(section: str) -> list[str]:
     return [name for name in definitions(section) if name in known]
 
 
-def open_store(address: str, **settings: Any) -> ClaimingStore:
+def open_store(address: str, databases: Databases | None = None, /, **settings: Any) -> ClaimingStore:
     """Return the store at ``address``; it connects at first use.
 
     Args:
         address: see above, or a reference to one: ``env:NAME``, ``file:PATH``.
+        databases: that it may share with others.
         settings: of the adapter: ``schema``, ``table``, ``synchronous``, ``recording`` (a name or :class:`Recording`) …
 
     Raises:
         ConfigurationError: no store has such an address or such settings, or its driver is not installed.
     """
     place = resolved(address, os.environ)
-    return claiming(open_adapter(check_store(place), place, settings))
+    return claiming(open_adapter(check_store(place), place, settings, databases))
 
 
-def open_transport(address: str, **settings: Any) -> Transport:
+def open_transport(address: str, databases: Databases | None = None, /, **settings: Any) -> Transport:
     """Return the transport at ``address``; see :func:`open_store`."""
     place = resolved(address, os.environ)
-    return cast("Transport", open_adapter(check_transport(place), place, settings))
+    return cast("Transport", open_adapter(check_transport(place), place, settings, databases))
 
 
-def open_adapter(kind: Kind, address: Address, settings: Mapping[str, Any]) -> object:
+def open_adapter(
+    kind: Kind, address: Address, settings: Mapping[str, Any], databases: Databases | None = None
+) -> object:
     """Return the adapter of a kind at an address; see :func:`open_store`."""
     unknown = sorted(settings.keys() - kind.takes)
     if unknown:
@@ -242,7 +246,11 @@ def open_adapter(kind: Kind, address: Address, settings: Mapping[str, Any]) -> o
         case Place.FILE:
             return adapter(_path(address), **chosen)
         case Place.SERVER | Place.MACHINE:
-            return adapter(f"{kind.scheme}:{address.partition(':')[2]}", **chosen)
+            place = f"{kind.scheme}:{address.partition(':')[2]}"
+            if databases is None or kind.backend.database is None:
+                return adapter(place, **chosen)
+            opened = cast("Callable[..., SharedDatabase]", loaded(replace(kind, adapter=kind.backend.database)))
+            return adapter(databases.of(kind.backend, kind.adapter, place, chosen, opened), **chosen)
 
 
 def loaded(kind: Kind) -> Callable[..., object]:

@@ -8,31 +8,42 @@ from postdate.config import Address, SectionValues, Settings
 from postdate.errors import ConfigurationError
 from postdate.ports import OutboxStore, SagaStore
 from postdate.wiring.adapters import chosen_for, kind_of, kinds, open_adapter
+from postdate.wiring.databases import Databases
 
 
-def open_saga_store(settings: Settings) -> SagaStore:
+def open_saga_store(settings: Settings, databases: Databases | None = None) -> SagaStore:
     """Return the saga store of the settings: by default in the file of the store, or its schema of PostgreSQL.
 
     It connects at first use. Give it to ``Endpoint(sagas=…)``, which creates its tables with the queues.
 
+    Args:
+        settings: which.
+        databases: that it may share with what else is open, as :attr:`Plant.databases`.
+
     Raises:
         ConfigurationError: there is no saga store of that kind.
     """
-    return cast("SagaStore", _opened("sagas", settings.sagas, settings))
+    return cast("SagaStore", _opened("sagas", settings.sagas, settings, databases))
 
 
-def open_outbox(settings: Settings) -> OutboxStore:
+def open_outbox(settings: Settings, databases: Databases | None = None) -> OutboxStore:
     """Return where the outbox of the settings is: by default in the file of the store, or its schema of PostgreSQL.
 
     It connects at first use. Give it to ``Endpoint(outbox=Outbox(…))``, which creates its table with the queues.
 
+    Args:
+        settings: which.
+        databases: see :func:`open_saga_store`.
+
     Raises:
         ConfigurationError: there is no outbox of that kind.
     """
-    return cast("OutboxStore", _opened("outbox", settings.outbox, settings))
+    return cast("OutboxStore", _opened("outbox", settings.outbox, settings, databases))
 
 
-def _opened(section: Literal["sagas", "outbox"], chosen: SectionValues, settings: Settings) -> object:
+def _opened(
+    section: Literal["sagas", "outbox"], chosen: SectionValues, settings: Settings, databases: Databases | None
+) -> object:
     address = place_of(chosen, settings)
     key = f"{section}.address" if chosen.address is not None else "store.address"
     try:
@@ -45,7 +56,7 @@ def _opened(section: Literal["sagas", "outbox"], chosen: SectionValues, settings
             f"or pass one of your own to the endpoint"
         ) from error
     schema = chosen.schema or (settings.store.schema if chosen.address is None else None)
-    return open_adapter(kind, address, chosen_for(section, kind, settings, schema=schema))
+    return open_adapter(kind, address, chosen_for(section, kind, settings, schema=schema), databases)
 
 
 def place_of(chosen: SectionValues, settings: Settings) -> Address:

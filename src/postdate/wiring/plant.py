@@ -38,6 +38,7 @@ from postdate.wiring.adapters import (
 )
 from postdate.wiring.causes import placing_errors
 from postdate.wiring.closing import close
+from postdate.wiring.databases import Databases
 from postdate.wiring.timeouts import (
     check_timeout_managers,
     dispatcher_queues,
@@ -59,6 +60,7 @@ class Plant:
         store_view: looks at what waits and at who uses the store; ``None`` where the store cannot be looked into.
         queue_view: looks at the queues; ``None`` where they cannot be looked into.
         timeouts: where timeouts are kept, by the endpoint whose timeout manager runs here.
+        databases: that these share, and that sagas and an outbox beside them may share, too.
     """
 
     settings: Settings
@@ -67,6 +69,7 @@ class Plant:
     store_view: Observer | None
     queue_view: Observer | None
     timeouts: Mapping[str, TimeoutPersister] = field(default_factory=dict[str, TimeoutPersister])
+    databases: Databases = field(default_factory=Databases)
 
     @property
     def kept(self) -> ClaimingStore:
@@ -109,13 +112,13 @@ async def opened(settings: Settings, *, create: bool = False, initialize: bool =
             _check_there(key, address, settings)
     async with AsyncExitStack() as stack:
         stack.enter_context(placing_errors(settings))
-        store = None
+        store, databases = None, Databases()
         if stores:
-            store = open_store(settings.store.address, **for_store)
+            store = open_store(settings.store.address, databases, **for_store)
             stack.push_async_callback(close, "the store", store.close)
-        transport = open_transport(settings.transport.address, **for_transport)
+        transport = open_transport(settings.transport.address, databases, **for_transport)
         stack.push_async_callback(close, "the transport", transport.close)
-        timeouts = open_timeouts(settings)
+        timeouts = open_timeouts(settings, databases)
         for each in timeouts.values():
             stack.push_async_callback(close, "the storage of timeouts", each.close)
         if create and store is not None:
@@ -123,7 +126,7 @@ async def opened(settings: Settings, *, create: bool = False, initialize: bool =
         if initialize and store is not None:
             await store.initialize(settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
         view = None if store is None else store_observer(store)
-        yield Plant(settings, store, transport, view, queue_observer(transport), timeouts)
+        yield Plant(settings, store, transport, view, queue_observer(transport), timeouts, databases)
 
 
 def store_observer(store: ClaimingStore) -> Observer | None:
@@ -323,6 +326,7 @@ def _endpoint(
     create_queues: bool,
 ) -> Endpoint:
     chosen = plant.settings.endpoint
+    plant.databases.expect(chosen.concurrency)
     return Endpoint(
         name,
         transport=plant.transport,

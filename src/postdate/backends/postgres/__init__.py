@@ -24,6 +24,10 @@ BACKEND: Final = Backend(
     ),
     extra="postgres",
     oldest_version=(13,),
+    database=Adapter(
+        "postdate.backends.postgres.database:Postgres",
+        arguments=frozenset({"schema", "recording", "holds_at_most", "answers_within"}),
+    ),
     store=Adapter("postdate.backends.postgres.store:PostgresStore", TablesOnServer),
     transport=Adapter(
         "postdate.backends.postgres.transport:PostgresTransport",

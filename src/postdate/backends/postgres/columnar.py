@@ -23,7 +23,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from postdate.backends.postgres.database import PostgresDatabase
+from postdate.backends.postgres.access import Access
 from postdate.backends.postgres.errors import is_conflict, translate
 from postdate.backends.postgres.names import literal
 from postdate.backends.postgres.scanning import NO_SUCH_SNAPSHOT, adopting, released, scan_query
@@ -51,7 +51,7 @@ class Columns:
     Thread-safe; one batch is stored at a time.
     """
 
-    def __init__(self, database: PostgresDatabase) -> None:
+    def __init__(self, database: Access) -> None:
         self._database = database
         self._lock = threading.Lock()
         self._connection: Any = None

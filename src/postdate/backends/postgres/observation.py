@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
-from postdate.backends.postgres.database import Connection, PostgresDatabase
+from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.listening import holders_here
 from postdate.backends.postgres.names import sql
 from postdate.backends.postgres.queues import lengths_query
@@ -64,7 +64,7 @@ class PostgresQueueObserver(Observer):
         database: of the adapter; not closed here.
     """
 
-    def __init__(self, database: PostgresDatabase) -> None:
+    def __init__(self, database: Access) -> None:
         self._database = database
         names = database.names
         self._holder = names.of("holder")
@@ -144,7 +144,7 @@ class PostgresObserver(PostgresQueueObserver):
         table: returns the name of the table of the waiting messages, which may not be settled yet.
     """
 
-    def __init__(self, database: PostgresDatabase, table: Callable[[], str]) -> None:
+    def __init__(self, database: Access, table: Callable[[], str]) -> None:
         super().__init__(database)
         self._table_of = table
 
@@ -218,7 +218,7 @@ class PostgresObserver(PostgresQueueObserver):
 # --- a server and who keeps it from cleaning up ----------------------------------------------------------------------
 
 
-async def server_facts(database: PostgresDatabase, table: str | None) -> ServerFacts:
+async def server_facts(database: Access, table: str | None) -> ServerFacts:
     """See :meth:`postdate.ports.DescribesServer.server_facts`; of a store's table, too, if it is given."""
 
     def ask(connection: Connection) -> ServerFacts:
@@ -232,7 +232,7 @@ async def server_facts(database: PostgresDatabase, table: str | None) -> ServerF
     return await database.run(ask)
 
 
-def _schema_version(database: PostgresDatabase, connection: Connection, table: str | None) -> tuple[int, int]:
+def _schema_version(database: Access, connection: Connection, table: str | None) -> tuple[int, int]:
     """Return the version that is there and the newest one: of the schema, or of the table where that lags behind."""
     there = dict[str, int]()
     marks = database.names.of("migration")
@@ -247,7 +247,7 @@ def _schema_version(database: PostgresDatabase, connection: Connection, table: s
     return next(((is_there, newest) for is_there, newest in versions if is_there != newest), versions[0])
 
 
-async def old_snapshots(database: PostgresDatabase) -> Sequence[OldSnapshot]:
+async def old_snapshots(database: Access) -> Sequence[OldSnapshot]:
     """See :meth:`postdate.ports.SeesSnapshots.old_snapshots`: sessions, prepared transactions and replication slots.
 
     Of other users' sessions a user without the role ``pg_read_all_stats`` is told nothing.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from postdate.backends.postgres.database import Connection, PostgresDatabase
+from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.names import DEFAULT_SCHEMA, check_name, sql
 from postdate.errors import NotSupported, StoreNotSetUp
 from postdate.persistence.migrations import setup_command
@@ -55,7 +55,7 @@ class PostgresRecordStream(RecordStreamStore):
     """
 
     def __init__(self, url: str, *, table: str, schema: str = DEFAULT_SCHEMA) -> None:
-        self._database = PostgresDatabase(url, schema)
+        self._database = Access(url, schema)
         self._table = check_name(table, "table")
         self._record, self._sequence = (
             self._database.names.of(name).replace("%%", "%") for name in ("record", "number")

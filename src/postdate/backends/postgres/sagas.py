@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from postdate.backends.postgres.answering import ANSWERS_WITHIN
-from postdate.backends.postgres.database import Connection, PostgresDatabase
-from postdate.backends.postgres.names import DEFAULT_SCHEMA, part_steps, sql
+from postdate.backends.postgres.access import Access, Connection, OpenDatabase
+from postdate.backends.postgres.names import part_steps, sql
 from postdate.backends.postgres.scripts import part_script
 from postdate.errors import SagaConflict, StoreNotSetUp
 from postdate.ports import (
     Correlation,
-    Recording,
     SagaChange,
     SagaFate,
     SagaRecord,
@@ -35,16 +33,21 @@ class PostgresSagaStore(SagaStore, Scripted):
     """Keeps saga instances in PostgreSQL; several processes may use it at once.
 
     Args:
-        url: ``postgresql://user:password@host:port/database``, or any connection string of libpq.
-        schema: where the table is; store and queues in the same one share their transactions with it.
-        answers_within: after so long a silence of the server a connection is given up; above 0.
+        database: ``postgresql://user:password@host:port/database``, any connection string of libpq, or a
+            :class:`postdate.Postgres` that others use, too.
+        schema: where the table is; store and queues in the same one share their transactions with it. ``None``: that of
+            the database, which is ``postdate``.
+        answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: as the
+            database says, or 20 seconds.
 
     Raises:
         ConfigurationError: the address, the schema or the duration cannot be.
     """
 
-    def __init__(self, url: str, *, schema: str = DEFAULT_SCHEMA, answers_within: timedelta = ANSWERS_WITHIN) -> None:
-        self.database = PostgresDatabase(url, schema, Recording.ALL, answers_within=answers_within)
+    def __init__(
+        self, database: str | OpenDatabase, *, schema: str | None = None, answers_within: timedelta | None = None
+    ) -> None:
+        self.database = Access(database, schema, answers_within=answers_within)
         table = self.database.names.of(_TABLE)
         self._find = f"SELECT {_COLUMNS} FROM {table} WHERE saga_type = %s AND property = %s AND value = %s"
         self._load = f"SELECT {_COLUMNS} FROM {table} WHERE saga_type = %s AND saga_id = %s"

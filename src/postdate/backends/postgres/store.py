@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 
 from postdate.backends.postgres import clocks, inserting, pruning, waiting
-from postdate.backends.postgres.answering import ANSWERS_WITHIN
+from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.bulk import open_columns
-from postdate.backends.postgres.database import Connection, PostgresDatabase
 from postdate.backends.postgres.enqueue import Values, enqueue, enqueue_blocking, values_of
 from postdate.backends.postgres.errors import is_conflict
 from postdate.backends.postgres.holds import Holds, by_holder
 from postdate.backends.postgres.inserting import Row
-from postdate.backends.postgres.listening import HOLDS_AT_MOST
-from postdate.backends.postgres.names import DEFAULT_SCHEMA, array, check_name
+from postdate.backends.postgres.names import array, check_name
 from postdate.backends.postgres.observation import PostgresObserver, old_snapshots, server_facts
 from postdate.backends.postgres.quarantine import SettingAside, Shelf, named, number_for
 from postdate.backends.postgres.rows import Unreadable, read
@@ -88,15 +86,17 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
     """Keeps delayed messages in a table of PostgreSQL. Needs direct connections: a pooler would swallow wake-ups.
 
     Args:
-        url: ``postgresql://user:password@host:port/database``, or any connection string of libpq.
-        schema: where the tables are; any characters.
+        database: ``postgresql://user:password@host:port/database``, any connection string of libpq, or a
+            :class:`postdate.Postgres` that others use, too.
+        schema: where the tables are; any characters. ``None``: that of the database, which is ``postdate``.
         table: of the waiting messages; any characters. ``None``: ``{endpoint}.timeouts``.
-        recording: how much is kept for audits.
+        recording: how much is kept for audits; ``None``: as the database says, or everything.
         largest_message_bytes: of headers and body together.
         answers_within: after so long a silence of the server a connection is given up; above 0. What reads or writes
-            whole tables may take ten minutes.
+            whole tables may take ten minutes. ``None``: as the database says, or 20 seconds.
         holds_at_most: when this process shows no life for so long, others that use the schema end its sessions, which
-            frees what it holds; above 0. They need the same role, or one that is a member of it.
+            frees what it holds; above 0. They need the same role, or one that is a member of it. ``None``: as the
+            database says, or a minute.
         checksum: store one of headers and body with each message; who reads it checks it, whatever this says. What is
             stored as columns gets none.
 
@@ -106,22 +106,22 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
 
     def __init__(  # noqa: PLR0913 - the settings that stand beside an address
         self,
-        url: str,
+        database: str | OpenDatabase,
         *,
-        schema: str = DEFAULT_SCHEMA,
+        schema: str | None = None,
         table: str | None = None,
-        recording: Recording = Recording.ALL,
+        recording: Recording | None = None,
         largest_message_bytes: int = 16 * 1024 * 1024,
-        answers_within: timedelta = ANSWERS_WITHIN,
-        holds_at_most: timedelta = HOLDS_AT_MOST,
+        answers_within: timedelta | None = None,
+        holds_at_most: timedelta | None = None,
         checksum: bool = False,
     ) -> None:
         self._checksum = checksum
-        self.database = PostgresDatabase(
-            url, schema, recording, answers_within=answers_within, holds_at_most=holds_at_most
+        self.database = Access(
+            database, schema, recording=recording, answers_within=answers_within, holds_at_most=holds_at_most
         )
         self._table = None if table is None else check_name(table, "table")
-        self._recording = recording
+        self._recording = self.database.recording
         self._statements: Statements | None = None
         self._holds = Holds(self.database)
         self._watch = Watch()
@@ -135,7 +135,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
             transaction_modes=frozenset(TransactionMode),
             database=self.database.identity,
             largest_message_bytes=largest_message_bytes,
-            holds_at_most=holds_at_most,
+            holds_at_most=self.database.holds_at_most,
             has_clock=True,
         )
 
@@ -165,11 +165,13 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
 
     def _close(self) -> None:
         self.database.leave()
+        given_back = False
         try:
             if self._table is not None:
                 self._holds.give_up(self._sql)
+            given_back = not self._holds.left_some
         finally:
-            self.database.close_blocking()
+            self.database.close_blocking(in_doubt=not given_back)
             if self._columnar is not None:
                 self._columnar.close()
 
@@ -318,7 +320,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
                     else:
                         self.database.listener()  # by which others know that we live, and may have what is held
             except BaseException:  # what was claimed is free with the end of its transaction, whatever went wrong
-                connection.close()
+                self.database.drop(connection)
                 raise
             if found and not bad:
                 break
@@ -339,6 +341,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
             values = {**named(bad), "now": now, "store": self._store_id(connection)}
             if not self._setting_aside.do(connection, self._sql.set_aside, values, bad):
                 holder = self.database.listener().holder()
+                self._holds.left_some = True
                 connection.execute(self._sql.lease, {"numbers": values["numbers"], "holder": holder})
         return found, bad
 

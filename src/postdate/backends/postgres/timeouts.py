@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import psycopg
 
-from postdate.backends.postgres.answering import ANSWERS_WITHIN
-from postdate.backends.postgres.database import Connection, PostgresDatabase
+from postdate.backends.postgres.access import Access, Connection, OpenDatabase
+from postdate.backends.postgres.answering import BoundedConnection
 from postdate.backends.postgres.listening import HOLDS_AT_MOST
 from postdate.backends.postgres.names import Names, check_name, literal, quoted, sql
 from postdate.backends.postgres.scripts import own_table_script
@@ -46,7 +46,7 @@ class _InAnySchema:
     """The identity of a database, equal to that of whatever is in it: our statements name their schema themselves.
 
     Args:
-        identity: of a :class:`~postdate.backends.postgres.PostgresDatabase`; its last part is the schema.
+        identity: of a :class:`~postdate.backends.postgres.Access`; its last part is the schema.
     """
 
     def __init__(self, identity: tuple[str, ...]) -> None:
@@ -65,12 +65,15 @@ class PostgresTimeouts(TimeoutPersister, Scripted):
     """Keeps timeouts in a table of PostgreSQL; :class:`postdate.ports.timeouts.TimeoutPersister`.
 
     Args:
-        url: ``postgresql://user:password@host:port/database``, or any connection string of libpq.
-        schema: where the table is; any characters. Upstream has its tables in ``public`` unless it is told otherwise.
+        database: ``postgresql://user:password@host:port/database``, any connection string of libpq, or a
+            :class:`postdate.Postgres` that others use, too.
+        schema: where the table is; any characters, whatever the schema of the database. Upstream has its tables in
+            ``public`` unless it is told otherwise.
             Queues may be in any schema of the same database: their transactions are shared all the same.
         table_prefix: what the name of the table begins with; any characters. ``None``: that of the endpoint, see
             :func:`postdate.persistence.timeouts.table_prefix`.
-        answers_within: after so long a silence of the server a connection is given up; above 0.
+        answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: as the
+            database says, or 20 seconds.
 
     Raises:
         ConfigurationError: the address, the schema, the table or the duration cannot be.
@@ -78,14 +81,14 @@ class PostgresTimeouts(TimeoutPersister, Scripted):
 
     def __init__(
         self,
-        url: str,
+        database: str | OpenDatabase,
         *,
         schema: str = UPSTREAM_SCHEMA,
         table_prefix: str | None = None,
-        answers_within: timedelta = ANSWERS_WITHIN,
+        answers_within: timedelta | None = None,
     ) -> None:
         self._schema = check_name(schema, "schema")
-        self._connections = PostgresDatabase(url, schema, answers_within=answers_within)
+        self._connections = Access(database, schema, answers_within=answers_within)
         self._prefix, self._endpoint = table_prefix, ""
         self._sql = None if table_prefix is None else self._statements("")
         self._digits: int | None = None
@@ -247,18 +250,18 @@ class _Claim:
     """What a :class:`postdate.ports.timeouts.TimeoutClaim` calls: a row, locked by the transaction of a session."""
 
     def __init__(
-        self, connections: PostgresDatabase, connection: Connection, statements: _Statements, timeout: Timeout
+        self, connections: Access, connection: BoundedConnection, statements: _Statements, timeout: Timeout
     ) -> None:
         self.timeout = timeout
         self._connections, self._statements = connections, statements
-        self._connection: Connection | None = connection
+        self._connection: BoundedConnection | None = connection
 
     async def remove(self) -> bool:
         """Remove it in the transaction that has it locked."""
         connection, self._connection = self._connection, None
         return connection is not None and await in_thread(self._remove, connection)
 
-    def _remove(self, connection: Connection) -> bool:
+    def _remove(self, connection: BoundedConnection) -> bool:
         try:
             with self._connections.translating():
                 with _one_round_trip(connection):
@@ -280,7 +283,7 @@ def _one_round_trip(connection: Connection) -> AbstractContextManager[object]:
     return connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext()
 
 
-def _roll_back(connections: PostgresDatabase, connection: Connection) -> None:
+def _roll_back(connections: Access, connection: BoundedConnection) -> None:
     """End a transaction and give its connection back, which closes it if that has failed. Never raises."""
     with suppress(psycopg.Error):
         connection.execute("ROLLBACK")

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from postdate.backends.postgres.database import Connection
+from postdate.backends.postgres.access import Connection
 from postdate.backends.postgres.errors import is_refused
 from postdate.backends.postgres.rows import Row, present, read
 from postdate.backends.postgres.statements import Statements
