@@ -138,7 +138,10 @@ async def test_a_locked_table_ends_no_call_later_than_the_silence_it_may_keep(pl
         with anyio.fail_after(20), pytest.raises(StoreUnreachable, match="did not answer within 1 s"):
             await store.store(place.work(2, now() + 60 * SECOND), now())
         assert await store.history("nobody") == []  # a connection that works, which ends the session that waits
-        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%record%'"
+        waiting = (
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%record%' "
+            "AND datname = current_database()"
+        )
         assert place.rows(waiting.replace("%", "%%")) == [(0,)]
     assert (await store.statistics(now())).pending == 1
     await store.close()
@@ -154,7 +157,8 @@ async def test_a_locked_table_does_not_cost_a_process_what_it_holds(place: Place
     with place.connect() as other, other.transaction():
         other.execute(f'LOCK TABLE "{TABLE}"')
         waits = (
-            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%DISTINCT holder%%'"
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%DISTINCT holder%%' "
+            "AND datname = current_database()"
         )
         with anyio.fail_after(60):
             for expected in (1, 0, 1, 0):  # it waits, gives up, and comes again
