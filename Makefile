@@ -26,25 +26,20 @@ lint: install
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports --no-cache # a cache from before a file appeared tells of breaks that are none
 
-check: lint ## lint, formatting, types, import rules and the fast tests: under a minute
-	$(BIN)/pytest -q $(FAST_TESTS)
+check: install ## lint, formatting, types, import rules and the fast tests: under a minute
+	@$(MAKE) -k -j2 --output-sync=target lint test-fast
 
 test: lint ## all of check, and every other test
 	@scripts/services up
-	@$(MAKE) -k -j2 test-code test-documentation
+	$(BIN)/pytest -n $(WORKERS)
 
-# Examples of the documentation wait for processes most of the time, and measure nothing: they run beside the other
-# tests, with what those leave of the processor, and print what they have to say when they are done.
-DOCUMENTATION_TESTS = tests/docs tests/cli/test_docs.py
+# Tests wait most of the time, for servers, processes and Spark: more of them run than there are processors. Which of
+# them one worker runs one after the other is in tests/side_by_side.py.
+WORKERS ?= $(shell echo $$((2 * $$(nproc) + 1)))
 
-.PHONY: test-code test-documentation
-test-code:
-	$(BIN)/pytest $(addprefix --ignore=,$(DOCUMENTATION_TESTS))
-
-test-documentation:
-	@mkdir -p build
-	@nice -n 10 $(BIN)/pytest --timeout 900 -o faulthandler_timeout=890 -o cache_dir=build/pytest_cache_documentation \
-		$(DOCUMENTATION_TESTS) >build/test-documentation.log 2>&1; status=$$?; cat build/test-documentation.log; exit $$status
+.PHONY: test-fast
+test-fast:
+	@$(BIN)/pytest -q -n $$(nproc) $(FAST_TESTS)
 
 faults: install ## break everything that can break, account for every message, write docs/faults.md: half an hour
 	rm -rf build/faults
@@ -53,8 +48,13 @@ faults: install ## break everything that can break, account for every message, w
 
 SEEDS ?= 100000
 JOBS ?= $(shell nproc)
-soak: install ## the simulator through SEEDS=100000 runs, in JOBS processes; see docs/guides/testing.md
+KILL_ROUNDS ?= 20
+KILL_TESTS = $(wildcard tests/integration/*_kills.py tests/integration/*/*_kills.py) tests/integration/cluster \
+	tests/integration/test_processes.py
+soak: install ## the simulator through SEEDS=100000 runs, in JOBS processes, and every test of kills with KILL_ROUNDS=20
 	$(BIN)/python -m postdate.testing.simulator --seeds 0:$(SEEDS) --jobs $(JOBS)
+	@scripts/services up
+	POSTDATE_KILL_ROUNDS=$(KILL_ROUNDS) $(BIN)/pytest -n $(WORKERS) $(KILL_TESTS)
 
 bench: install ## measure this machine with the embedded store and transport
 	$(BENCH) drain --store sqlite --transport local

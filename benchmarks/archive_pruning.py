@@ -26,7 +26,7 @@ from postdate.backends.postgres.transport import PostgresTransport
 from postdate.messages import DelayedMessage
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import Scan, ScanPart
-from postdate.ports.pruning import PrunableStore
+from postdate.ports.archives import ArchivableStore
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 TABLE = "pruning.timeouts"
@@ -50,7 +50,7 @@ def fill(url: str, schema: str, messages: int) -> None:
         connection.execute(b"VACUUM ANALYZE record")
 
 
-def shares(store: PrunableStore) -> list[tuple[ScanPart, list[int], list[int]]]:
+def shares(store: ArchivableStore) -> list[tuple[ScanPart, list[int], list[int]]]:
     """Return each share with the numbers to be marked and to be removed."""
     (whole,) = store.scan_parts("records", 1)
     found = list[tuple[ScanPart, list[int], list[int]]]()
@@ -65,7 +65,7 @@ def work(spec: StoreSpec, todo: list[tuple[str, ScanPart, list[int]]]) -> int:
     """Change shares, one transaction each; in a process of its own."""
     with opened(spec) as found:
         store = found.scannable()
-        assert isinstance(store, PrunableStore)
+        assert isinstance(store, ArchivableStore)
         act = {"mark": store.mark_archived, "prune": store.prune}
         return sum(act[what](part, numbers) for what, part, numbers in todo if numbers)
 
@@ -127,7 +127,7 @@ def main() -> int:
         fill(options.url, schema, options.records // 3)
         with opened(spec) as found:
             store = found.scannable()
-            assert isinstance(store, PrunableStore)
+            assert isinstance(store, ArchivableStore)
             todo = shares(store)
         with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
             pool.starmap(work, [(spec, [])] * options.processes)

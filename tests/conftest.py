@@ -26,10 +26,10 @@ from tests.sqlserver_subjects import SqlServerStoreSubject, sqlserver_subjects
 
 from postdate import LocalTransport, MemoryStore, MemoryTransport, SqliteStore
 from postdate.backends.sqlite.file import SqliteFile
-from postdate.ports import DelayedMessageStore, EnlistingStore, Recording, Transport
+from postdate.ports import DelayedMessageStore, MovingStore, Recording, Transport
 from postdate.testing import Damage, StoreSubject, TransportSubject
 
-pytest_plugins = ["tests.servers_fixtures"]
+pytest_plugins = ["tests.servers_fixtures", "tests.side_by_side"]
 
 settings.register_profile("default", max_examples=50, deadline=None)
 settings.register_profile(
@@ -66,7 +66,7 @@ def _apply_time_zone() -> None:
 
 # --- nothing left open ------------------------------------------------------------------------------------------------
 
-_THREADS_END_WITHIN_SECONDS = 10.0
+_THREADS_END_WITHIN_SECONDS = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -114,7 +114,7 @@ def expected_logs(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
 class Eventually:
     """Waits, in real time, for what another process or thread does. Nothing else may wait for time to pass."""
 
-    def __call__(self, condition: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+    def __call__(self, condition: Callable[[], object], what: str, seconds: float = 90.0) -> None:
         """Return as soon as ``condition`` holds; fail after ``seconds``."""
         deadline = time.monotonic() + seconds
         pause = threading.Event()
@@ -182,7 +182,7 @@ class LocalTransportSubject(TransportSubject):
     def open_elsewhere(self) -> Transport:
         return as_another_process(lambda: LocalTransport(self.path, synchronous="normal"))
 
-    def store(self) -> EnlistingStore:
+    def store(self) -> MovingStore:
         return SqliteStore(self.path, synchronous="normal")
 
     def damages(self) -> frozenset[Damage]:

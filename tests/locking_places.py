@@ -7,12 +7,11 @@ from tests.mariadb_subjects import MariaDbStoreSubject
 from tests.sqlserver_subjects import SqlServerStoreSubject, sqlserver_subjects
 
 from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession
-from postdate.backends.mariadb.names import Names as MariaDbNames
+from postdate.backends.mariadb.names import MariaDbNames
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.backends.rowlocks import LockingStore
-from postdate.backends.sqlserver.connection import SqlServer, SqlServerSession
-from postdate.backends.sqlserver.names import Names as SqlServerNames
-from postdate.backends.sqlserver.names import literal
+from postdate.backends.sqlserver.connection import SqlServerInstance, SqlServerSession
+from postdate.backends.sqlserver.names import SqlServerNames, literal
 from postdate.backends.sqlserver.store import SqlServerStore
 
 TABLE = "sales.`timeouts`"
@@ -97,7 +96,7 @@ class MariaDbPlace(LockingPlace):
             session.change(f"KILL {connection}")
 
     def end_idle(self, store: LockingStore, session: MariaDbSession) -> None:
-        for kept, _ in store._pool._idle:
+        for kept, _ in store._pool._connections.idle:
             session.change(f"KILL {kept._connection.thread_id()}")
 
     def rename(self, session: MariaDbSession, table: str, new: str) -> None:
@@ -135,7 +134,7 @@ class SqlServerPlace(LockingPlace):
         return SqlServerStore(self.url, schema=self.schema, table=table, **settings)
 
     def connect(self) -> SqlServerSession:
-        return SqlServer(self.url).connect()
+        return SqlServerInstance(self.url).connect()
 
     def names(self, table: str = TABLE) -> SqlServerNames:
         return SqlServerNames(self.schema, table)
@@ -149,7 +148,7 @@ class SqlServerPlace(LockingPlace):
             session.change(f"KILL {number}")
 
     def end_idle(self, store: LockingStore, session: SqlServerSession) -> None:
-        for kept, _ in store._pool._idle:
+        for kept, _ in store._pool._connections.idle:
             ((number,),) = kept.rows("SELECT @@SPID")
             session.change(f"KILL {number}")
 

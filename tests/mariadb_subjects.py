@@ -7,7 +7,7 @@ from contextlib import closing
 from tests.damage import flipped
 
 from postdate.backends.mariadb.connection import MariaDbServer
-from postdate.backends.mariadb.names import Names, quoted
+from postdate.backends.mariadb.names import MariaDbNames, quoted
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.ports import DelayedMessageStore
 from postdate.testing import Damage, StoreSubject
@@ -49,8 +49,8 @@ class MariaDbStoreSubject(StoreSubject):
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         with closing(MariaDbServer(self.url).connect()) as session:
-            ((table,),) = session.rows(f"SELECT name FROM {Names(self.schema, 'any').of('store')}")
-            pending = Names(self.schema, table).pending
+            ((table,),) = session.rows(f"SELECT name FROM {MariaDbNames(self.schema, 'any').of('store')}")
+            pending = MariaDbNames(self.schema, table).pending
             ((body,),) = session.rows(f"SELECT body FROM {pending} WHERE message_id = %(id)s", {"id": message_id})
             column, value = DAMAGES.get(damage, ("body = %(value)s", flipped(body)))
             change = f"UPDATE {pending} SET {column} WHERE message_id = %(id)s"

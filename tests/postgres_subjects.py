@@ -7,7 +7,7 @@ import psycopg
 
 from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.postgres.transport import PostgresTransport
-from postdate.ports import DelayedMessageStore, EnlistingStore, Recording, Transport
+from postdate.ports import DelayedMessageStore, MovingStore, Recording, Transport
 from postdate.testing import StoreSubject, TransportSubject
 from postdate.testing.conformance import Damage
 
@@ -111,7 +111,7 @@ class PostgresTransportSubject(TransportSubject):
         )
         return damaged(self.url, self.schema, find, due, message_id, damage)
 
-    def store(self) -> EnlistingStore:
+    def store(self) -> MovingStore:
         store = PostgresStore(self.url, schema=self.schema, table="conformance.timeouts")
         store.database.setup_blocking("conformance.timeouts")
         return store

@@ -9,7 +9,7 @@ from tests.damage import flipped
 from postdate.backends.redis.login import RedisLogin, parse_address
 from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
-from postdate.ports import EnlistingStore, Recording, Transport
+from postdate.ports import MovingStore, Recording, Transport
 from postdate.testing import Damage, StoreSubject, TransportSubject
 
 _NUMBERS = itertools.count(1)
@@ -94,7 +94,7 @@ class RedisTransportSubject(TransportSubject):
     def open_elsewhere(self) -> Transport:
         return RedisTransport(self.prefix.login)
 
-    def store(self) -> EnlistingStore:
+    def store(self) -> MovingStore:
         return RedisStore(self.prefix.login, table="conformance")
 
     def damages(self) -> frozenset[Damage]:

@@ -7,7 +7,9 @@ from collections.abc import Generator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psycopg
 import pytest
+from psycopg import sql
 
 from .machine import folder_for_servers  # noqa: TID252 - as in servers.py
 
@@ -15,9 +17,19 @@ URLS = Path(__file__).resolve().parent.parent / ".services" / "urls.json"
 
 
 @pytest.fixture(scope="session")
-def postgres_url() -> str:
-    """Return where PostgreSQL is: POSTDATE_POSTGRES_URL, or the server of ``make services-up``."""
-    return _url("postgres", "POSTDATE_POSTGRES_URL")
+def postgres_url() -> Generator[str]:
+    """Make a database on POSTDATE_POSTGRES_URL, or on the server of ``make services-up``; return its address.
+
+    Workers have one each: tests look at the sessions and locks of their database, and end some of them.
+    """
+    server, name = _url("postgres", "POSTDATE_POSTGRES_URL"), f"tests_{os.getpid()}"
+    drop = sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name))
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(drop)  # of a process that had this number and was killed
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    yield urlsplit(server)._replace(path=f"/{name}").geturl()
+    with psycopg.connect(server, autocommit=True) as connection:
+        connection.execute(drop)
 
 
 @pytest.fixture(scope="session")

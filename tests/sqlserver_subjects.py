@@ -7,8 +7,9 @@ from contextlib import closing
 from tests.damage import flipped
 from tests.mariadb_subjects import DAMAGES
 
-from postdate.backends.sqlserver.connection import SqlServer
-from postdate.backends.sqlserver.names import Names, literal, quoted
+from postdate.backends.sqlserver import BACKEND
+from postdate.backends.sqlserver.connection import SqlServerInstance
+from postdate.backends.sqlserver.names import SqlServerNames, literal, quoted
 from postdate.backends.sqlserver.store import SqlServerStore
 from postdate.ports import DelayedMessageStore
 from postdate.testing import Damage, StoreSubject
@@ -33,9 +34,9 @@ class SqlServerStoreSubject(StoreSubject):
         return frozenset({*DAMAGES, Damage.FLIP})
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
-        with closing(SqlServer(self.url).connect()) as session:
-            ((table,),) = session.rows(f"SELECT name FROM {Names(self.schema, 'any').of('store')}", {})
-            pending = Names(self.schema, table).pending
+        with closing(SqlServerInstance(self.url).connect()) as session:
+            ((table,),) = session.rows(f"SELECT name FROM {SqlServerNames(self.schema, 'any').of('store')}", {})
+            pending = SqlServerNames(self.schema, table).pending
             ((body,),) = session.rows(f"SELECT body FROM {pending} WHERE message_id = %(id)s", {"id": message_id})
             column, value = DAMAGES.get(damage, ("body = %(value)s", flipped(body)))
             change = f"UPDATE {pending} SET {column} WHERE message_id = %(id)s"
@@ -43,16 +44,18 @@ class SqlServerStoreSubject(StoreSubject):
         return value if isinstance(value, bytes) else str(value).encode()
 
     def drop(self) -> None:
-        with closing(SqlServer(self.url).connect()) as session:
+        with closing(SqlServerInstance(self.url).connect()) as session:
             tables = session.rows(
                 f"SELECT name FROM sys.tables WHERE schema_id = SCHEMA_ID({literal(self.schema)}) ORDER BY name"
             )
             for (table,) in tables:
-                session.change(f"DROP TABLE {Names(self.schema, 'any').plain(table)}")
+                session.change(f"DROP TABLE {SqlServerNames(self.schema, 'any').plain(table)}")
             session.change(f"DROP SCHEMA IF EXISTS {quoted(self.schema)}")
 
 
 def sqlserver_subjects() -> dict[str, str]:
     """Return the server's URL by the name of its store; nothing without one."""
     url = os.environ.get(VARIABLE, "")
+    if url:
+        BACKEND.announce()  # here, and in no test
     return {"SqlServerStore": url} if url else {}

@@ -6,24 +6,29 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from postdate.backends.azure.store import AzureTableStore
     from postdate.backends.azure.transport import AzureStorageQueueTransport
+    from postdate.backends.mariadb.database import MariaDb
     from postdate.backends.mariadb.store import MariaDbStore
     from postdate.backends.mariadb.timeouts import MariaDbTimeouts
+    from postdate.backends.memory.database import Memory
     from postdate.backends.memory.sagas import MemorySagaStore
     from postdate.backends.memory.store import MemoryStore
     from postdate.backends.memory.timeouts import MemoryTimeouts
     from postdate.backends.memory.transport import MemoryTransport
     from postdate.backends.msmq.transport import MsmqTransport
+    from postdate.backends.postgres.database import Postgres
     from postdate.backends.postgres.outbox import PostgresOutbox
     from postdate.backends.postgres.sagas import PostgresSagaStore
     from postdate.backends.postgres.store import PostgresStore
     from postdate.backends.postgres.timeouts import PostgresTimeouts
     from postdate.backends.postgres.transport import PostgresTransport
     from postdate.backends.rabbitmq.transport import RabbitMqTransport
+    from postdate.backends.sqlite.database import Sqlite
     from postdate.backends.sqlite.outbox import SqliteOutbox
     from postdate.backends.sqlite.sagas import SqliteSagaStore
     from postdate.backends.sqlite.store import SqliteStore
     from postdate.backends.sqlite.timeouts import SqliteTimeouts
     from postdate.backends.sqlite.transport import LocalTransport
+    from postdate.backends.sqlserver.database import SqlServer
     from postdate.backends.sqlserver.store import SqlServerStore
     from postdate.backends.sqlserver.timeouts import SqlServerTimeouts
     from postdate.clock import Clock, ScaledClock, SystemClock
@@ -71,8 +76,10 @@ __all__ = [
     "Headers",
     "ImmediateRetry",
     "LocalTransport",
+    "MariaDb",
     "MariaDbStore",
     "MariaDbTimeouts",
+    "Memory",
     "MemorySagaStore",
     "MemoryStore",
     "MemoryTimeouts",
@@ -81,6 +88,7 @@ __all__ = [
     "MsmqTransport",
     "Outbox",
     "PostdateError",
+    "Postgres",
     "PostgresOutbox",
     "PostgresSagaStore",
     "PostgresStore",
@@ -93,8 +101,10 @@ __all__ = [
     "SagaStore",
     "ScaledClock",
     "SendOptions",
+    "SqlServer",
     "SqlServerStore",
     "SqlServerTimeouts",
+    "Sqlite",
     "SqliteOutbox",
     "SqliteSagaStore",
     "SqliteStore",
@@ -126,6 +136,9 @@ _ROOMS = {
     "endpoint.time_to_be_received": ("time_to_be_received",),
     "errors": ("PostdateError",),
     "messages": ("DelayedMessage", "Envelope", "Headers"),
+    "backends.memory.database": ("Memory",),
+    "backends.postgres.database": ("Postgres",),
+    "backends.sqlite.database": ("Sqlite",),
     "backends.postgres.outbox": ("PostgresOutbox",),
     "backends.sqlite.outbox": ("SqliteOutbox",),
     "ports": (
@@ -142,9 +155,11 @@ _ROOMS = {
     "backends.sqlite.sagas": ("SqliteSagaStore",),
     "backends.azure.store": ("AzureTableStore",),
     "backends.memory.store": ("MemoryStore",),
+    "backends.mariadb.database": ("MariaDb",),
     "backends.mariadb.store": ("MariaDbStore",),
     "backends.postgres.store": ("PostgresStore",),
     "backends.sqlite.store": ("SqliteStore",),
+    "backends.sqlserver.database": ("SqlServer",),
     "backends.sqlserver.store": ("SqlServerStore",),
     "backends.mariadb.timeouts": ("MariaDbTimeouts",),
     "backends.memory.timeouts": ("MemoryTimeouts",),

@@ -28,8 +28,8 @@ def secret_in(text: str) -> bool:
 def test_an_address_may_stand_in_a_variable_of_its_own(own_folder):
     (own_folder / "postdate.toml").write_text('[store]\naddress = "env:DATABASE"\n')
     settings = load_settings(None, {"DATABASE": POSTGRES})
-    assert settings.store.address == POSTGRES
-    assert settings.store.address.reference == "env:DATABASE"
+    address = settings.store.address
+    assert (address, address.reference) == (POSTGRES, "env:DATABASE")
     assert settings.origins["store.address"] == "env:DATABASE, postdate.toml:2"
     assert not secret_in(repr(settings))
     assert not any(secret_in(str(row)) for row in settings.rows())

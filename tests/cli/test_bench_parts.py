@@ -11,15 +11,15 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
+from benchmarks.churn import rates
+from benchmarks.targets.amqp import Confirms
 
 from postdate.backends.rabbitmq import wire
 from postdate.bench import system
 from postdate.bench.bench import Arrivals, Services
-from postdate.bench.limits.amqp import Confirms
-from postdate.bench.limits.sleep import due_times, moving_floor
+from postdate.bench.deployment import Deployment, Opening
+from postdate.bench.limits import due_times, moving_floor
 from postdate.bench.result import Lateness, Result, lateness
-from postdate.bench.runs.flowing import rates
-from postdate.bench.site import Opening, Site
 from postdate.bench.tally import Tally
 from postdate.bench.workload import Load, id_of, load, number_of
 
@@ -27,8 +27,8 @@ RUN = "0123456789ab"
 NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)
 
 
-def site():
-    return Site(RUN, Opening("memory:"), Opening("memory:"))
+def deployment():
+    return Deployment(RUN, Opening("memory:"), Opening("memory:"))
 
 
 # --- messages ----------------------------------------------------------------------------------------------------
@@ -46,33 +46,33 @@ def test_ids_ascend_with_their_numbers():
 
 
 def test_messages_have_the_size_of_the_facts():
-    message = load(site(), range(1), NOON, timedelta(0)).message(0)
+    message = load(deployment(), range(1), NOON, timedelta(0)).message(0)
     assert 180 <= sum(len(key) + len(value) for key, value in message.headers.items()) <= 220
     assert len(message.body) == 300
 
 
 def test_messages_made_in_bulk_are_the_same_as_messages_made_one_by_one():
-    wanted = load(site(), range(7, 30), NOON, timedelta(milliseconds=3), batch=10)
+    wanted = load(deployment(), range(7, 30), NOON, timedelta(milliseconds=3), batch=10)
     made = list(itertools.chain.from_iterable(wanted.batches()))
     assert made == [wanted.message(number) for number in range(7, 30)]
     assert [len(batch) for batch in wanted.batches()] == [10, 10, 3]
 
 
 def test_parts_of_a_load_make_up_the_load():
-    whole = load(site(), range(3, 104), NOON, timedelta(microseconds=333))
+    whole = load(deployment(), range(3, 104), NOON, timedelta(microseconds=333))
     parts = [each for part in whole.parts(2) for batch in part.batches() for each in batch]
     assert parts == [whole.message(number) for number in range(3, 104)]
 
 
 def test_due_times_are_those_of_the_messages():
-    wanted = load(site(), range(2, 50), NOON, timedelta(seconds=1) / 7)
+    wanted = load(deployment(), range(2, 50), NOON, timedelta(seconds=1) / 7)
     assert wanted.dues() == [wanted.due(number).timestamp() for number in range(2, 50)]
 
 
-def test_a_load_and_a_site_survive_being_written_down():
-    wanted = load(site(), range(3), NOON, timedelta(seconds=1))
+def test_a_load_and_a_deployment_survive_being_written_down():
+    wanted = load(deployment(), range(3), NOON, timedelta(seconds=1))
     assert Load.from_json(wanted.to_json()) == wanted
-    assert Site.from_json(site().to_json()) == site()
+    assert Deployment.from_json(deployment().to_json()) == deployment()
 
 
 def test_a_process_names_itself_where_the_server_shows_it():

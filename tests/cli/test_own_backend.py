@@ -4,10 +4,12 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from msgspec import Meta
 
 from postdate.backends.sqlite.observation import look_at
 from postdate.errors import ConfigurationError
@@ -15,16 +17,40 @@ from postdate.ports.backends import Adapter, Addresses, Backend, Place
 
 MODULE = '''
 """Ledgers: files of their own kind, which keep messages and queues. No driver is imported here."""
-from postdate.ports.backends import Adapter, Addresses, Backend, Place
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated, Literal
 
-FILE = frozenset({"recording", "synchronous", "create"})
+from msgspec import Meta
+
+from postdate.ports.backends import Adapter, Addresses, Backend, Place
+from postdate.ports.common import Recording
+from postdate.ports.settings import HowMuchIsRecorded, Secret, Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerSettings:
+    recording: HowMuchIsRecorded = Recording.ALL
+    synchronous: Annotated[Literal["full", "normal"], Meta(description="as of a file")] = "full"
+    pages_at_once: Annotated[int, Meta(ge=1, le=64, description="of a ledger: pages that are turned at once")] = 8
+    ink: Annotated[Literal["blue", "black"], Meta(description="of a ledger: of what is written")] = "blue"
+    dries_for: Annotated[timedelta, Span(), Meta(description="of a ledger: drying")] = timedelta(seconds=1)
+    leases: Annotated[Literal["short", "long"], Meta(description="of a ledger: how long it is kept")] = "short"
+    seal: Annotated[Secret | None, Meta(description="of a ledger: what closes it")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueSettings:
+    shelf: Annotated[str | None, Meta(description="of a ledger: where its queues stand")] = None
+
 
 BACKEND = Backend(
     product="Ledger",
     place=Place.FILE,
     addresses=Addresses(("ledger",), "ledger:///file.ledger", aliases=("book",)),
-    store=Adapter("ledgers.adapters:LedgerStore", FILE),
-    transport=Adapter("ledgers.adapters:LedgerQueues", FILE),
+    store=Adapter("ledgers.adapters:LedgerStore", LedgerSettings, arguments=frozenset({"create"})),
+    transport=Adapter("ledgers.adapters:LedgerQueues", QueueSettings,
+                      from_store=frozenset({"recording", "synchronous"}), arguments=frozenset({"create"})),
 )
 TABLE = Backend(
     product="Table",
@@ -52,11 +78,17 @@ from postdate import LocalTransport, SqliteStore
 
 
 class LedgerStore(SqliteStore):
-    pass
+    def __init__(self, path, *, pages_at_once=8, ink="blue", dries_for=None, seal=None, leases="short", **settings):
+        super().__init__(path, **settings)
+        with open(f"{path}.told", "a") as told:
+            told.write(f"{pages_at_once} {ink} {dries_for} {seal == 's3cret'}\\n")
 
 
 class LedgerQueues(LocalTransport):
-    pass
+    def __init__(self, path, *, shelf=None, **settings):
+        super().__init__(path, **settings)
+        with open(f"{path}.told", "a") as told:
+            told.write(f"{shelf}\\n")
 
 
 class TableStore:
@@ -101,6 +133,18 @@ class TableStore:
 
     def close(self):
         self.db.close()
+"""
+
+TARGET = """
+from postdate.ports.benchmarks import BenchmarkTarget
+
+
+class LedgerTarget(BenchmarkTarget):
+    def facts(self):
+        return {"version": "7"}
+
+    def moved_per_second(self, n):
+        return 1_000.0
 """
 
 
@@ -160,6 +204,32 @@ def test_its_addresses_work_from_the_command_line(postdate, own_folder, service,
     assert running.end() == 0
 
 
+@pytest.mark.parametrize("kind", ["ledger:///x", "book"], ids=["by address", "by kind"])
+def test_it_is_measured_by_its_adapters_alone(postdate, own_folder, kind):
+    found = postdate.ok("bench", "drain", "--n", "200", "--store", kind)
+    assert (found["lost"], found["duplicated"], found["early"]) == (0, 0, 0)
+    assert found["ratio"] == pytest.approx(found["rate"] / found["limit"], abs=0.01)
+    limit = "sending through the transport alone"
+    assert found["servers"] == {kind.partition(":")[0]: {"limit": limit, "synchronous": "full"}}
+    found = postdate.ok("bench", "lateness", "--rate", "50", "--seconds", "1", "--store", kind)
+    assert (found["lost"], found["duplicated"], found["early"]) == (0, 0, 0)
+    found = postdate.ok("bench", "schedule", "--n", "200", "--store", kind)
+    assert (found["lost"], "limit" in found) == (0, False)
+    refused = postdate("bench", "handle", "--n", "10", "--store", kind)
+    assert (refused.returncode, "the limit of receiving is not known for" in refused.stderr) == (2, True), refused
+    assert sorted(each.name for each in own_folder.iterdir()) == ["site"], "nothing is left"
+
+
+def test_its_own_limit_stands_beside_it(postdate):
+    (postdate.folder / "ledgers" / "target.py").write_text(TARGET)
+    benchmark = 'benchmark=Adapter("ledgers.target:LedgerTarget"),\n    store='
+    module = postdate.folder / "ledgers" / "__init__.py"
+    module.write_text(MODULE.replace("store=", benchmark, 1))
+    found = postdate.ok("bench", "drain", "--n", "200", "--store", "ledger:///x")
+    assert found["limit"] == 1_000
+    assert found["servers"] == {"ledger": {"version": "7", "synchronous": "full"}}
+
+
 def test_six_methods_are_enough_for_an_address(postdate, own_folder, service, eventually):
     postdate.says("table = ledgers:TABLE")
     text = '[store]\naddress = "table:///waiting.db"\n[transport]\naddress = "local:///queues.db"\n'
@@ -188,6 +258,71 @@ def test_a_setting_that_it_does_not_take_is_refused(postdate, own_folder):
     asked = postdate("setup")
     assert asked.returncode == 2
     assert "store.schema (postdate.toml:3) is not for Ledger" in asked.stderr, asked
+
+
+OWN = """
+[store]
+address = "ledger:///a.ledger"
+pages_at_once = 12
+seal = "s3cret"
+[transport]
+shelf = "upper"
+"""
+
+
+def test_settings_of_its_own_work_from_the_file_and_the_environment(postdate, own_folder, monkeypatch):
+    (own_folder / "postdate.toml").write_text(OWN)
+    monkeypatch.setenv("POSTDATE_STORE__INK", "black")
+    monkeypatch.setenv("POSTDATE_STORE__DRIES_FOR", "1m30s")
+    monkeypatch.setenv("POSTDATE_TRANSPORT__ADDRESS", "ledger:///a.ledger")
+    shown = {each["key"]: each for each in postdate.ok("config", "show")["settings"]}
+    own = {name: shown[f"store.{name}"] for name in ("pages_at_once", "ink", "dries_for", "seal")}
+    assert {name: each["value"] for name, each in own.items()} == {
+        "pages_at_once": 12,
+        "ink": "black",
+        "dries_for": "1m30s",
+        "seal": "***",
+    }
+    assert own["pages_at_once"]["origin"] == "postdate.toml:4"
+    assert own["ink"]["origin"] == "environment POSTDATE_STORE__INK"
+    assert own["ink"]["meaning"] == "of a ledger: of what is written"
+    assert shown["transport.shelf"]["value"] == "upper"
+    postdate.ok("setup")
+    assert (own_folder / "a.ledger.told").read_text().splitlines() == ["12 black 0:01:30 True", "upper"]
+
+
+@pytest.mark.parametrize(
+    ("set_", "said"),
+    [
+        ({"STORE__PAGES_AT_ONCE": "65"}, "store.pages_at_once must be a whole number, 1 to 64, not "),
+        ({"STORE__INK": "bleu"}, "store.ink must be one of blue, black (did you mean 'blue'?), not "),
+        ({"STORE__DRIES_FOR": "0"}, "store.dries_for must be a duration above zero"),
+        ({"STORE__PAGES_AT_ONE": "9"}, "did you mean POSTDATE_STORE__PAGES_AT_ONCE?"),
+        ({"STORE__SEAL": " "}, "store.seal must be a text that is not blank (environment POSTDATE_STORE__SEAL)"),
+    ],
+)
+def test_a_wrong_value_of_a_setting_of_its_own_is_said_as_any_other(postdate, monkeypatch, set_, said):
+    monkeypatch.setenv("POSTDATE_STORE__ADDRESS", "ledger:///a.ledger")
+    for name, value in set_.items():
+        monkeypatch.setenv(f"POSTDATE_{name}", value)
+    asked = postdate("config", "show")
+    assert (asked.returncode, said in asked.stderr) == (2, True), asked
+
+
+def test_the_backend_of_the_address_says_what_a_setting_is_that_others_have_too(postdate, monkeypatch):
+    monkeypatch.setenv("POSTDATE_STORE__LEASES", "long")
+    asked = postdate("config", "show")
+    assert (asked.returncode, "store.leases must be a whole number, 1 to 64" in asked.stderr) == (2, True), asked
+    monkeypatch.setenv("POSTDATE_STORE__ADDRESS", "ledger:///a.ledger")
+    shown = {each["key"]: each for each in postdate.ok("config", "show")["settings"]}["store.leases"]
+    assert (shown["value"], shown["meaning"]) == ("long", "of a ledger: how long it is kept")
+
+
+def test_a_setting_of_its_own_is_refused_by_the_others(postdate, monkeypatch):
+    monkeypatch.setenv("POSTDATE_STORE__INK", "black")
+    asked = postdate("setup")
+    assert asked.returncode == 2
+    assert "store.ink (environment POSTDATE_STORE__INK) is not for SQLite" in asked.stderr, asked
 
 
 @pytest.mark.parametrize(
@@ -259,6 +394,17 @@ def test_a_backend_of_wrong_parts_cannot_be_made(wrong):
 def test_schemes_that_no_address_can_have_are_refused(schemes):
     with pytest.raises(ConfigurationError, match="scheme"):
         Addresses(schemes, "led:///a")
+
+
+@dataclass
+class WithAddress:
+    address: Annotated[str, Meta(description="which every section has")] = ""
+
+
+@pytest.mark.parametrize("settings", [WithAddress, frozenset({"schema"}), {"schema": str}, str])
+def test_settings_that_are_no_dataclass_or_take_the_name_of_the_address_are_refused(settings):
+    with pytest.raises(ConfigurationError, match=r"no dataclass of settings|has a setting 'address'"):
+        Adapter("a:b", settings)
 
 
 @pytest.mark.parametrize("reference", ["module", "module:", ":name", "a:b:c", "a b:c"])

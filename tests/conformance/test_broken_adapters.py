@@ -278,6 +278,10 @@ class NamesASnapshotThatMoves(SqliteStore):
 class ColumnarSqlite(SqliteStore):
     """A store that gives and takes columns, as simply as can be; not broken."""
 
+    @property
+    def gives_columns(self) -> bool:
+        return True
+
     def scan_columns(self, scan, part):
         for page in self.scan(scan, part, 100):
             if not scan.columns:
@@ -371,10 +375,13 @@ BROKEN_STORES: Broken = {
     "leaves out records": (RecordsNothing, "recording.all_keeps_everything"),
     "says it is durable": (SaysItIsDurable, "storing.what_is_stored_survives_closing"),
     "says it is exactly once": (SaysItIsExactlyOnce, "capabilities.a_shared_transaction_needs_one_database"),
-    "is half scannable": (with_only("scan_parts"), "capabilities.no_port_is_half_there"),
-    "is half columnar": (with_only("scan_columns", SqliteStore), "capabilities.no_port_is_half_there"),
-    "is half auditable": (with_only("tables_of_stores"), "capabilities.no_port_is_half_there"),
-    "is half prunable": (with_only("prune"), "capabilities.no_port_is_half_there"),
+    "is half scannable": (with_only("scan_parts"), "capabilities.no_role_is_half_there"),
+    "is half columnar": (
+        with_only("scan_columns", SqliteStore),
+        "capabilities.a_clock_and_columns_are_there_as_it_says",
+    ),
+    "is half auditable": (with_only("tables_of_stores"), "capabilities.no_role_is_half_there"),
+    "is half prunable": (with_only("prune"), "capabilities.no_role_is_half_there"),
     "scans rows twice": (ScansTheLastRowOfAPartTwice, "scanning.parts_cover_every_row_once"),
     "ignores filters": (IgnoresFilters, "scanning.only_what_is_asked_for_is_read"),
     "leaves out the last microsecond": (LeavesOutTheLastMicrosecond, "scanning.only_what_is_asked_for_is_read"),

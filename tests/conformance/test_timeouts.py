@@ -31,8 +31,8 @@ from postdate import (
 from postdate.backends.mariadb.connection import MariaDbServer
 from postdate.backends.mariadb.names import quoted
 from postdate.backends.sqlite.connection import connect
-from postdate.backends.sqlserver.connection import SqlServer
-from postdate.backends.sqlserver.names import Names
+from postdate.backends.sqlserver.connection import SqlServerInstance
+from postdate.backends.sqlserver.names import SqlServerNames
 from postdate.backends.sqlserver.timeouts import as_stored
 from postdate.persistence.timeouts import table_name
 from postdate.ports import timeouts as ports
@@ -138,9 +138,9 @@ class SqlServerSubject(TimeoutSubject):
 
     @contextmanager
     def removing_elsewhere(self, timeout_id: str) -> Generator[None]:
-        with closing(SqlServer(self.store.url).connect()) as session:
+        with closing(SqlServerInstance(self.store.url).connect()) as session:
             session.begin()
-            table = Names(self.store.schema, "any").plain(TABLE).replace("%", "%%")
+            table = SqlServerNames(self.store.schema, "any").plain(TABLE).replace("%", "%%")
             session.change(f"DELETE FROM {table} WHERE [Id] = CAST(%(id)s AS uniqueidentifier)", {"id": timeout_id})
             yield
 
@@ -189,7 +189,7 @@ def test_every_check_has_a_name_of_its_own_and_says_what_it_proves() -> None:
 def test_every_check_is_a_guarantee_of_the_port_and_every_guarantee_a_check() -> None:
     named = {
         name
-        for port in (ports.TimeoutPersister, ports.ClaimingTimeouts, ports.EnlistingTimeouts)
+        for port in (ports.TimeoutPersister, ports.TimeoutPersister, ports.TimeoutPersister)
         for method in vars(port).values()
         for name in guaranteed_by(inspect.getdoc(getattr(method, "fget", method)) or "")
     }

@@ -28,7 +28,6 @@ def project(tmp_path: Path) -> Path:
     return project
 
 
-@pytest.mark.timeout(900)
 def test_orders_are_stored_once_and_become_tables(project: Path) -> None:
     environment = _environment(project)
     _run(project, environment, sys.executable, "-m", "postdate.cli", "setup", "--store", environment["ORDERS_STORE"])

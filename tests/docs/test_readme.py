@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 README = Path(__file__).parents[2] / "README.md"
 BIN = Path(sys.executable).parent
 
@@ -39,7 +37,6 @@ def test_make_targets_that_are_named_exist() -> None:
         assert re.search(rf"^{target}\b.*:", makefile, re.MULTILINE), target
 
 
-@pytest.mark.timeout(900)
 def test_the_shell_session_runs_line_by_line(tmp_path: Path) -> None:
     """In the order given, ``ID`` being an id that the list shows, with the table that the README schedules."""
     (tmp_path / "orders.csv").write_text(

@@ -6,13 +6,10 @@ import sys
 import textwrap
 from pathlib import Path
 
-import pytest
-
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 SCRIPT = GUIDES / "year" / "year.py"
 
 
-@pytest.mark.timeout(900)
 def test_one_day_is_scheduled_forecast_swept_and_audited(tmp_path: Path) -> None:
     folder = tmp_path / "year"
     slice_ = ["--day", "2013-12-25", "--folder", str(folder), "--head-start", "5", "--seconds", "5"]

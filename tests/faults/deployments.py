@@ -26,7 +26,7 @@ from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.sqlite.store import SqliteStore
 from postdate.ports import RecordKind
 
-BuiltInStore = AzureTableStore | MariaDbStore | PostgresStore | SqliteStore
+ClaimingStore = AzureTableStore | MariaDbStore | PostgresStore | SqliteStore
 
 Noted = Callable[[Iterable[Arrival]], None]
 _NUMBERS = itertools.count(1)
@@ -106,7 +106,7 @@ class Deployment(ABC):
         """Return the settings of store and transport."""
 
     @abstractmethod
-    def sender(self) -> BuiltInStore:
+    def sender(self) -> ClaimingStore:
         """Return the store, as an application on a faultless way opens it."""
 
     @abstractmethod
@@ -174,7 +174,7 @@ class OneFile(Deployment):
             "transport": {"address": f"local:///{self.queues}"},
         }
 
-    def sender(self) -> BuiltInStore:
+    def sender(self) -> ClaimingStore:
         return SqliteStore(self.path, synchronous="normal")
 
     def observers(self, noted: Noted) -> Sequence[Observer]:
@@ -223,7 +223,7 @@ class InPostgres(Deployment):
         assert self.store_link is not None
         return {"store": {"address": through(self.store_link, self.url, ROLE), "schema": self.name}}
 
-    def sender(self) -> BuiltInStore:
+    def sender(self) -> ClaimingStore:
         return PostgresStore(self.url, schema=self.name, table=f"{self.name}.timeouts")
 
     def query(self, sql: str) -> Sequence[tuple[Any, ...]]:
@@ -409,7 +409,7 @@ class InMariaDb(Deployment):
         assert self.store_link is not None
         return {"store": {"address": through(self.store_link, self.url), "schema": self.name}}
 
-    def sender(self) -> BuiltInStore:
+    def sender(self) -> ClaimingStore:
         return MariaDbStore(self.url, schema=self.name, table=f"{self.name}.timeouts")
 
     def connect(self) -> "pymysql.Connection[Any]":
@@ -460,7 +460,7 @@ class Azure(Deployment):
             "transport": {"address": "azure-queues://?connection=env:LAB_AZURE"},
         }
 
-    def sender(self) -> BuiltInStore:
+    def sender(self) -> ClaimingStore:
         return AzureTableStore(self.connection, table=self._table)
 
     def observers(self, noted: Noted) -> Sequence[Observer]:

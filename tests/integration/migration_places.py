@@ -24,7 +24,8 @@ from postdate.backends.mariadb.timeouts_source import MariaDbDialect
 from postdate.backends.postgres.timeouts_source import PostgresDialect
 from postdate.backends.sqlite.timeouts_source import SqliteDialect
 from postdate.migrating.dialect import Dialect
-from postdate.ports.migrating import MigrationRun, MigrationSource, MigrationStatus
+from postdate.migrating.tables import MigrationSource
+from postdate.ports.migrating import MigrationRun, MigrationStatus
 from postdate.wiring.migration_sources import migration_source
 
 SECOND, HOUR = timedelta(seconds=1), timedelta(hours=1)

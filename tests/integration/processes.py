@@ -37,8 +37,8 @@ from postdate.backends.postgres.transport import PostgresTransport
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import ClaimLost
 from postdate.messages import format_timestamp, parse_timestamp
-from postdate.ports import End, Outcome
-from postdate.wiring import BuiltInStore, BuiltInTransport, open_store, open_transport
+from postdate.ports import ClaimingStore, End, Outcome, Transport
+from postdate.wiring import open_store, open_transport
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Done:
     came_as: str = ""
 
 
-def store_in(place: str) -> BuiltInStore:
+def store_in(place: str) -> ClaimingStore:
     if "://" in place and "#" not in place:
         return open_store(place, table="service.timeouts")
     url, _, schema = place.partition("#")
@@ -66,7 +66,7 @@ def store_in(place: str) -> BuiltInStore:
     return SqliteStore(place, synchronous="normal")
 
 
-def queues_in(place: str) -> BuiltInTransport:
+def queues_in(place: str) -> Transport:
     if "://" in place and "#" not in place:
         return open_transport(place)
     url, _, schema = place.partition("#")

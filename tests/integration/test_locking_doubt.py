@@ -153,7 +153,7 @@ async def test_what_a_failed_fetch_leased_is_free_again(
 
 async def test_nothing_is_leased_under_a_number_that_was_buried(doubtful: Place) -> None:
     claims = await doubtful.store.claim_due(NOW + SECOND, 10)
-    doubtful.store._held._holder = lambda: 4_711
+    doubtful.store._claims._holder = lambda: 4_711
     with pytest.raises(StoreUnavailable, match="4711"):
         await doubtful.store.finish(claims[:1], Outcome.DELIVERED, NOW)
     assert await doubtful.claimed(3)

@@ -20,11 +20,11 @@ from tests.servers import MariaDB
 
 from postdate import DelayedMessage
 from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession
-from postdate.backends.mariadb.names import Names
+from postdate.backends.mariadb.names import MariaDbNames
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.clock import SystemClock
 from postdate.errors import ConfigurationError, StoreUnavailable, StoreUnreachable
-from postdate.ports import Claim, Mending, MessageFilter, Outcome, RecordKind, SetsUp, TimekeepingStore
+from postdate.ports import Claim, ClaimingStore, Mending, MessageFilter, Outcome, RecordKind
 from postdate.wiring import open_store
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
@@ -39,9 +39,10 @@ def messages(count: int) -> list[DelayedMessage]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have half a second for every answer."""
-    for name in ("LOG_IN_WITHIN", "ANSWER_WITHIN", "ALIVE_WITHIN"):
-        monkeypatch.setattr(f"postdate.backends.mariadb.connection._{name}_SECONDS", 0.5)
-    monkeypatch.setattr("postdate.backends.mariadb.connection._PATIENCE_SECONDS", 0.6)
+    monkeypatch.setattr("postdate.backends.mariadb.connection.LOG_IN_WITHIN_SECONDS", 0.5)
+    for name in ("ANSWER_WITHIN", "ALIVE_WITHIN"):
+        monkeypatch.setattr(f"postdate.backends.rowlocks.connection._{name}_SECONDS", 0.5)
+    monkeypatch.setattr("postdate.backends.rowlocks.connection._PATIENCE_SECONDS", 0.6)
     monkeypatch.setattr("postdate.backends.rowlocks.store._CLOSE_WITHIN_SECONDS", 0.5)
 
 
@@ -129,7 +130,6 @@ async def test_how_long_a_server_may_be_silent_can_be_set(mariadb_url: str, sche
     with pytest.raises(ConfigurationError, match="above 0"):
         open_store("mssql://a@localhost/a", answers_within=timedelta(0))
     store = open_store(_behind(mariadb_url, link), **settings)
-    assert isinstance(store, SetsUp)
     await store.setup()
     assert await store.next_due() is None
     link.stall()
@@ -156,9 +156,9 @@ async def test_closing_ends_what_others_wait_for(
     store: MariaDbStore, link: FaultyLink, monkeypatch: pytest.MonkeyPatch, eventually: Callable
 ) -> None:
     """A call that has a minute left ends with the store."""
-    store._pool._close_idle()
-    monkeypatch.setattr("postdate.backends.mariadb.connection._ANSWER_WITHIN_SECONDS", 60.0)
-    monkeypatch.setattr("postdate.backends.mariadb.connection._ALIVE_WITHIN_SECONDS", 60.0)
+    store._pool._connections.close_idle()
+    monkeypatch.setattr("postdate.backends.rowlocks.connection._ANSWER_WITHIN_SECONDS", 60.0)
+    monkeypatch.setattr("postdate.backends.rowlocks.connection._ALIVE_WITHIN_SECONDS", 60.0)
     await store.get("m-0")
     link.stall()
 
@@ -211,9 +211,9 @@ async def test_a_table_that_somebody_has_locked_is_not_waited_for_for_ever(
     monkeypatch.setattr(
         "postdate.backends.mariadb.connection._SETTINGS", settings.replace("wait_timeout = 10,", "wait_timeout = 1,")
     )
-    monkeypatch.setattr("postdate.backends.mariadb.connection._ANSWER_WITHIN_SECONDS", 20.0)
+    monkeypatch.setattr("postdate.backends.rowlocks.connection._ANSWER_WITHIN_SECONDS", 20.0)
     waiting = MariaDbStore(mariadb_url, schema=schema, table=TABLE)
-    names = Names(schema, TABLE)
+    names = MariaDbNames(schema, TABLE)
     with closing(MariaDbServer(mariadb_url).connect()) as other:
         other.change(f"LOCK TABLES {names.plain(TABLE)} WRITE")
         for call in (waiting.claim_due(NOW + SECOND, 1), waiting.next_attempt()):
@@ -301,7 +301,7 @@ async def test_a_process_that_lives_keeps_what_it_holds(brief: MariaDbStore, eve
     await brief.setup()
     await brief.store_many(messages(3), NOW)
     claims = await brief.claim_due(NOW + SECOND, 10)
-    (batch,) = {token.batch for token in brief._held._held.values()}
+    (batch,) = {token.batch for token in brief._claims._held.values()}
     claimed_at = batch.heard_at
     await anyio.to_thread.run_sync(eventually, lambda: batch.heard_at - claimed_at > 2.5, "it was kept for longer")
     assert await brief.finish(claims, Outcome.DELIVERED, NOW) == 3
@@ -312,8 +312,8 @@ async def test_a_server_that_stands_still_for_a_while_ends_nothing_of_a_process_
     mariadb_url: str, schema: str, link: FaultyLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before, whoever got no answer within 2 s gave up what it held, and all of it was sent twice."""
-    monkeypatch.setattr("postdate.backends.mariadb.connection._ALIVE_WITHIN_SECONDS", 0.1)
-    monkeypatch.setattr("postdate.backends.rowlocks.presence._SPEAK_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr("postdate.backends.rowlocks.connection._ALIVE_WITHIN_SECONDS", 0.1)
+    monkeypatch.setattr("postdate.backends.rowlocks.liveness._SPEAK_AFTER_SECONDS", 0.1)
     asked, ask = threading.Event(), MariaDbSession.is_alive
 
     def asked_in_vain(session: MariaDbSession, at_most: float | None = None) -> bool:
@@ -338,7 +338,7 @@ async def test_what_waits_for_one_connection_silences_no_other(
     mariadb_url: str, schema: str, monkeypatch: pytest.MonkeyPatch, eventually: Callable
 ) -> None:
     """The thread that shows life goes on while a connection that holds a batch is asked."""
-    monkeypatch.setattr("postdate.backends.rowlocks.presence._SPEAK_AFTER_SECONDS", 0.1)
+    monkeypatch.setattr("postdate.backends.rowlocks.liveness._SPEAK_AFTER_SECONDS", 0.1)
     store = MariaDbStore(mariadb_url, schema=schema, table=TABLE)
     await store.setup()
     await store.store_many(messages(3), NOW)
@@ -367,7 +367,7 @@ async def test_a_process_that_has_lost_what_it_held_finds_out(
     brief: MariaDbStore, monkeypatch: pytest.MonkeyPatch, eventually: Callable, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It need not be told by a failing call: whoever looks at its own connections sees that one is gone."""
-    monkeypatch.setattr("postdate.backends.rowlocks.presence._SPEAKS_IN_TIME", 1 / 1.5)  # too late
+    monkeypatch.setattr("postdate.backends.rowlocks.liveness._SPEAKS_IN_TIME", 1 / 1.5)  # too late
     brief._assemble(TABLE)
     await brief.setup()
     await brief.store_many(messages(3), NOW)
@@ -389,7 +389,7 @@ async def granted(mariadb_url: str, schema: str) -> AsyncIterator[MariaDbStore]:
     await owner.setup()
     await owner.store_many(messages(3), NOW)
     await owner.close()
-    names = Names(schema, TABLE)
+    names = MariaDbNames(schema, TABLE)
     tables = [names.pending, *(names.of(each) for each in ("record", "store", "holder"))]
     with closing(MariaDbServer(mariadb_url).connect()) as session:
         session.change(f"CREATE OR REPLACE USER {user}@'127.0.0.1' IDENTIFIED BY 'secret'")
@@ -426,7 +426,7 @@ async def test_without_rights_to_set_aside_the_others_go_on(
     monkeypatch.setattr(granted._shelf, "_left_until", 0.0)  # a minute later
     assert await granted.next_attempt() == NOW
     with closing(MariaDbServer(mariadb_url).connect()) as session:
-        aside = Names(schema, TABLE).of("quarantine")
+        aside = MariaDbNames(schema, TABLE).of("quarantine")
         session.change(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {aside} TO clerk{os.getpid()}@'127.0.0.1'", {})
     assert await granted.claim_due(NOW + SECOND, 10) == []
     assert [each.message_id for each in await granted.quarantined(10)] == ["m-0"]
@@ -441,7 +441,7 @@ async def test_the_server_tells_its_time_and_processes_see_the_clocks_of_each_ot
 ) -> None:
     here, there = (MariaDbStore(mariadb_url, schema=schema, table=TABLE) for _ in range(2))
     clock = SystemClock()
-    assert isinstance(here, TimekeepingStore)
+    assert isinstance(here, ClaimingStore)
     await here.setup()
     before, told, after = clock.now(), await here.server_now(), clock.now()
     assert before - SECOND < told < after + SECOND, "the server is on this machine"

@@ -122,7 +122,7 @@ async def test_connections_that_died_while_idle_are_replaced(
     store = place.store()
     await store.setup()
     await store.store(message(1), NOW)
-    assert store._pool._idle
+    assert store._pool._connections.idle
     place.end_idle(store, session)
     await store.store(message(2), NOW)
     assert (await store.statistics(NOW)).pending == 2

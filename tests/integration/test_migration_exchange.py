@@ -26,8 +26,8 @@ from postdate.backends.postgres import exchange
 from postdate.errors import MigrationConflict, StoreUnreachable
 from postdate.migrating.dialect import Session
 from postdate.migrating.names import former_table
-from postdate.migrating.tables import TimeoutTables
-from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationRun, MigrationSource, MigrationStatus
+from postdate.migrating.tables import MigrationSource
+from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationRun, MigrationStatus
 
 LIVE = "Sales_Orders_TimeoutData"
 FAR = 25
@@ -243,7 +243,7 @@ class _Dying(Exception):
     """The process ended here."""
 
 
-def dying(place: PostgresPlace, point: int) -> TimeoutTables:
+def dying(place: PostgresPlace, point: int) -> MigrationSource:
     """Return a source that dies before a statement of :meth:`hide`, or before the commit that follows."""
     dialect = place.dialect()
     connect, left = dialect.connect, [point]
@@ -267,7 +267,7 @@ def dying(place: PostgresPlace, point: int) -> TimeoutTables:
         return wrapped
 
     dialect.connect = lambda: counted(connect())
-    return TimeoutTables(dialect)
+    return MigrationSource(dialect)
 
 
 def test_whenever_it_dies_each_timeout_is_live_or_hidden_and_it_goes_on(place: PostgresPlace) -> None:
@@ -304,7 +304,7 @@ def test_whenever_it_dies_each_timeout_is_live_or_hidden_and_it_goes_on(place: P
 def test_a_run_that_is_cut_by_nobody_cannot_end(place: PostgresPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     """It died between the two transactions: none of its timeouts is in a batch, and none is forgotten."""
     place.insert(hours(FAR))
-    source = TimeoutTables(place.dialect())
+    source = MigrationSource(place.dialect())
     run = new_begun(source)
     with monkeypatch.context() as patch:
         patch.setattr(source, "_cut", lambda *_: (_ for _ in ()).throw(_Dying()))

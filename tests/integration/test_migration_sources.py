@@ -34,7 +34,8 @@ from postdate.errors import (
     MessageError,
     MigrationConflict,
 )
-from postdate.ports.migrating import BatchStatus, MigrationSource, MigrationStatus
+from postdate.migrating.tables import MigrationSource
+from postdate.ports.migrating import BatchStatus, MigrationStatus
 
 
 @pytest.fixture(params=PLACES)

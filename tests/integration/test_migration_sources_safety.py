@@ -35,7 +35,7 @@ from postdate.errors import (
     StoreUnreachable,
 )
 from postdate.migrating.dialect import Session
-from postdate.migrating.tables import TimeoutTables
+from postdate.migrating.tables import MigrationSource
 from postdate.wiring.migration_sources import migration_source
 
 
@@ -181,7 +181,7 @@ def test_a_lost_connection_hides_nothing_and_the_next_call_has_another(postgres_
 
 def test_the_limits_of_hiding_are_for_hiding_only(server: Place) -> None:
     server.insert(hours(3))
-    source = TimeoutTables(server.dialect())
+    source = MigrationSource(server.dialect())
     run = new_begun(source)
     assert source._open is not None
     if isinstance(server, MariaDbPlace):
@@ -202,7 +202,7 @@ def test_the_server_ends_a_transaction_whose_client_is_suspended(
     server.insert(hours(3))
     before = server.rows()
     dialect = server.dialect()
-    source, run, looks = TimeoutTables(dialect), new_run(), list[datetime]()
+    source, run, looks = MigrationSource(dialect), new_run(), list[datetime]()
     source.begin(run)
 
     def now(session: Session) -> datetime:
@@ -238,7 +238,7 @@ def test_the_clock_is_looked_at_before_the_commit(tmp_path: Path, margin: timede
     place = SqlitePlace(tmp_path / "old.db")
     place.create()
     place.insert(hours(3))
-    source, run = TimeoutTables(SqliteDialect(place.path, _SteppingClock())), new_run()
+    source, run = MigrationSource(SqliteDialect(place.path, _SteppingClock())), new_run()
     source.begin(run)
     if count:
         assert [batch.count for batch in source.hide(run, 10, 1, margin)] == [count]

@@ -13,7 +13,7 @@ from postdate.backends.sqlserver.timeouts_source import PlainSession, SqlServerD
 from postdate.errors import StoreUnavailable
 from postdate.migrating.dialect import Hiding
 from postdate.migrating.names import STATE_COLUMNS
-from postdate.migrating.tables import TimeoutTables
+from postdate.migrating.tables import MigrationSource
 from postdate.persistence.timeouts import COLUMNS
 from postdate.ports.migrating import BatchStatus, MigrationStatus
 
@@ -77,15 +77,15 @@ class _Driver:
 
 
 @pytest.fixture(params=SCHEMAS, ids=["plain", "hostile"])
-def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[TimeoutTables, _Driver]:
+def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[MigrationSource, _Driver]:
     """Return a source whose connection is the driver beside it."""
     driver = _Driver()
     dialect = SqlServerDialect("mssql://user:secret@127.0.0.1:1/x", request.param)
     monkeypatch.setattr(dialect, "connect", lambda: PlainSession(driver))  # pyright: ignore[reportArgumentType]
-    return TimeoutTables(dialect, {"Sales": "Sales]%s'_"}), driver
+    return MigrationSource(dialect, {"Sales": "Sales]%s'_"}), driver
 
 
-def test_every_statement_parses_whatever_the_names(driver: tuple[TimeoutTables, _Driver]) -> None:
+def test_every_statement_parses_whatever_the_names(driver: tuple[MigrationSource, _Driver]) -> None:
     source, said = driver
     run, margin = new_run("Sales"), timedelta(minutes=10)
     assert source.endpoints() == ["Sales"]
@@ -134,7 +134,7 @@ def test_what_is_hidden_is_locked_row_by_row_and_what_is_locked_is_skipped() -> 
 
 
 def test_a_timeout_that_was_copied_and_not_taken_out_ends_the_transaction(
-    driver: tuple[TimeoutTables, _Driver], monkeypatch: pytest.MonkeyPatch
+    driver: tuple[MigrationSource, _Driver], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, said = driver
     note = said.change

@@ -7,14 +7,14 @@ from datetime import timedelta
 import pytest
 from tests.integration.postgres_place import SECOND, now, placed
 
-from postdate.ports import Outcome, RecordKind, ReleasingStore, TimekeepingStore
+from postdate.ports import ClaimingStore, Outcome, RecordKind
 
 pytestmark = pytest.mark.anyio
 
 
 async def test_the_server_tells_its_time(postgres_url: str) -> None:
     async with placed(postgres_url) as place:
-        assert isinstance(place.store, TimekeepingStore)
+        assert isinstance(place.store, ClaimingStore)
         ((before,),) = place.rows("SELECT clock_timestamp()")
         told = await place.store.server_now()
         ((after,),) = place.rows("SELECT clock_timestamp()")
@@ -39,7 +39,7 @@ async def test_services_see_how_far_each_others_clocks_are_off_while_they_live(p
 async def test_a_batch_given_back_whole_costs_no_write_and_counts_nothing(postgres_url: str) -> None:
     async with placed(postgres_url) as place:
         store = place.store
-        assert isinstance(store, ReleasingStore)
+        assert isinstance(store, ClaimingStore)
         await store.store_many([place.work(n, now() - SECOND, "elsewhere") for n in range(5)], now())
         places = 'SELECT message_id, ctid FROM "service.timeouts" ORDER BY 1'
         before = place.rows(places)

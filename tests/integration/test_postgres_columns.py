@@ -118,7 +118,6 @@ def compete(place: Place) -> list[tuple[int, int]]:
     return [(int(stored), int(there)) for stored, there in map(str.split, answers)]
 
 
-@pytest.mark.timeout(120)
 async def test_two_processes_that_store_the_same_in_opposite_order_store_each_once(place: Place) -> None:
     """Their batches overlap by halves, so each of them meets what the other has not committed yet."""
     reports = await to_thread.run_sync(compete, place)
@@ -140,6 +139,7 @@ def waits(place: Place, eventually) -> int:
     """Return the process of the server that waits for a lock while it copies."""
     found = (
         "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'COPY%%' "
+        "AND datname = current_database() "
         "AND pid = ANY (SELECT pid FROM pg_locks WHERE relation = 'record'::regclass)"
     )
     eventually(lambda: place.rows(found), "it waits for the other transaction")
@@ -178,7 +178,10 @@ async def test_a_scan_whose_connection_dies_ends_with_an_error(place: Place) -> 
     (part,) = place.store.scan_parts("pending", 1)
     batches = iter(place.store.scan_columns(Scan("pending", ("message_id", "body")), part))
     read = next(batches).num_rows
-    place.rows("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'COPY (SELECT%%'")
+    place.rows(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND query LIKE 'COPY (SELECT%%'"
+    )
     with pytest.raises(StoreUnavailable):
         read += sum(batch.num_rows for batch in batches)
     assert read < 3_000

@@ -10,6 +10,7 @@ import pytest
 from tests.integration.postgres_place import SECOND, TABLE, Place, now, placed
 
 from postdate import Headers, TransactionMode
+from postdate.backends.postgres.sessions import mark
 from postdate.core.dispatcher import has_lapsed
 from postdate.errors import QueueNotFound, StoreUnavailable
 from postdate.messages import Envelope
@@ -70,7 +71,7 @@ async def test_a_damaged_row_holds_up_no_claim(place: Place, how: str) -> None:
     (aside,) = await place.store.quarantined(10)
     assert (aside.message_id, aside.place) == ("m-0", "")
     left = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND application_name LIKE %s"
-    assert place.rows(left, f"%{place.store.database._life.mark}") == [(1,)]  # of the claims
+    assert place.rows(left, f"%{mark()}") == [(1,)]  # of the claims
 
 
 @pytest.mark.parametrize("how", DAMAGES)
@@ -78,7 +79,7 @@ async def test_a_damaged_row_is_never_lost_by_a_move_that_looks_into_headers(pla
     """One whose content is gone was neither sent nor discarded, was deleted, and was recorded as delivered."""
     await damage_one_of_ten(place, how)
     discarding = Discarding(timedelta(0), has_lapsed)
-    while (await place.store.move_wanted(now(), 5, discarding)).delivered:
+    while (await place.store.move_due(now(), 5, discarding=discarding)).delivered:
         pass
     receiver, received = place.transport.receiver("consumer"), list[str]()
     with anyio.fail_after(20):
@@ -98,7 +99,7 @@ async def test_headers_that_cannot_be_parsed_do_not_keep_others_from_moving(plac
     torn = f'{{"{Headers.TIME_TO_BE_RECEIVED}": torn'
     place.run(f"UPDATE content SET headers = '{torn}' WHERE headers LIKE '%torn'")
     discarding = Discarding(timedelta(0), has_lapsed)
-    assert (await place.store.move_wanted(now(), 100, discarding)).delivered == 9
+    assert (await place.store.move_due(now(), 100, discarding=discarding)).delivered == 9
     (aside,) = await place.store.quarantined(10)
     assert (aside.message_id, aside.raw["headers"].decode()) == ("m-0", torn)
 

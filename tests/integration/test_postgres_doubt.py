@@ -28,7 +28,7 @@ async def test_a_message_rescheduled_while_it_is_being_moved_is_delivered_once(p
         sql.move_few = slow.encode()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(place.store.move_due, now(), 100)
-            sleeping = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+            sleeping = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
             await anyio.to_thread.run_sync(eventually, lambda: place.rows(sleeping), "the statement has begun")
             assert await place.store.reschedule("m-2", now() - SECOND, now())
             sql.move_few = quick

@@ -22,7 +22,7 @@ from postdate import DelayedDelivery, DelayedMessage, Endpoint, HandlerContext, 
 from postdate.backends.postgres.store import PostgresStore
 from postdate.endpoint.blocking import BlockingEndpoint
 from postdate.errors import ConfigurationError, DelayedDeliveryNotConfigured, DuplicateMessage, MessageTooLarge
-from postdate.ports import TransactionalStore
+from postdate.ports import MovingStore
 
 MINUTE = timedelta(minutes=1)
 
@@ -368,7 +368,7 @@ async def test_a_connection_that_must_be_awaited_is_refused_by_the_blocking_call
 
 async def test_a_store_that_cannot_and_an_endpoint_without_one_say_so() -> None:
     transport, store = MemoryTransport(), MemoryStore()
-    assert not isinstance(store, TransactionalStore)
+    assert not isinstance(store, MovingStore)
     with_store = Endpoint("a", transport=transport, delayed_delivery=DelayedDelivery(store))
     with pytest.raises(ConfigurationError, match="MemoryStore cannot store in a transaction of yours"):
         await with_store.send(b"", destination="a", transaction=object())

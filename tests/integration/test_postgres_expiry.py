@@ -352,7 +352,6 @@ def check_each_ended_once(place: Place, numbers: range, mortal: set[int]) -> Non
     assert left_over(place) == (handled.total(), handled.total())
 
 
-@pytest.mark.timeout(180)
 async def test_receivers_and_removers_of_several_processes_end_each_message_once(
     postgres_url: str, start: Callable[..., Process], eventually: Callable
 ) -> None:
@@ -390,7 +389,6 @@ async def test_receivers_and_removers_of_several_processes_end_each_message_once
         check_each_ended_once(place, numbers, mortal)
 
 
-@pytest.mark.timeout(180)
 async def test_a_remover_that_is_killed_leaves_nothing_half_done(
     postgres_url: str, start: Callable[..., Process], eventually: Callable
 ) -> None:

@@ -1,18 +1,18 @@
 """Exactly once from a PostgreSQL store to a PostgreSQL queue, whoever is killed with -9 meanwhile."""
 
+import os
 import random
 import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from tests.integration.postgres_place import MILLISECOND, SECOND, Place, now, placed
 from tests.servers import PostgreSQL
 
 from postdate.ports import RecordKind
 
-ROUNDS = 20
+ROUNDS = int(os.environ.get("POSTDATE_KILL_ROUNDS", "8"))
 
 
 async def fill(place: Place, numbers: range, seconds: float) -> None:
@@ -41,25 +41,26 @@ async def check_all_done_once(place: Place, messages: int, eventually: Callable)
     eventually(lambda: place.rows("SELECT count(*) FROM holder") == [(1,)], "the dead are forgotten")
 
 
-@pytest.mark.timeout(180)
-async def test_thirty_kills_of_processes_during_deliveries_lose_and_double_nothing(
+async def test_kills_of_processes_during_deliveries_lose_and_double_nothing(
     postgres_url: str, start, eventually
 ) -> None:
-    """The service is killed 20 times and the consumer 10 times, side by side, at random moments."""
-    messages, seed = 10_000, random.SystemRandom().randrange(1_000_000)
+    """The service is killed in each round and the consumer in every other, side by side, at random moments."""
+    messages, seed = 500 * ROUNDS, random.SystemRandom().randrange(1_000_000)
     print(f"seed {seed}")  # noqa: T201 - shown when the test fails
     chance = random.Random(seed)
 
     def kill_again_and_again(role: str, rounds: int, chance: random.Random) -> None:
-        for _ in range(rounds):
+        for left in reversed(range(rounds)):
             process = start(role, place.address)
             if chance.random() < 0.8:  # the others die while they start
                 process.says("ready")
             threading.Event().wait(chance.random() * 0.3)
+            if not left:  # on a busy machine nothing may have been done by then
+                eventually(lambda: place.length("done"), "something is done before the last kill", seconds=600)
             process.kill()
 
     async with placed(postgres_url) as place:
-        await fill(place, range(messages), seconds=12)
+        await fill(place, range(messages), seconds=0.6 * ROUNDS)
         killers = [
             threading.Thread(target=kill_again_and_again, args=(role, rounds, random.Random(chance.random())))
             for role, rounds in (("service", ROUNDS), ("consumer", ROUNDS // 2))
@@ -68,17 +69,14 @@ async def test_thirty_kills_of_processes_during_deliveries_lose_and_double_nothi
             killer.start()
         for killer in killers:
             killer.join()
-        meanwhile = place.length("done")
         last = [start("service", place.address), start("consumer", place.address)]
-        eventually(lambda: place.length("done") >= messages, f"{messages:,} messages done", seconds=90)
+        eventually(lambda: place.length("done") >= messages, f"{messages:,} messages done", seconds=600)
         for process in last:
             process.stop()
-        assert meanwhile > 0, "the kills came before the deliveries"
         await check_all_done_once(place, messages, eventually)
 
 
-@pytest.mark.timeout(240)
-async def test_twenty_kills_of_the_server_during_deliveries_lose_and_double_nothing(
+async def test_kills_of_the_server_during_deliveries_lose_and_double_nothing(
     server_folder: Path, start, eventually
 ) -> None:
     """The server syncs to disk; service and consumer live through it all and find it again by themselves."""
@@ -104,7 +102,7 @@ async def test_twenty_kills_of_the_server_during_deliveries_lose_and_double_noth
             server.start()
             done = place.length("done")
             assert done >= seen, "what was committed is gone"
-        eventually(lambda: place.length("done") >= messages, f"{messages:,} messages done", seconds=90)
+        eventually(lambda: place.length("done") >= messages, f"{messages:,} messages done", seconds=600)
         for process in processes:
             process.stop()
         await check_all_done_once(place, messages, eventually)
@@ -120,7 +118,11 @@ async def test_what_a_killed_process_had_locked_is_free_at_once_row_25(postgres_
         assert holder.says("ready") == "ready 100"
         assert await place.store.claim_due(now(), 1_000) == []
         holder.kill()
-        eventually(lambda: place.rows("SELECT count(*) FROM pg_locks WHERE mode = 'RowShareLock'") == [(0,)], "let go")
+        held = (
+            "SELECT count(*) FROM pg_locks JOIN pg_database AS d ON d.oid = database "
+            "WHERE d.datname = current_database() AND mode = 'RowShareLock'"
+        )
+        eventually(lambda: place.rows(held) == [(0,)], "let go")
         claims = await place.store.claim_due(now(), 1_000)
         assert len(claims) == 100
 

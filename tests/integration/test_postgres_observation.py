@@ -19,16 +19,7 @@ from postdate.clock import SystemClock
 from postdate.errors import QueueNotFound, StoreUnavailable, TransportUnavailable
 from postdate.operations.doctor import Result
 from postdate.operations.doctor.servers import judged, look_at_server, old_snapshot
-from postdate.ports import (
-    DescribesServer,
-    KnowsDestinations,
-    ObservableStore,
-    ObservableTransport,
-    OldSnapshot,
-    Outcome,
-    SeesSnapshots,
-    ServerFacts,
-)
+from postdate.ports import AdministrableStore, Observer, OldSnapshot, Outcome, ServerFacts
 
 HOUR = timedelta(hours=1)
 
@@ -41,12 +32,9 @@ async def place(postgres_url: str):
 
 def test_the_adapters_offer_what_operations_ask_for(postgres_url: str) -> None:
     store, transport = PostgresStore(postgres_url, table="t"), PostgresTransport(postgres_url)
-    assert isinstance(store, ObservableStore)
-    assert isinstance(store, DescribesServer)
-    assert isinstance(store, SeesSnapshots)
-    assert isinstance(store.observer(), KnowsDestinations)
-    assert isinstance(transport, ObservableTransport)
-    assert isinstance(transport, DescribesServer)
+    assert isinstance(store, AdministrableStore)
+    assert isinstance(store.observer(), Observer)
+    assert isinstance(transport.observer(), Observer)
 
 
 # --- what waits -------------------------------------------------------------------------------------------------------

@@ -138,7 +138,10 @@ async def test_a_locked_table_ends_no_call_later_than_the_silence_it_may_keep(pl
         with anyio.fail_after(20), pytest.raises(StoreUnreachable, match="did not answer within 1 s"):
             await store.store(place.work(2, now() + 60 * SECOND), now())
         assert await store.history("nobody") == []  # a connection that works, which ends the session that waits
-        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%record%'"
+        waiting = (
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%record%' "
+            "AND datname = current_database()"
+        )
         assert place.rows(waiting.replace("%", "%%")) == [(0,)]
     assert (await store.statistics(now())).pending == 1
     await store.close()
@@ -154,7 +157,8 @@ async def test_a_locked_table_does_not_cost_a_process_what_it_holds(place: Place
     with place.connect() as other, other.transaction():
         other.execute(f'LOCK TABLE "{TABLE}"')
         waits = (
-            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%DISTINCT holder%%'"
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%DISTINCT holder%%' "
+            "AND datname = current_database()"
         )
         with anyio.fail_after(60):
             for expected in (1, 0, 1, 0):  # it waits, gives up, and comes again
@@ -167,15 +171,15 @@ async def test_a_locked_table_does_not_cost_a_process_what_it_holds(place: Place
 async def test_a_session_with_the_number_of_one_that_was_given_up_lives_on_if_it_is_not_ours(place: Place) -> None:
     """Behind a link that was given up another server may have taken over, where the number is somebody else's."""
     with place.connect(application_name="report") as other:
-        place.store.database.answers._given_up.append((other.info.backend_pid, time.monotonic()))
-        place.store.database.end_given_up()
+        place.store.database.shared.pool.given_up._waiting.append((other.info.backend_pid, time.monotonic()))
+        place.store.database.shared.connected().close()
         assert other.execute("SELECT 1").fetchone() == (1,)
 
 
 async def test_the_address_does_not_make_the_connection_that_holds_wait_for_locks(place: Place) -> None:
     """What an address sets came last, and so counted."""
     store = PostgresStore(f"{place.url}?options=-c%20lock_timeout%3D0", schema=place.schema, table=TABLE)
-    with store.database.connect_bounded("lock_timeout=5s") as holding:
+    with store.database.shared.connected("lock_timeout=5s") as holding:
         assert holding.execute("SHOW lock_timeout").fetchone() == ("5s",)
     await store.close()
 

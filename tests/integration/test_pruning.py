@@ -19,8 +19,7 @@ from postdate.backends.sqlite.store import SqliteStore
 from postdate.errors import DuplicateMessage, StoreError
 from postdate.messages import DelayedMessage
 from postdate.ports import Outcome, Scan, ScanPart, TransactionMode
-from postdate.ports.auditing import AuditableStore
-from postdate.ports.pruning import PrunableStore, StoredRecord
+from postdate.ports.archives import ArchivableStore, StoredRecord
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 AnyStore = SqliteStore | PostgresStore | MariaDbStore
@@ -47,7 +46,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AnyStore]:
     drop_database(url, database)
 
 
-def records(store: PrunableStore) -> list[tuple[StoredRecord, ScanPart]]:
+def records(store: ArchivableStore) -> list[tuple[StoredRecord, ScanPart]]:
     """Return every record with the share that it is in."""
     return [
         (StoredRecord(*row), part)
@@ -61,7 +60,7 @@ def change(act: Any, chosen: list[tuple[StoredRecord, ScanPart]]) -> int:
     return sum(act(part, [record.number]) for record, part in chosen)
 
 
-def plain(store: PrunableStore) -> list[StoredRecord]:
+def plain(store: ArchivableStore) -> list[StoredRecord]:
     return sorted(record for record, _ in records(store))
 
 
@@ -74,7 +73,7 @@ async def delivered(store: AnyStore, *names: str) -> None:
 
 
 async def test_records_go_and_come_back(store: AnyStore) -> None:
-    assert isinstance(store, PrunableStore)
+    assert isinstance(store, ArchivableStore)
     names = ("m-1", "m-2", "m'3 %s \\")
     await delivered(store, *names, "newest")
     before = plain(store)
@@ -109,7 +108,7 @@ async def test_records_go_and_come_back(store: AnyStore) -> None:
 
 
 async def test_new_records_of_a_new_store_are_numbered_after_those_that_came_back(store: AnyStore) -> None:
-    assert isinstance(store, PrunableStore)
+    assert isinstance(store, ArchivableStore)
     await store.initialize("orders", TransactionMode.RECEIVE_ONLY)
     await store.setup()
     at = 1_700_000_000_000_000
@@ -122,7 +121,7 @@ async def test_new_records_of_a_new_store_are_numbered_after_those_that_came_bac
 
 async def test_numbers_are_reserved_for_what_comes_back_while_others_draw_them(store: AnyStore) -> None:
     """Tasks restore the highest and the lowest at the same time, and a service schedules: no number is given twice."""
-    assert isinstance(store, PrunableStore)
+    assert isinstance(store, ArchivableStore)
     await store.initialize("orders", TransactionMode.RECEIVE_ONLY)
     await store.setup()
     at = 1_700_000_000_000_000
@@ -151,7 +150,7 @@ async def test_numbers_are_reserved_for_what_comes_back_while_others_draw_them(s
 
 
 async def test_a_lower_number_never_sets_the_count_back(store: AnyStore) -> None:
-    assert isinstance(store, PrunableStore)
+    assert isinstance(store, ArchivableStore)
     await store.initialize("orders", TransactionMode.RECEIVE_ONLY)
     await store.setup()
     for number in (9_000, 50):
@@ -182,7 +181,7 @@ async def test_the_last_number_of_a_file_is_never_given_twice(tmp_path: Path) ->
 
 
 async def test_a_store_knows_the_others_that_share_its_records(store: AnyStore) -> None:
-    assert isinstance(store, AuditableStore)
+    assert isinstance(store, ArchivableStore)
     await delivered(store, "m-1")
     expected = [] if isinstance(store, SqliteStore) else ["orders.timeouts"]
     assert list(store.tables_of_stores()) == expected

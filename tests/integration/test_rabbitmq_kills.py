@@ -25,7 +25,7 @@ from postdate.ports import RecordKind
 BROKER_ROUNDS = int(os.environ.get("POSTDATE_KILL_ROUNDS", "3"))
 """A broker needs some four seconds to come back: twenty rounds are for those who wait."""
 
-SERVICE_ROUNDS = 20
+SERVICE_ROUNDS = int(os.environ.get("POSTDATE_KILL_ROUNDS", "8"))
 QUEUES = ("consumer", "done", "error", "service.timeouts")
 CONTENT = {Headers.ENCLOSED_MESSAGE_TYPES: "Work", Headers.CONTENT_TYPE: "application/json"}
 
@@ -125,9 +125,9 @@ def lengths(broker: RabbitMQ) -> dict[str, int]:
 def all_come(site: Site, broker: RabbitMQ, messages: int, eventually: Callable) -> Done:
     """Wait until every message was delivered and handled."""
     done = Done(broker)
-    eventually(lambda: site.waiting() == 0, f"{messages:,} messages delivered", seconds=120)
+    eventually(lambda: site.waiting() == 0, f"{messages:,} messages delivered", seconds=600)
     with suppress(AssertionError):  # what is lost is said by the check, with where it may be
-        eventually(lambda: done.take() >= messages, f"{messages:,} messages handled", seconds=60)
+        eventually(lambda: done.take() >= messages, f"{messages:,} messages handled", seconds=600)
     return done
 
 
@@ -163,44 +163,45 @@ async def kill_amid_deliveries(
     return site.waiting() > 0
 
 
-@pytest.mark.timeout(240 + 20 * BROKER_ROUNDS)
+@pytest.mark.timeout(900 + 20 * BROKER_ROUNDS)
 async def test_kills_of_the_broker_during_deliveries_lose_nothing(
     site: Site, broker: RabbitMQ, start, eventually
 ) -> None:
     """Service and consumer live through it all and find the broker again by themselves."""
-    each, moment, amid = 500, chance(), 0
-    messages = BROKER_ROUNDS * each
+    each, moment, rounds, amid = 500, chance(), 0, 0
     processes = [start("service", site.address), start("consumer", site.address)]
     for process in processes:
         process.says("ready")
-    for first in range(0, messages, each):
-        amid += await kill_amid_deliveries(site, range(first, first + each), broker.kill, eventually, moment)
+    while rounds < BROKER_ROUNDS or amid <= BROKER_ROUNDS // 4:  # on a busy machine fewer come amid deliveries
+        numbers = range(rounds * each, (rounds + 1) * each)
+        amid += await kill_amid_deliveries(site, numbers, broker.kill, eventually, moment)
         broker.start()
+        rounds += 1
+    messages = rounds * each
     done = all_come(site, broker, messages, eventually)
     for process in processes:
         process.stop()
-    check_nothing_is_lost(site, done, messages, f"{BROKER_ROUNDS} kills of the broker, {amid} amid deliveries")
-    assert amid > BROKER_ROUNDS // 4, "the kills came after the deliveries"
+    check_nothing_is_lost(site, done, messages, f"{rounds} kills of the broker, {amid} amid deliveries")
 
 
-@pytest.mark.timeout(300)
-async def test_twenty_kills_of_the_service_during_deliveries_lose_nothing(
+async def test_kills_of_the_service_during_deliveries_lose_nothing(
     site: Site, broker: RabbitMQ, start, eventually
 ) -> None:
-    """The consumer is killed beside it, five times."""
-    each, moment, amid = 400, chance(), 0
-    messages = SERVICE_ROUNDS * each
+    """The consumer is killed beside it, in every fourth round."""
+    each, moment, rounds, amid = 400, chance(), 0, 0
     consumer, service = start("consumer", site.address), start("service", site.address)
-    for first in range(0, messages, each):
+    while rounds < SERVICE_ROUNDS or amid <= SERVICE_ROUNDS // 4:
         service.says("ready")
-        amid += await kill_amid_deliveries(site, range(first, first + each), service.kill, eventually, moment)
+        numbers = range(rounds * each, (rounds + 1) * each)
+        amid += await kill_amid_deliveries(site, numbers, service.kill, eventually, moment)
         service = start("service", site.address)
-        if first % (4 * each) == 0:
+        if rounds % 4 == 0:
             consumer.kill()
             consumer = start("consumer", site.address)
+        rounds += 1
+    messages = rounds * each
     done = all_come(site, broker, messages, eventually)
     for process in (service, consumer):
         process.says("ready")
         process.stop()
-    check_nothing_is_lost(site, done, messages, f"{SERVICE_ROUNDS} kills of the service, {amid} amid deliveries")
-    assert amid > SERVICE_ROUNDS // 4, "the kills came after the deliveries"
+    check_nothing_is_lost(site, done, messages, f"{rounds} kills of the service, {amid} amid deliveries")

@@ -264,5 +264,6 @@ async def test_first_messages_at_once_in_two_processes_make_one_instance_and_los
         state = await world.state(f"o-{order}")
         assert state is not None
         assert sorted(state.numbers) == list(range(MESSAGES_EACH))
-    lengths = await first.transport.lengths_of(world.queues)  # pyright: ignore[reportAttributeAccessIssue]
+    lengths = await first.transport.lengths_of(world.queues)
+    assert lengths is not None
     assert set(lengths.values()) == {0}, lengths

@@ -15,13 +15,14 @@ from tests.conftest import STORE_SUBJECTS
 from tests.sqlserver_subjects import VARIABLE
 
 from postdate import TransactionMode
-from postdate.backends.rowlocks import Conflict, Row
+from postdate.backends.rowlocks import Conflict, MessageRow
+from postdate.backends.rowlocks.setup import steps_of
 from postdate.backends.sqlserver import setup
 from postdate.backends.sqlserver.channel import Channel
 from postdate.backends.sqlserver.connection import SqlServerSession
 from postdate.backends.sqlserver.errors import translate, translated
-from postdate.backends.sqlserver.names import Names, check_name
-from postdate.backends.sqlserver.statements import AsideStatements, LifeStatements, Statements
+from postdate.backends.sqlserver.names import SqlServerNames, check_name
+from postdate.backends.sqlserver.statements import SqlServerStatements
 from postdate.backends.sqlserver.store import SqlServerStore
 from postdate.backends.sqlserver.tables import SqlServerTables, _content, _json_lists
 from postdate.errors import (
@@ -33,12 +34,12 @@ from postdate.errors import (
     UnsupportedTransactionMode,
 )
 from postdate.persistence.migrations import migrations
-from postdate.ports import Recording
+from postdate.ports import Recording, Scan
 
 NAMES = [
-    Names("dbo", "sales.timeouts"),
-    Names("po]st'%s -- ", "a]]b;\n DROP TABLE x -- %(id)s {name} 🕰"),
-    Names("/* ", '"quoted" [x] */'),
+    SqlServerNames("dbo", "sales.timeouts"),
+    SqlServerNames("po]st'%s -- ", "a]]b;\n DROP TABLE x -- %(id)s {name} 🕰"),
+    SqlServerNames("/* ", '"quoted" [x] */'),
 ]
 _OUTPUT = re.compile(r"^(DELETE p) OUTPUT (.+?)(?: INTO (\[.+?\) ))?\s*(FROM \[.+ AS p WITH .*)$", re.DOTALL)
 
@@ -60,18 +61,14 @@ class _Values(dict[str, str]):
         return "NULL" if self.get("null") else f"@P{len(key)}"
 
 
-def _statements(names: Names) -> Iterator[str]:
-    for name, value in {
-        **vars(Statements(names)),
-        **vars(AsideStatements(names)),
-        **vars(LifeStatements(names)),
-    }.items():
-        if name == "scan":
-            yield from (f"SELECT t.number{end}" for end in value.values())
-        elif isinstance(value, str):
-            yield value
-        elif name == "bounds":
-            yield from value.values()
+def _statements(names: SqlServerNames) -> Iterator[str]:
+    sql = SqlServerStatements(names)
+    yield from (value for value in vars(sql).values() if isinstance(value, str))
+    yield from sql.bounds.values()
+    for what in ("pending", "records"):
+        given = {"message_ids": ("m",), "destinations": ("d",), "due_from": 1, "due_to": 2}
+        yield sql.scanned(Scan(what, ("message_id", "due")), given)
+        yield sql.scanned(Scan(what, ()), {"destinations": ()})
     yield setup.TAKE_TURN
 
 
@@ -88,7 +85,7 @@ def _parsed(sql: str) -> list[expressions.Expr]:
 
 @pytest.mark.parametrize("names", NAMES, ids=["plain", "hostile", "comment"])
 @pytest.mark.parametrize("null", [False, True], ids=["values", "nulls"])
-def test_every_statement_parses_whatever_the_names(names: Names, null: bool) -> None:
+def test_every_statement_parses_whatever_the_names(names: SqlServerNames, null: bool) -> None:
     for template in _statements(names):
         values = _Values(null="yes") if null else _Values()
         statements = _parsed(template % values)
@@ -108,8 +105,8 @@ def test_every_statement_parses_whatever_the_names(names: Names, null: bool) -> 
 
 
 @pytest.mark.parametrize("names", NAMES, ids=["plain", "hostile", "comment"])
-def test_the_set_up_parses_whatever_the_names(names: Names) -> None:
-    statements = [*setup.foundation(names), *(sql for step in setup.steps(names) for sql in step.statements)]
+def test_the_set_up_parses_whatever_the_names(names: SqlServerNames) -> None:
+    statements = [*setup.foundation(names), *(sql for step in steps_of(names) for sql in step.statements)]
     for statement in statements:
         parsed = _parsed(statement)
         assert len(parsed) == 1, statement
@@ -119,22 +116,22 @@ def test_the_set_up_parses_whatever_the_names(names: Names) -> None:
 
 
 def test_a_claim_skips_what_others_have_locked() -> None:
-    claim = Statements(NAMES[0]).claim
+    claim = SqlServerStatements(NAMES[0]).claim
     for word in ("UPDLOCK", "READPAST", "ROWLOCK", "TOP (%(limit)s)", "ORDER BY p.attempt_at, p.number"):
         assert word in claim
 
 
 def test_what_is_changed_by_number_is_found_by_its_key() -> None:
     """A scan would wait for the rows that others have locked; a change must lock rows, and never pages."""
-    sql = Statements(NAMES[0])
+    sql = SqlServerStatements(NAMES[0])
     for name in ("finish", "remove", "forget_scheduled", "lease", "free_some", "retry", "release", "reschedule"):
         assert "WITH (FORCESEEK, ROWLOCK)" in getattr(sql, name), name
     assert "WITH (FORCESEEK ([attempt] ([attempt_at])), ROWLOCK)" in sql.free
-    assert "WITH (FORCESEEK, ROWLOCK)" in LifeStatements(NAMES[0]).drop_holders
+    assert "WITH (FORCESEEK, ROWLOCK)" in SqlServerStatements(NAMES[0]).drop_holders
 
 
 def test_a_look_does_not_parse_what_is_held_for_every_row() -> None:
-    look = Statements(NAMES[0]).next_attempt_but
+    look = SqlServerStatements(NAMES[0]).next_attempt_but
     assert "NOT IN" not in look
     assert look.index("OPENJSON") < look.index("SELECT TOP (1)"), "once, before the look"
 
@@ -153,11 +150,11 @@ def test_bulk_writers_lock_ids_in_one_order() -> None:
         def change(self, _sql: str, _values: object) -> int:
             return 1
 
-    rows = [Row(message_id, 1, "queue", None, 0, "{}", b"") for message_id in ("c", "a", "b")]
+    rows = [MessageRow(message_id, 1, "queue", None, 0, "{}", b"") for message_id in ("c", "a", "b")]
     tables = SqlServerTables(NAMES[0], Recording.ALL)
     tables.insert(cast("SqlServerSession", Session()), rows, 1)
     assert [(key["message_id"], key["position"]) for key in sent[0]] == [("a", 1), ("b", 2), ("c", 0)]
-    assert "ORDER BY i.position" in Statements(NAMES[0]).insert_records
+    assert "ORDER BY i.position" in SqlServerStatements(NAMES[0]).insert_records
 
 
 def test_the_administrators_script_sets_what_filtered_indexes_need() -> None:
@@ -166,7 +163,7 @@ def test_the_administrators_script_sets_what_filtered_indexes_need() -> None:
 
 
 def test_who_leases_keeps_its_number_until_the_transaction_ends() -> None:
-    assert "REPEATABLEREAD" in Statements(NAMES[0]).keep_holder
+    assert "REPEATABLEREAD" in SqlServerStatements(NAMES[0]).keep_holder
 
 
 class _Rows:
@@ -184,7 +181,7 @@ class _Rows:
 
 
 def test_nothing_is_leased_under_a_buried_number() -> None:
-    tables, sql = SqlServerTables(NAMES[0], Recording.ALL), Statements(NAMES[0])
+    tables, sql = SqlServerTables(NAMES[0], Recording.ALL), SqlServerStatements(NAMES[0])
     buried, alive = _Rows(sql.keep_holder), _Rows("")
     with pytest.raises(StoreUnreachable, match="number 7"):
         tables.lease(cast("SqlServerSession", buried), [1], 7)
@@ -244,7 +241,7 @@ def test_the_migrations_have_the_numbers_and_names_of_every_other_dialect() -> N
 
 
 def test_messages_travel_as_json_with_the_body_in_base64() -> None:
-    row = Row("id 🕰", 1, "queue", None, 0, '{"a":"é"}', b"\0\xff'")
+    row = MessageRow("id 🕰", 1, "queue", None, 0, '{"a":"é"}', b"\0\xff'")
     (text,) = _json_lists([_content(7, row)])
     assert json.loads(text) == [
         {
@@ -330,7 +327,7 @@ async def test_a_server_that_does_not_answer_is_unavailable_and_the_password_sta
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        "postdate.backends.sqlserver.connection._CONNECT_WITHIN_SECONDS", 0.5
+        "postdate.backends.sqlserver.connection.CONNECT_WITHIN_SECONDS", 0.5
     )  # the driver tries on until then
     store = SqlServerStore("mssql://user:secret-secret@127.0.0.1:1/database", table="t")
     with pytest.raises(StoreUnavailable) as caught:

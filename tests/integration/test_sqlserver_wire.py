@@ -21,11 +21,12 @@ from tests.tds_server import (
 )
 
 from postdate.backends.rowlocks import Conflict
-from postdate.backends.sqlserver.connection import SqlServer, SqlServerSession
+from postdate.backends.sqlserver.connection import SqlServerInstance, SqlServerSession
 from postdate.backends.sqlserver.login import login_answer
-from postdate.backends.sqlserver.names import Names
+from postdate.backends.sqlserver.names import SqlServerNames
 from postdate.backends.sqlserver.tables import SqlServerTables
-from postdate.bench.plants import Options, opened
+from postdate.bench.limits import insert_limit
+from postdate.bench.targets import Options, opened
 from postdate.errors import ConfigurationError, StoreNotWritable, StoreUnreachable
 from postdate.ports import Recording
 
@@ -39,8 +40,8 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return issue(tmp_path_factory.mktemp("tls"), "localhost", "*.postdate.test", "127.0.0.1")
 
 
-def server_at(port: int, options: str = "", host: str = "localhost") -> SqlServer:
-    return SqlServer(f"mssql://user:{PASSWORD}@{host}:{port}/database{options}")
+def server_at(port: int, options: str = "", host: str = "localhost") -> SqlServerInstance:
+    return SqlServerInstance(f"mssql://user:{PASSWORD}@{host}:{port}/database{options}")
 
 
 def trusting(certificates: Certificates, more: str = "") -> str:
@@ -225,7 +226,7 @@ def test_what_the_session_needs_is_set_first(server: TdsServer, session: SqlServ
 
 def test_a_percent_sign_in_a_name_arrives_as_it_is(server: TdsServer, session: SqlServerSession) -> None:
     """The driver undoes doubled ones only when there are values: ``find_unknown`` asked for another table."""
-    tables = SqlServerTables(Names("50% off", "rate 5%"), Recording.ALL)
+    tables = SqlServerTables(SqlServerNames("50% off", "rate 5%"), Recording.ALL)
     server.statements.clear()
     server.answers = lambda sql, kind: numbers(
         *([1, 2] if "COUNT" in sql or "MIN" in sql else [1]), is_procedure=kind == RPC
@@ -242,6 +243,17 @@ def test_a_percent_sign_in_a_name_arrives_as_it_is(server: TdsServer, session: S
     for statement in server.statements:
         assert "%%" not in statement
         assert "[50% off]" in statement
+
+
+def test_the_first_connection_says_once_that_it_awaits_a_production_server(
+    server: TdsServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("postdate.ports.backends._announced", set[str]())
+    for _ in range(2):
+        server_at(server.port, "?encrypt=no").connect().close()
+    said = [record.getMessage() for record in caplog.records if "awaits its first production server" in record.message]
+    assert len(said) == 1
+    assert "SQL Server" in said[0]
 
 
 # --- refusals and silence ---------------------------------------------------------------------------------------------
@@ -265,7 +277,7 @@ def test_a_wrong_password_is_said(server: TdsServer, caplog: pytest.LogCaptureFi
 
 
 def test_a_server_that_says_nothing_is_left(server: TdsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postdate.backends.sqlserver.connection._ANSWER_WITHIN_SECONDS", 0.3)
+    monkeypatch.setattr("postdate.backends.rowlocks.connection._ANSWER_WITHIN_SECONDS", 0.3)
     session = server_at(server.port, "?encrypt=no").connect()
     server.answers = lambda _sql, _kind: None
     with pytest.raises(StoreUnreachable, match=r"did not answer within 0\.3 s"):
@@ -274,7 +286,7 @@ def test_a_server_that_says_nothing_is_left(server: TdsServer, monkeypatch: pyte
 
 
 def test_a_login_that_is_not_answered_is_left(server: TdsServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postdate.backends.sqlserver.connection._LOG_IN_WITHIN_SECONDS", 0.3)
+    monkeypatch.setattr("postdate.backends.sqlserver.connection.LOG_IN_WITHIN_SECONDS", 0.3)
     server.login = b""
     with pytest.raises(StoreUnreachable, match="neither grants nor refuses"):
         server_at(server.port, "?encrypt=no").connect()
@@ -308,10 +320,8 @@ def test_bench_makes_a_schema_for_its_run_and_takes_it_away(server: TdsServer, t
         else done(status=0x10, count=1)
     )
     url = f"mssql://user:{PASSWORD}@localhost:{server.port}/database?encrypt=no"
-    with opened(Options("mssql", "local", url, None, tmp_path, "normal")) as plant:
-        assert plant.facts()["mssql"]["version"] == "1"
-        assert plant.store.insert_limit(20, 10) > 0
-        schema = plant.site.store.settings["schema"]
+    with opened(Options(url, "local", tmp_path, "normal")) as targets:
+        assert (insert_limit(targets, 20, 10) or 0) > 0
+        schema = targets.deployment.store.settings["schema"]
         assert f"CREATE SCHEMA [{schema}]" in "".join(server.statements)
     assert f"DROP SCHEMA [{schema}]" in server.statements[-1]
-    assert Options("mssql", None, url, None, tmp_path).transport_kind == "rabbitmq"

@@ -404,7 +404,7 @@ LONGEST = {"PostgreSQL": 63, "MariaDB": 64, "SQL Server": 128}
 
 @pytest.mark.parametrize("server", ADDRESSES)
 async def test_an_endpoint_starts_while_its_storage_is_down(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postdate.backends.sqlserver.connection._CONNECT_WITHIN_SECONDS", 0.5)
+    monkeypatch.setattr("postdate.backends.sqlserver.connection.CONNECT_WITHIN_SECONDS", 0.5)
     persister = ADDRESSES[server]()
     await persister.initialize("postdate")  # a name that begins like tables of Postdate's own
     for call in (

@@ -31,9 +31,7 @@ class _Values(dict[str, str]):
 
 
 def _statements(table: SqlServerTable) -> Iterator[str]:
-    for name, value in vars(table).items():
-        if isinstance(value, str) and name not in {"_lock", "name"}:
-            yield value % _Values()
+    yield from (statement % _Values() for statement in table.sql)
     yield from table.create
 
 
@@ -52,13 +50,13 @@ def test_every_statement_on_timeouts_parses_whatever_the_names(place: tuple[str,
 
 def test_looks_lock_nothing_and_wait_for_nobody() -> None:
     table = SqlServerTable(*TABLES[0])
-    for statement in (table.peek_one, table.find_due, table.find_first):
+    for statement in (table.sql.peek, table.sql.due, table.sql.first):
         assert "WITH (READPAST, READCOMMITTEDLOCK)" in statement
-    assert "WITH (UPDLOCK, HOLDLOCK)" in table.insert_one
+    assert "WITH (UPDLOCK, HOLDLOCK)" in table.sql.insert
 
 
 def test_a_claim_locks_its_row_alone_and_waits_for_nobody() -> None:
-    assert "WITH (UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)" in SqlServerTable(*TABLES[0]).claim_one
+    assert "WITH (UPDLOCK, ROWLOCK, READPAST, READCOMMITTEDLOCK)" in SqlServerTable(*TABLES[0]).sql.claim
 
 
 # --- times in 300ths of a second --------------------------------------------------------------------------------------
@@ -124,7 +122,7 @@ def test_a_row_travels_in_texts() -> None:
     due = NOW + timedelta(microseconds=1)
     assert table.insert(cast("SqlServerSession", session), encode(replace(TIMEOUT, due=due)))
     ((sql, values),) = session.asked
-    assert sql == table.insert_one
+    assert sql == table.sql.insert
     assert (values["State"], values["Time"]) == ("0x00ff27", "2026-01-31T12:00:05.003")
     assert (values["SagaId"], values["Headers"]) == ("00000000-0000-0000-0000-000000000000", '{"a":"\\u00e9"}')
     assert not table.insert(cast("SqlServerSession", _Session(0)), encode(TIMEOUT)), "its id is there"

@@ -103,7 +103,7 @@ async def test_damaged_headers_do_not_stop_a_move_that_judges_them(one_file: One
     await one_file.store.store_many(messages(51), NOW)
     one_file.damage('UPDATE content SET headers = \'{"NServiceBus.TimeToBeReceived": "b\' WHERE seq = 7')
     rule = Discarding(timedelta(0), lambda *_: False)
-    assert (await one_file.store.move_wanted(LATER, 1_000, rule)).delivered == 51
+    assert (await one_file.store.move_due(LATER, 1_000, discarding=rule)).delivered == 51
 
 
 UNREADABLE_HEADERS = {
@@ -123,7 +123,7 @@ async def test_headers_that_cannot_be_judged_hold_up_nothing(headers: str, kind:
     raw = UNREADABLE_HEADERS[headers].hex()
     one_file.damage(f"UPDATE content SET headers = CAST(X'{raw}' AS {kind}) WHERE seq = 1")
     rule = Discarding(timedelta(0), has_lapsed)
-    assert (await one_file.store.move_wanted(LATER, 1_000, rule)).delivered == 3
+    assert (await one_file.store.move_due(LATER, 1_000, discarding=rule)).delivered == 3
     await assert_received(one_file, ["m-1", "m-2"])
     assert [each.message_id for each in await one_file.transport.quarantined(10)] == ["m-0"]
 
@@ -133,7 +133,7 @@ async def test_an_expiry_that_is_no_number_is_set_aside_by_whoever_receives(dama
     """Before, the message counted as delivered, had an end long past in its queue, and was gone."""
     await one_file.store.store_many(messages(3), NOW)
     one_file.damage(f"UPDATE delayed_message SET expires_at = {damage} WHERE message_id = 'm-0'")
-    report = await one_file.store.move_wanted(LATER, 1_000, Discarding(timedelta(0), has_lapsed))
+    report = await one_file.store.move_due(LATER, 1_000, discarding=Discarding(timedelta(0), has_lapsed))
     assert (report.delivered, report.expired) == (3, 0)
     one_file.transport.file._housekeeping()
     await assert_received(one_file, ["m-1", "m-2"])
@@ -143,7 +143,7 @@ async def test_an_expiry_that_is_no_number_is_set_aside_by_whoever_receives(dama
 async def test_content_that_is_gone_holds_up_no_move_that_judges_it(one_file: OneFile) -> None:
     await one_file.store.store_many(messages(3), NOW)
     one_file.damage("DELETE FROM content WHERE seq = 1")
-    assert (await one_file.store.move_wanted(LATER, 1_000, Discarding(timedelta(0), has_lapsed))).delivered == 3
+    assert (await one_file.store.move_due(LATER, 1_000, discarding=Discarding(timedelta(0), has_lapsed))).delivered == 3
     await assert_received(one_file, ["m-1", "m-2"])
     assert [each.message_id for each in await one_file.transport.quarantined(10)] == ["m-0"]
 

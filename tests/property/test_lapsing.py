@@ -31,7 +31,7 @@ async def _moved(path: Path, asked: Sequence[Case]) -> dict[str, bool]:
         expired = dict[str, bool]()
         for number, case in enumerate(asked):
             await store.store(DelayedMessage(f"m-{number}", FIRST, "orders", case.headers), FIRST)
-            report = await store.move_wanted(case.now, 10, Discarding(case.allowance, has_lapsed), listing=True)
+            report = await store.move_due(case.now, 10, discarding=Discarding(case.allowance, has_lapsed), listing=True)
             assert report.moved is not None
             expired |= zip(report.moved.message_ids, report.moved.expired, strict=True)
             assert (report.delivered, report.expired) == (not expired[f"m-{number}"], expired[f"m-{number}"])

@@ -7,10 +7,12 @@ from typing import cast
 
 import pytest
 
-from postdate.backends.rowlocks import Conflict, Pool, Tables
-from postdate.backends.rowlocks.batches import Batches
-from postdate.backends.rowlocks.presence import Presence
-from postdate.backends.rowlocks.watch import Watch
+from postdate.backends.rowlocks import Conflict, Pool
+from postdate.backends.rowlocks.claims import Claims
+from postdate.backends.rowlocks.liveness import Liveness
+from postdate.backends.rowlocks.next_due import NextDue
+from postdate.backends.rowlocks.pool import Connections
+from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.errors import (
     InvalidMessage,
     PostdateError,
@@ -117,6 +119,24 @@ def test_a_closed_pool_lends_nothing_and_keeps_nothing(server: Server) -> None:
         pool.take()
 
 
+def test_what_several_pools_share_is_closed_by_the_last(server: Server) -> None:
+    shared = Connections(server)
+    first, second = Pool(shared), Pool(shared)
+    first.run(lambda _session: None)
+    second.run(lambda _session: None)
+    assert server.log == ["connect"], "one connection serves both"
+    first.close()
+    first.close()
+    with pytest.raises(StoreUnavailable, match="closed"):
+        first.take()
+    second.run(lambda _session: None)
+    assert server.log == ["connect"]
+    lent = second.take()
+    second.close()
+    second.put(lent)
+    assert server.log == ["connect", "close"]
+
+
 # --- who is alive -----------------------------------------------------------------------------------------------------
 
 
@@ -153,14 +173,14 @@ def tables() -> FewTables:
 
 
 @pytest.fixture
-def presence(server: Server, tables: FewTables, monkeypatch: pytest.MonkeyPatch) -> Iterator[Presence]:
-    monkeypatch.setattr("postdate.backends.rowlocks.presence._FREE_EVERY_SECONDS", 0.01)
-    monkeypatch.setattr("postdate.backends.rowlocks.presence._LOOK_EVERY_SECONDS", 0.01)
-    shared = cast("Tables", tables)
-    presence = Presence(server, shared, Watch())
-    presence.start(Batches(Pool(server), shared, presence.holder))
-    yield presence
-    presence.stop()
+def liveness(server: Server, tables: FewTables, monkeypatch: pytest.MonkeyPatch) -> Iterator[Liveness]:
+    monkeypatch.setattr("postdate.backends.rowlocks.liveness._FREE_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr("postdate.backends.rowlocks.liveness._LOOK_EVERY_SECONDS", 0.01)
+    shared = cast("RowLockTables", tables)
+    liveness = Liveness(server, shared, NextDue())
+    liveness.start(Claims(Pool(server), shared, liveness.holder))
+    yield liveness
+    liveness.stop()
 
 
 def _look(tables: FewTables) -> None:
@@ -171,61 +191,61 @@ def _look(tables: FewTables) -> None:
 
 @pytest.mark.parametrize("error", [StoreUnavailable("gone"), TypeError("as drivers raise it"), AssertionError()])
 def test_whatever_ends_the_connection_another_number_follows(
-    presence: Presence, tables: FewTables, error: Exception, caplog: pytest.LogCaptureFixture
+    liveness: Liveness, tables: FewTables, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert presence.holder() == 1
+    assert liveness.holder() == 1
     tables.errors += [error, error]
     _look(tables)
-    assert presence.holder() == 3
+    assert liveness.holder() == 3
     assert len([record for record in caplog.records if "lost the connection" in record.message]) == 1
 
 
 @pytest.mark.parametrize("error", [StoreNotSetUp("no table"), StoreFull("full"), Conflict("deadlock")])
 def test_what_is_not_wrong_with_the_connection_does_not_end_it(
-    presence: Presence, tables: FewTables, error: Exception, caplog: pytest.LogCaptureFixture
+    liveness: Liveness, tables: FewTables, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     _look(tables)
     tables.errors += [error] * 3
     _look(tables)
-    assert (presence.holder(), tables.appeared) == (1, 1)
+    assert (liveness.holder(), tables.appeared) == (1, 1)
     assert len(caplog.records) == (0 if isinstance(error, Conflict) else 1)
 
 
-def test_no_number_outlives_its_connection(presence: Presence) -> None:
-    assert presence.holder() == 1
-    presence.stop()
+def test_no_number_outlives_its_connection(liveness: Liveness) -> None:
+    assert liveness.holder() == 1
+    liveness.stop()
     with pytest.raises(StoreUnavailable):
-        presence.holder()
+        liveness.holder()
 
 
 # --- waking -----------------------------------------------------------------------------------------------------------
 
 
 def test_only_what_comes_before_all_that_is_known_wakes() -> None:
-    watch, woken = Watch(), list[str]()
-    stop = watch.listen(lambda: woken.append("woken"))
+    next_due, woken = NextDue(), list[str]()
+    stop = next_due.listen(lambda: woken.append("woken"))
     for attempt_at, count in ((100, 1), (100, 1), (101, 1), (99, 2)):
-        watch.heard(attempt_at)
+        next_due.heard(attempt_at)
         assert len(woken) == count
     stop()
-    watch.heard(1)
+    next_due.heard(1)
     assert len(woken) == 2
-    assert not watch.is_listened_to
+    assert not next_due.is_listened_to
 
 
 def test_what_is_heard_of_during_a_look_is_not_forgotten_by_it() -> None:
-    watch = Watch()
-    watch.look()
-    watch.heard(50)
-    assert watch.seen(100) == 50
-    watch.look()
-    assert watch.seen(100) == 100
-    watch.look()
-    assert watch.seen(None) is None
+    next_due = NextDue()
+    next_due.look()
+    next_due.heard(50)
+    assert next_due.seen(100) == 50
+    next_due.look()
+    assert next_due.seen(100) == 100
+    next_due.look()
+    assert next_due.seen(None) is None
 
 
 def test_it_may_be_woken_from_any_thread() -> None:
-    watch, woken = Watch(), threading.Event()
-    watch.listen(woken.set)
-    threading.Thread(target=watch.forget).start()
+    next_due, woken = NextDue(), threading.Event()
+    next_due.listen(woken.set)
+    threading.Thread(target=next_due.forget).start()
     assert woken.wait(10)

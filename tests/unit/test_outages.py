@@ -482,18 +482,6 @@ async def test_what_waited_for_its_turn_is_not_sent_under_a_claim_that_is_over_b
     assert sent == first == ["m-0", "m-1", "m-2", "m-3"]
 
 
-async def test_a_store_that_cannot_release_counts_a_retry(bench) -> None:
-    """The contract of claims is older than that method: what has not got it is told of a failure."""
-    store = FaultyStore(bench.memory)
-    del store.release
-    dispatcher = Dispatcher(store, bench.transport, bench.settings, bench.clock, bench.breaker, bench.failure_rate)
-    bench.transport.faults.add(Fault("send", BROKER_GONE))
-    await bench.keep(bench.message(due_in=-1))
-    await dispatcher.take(bench.clock.now())
-    assert store.faults.calls["retry_later"] == 1
-    assert bench.ids("error") == []
-
-
 async def test_what_neither_queue_nor_error_queue_can_take_stays_and_waits_longer_each_time(
     bench, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -40,7 +40,7 @@ from postdate.errors import (
     UnsupportedTransactionMode,
 )
 from postdate.messages import format_timestamp
-from postdate.ports import Operation, OutboxRecord, TransactionMode, Work
+from postdate.ports import Operation, OutboxRecord, OutboxStore, OutboxTransaction, TransactionMode, Work
 from postdate.testing import Fault, FaultyStore, FaultyTransport, VirtualClock
 from postdate.testing.faults import Faults
 
@@ -59,12 +59,19 @@ class Paid:
     amount: int = 1
 
 
-class FaultyOutbox:
+class FaultyOutbox(OutboxStore):
     """An outbox that fails as planned and otherwise does what ``store`` does."""
 
     def __init__(self, store: SqliteOutbox) -> None:
         self.store, self.faults = store, Faults()
-        self.database, self.has_one_writer = store.database, store.has_one_writer
+
+    @property
+    def database(self) -> object:
+        return self.store.database
+
+    @property
+    def has_one_writer(self) -> bool:
+        return self.store.has_one_writer
 
     async def setup(self) -> None:
         await self.store.setup()
@@ -85,17 +92,22 @@ class FaultyOutbox:
         return await self.faults.run("remove", lambda: self.store.remove_dispatched(endpoint, before, limit))
 
 
-class FaultyTransaction:
+class FaultyTransaction(OutboxTransaction):
     """Its commit fails as planned: before, or after it has taken effect."""
 
     def __init__(self, outbox: FaultyOutbox, transaction: Any) -> None:
         self._outbox, self._transaction = outbox, transaction
-        self.begin, self.roll_back = transaction.begin, transaction.roll_back
         self._lost: StoreUnreachable | None = None
 
     @property
     def begun(self) -> bool:
         return self._transaction.begun
+
+    async def begin(self) -> Any:
+        return await self._transaction.begin()
+
+    async def roll_back(self) -> None:
+        await self._transaction.roll_back()
 
     async def commit(self, operations: Sequence[Operation], now: datetime, work: Sequence[Work] = ()) -> bool:
         faults = self._outbox.faults

@@ -5,12 +5,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import anyio
 import pytest
 
-from postdate import DelayedDelivery, Endpoint, Headers, MemoryTransport, TransactionMode
+from postdate import DelayedDelivery, Endpoint, Headers, MemoryStore, MemoryTransport, TransactionMode
 from postdate.core import simple_store
 from postdate.core.simple_store import SimpleStore
 from postdate.errors import ConfigurationError, StoreUnavailable, TransportUnavailable, UnsupportedTransactionMode
@@ -388,8 +388,17 @@ def test_half_a_store_that_claims_in_batches_is_refused(without: Callable) -> No
         return []
 
     type(mine).claim_due = claim_due
-    with pytest.raises(ConfigurationError, match=r"no method store_many\(\)"):
+    with pytest.raises(ConfigurationError, match=r"must say so: class Mine\(ClaimingStore\)"):
         DelayedDelivery(mine)
+
+
+def test_a_store_that_claims_in_batches_and_cannot_release_is_no_class() -> None:
+    """A role has all of its methods: before, what had no release() was told of failures that were none."""
+    whole = {name: getattr(MemoryStore, name) for name in cast("Any", ClaimingStore).__abstractmethods__}
+    half = type("Half", (ClaimingStore,), {name: each for name, each in whole.items() if name != "release"})
+    with pytest.raises(TypeError, match=r"abstract method .?release"):
+        half()
+    assert type("Whole", (ClaimingStore,), whole)
 
 
 def test_without_capabilities_of_its_own_it_is_taken_for_a_simple_one(clock: VirtualClock) -> None:

@@ -14,7 +14,7 @@ from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.pump import Handle, MessagePump, Reading
 from postdate.messages import Envelope
 from postdate.metrics import NO_METRICS
-from postdate.ports import HANDLED, End, Received
+from postdate.ports import HANDLED, End, Received, Receiver
 from postdate.testing import VirtualClock
 
 SECOND = timedelta(seconds=1)
@@ -73,7 +73,7 @@ async def test_a_handler_that_always_cancels_its_task_is_a_failure_in_the_end(cl
         assert await queues.queue_lengths() == {"sales": 0, "error": 1}
 
 
-class Holding:
+class Holding(Receiver):
     """A receiver of as many messages as are asked for; keeps how many that was, and what came back."""
 
     def __init__(self) -> None:

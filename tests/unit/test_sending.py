@@ -1,12 +1,13 @@
 """From a message of the application to what is sent or stored (rows 3 to 9, 13, 75)."""
 
 from datetime import UTC, datetime, timedelta, timezone
+from typing import get_type_hints
 
 import pytest
 
 from postdate import DelayedMessage, Envelope, Headers, SendOptions
 from postdate.clock import LATEST
-from postdate.endpoint.sending import Sender, kept, outgoing_message, through_queue
+from postdate.endpoint.sending import Sender, SendKeywords, kept, outgoing_message, through_queue
 from postdate.errors import DelayConflict, InvalidHeaders, InvalidMessage, InvalidTimestamp
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC)
@@ -16,6 +17,10 @@ CONTENT = {Headers.ENCLOSED_MESSAGE_TYPES: "Sales.Pay"}
 
 def send(**options) -> Envelope | DelayedMessage:
     return outgoing_message(CONTENT, b"body", "billing", SendOptions(**options), Sender("sales", "sales"), NOW)
+
+
+def test_the_keywords_of_send_are_the_fields_of_its_options() -> None:
+    assert get_type_hints(SendKeywords) == get_type_hints(SendOptions)
 
 
 def test_a_delay_counts_from_now_row_1() -> None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 import anyio
@@ -12,11 +12,15 @@ from postdate import DelayedDelivery, Endpoint, MemoryStore, MemoryTransport, Sy
 from postdate.clock import ScaledClock
 from postdate.core.store_clock import FollowingClock, clock_of_store
 from postdate.errors import StoreNotWritable, StoreUnreachable
+from postdate.ports import StoreCapabilities
 from postdate.testing import VirtualClock
 
 MILLISECOND = timedelta(milliseconds=1)
 MINUTE = timedelta(minutes=1)
 START = datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC)
+
+
+ON_A_SERVER = replace(MemoryStore().capabilities, has_clock=True)
 
 
 @dataclass
@@ -53,7 +57,7 @@ class Machine(SystemClock):
 
 
 @dataclass
-class Server:
+class Server(MemoryStore):
     """A store's server whose clock is ahead of the machine's wall clock of the start, and so far away."""
 
     machine: Machine
@@ -64,6 +68,10 @@ class Server:
     mute: bool = False
     asked: int = 0
     reported: list[timedelta] = field(default_factory=list)
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        return ON_A_SERVER
 
     def true_now(self) -> datetime:
         return START + timedelta(seconds=self.machine.since_boot() - 100) + self.ahead
@@ -278,6 +286,10 @@ class TimekeepingMemoryStore(MemoryStore):
     """On a server, so to speak, whose clock is ten minutes behind that of this machine."""
 
     behind = 10 * MINUTE
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        return ON_A_SERVER
 
     def __init__(self) -> None:
         super().__init__()

@@ -65,7 +65,7 @@ def test_the_wait_is_two_minutes_and_may_be_zero_but_not_negative_row_103() -> N
 def test_concurrency_is_at_least_two_and_can_be_set() -> None:
     assert TimeoutManager(MemoryTimeouts()).messages_at_once >= 2
     assert TimeoutManager(MemoryTimeouts(), concurrency=1).messages_at_once == 1
-    with pytest.raises(ConfigurationError, match="concurrency must be 1 or more"):
+    with pytest.raises(ConfigurationError, match="concurrency must be a whole number, 1 or more, not 0"):
         TimeoutManager(MemoryTimeouts(), concurrency=0)
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
+
+import anyio.lowlevel
 
 from postdate import Endpoint, Envelope, HandlerContext, Headers, MemoryTransport, TimeoutManager
 from postdate.backends.memory.timeouts import MemoryTimeouts
 from postdate.core.timeout_manager.reading import timeout_of
 from postdate.messages import format_timestamp
-from postdate.ports.timeouts import DueChunk, Timeout, TimeoutPersister
+from postdate.ports.timeouts import DueChunk, Timeout, TimeoutClaim, TimeoutPersister
 from postdate.testing import FaultyTransport, VirtualClock
 from postdate.testing.faults import Faults, Plan
 
@@ -25,7 +28,7 @@ class Pay:
     amount: int = 0
 
 
-class FaultyTimeouts:
+class FaultyTimeouts(TimeoutPersister):
     """A persister that fails as planned and otherwise does what another does."""
 
     def __init__(self, persister: TimeoutPersister, *plans: Plan) -> None:
@@ -42,6 +45,13 @@ class FaultyTimeouts:
 
     async def peek(self, timeout_id: str) -> Timeout | None:
         return await self.faults.run("peek", lambda: self._persister.peek(timeout_id))
+
+    async def claim(self, timeout_id: str) -> TimeoutClaim | None:
+        """Hold nothing, as .NET does: others may remove it meanwhile."""
+        timeout = await self.peek(timeout_id)
+        if timeout is None:
+            return None
+        return TimeoutClaim(timeout, partial(self.try_remove, timeout_id), anyio.lowlevel.checkpoint)
 
     async def try_remove(self, timeout_id: str) -> bool:
         return await self.faults.run("try_remove", lambda: self._persister.try_remove(timeout_id))

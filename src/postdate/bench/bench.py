@@ -1,4 +1,4 @@
-"""What all benchmarks do: open a plant, fill it, run services in their own processes, wait, and look what arrived."""
+"""What all benchmarks do: make room for a run, fill it, run services in processes, wait, and look what arrived."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from typing import Any
 
 import anyio
 
-from postdate.bench.plants import Options, Plant, opened
 from postdate.bench.processes import Partner
 from postdate.bench.result import Figure, Result
 from postdate.bench.tally import Tally
+from postdate.bench.targets import Options, Targets, opened
 from postdate.bench.workload import Load, number_of
 from postdate.clock import SystemClock
 from postdate.errors import PostdateError
-from postdate.ports import SetsUp, TransactionMode
+from postdate.ports import TransactionMode
 
 STUCK_SECONDS = 120.0
 _LOOK_SECONDS = 0.002
 _FILLED_BY_US = 50_000
+_FILLERS = 2
+"""One is busy with making messages while the server takes those of the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,11 @@ class Bench:
     report: Callable[[str], None] = lambda _text: None
 
     @contextmanager
-    def plant(self) -> Generator[Plant]:
-        """Open a plant with its tables and queues set up."""
-        with opened(self.options) as plant:
-            anyio.run(_set_up, plant)
-            yield plant
+    def targets(self) -> Generator[Targets]:
+        """Make room for a run, with its tables and queues set up."""
+        with opened(self.options) as found:
+            anyio.run(found.set_up)
+            yield found
 
     @property
     def _folder(self) -> Path:
@@ -52,24 +54,24 @@ class Bench:
 
     # --- storing ------------------------------------------------------------------------------------------------
 
-    def fill(self, plant: Plant, *loads: Load) -> None:
+    def fill(self, targets: Targets, *loads: Load) -> None:
         """Store loads in bulk, and let the server come to rest."""
         for load in loads:
             text = f"storing {load.count:,} messages"
             self.report(text)
-            if load.count <= _FILLED_BY_US or plant.store.fillers == 1:
-                anyio.run(_fill, plant, load, partial(self._report_count, text))
+            if load.count <= _FILLED_BY_US or not targets.store.is_server:
+                anyio.run(_fill, targets, load, partial(self._report_count, text))
             else:
-                self._fill_by_others(plant, load, text)
-        plant.store.settle()
+                self._fill_by_others(targets, load, text)
+        targets.store.target.settle()
 
     def _report_count(self, text: str, count: int) -> None:
         self.report(f"{text}: {count:,}")
 
-    def _fill_by_others(self, plant: Plant, load: Load, text: str) -> None:
+    def _fill_by_others(self, targets: Targets, load: Load, text: str) -> None:
         with ExitStack() as stack:
-            tallies = [stack.enter_context(self.tally(f"filled{part}")) for part in range(plant.store.fillers)]
-            fillers = [stack.enter_context(self.storer(plant, "fill", tally.path)) for tally in tallies]
+            tallies = [stack.enter_context(self.tally(f"filled{part}")) for part in range(_FILLERS)]
+            fillers = [stack.enter_context(self.storer(targets, "fill", tally.path)) for tally in tallies]
             for filler, part in zip(fillers, load.parts(len(fillers)), strict=True):
                 filler.start(part)
             self.wait_for(load.count, tallies, fillers, text)
@@ -87,22 +89,25 @@ class Bench:
             yield tally
 
     @staticmethod
-    def storer(plant: Plant, what: str, *rest: object) -> Partner:
+    def storer(targets: Targets, what: str, *rest: object) -> Partner:
         """Return a process that stores; see :mod:`postdate.bench.storer`."""
-        return Partner("postdate.bench.storer", "storing", plant.site, what, *rest)
+        return Partner("postdate.bench.storer", "storing", targets.deployment, what, *rest)
 
     @contextmanager
-    def services(self, plant: Plant, number: int = 1, *, at_once: bool = False, lead: float = 0) -> Generator[Services]:
+    def services(
+        self, targets: Targets, number: int = 1, *, at_once: bool = False, lead: float = 0
+    ) -> Generator[Services]:
         """Return services that have started; see :mod:`postdate.bench.service`."""
         with ExitStack() as stack:
             tallies = [stack.enter_context(self.tally(f"delivered{each}")) for each in range(number)]
             arguments = [lead, "now"] if at_once else [lead]
             partners = [
-                Partner("postdate.bench.service", "moving", plant.site, tally.path, *arguments) for tally in tallies
+                Partner("postdate.bench.service", "moving", targets.deployment, tally.path, *arguments)
+                for tally in tallies
             ]
             for partner in partners:
                 stack.enter_context(partner)
-            yield Services(self, plant, partners, tallies)
+            yield Services(self, targets, partners, tallies)
 
     def wait_for(self, n: int, tallies: list[Tally], partners: list[Partner], text: str) -> None:
         """Wait until the tallies have come to ``n`` together.
@@ -127,11 +132,11 @@ class Bench:
 
 @dataclass(slots=True)
 class Services:
-    """Services of one plant, each in a process of its own.
+    """Services of one targets, each in a process of its own.
 
     Args:
         bench: that runs them.
-        plant: where they deliver.
+        targets: where they deliver.
         partners: the processes.
         tallies: what each has delivered.
         started: machine time at which they were let go.
@@ -139,7 +144,7 @@ class Services:
     """
 
     bench: Bench
-    plant: Plant
+    targets: Targets
     partners: list[Partner]
     tallies: list[Tally]
     started: float = 0.0
@@ -151,7 +156,7 @@ class Services:
 
     def start(self, load: Load | None = None) -> None:
         """Let them look for due messages, all at the same time; given a load, they store it themselves."""
-        self._cpu_before, self._roles_before = self.plant.cpu_seconds(), self.plant.cpu_seconds_by_role()
+        self._cpu_before, self._roles_before = self.targets.cpu_seconds(), self.targets.cpu_seconds_by_role()
         self.started = time.time()
         for partner in self.partners:
             partner.start(load)
@@ -164,10 +169,10 @@ class Services:
 
     def count_cpu(self) -> None:
         """Note the processor time that the servers used since the start."""
-        used = self.plant.cpu_seconds()
+        used = self.targets.cpu_seconds()
         if used is not None and self._cpu_before is not None:
             self.server_cpu_s = used - self._cpu_before
-        now = self.plant.cpu_seconds_by_role()
+        now = self.targets.cpu_seconds_by_role()
         for role, cpu in now.items():  # a process that has left is not there any more: what it had used stays
             used_here = cpu - self._roles_before.get(role, 0.0)
             self.server_cpu_by_role[role] = max(used_here, self.server_cpu_by_role.get(role, 0.0))
@@ -204,7 +209,7 @@ class Services:
             server_cpu_s=self.server_cpu_s,
             server_cpu_cores=None if self.server_cpu_s is None or not seconds else self.server_cpu_s / seconds,
             extra=extra,
-            servers=self.plant.facts(),
+            servers=self.targets.facts(),
         )
 
     @property
@@ -270,24 +275,10 @@ class Arrivals:
         return len(self._others)
 
 
-async def _set_up(plant: Plant) -> None:
-    store, transport = plant.site.open_store(), plant.site.open_transport()
+async def _fill(targets: Targets, load: Load, stored: Callable[[int], None]) -> None:
+    store, clock, count, told = targets.deployment.open_store(), SystemClock(), 0, time.monotonic()
     try:
-        await store.initialize(plant.site.endpoint, TransactionMode.RECEIVE_ONLY)
-        if isinstance(store, SetsUp):
-            await store.setup()
-        if isinstance(transport, SetsUp):
-            await transport.setup()
-        await transport.create_queues([plant.site.queue, plant.site.error_queue])
-    finally:
-        await store.close()
-        await transport.close()
-
-
-async def _fill(plant: Plant, load: Load, stored: Callable[[int], None]) -> None:
-    store, clock, count, told = plant.site.open_store(), SystemClock(), 0, time.monotonic()
-    try:
-        await store.initialize(plant.site.endpoint, TransactionMode.RECEIVE_ONLY)
+        await store.initialize(targets.deployment.endpoint, TransactionMode.RECEIVE_ONLY)
         for batch in load.batches():
             count += (await store.store_many(batch, clock.now())).stored
             if time.monotonic() - told > 1:

@@ -1,8 +1,8 @@
 """The handling process of a benchmark: an ordinary endpoint whose handler only notes which messages it saw.
 
-Run as ``python -m postdate.bench.handler TALLY N CONCURRENCY``; the site comes as the first line on its standard input.
-It says ``ready`` before it has an endpoint, starts one at the second line, stops it at the next, and then prints one
-JSON object.
+Run as ``python -m postdate.bench.handler TALLY N CONCURRENCY``; the deployment comes as the first line on its standard
+input. It says ``ready`` before it has an endpoint, starts one at the second line, stops it at the next, and then prints
+one JSON object.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from postdate.bench.site import Site
+from postdate.bench.deployment import Deployment
 from postdate.bench.system import peak_rss_mb
 from postdate.bench.tally import Tally
 from postdate.bench.workload import Ping
@@ -23,10 +23,12 @@ from postdate.endpoint.endpoint import Endpoint
 from postdate.endpoint.handling import HandlerContext
 
 
-async def serve(site: Site, tally: Tally, n: int, concurrency: int) -> None:
+async def serve(deployment: Deployment, tally: Tally, n: int, concurrency: int) -> None:
     """Run the endpoint between two lines of standard input."""
-    transport, times = site.open_transport(), [0] * n
-    endpoint = Endpoint(site.endpoint, transport=transport, error_queue=site.error_queue, concurrency=concurrency)
+    transport, times = deployment.open_transport(), [0] * n
+    endpoint = Endpoint(
+        deployment.endpoint, transport=transport, error_queue=deployment.error_queue, concurrency=concurrency
+    )
 
     @endpoint.handler(Ping)
     async def note(message: Ping, _context: HandlerContext) -> None:
@@ -54,5 +56,5 @@ async def serve(site: Site, tally: Tally, n: int, concurrency: int) -> None:
 
 if __name__ == "__main__":
     with Tally(Path(sys.argv[1])) as of_ours:
-        place, messages, at_once = Site.from_json(sys.stdin.readline()), int(sys.argv[2]), int(sys.argv[3])
+        place, messages, at_once = Deployment.from_json(sys.stdin.readline()), int(sys.argv[2]), int(sys.argv[3])
         anyio.run(serve, place, of_ours, messages, at_once)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from postdate.bench.site import Site
+from postdate.bench.deployment import Deployment
 from postdate.bench.workload import Load
 from postdate.errors import PostdateError
 
@@ -16,27 +17,27 @@ _ENDS_WITHIN_SECONDS = 10.0
 
 
 class Partner:
-    """A module of ours run as a process: told where and what, it says ``ready``; starts at a line, may stop at another.
+    """A module run as a process: told where and what, it says ``ready``; starts at a line, may stop at another.
 
     It is in a process group of its own, so that an interrupt from the keyboard reaches only us, who then end it.
 
     Args:
-        module: to run with ``python -m``.
+        module: to run with ``python -m``, or the path of a script.
         role: told to servers that show it beside the connection.
-        site: where to work; told on standard input, for it may hold a password.
+        deployment: where to work; told on standard input, for it may hold a password.
         arguments: what to do.
     """
 
-    def __init__(self, module: str, role: str, site: Site, *arguments: object) -> None:
+    def __init__(self, module: str | Path, role: str, deployment: Deployment, *arguments: object) -> None:
         self._module = module
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, arguments)],
+            [sys.executable, *([module] if isinstance(module, Path) else ["-m", module]), *map(str, arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             process_group=0,
         )
-        self._say(site.seen_as(role).to_json())
+        self._say(deployment.seen_as(role).to_json())
 
     def __enter__(self) -> Self:
         try:

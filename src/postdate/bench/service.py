@@ -1,9 +1,9 @@
 """The service process of a benchmark: an ordinary send-only endpoint that also notes when each batch was in its queue.
 
-Run as ``python -m postdate.bench.service TALLY LEAD [now]``; the site comes as the first line on its standard input. It
-says ``ready`` when it has started and would look for due messages, looks from the second line on (or at once, given
-``now``), stops at the next, and then prints one JSON object. If the second line is a load, the service also stores each
-of its messages itself, ``LEAD`` seconds before it is due.
+Run as ``python -m postdate.bench.service TALLY LEAD [now]``; the deployment comes as the first line on its standard
+input. It says ``ready`` when it has started and would look for due messages, looks from the second line on (or at once,
+given ``now``), stops at the next, and then prints one JSON object. If the second line is a load, the service also
+stores each of its messages itself, ``LEAD`` seconds before it is due.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.to_thread
 
-from postdate.bench.site import Site
+from postdate.bench.deployment import Deployment
 from postdate.bench.storer import paced
 from postdate.bench.system import peak_rss_mb
 from postdate.bench.tally import Tally
@@ -73,25 +74,25 @@ def watch(store: ClaimingStore, transport: Transport, notes: Notes) -> None:
     if isinstance(store, MovingStore):
         move_due = store.move_due
 
-        async def noted_move_due(now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
+        async def noted_move_due(now: datetime, limit: int, **options: Any) -> MoveReport:
             await notes.gate.wait()
-            report = await move_due(now, limit, listing=listing)
+            report = await move_due(now, limit, **options)
             notes.delivered(report.delivered)
             return report
 
         vars(store)["move_due"] = noted_move_due
 
 
-async def serve(site: Site, tally: Tally, lead: float, *, at_once: bool) -> None:
+async def serve(deployment: Deployment, tally: Tally, lead: float, *, at_once: bool) -> None:
     """Run the service between two lines of standard input."""
     stored: Mapping[str, float] = {}
-    store, transport, notes = site.open_store(), site.open_transport(), Notes(tally)
+    store, transport, notes = deployment.open_store(), deployment.open_transport(), Notes(tally)
     watch(store, transport, notes)
     endpoint = Endpoint(
-        site.endpoint,
+        deployment.endpoint,
         transport=transport,
         delayed_delivery=DelayedDelivery(store),
-        error_queue=site.error_queue,
+        error_queue=deployment.error_queue,
         send_only=True,
     )
     async with endpoint:
@@ -113,5 +114,5 @@ async def serve(site: Site, tally: Tally, lead: float, *, at_once: bool) -> None
 
 if __name__ == "__main__":
     with Tally(Path(sys.argv[1])) as of_ours:
-        place, lead_seconds = Site.from_json(sys.stdin.readline()), float(sys.argv[2])
+        place, lead_seconds = Deployment.from_json(sys.stdin.readline()), float(sys.argv[2])
         anyio.run(lambda: serve(place, of_ours, lead_seconds, at_once=sys.argv[3:] == ["now"]))

@@ -1,4 +1,4 @@
-"""A process that stores beside a benchmark; the site comes as the first line on its standard input.
+"""A process that stores beside a benchmark; the deployment comes as the first line on its standard input.
 
 ``python -m postdate.bench.storer WHAT …`` says ``ready``, begins when it is told a load, prints what it
 found, and stays connected until it is left:
@@ -6,8 +6,6 @@ found, and stays connected until it is left:
 - ``fill TALLY``: stores the load in bulk.
 - ``paced LEAD``: stores each message of the load ``LEAD`` seconds before it is due, one commit each.
 - ``flat-out SECONDS``: single commits, one after the other; prints their rate and durations.
-- ``closed WINDOW STORED TAKEN``: stores batch after batch, due at once, never more than ``WINDOW`` messages ahead of
-  what is taken off the queue; both are tallies.
 """
 
 from __future__ import annotations
@@ -24,14 +22,13 @@ from typing import Any
 import anyio
 import anyio.to_thread
 
+from postdate.bench.deployment import Deployment
 from postdate.bench.result import lateness
-from postdate.bench.site import Site
 from postdate.bench.tally import Tally
 from postdate.bench.workload import Load
-from postdate.clock import SystemClock, to_microseconds
+from postdate.clock import SystemClock
 from postdate.ports import ClaimingStore, TransactionMode
 
-_CLOSED_LOOP_LOOKS_AGAIN_SECONDS = 0.0005
 _AT_ONCE = 16
 _OTHERS_NUMBERS = 1 << 40
 
@@ -80,28 +77,13 @@ async def flat_out(store: ClaimingStore, load: Load, seconds: float) -> Mapping[
             "store_max_ms": found.max_ms}  # fmt: skip
 
 
-async def closed(store: ClaimingStore, load: Load, window: int, stored: Tally, taken: Tally) -> Mapping[str, float]:
-    """Store batch after batch, due at once, never more than ``window`` messages ahead of what is taken."""
-    clock = SystemClock()
-    for first in range(load.start, load.start + load.count, load.batch):
-        count = min(load.batch, load.start + load.count - first)
-        while stored.value + count - taken.value > window:  # noqa: ASYNC110 - the count is another process'
-            await anyio.sleep(_CLOSED_LOOP_LOOKS_AGAIN_SECONDS)
-        now = clock.now()
-        part = replace(load, start=first, count=count, first_due=to_microseconds(now), spacing=0.0)
-        for batch in part.batches():
-            await store.store_many(batch, now)
-        stored.add(count)
-    return {}
-
-
 Work = Callable[[ClaimingStore, Load], Coroutine[Any, Any, Mapping[str, float]]]
 
 
-async def main(site: Site, work: Work) -> None:
+async def main(deployment: Deployment, work: Work) -> None:
     """Open the store, say ``ready``, wait for a load, do the work, print what was found."""
-    store = site.open_store()
-    await store.initialize(site.endpoint, TransactionMode.RECEIVE_ONLY)
+    store = deployment.open_store()
+    await store.initialize(deployment.endpoint, TransactionMode.RECEIVE_ONLY)
     print("ready", flush=True)
     line = await anyio.to_thread.run_sync(sys.stdin.readline)
     if line:  # else nobody is left to work for
@@ -120,12 +102,9 @@ def chosen(what: str, *rest: str) -> Work:
             return lambda store, load: paced(store, load, float(lead))
         case "flat-out", (seconds,):
             return lambda store, load: flat_out(store, load, float(seconds))
-        case "closed", (window, stored, taken):
-            tallies = Tally(Path(stored)), Tally(Path(taken))
-            return lambda store, load: closed(store, load, int(window), *tallies)
         case _:
             raise ValueError(f"no such work: {what} {rest}")
 
 
 if __name__ == "__main__":
-    anyio.run(main, Site.from_json(sys.stdin.readline()), chosen(*sys.argv[1:]))
+    anyio.run(main, Deployment.from_json(sys.stdin.readline()), chosen(*sys.argv[1:]))

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 
-from postdate.bench.site import Site
+from postdate.bench.deployment import Deployment
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.messages import DelayedMessage, Headers, encode_headers
 
@@ -135,7 +135,7 @@ class Load:
         ]
 
 
-def load(site: Site, numbers: range, first_due: datetime, spacing: timedelta, batch: int = BATCH) -> Load:
+def load(deployment: Deployment, numbers: range, first_due: datetime, spacing: timedelta, batch: int = BATCH) -> Load:
     """Return messages of one run, due from ``first_due`` on."""
     apart = spacing / timedelta(microseconds=1)
-    return Load(site.run, site.queue, numbers.start, len(numbers), to_microseconds(first_due), apart, batch)
+    return Load(deployment.run, deployment.queue, numbers.start, len(numbers), to_microseconds(first_due), apart, batch)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Final, ParamSpec, TypeVar, get_type_hints
 
 import typer
@@ -103,25 +103,65 @@ def command(
 ) -> Callable[[Command[P]], Command[P]]:
     """Register a function as the command ``name`` of ``app``; it is given a :class:`Use` first.
 
+    A parameter whose type is a dataclass is a group of options: its fields are options like other parameters. So
+    options that several commands have are written once.
+
     Args:
         app: group of the command.
         name: of the command.
         reports: whether it takes ``--json``.
         settings: further arguments of ``typer.Typer.command``.
     """
-    common = {**_COMMON, "as_json": _JSON} if reports else _COMMON
+    common = _parameters({**_COMMON, "as_json": _JSON} if reports else _COMMON)
 
     def register(function: Command[P]) -> Command[P]:
+        groups = _groups(function)
+
         def run(context: typer.Context, **arguments: Any) -> None:
-            given = {option: arguments.pop(option) for option in common}
+            given = {option.name: arguments.pop(option.name) for option in common}
+            for parameter, group in groups.items():
+                arguments[parameter] = group(**{each.name: arguments.pop(each.name) for each in fields(group)})
             function(_together(context.obj, given), **arguments)  # pyright: ignore[reportCallIssue] - typer has checked them
 
-        run.__doc__ = function.__doc__
-        run.__signature__ = _signature(function, common)
-        app.command(name, **settings)(run)
+        add_command(app, name, function, run, common, **settings)
         return function
 
     return register
+
+
+def add_command(
+    app: typer.Typer,
+    name: str,
+    function: Callable[..., object],
+    run: Callable[..., None],
+    common: Sequence[inspect.Parameter],
+    **settings: Any,
+) -> None:
+    """Register ``run`` as a command that takes the options of a function, and common ones.
+
+    Args:
+        app: group of the command.
+        name: of the command.
+        function: whose parameters, but for the first, are options; it also gives the help.
+        run: called with the context and with all options by name.
+        common: options besides, as :func:`options_of` returns them.
+        settings: further arguments of ``typer.Typer.command``.
+    """
+    run.__doc__ = function.__doc__
+    run.__signature__ = inspect.Signature([_CONTEXT, *options_of(function)[1:], *common])
+    app.command(name, **settings)(run)
+
+
+def options_of(function: Callable[..., object]) -> list[inspect.Parameter]:
+    """Return the parameters of a function as typer reads options: with their types resolved, and groups taken apart."""
+    hints, kind = get_type_hints(function, include_extras=True), inspect.Parameter.KEYWORD_ONLY
+    groups, found = _groups(function), list[inspect.Parameter]()
+    for each in inspect.signature(function).parameters.values():
+        if each.name in groups:
+            found += _of_group(groups[each.name])
+        else:
+            found.append(each.replace(annotation=hints[each.name], kind=kind))
+    return found
 
 
 def keep_common(context: typer.Context, **options: Any) -> None:
@@ -152,12 +192,18 @@ def _parameters(common: dict[str, Any]) -> list[inspect.Parameter]:
     ]
 
 
-def _signature(function: Callable[..., None], common: dict[str, Any]) -> inspect.Signature:
-    """Return the signature that typer reads: the function's own parameters, then the common options."""
-    hints = get_type_hints(function, include_extras=True)
-    own = list(inspect.signature(function).parameters.values())[1:]
-    parameters = [each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
-    return inspect.Signature([_CONTEXT, *parameters, *_parameters(common)])
+def _groups(function: Callable[..., object]) -> dict[str, type[Any]]:
+    """Return the parameters of a command that are groups of options."""
+    _, *own = inspect.signature(function).parameters
+    hints = get_type_hints(function)
+    return {name: hints[name] for name in own if is_dataclass(hints[name])}
+
+
+def _of_group(group: type[Any]) -> list[inspect.Parameter]:
+    hints, kind = get_type_hints(group, include_extras=True), inspect.Parameter.KEYWORD_ONLY
+    return [
+        inspect.Parameter(each.name, kind, default=each.default, annotation=hints[each.name]) for each in fields(group)
+    ]
 
 
 class _WrongUsage(typer.TyperException):

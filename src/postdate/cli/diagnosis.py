@@ -55,14 +55,14 @@ def _line(check: Check) -> str:
 def version(use: Use) -> None:
     """Say which Postdate, Python and SQLite these are."""
     import postdate
-    from postdate.backends.sqlite.observation import sqlite_version
-    from postdate.backends.sqlite.setup import newest_version
+    from postdate.wiring import libraries
 
+    own, *others = libraries()
     found = {
         "postdate": postdate.__version__,
-        "schema": newest_version(),
+        "schema": own.schema,
         "python": platform.python_version(),
-        "sqlite": ".".join(str(part) for part in sqlite_version()),
+        **{each.name: ".".join(str(part) for part in each.version) for each in (own, *others)},
         "platform": platform.platform(),
         "executable": sys.executable,
     }

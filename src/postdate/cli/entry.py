@@ -21,12 +21,12 @@ def main() -> None:
     sys.exit(run(sys.argv[1:]))
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Run ``postdate`` with ``arguments`` and return the exit code."""
+def run(arguments: Sequence[str], commands: typer.Typer = app, name: str = "postdate") -> int:
+    """Run ``postdate``, or other commands, with ``arguments`` and return the exit code."""
     for stream in (sys.stdout, sys.stderr):
         _write_every_character(stream)
     try:
-        return _call(arguments)
+        return _call(arguments, commands, name)
     except typer.TyperException as error:
         return _wrong_usage(error)
     except (KeyboardInterrupt, typer.Abort):
@@ -37,9 +37,9 @@ def run(arguments: Sequence[str]) -> int:
         return _failed(error)
 
 
-def _call(arguments: Sequence[str]) -> int:
+def _call(arguments: Sequence[str], commands: typer.Typer, name: str) -> int:
     try:
-        ended: object = app(list(arguments), prog_name="postdate", standalone_mode=False)
+        ended: object = commands(list(arguments), prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except SystemExit as ending:
         if isinstance(ending.__context__, BrokenPipeError):  # typer has made 1 of it

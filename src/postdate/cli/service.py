@@ -156,10 +156,6 @@ class _Service:
 
     async def _create_queues(self, transport: Transport) -> None:
         """Before anything is delivered: a message that falls due must find its queue."""
-        from postdate.ports import SetsUp
-
-        if isinstance(transport, SetsUp):
-            await transport.setup()
         if self._settings.queues.create:
             await transport.create_queues(self._settings.queues.create)
 

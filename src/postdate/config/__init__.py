@@ -5,42 +5,24 @@ names and defaults of specification 1.4.
 """
 
 from postdate.config.addresses import Address, check_server, resolved, without_secrets
-from postdate.config.sections import (
-    KEYS,
-    DelayedDeliverySettings,
-    EndpointSettings,
-    IntakeSettings,
-    OutboxSettings,
-    QueueSettings,
-    SagaSettings,
-    SettingRow,
-    Settings,
-    StoreSettings,
-    TimeoutManagerSettings,
-    TransportSettings,
-)
+from postdate.config.sections import SECTIONS, SectionValues, SettingRow, Settings, definitions, keys
 from postdate.config.sources import DEFAULT_FILE, FILE_VARIABLE, PREFIX, load_settings
-from postdate.config.texts import format_duration, parse_duration, parse_instant
+from postdate.config.texts import parse_duration, parse_instant
+from postdate.ports.settings import format_duration
 
 __all__ = [
     "DEFAULT_FILE",
     "FILE_VARIABLE",
-    "KEYS",
     "PREFIX",
+    "SECTIONS",
     "Address",
-    "DelayedDeliverySettings",
-    "EndpointSettings",
-    "IntakeSettings",
-    "OutboxSettings",
-    "QueueSettings",
-    "SagaSettings",
+    "SectionValues",
     "SettingRow",
     "Settings",
-    "StoreSettings",
-    "TimeoutManagerSettings",
-    "TransportSettings",
     "check_server",
+    "definitions",
     "format_duration",
+    "keys",
     "load_settings",
     "parse_duration",
     "parse_instant",

@@ -7,15 +7,16 @@ import json
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
 from postdate.backends.registry import schemes_in_one_database
 from postdate.config.addresses import Address, resolved
-from postdate.config.sections import FOLLOWS, KEYS, SECTIONS, Settings
-from postdate.config.values import FromText, Wrong
+from postdate.config.sections import FOLLOWS, SECTIONS, Settings, definitions, keys, section_values
+from postdate.config.values import FromText, read
 from postdate.errors import ConfigurationError, UnknownSetting
+from postdate.ports.settings import Secret, Setting, Wrong
 
 DEFAULT_FILE: Final = "postdate.toml"
 FILE_VARIABLE: Final = "POSTDATE_CONFIG"
@@ -91,7 +92,7 @@ def _from_section(section: str, table: Mapping[str, Any], place: Callable[[str],
     found: dict[str, _Found] = {}
     for name, raw in table.items():
         key = f"{section}.{name}"
-        if key not in KEYS:
+        if name not in definitions(section):
             raise UnknownSetting(_unknown_key(key, f"setting {name!r} in section [{section}]", place(key)))
         found[key] = _Found(raw, place(key))
     return found
@@ -121,12 +122,13 @@ def _place(path: Path, line: int | None) -> str:
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, _Found]:
     found: dict[str, _Found] = {}
+    known = keys()
     for variable, value in environment.items():
         if not variable.startswith(PREFIX) or variable == FILE_VARIABLE:
             continue
         section, separator, name = variable.removeprefix(PREFIX).lower().partition(_SECTION_END)
         key = f"{section}.{name}"
-        if key in KEYS:
+        if key in known:
             found[key] = _Found(FromText(value), f"environment {variable}")
         elif separator or _with_one_underscore(variable):
             raise UnknownSetting(_unknown_key(key, f"variable {variable}", "environment", shown=_variable))
@@ -135,7 +137,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Found]:
 
 
 def _with_one_underscore(variable: str) -> bool:
-    return variable in {_variable(key).replace(_SECTION_END, "_") for key in KEYS}
+    return variable in {_variable(key).replace(_SECTION_END, "_") for key in keys()}
 
 
 def _variable(key: str) -> str:
@@ -150,20 +152,21 @@ def _unknown_section(section: str, where: str) -> str:
 
 def _unknown_key(key: str, what: str, where: str, shown: Callable[[str], str] = str) -> str:
     section, _, name = key.partition(".")
-    here = {each.partition(".")[2]: each for each in KEYS if each.startswith(f"{section}.")}
+    known = keys()
+    here = {each.partition(".")[2]: each for each in known if each.startswith(f"{section}.")}
     close = [here[each] for each in difflib.get_close_matches(name, here, n=1)]
-    close = close or difflib.get_close_matches(key, KEYS, n=1, cutoff=0.75)
+    close = close or difflib.get_close_matches(key, known, n=1, cutoff=0.75)
     if close:
         hint = f"did you mean {shown(close[0])}?"
     else:
-        hint = f"there are {', '.join(shown(each) for each in here.values() or KEYS)}"
+        hint = f"there are {', '.join(shown(each) for each in here.values() or known)}"
     return f"there is no {what} ({where}); {hint}"
 
 
 _STORE: Final = "store.address"
 _TRANSPORT: Final = "transport.address"
 _TIMEOUTS: Final = "timeout_manager.address"
-_ADDRESSES: Final = (_STORE, _TRANSPORT, _TIMEOUTS, "sagas.address", "outbox.address")
+_ADDRESSES: Final = tuple(f"{section}.address" for section, what in SECTIONS.items() if what.role is not None)
 
 
 def _follow_references(found: dict[str, _Found], environment: Mapping[str, str]) -> None:
@@ -217,22 +220,33 @@ def _share_schema(found: dict[str, _Found], named: str, other: str) -> None:
 
 def _build(found: Mapping[str, _Found], path: Path | None) -> Settings:
     sections: dict[str, Any] = {}
-    for section, kind in SECTIONS.items():
-        values: dict[str, Any] = {}
-        for each in fields(kind):
-            key = f"{section}.{each.name}"
-            if key in found:
-                values[each.name] = _read(key, found[key], each.metadata["read"])
-        sections[section] = kind(**values)
+    for section in SECTIONS:
+        scheme = _scheme(section, found)
+        given = {
+            name: _read(f"{section}.{name}", found[f"{section}.{name}"], each)
+            for name, each in definitions(section, scheme).items()
+            if f"{section}.{name}" in found
+        }
+        sections[section] = section_values(section, given, scheme)
     return Settings(**sections, origins={key: value.origin for key, value in found.items()}, file=path)
 
 
-def _read(key: str, value: _Found, read: Callable[[Any], Any]) -> Any:
+def _scheme(section: str, found: Mapping[str, _Found]) -> str:
+    """Return the scheme of a section's address, or of the store's where it has none; empty: nothing says it."""
+    for key in (f"{section}.address", _STORE):
+        if key in found and isinstance(found[key].raw, str):
+            return Address(found[key].raw).scheme
+    return ""
+
+
+def _read(key: str, value: _Found, setting: Setting) -> Any:
     try:
-        return read(value.raw)
+        return read(setting, value.raw)
     except Wrong as error:
         if isinstance(value.raw, Address) and value.raw.reference is not None:  # may be a secret, so it is not shown
             raise ConfigurationError(f"{key} {error}, not what is in {value.raw.reference} ({value.origin})") from None
+        if setting.kind is Secret:
+            raise ConfigurationError(f"{key} {error} ({value.origin})") from None
         raw = Address(value.raw).shown if isinstance(value.raw, str) else value.raw
         raise ConfigurationError(f"{key} {error}, not {_toml(raw)} ({value.origin})") from error
 

@@ -46,16 +46,6 @@ def parse_duration(text: str) -> timedelta:
         raise InvalidTimestamp(f"the duration {text!r} is too long") from error
 
 
-def format_duration(duration: timedelta) -> str:
-    """Return the shortest text that :func:`parse_duration` reads back as ``duration``, which is not negative."""
-    rest, text = duration // timedelta(microseconds=1), ""
-    for unit, size in _UNIT_MICROSECONDS.items():
-        if unit != "w" and rest >= size:
-            count, rest = divmod(rest, size)
-            text += f"{count}{unit}"
-    return text or "0s"
-
-
 def parse_instant(text: str) -> datetime:
     """Return the UTC instant of an ISO 8601 date and time with an offset or ``Z``.
 

@@ -49,16 +49,7 @@ from postdate.errors import (
 from postdate.messages import DelayedMessage, Envelope, delay_headers, to_envelope, without_delay_headers
 from postdate.metrics import NO_METRICS, Metrics
 from postdate.outage_log import OutageLog
-from postdate.ports import (
-    OUTCOME_RECORDS,
-    Claim,
-    ClaimingStore,
-    EnlistingStore,
-    Outcome,
-    RevocableStore,
-    Transport,
-    Wake,
-)
+from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, MovingStore, Outcome, Transport, Wake
 from postdate.ports.stores import Discarding
 
 LONGEST_SEND = timedelta(seconds=30)
@@ -162,7 +153,6 @@ class Dispatcher:
         self._finisher = Finisher(store, self.asking, clock, failure_rate, journal)
         self._outages, self._doomed = Outages(), dict[str, _Doomed]()
         self._enlisting = enlisting(store, transport)
-        self._revocable = store if isinstance(store, RevocableStore) else None
         self._hangs_after, self._patience = in_real_time(clock, HANGS_AFTER), in_real_time(clock, PATIENCE)
         self._longest_send, self._fresh = in_real_time(clock, LONGEST_SEND), in_real_time(clock, FRESH)
         self._in_flight = InFlight(self._hangs_after)
@@ -192,7 +182,7 @@ class Dispatcher:
 
         Outside, and where store and queues share a database, :meth:`take` returns when its batch is done.
         """
-        stop_listening = self._revocable.when_lost(self._in_flight.lose) if self._revocable else None
+        stop_listening = self._store.when_lost(self._in_flight.lose)
         self.asking.hurry(hurries=False)
         try:
             async with anyio.create_task_group() as tasks:
@@ -392,7 +382,7 @@ class Dispatcher:
 
     def _is_ours(self, batch: Batch, claim: Claim) -> bool:
         """Return whether a claim is in force: to be asked right before anything leaves because of it."""
-        if self._revocable is not None and not self._revocable.still_holds(claim):
+        if not self._store.still_holds(claim):
             batch.lost.add(claim.message.message_id)
         return claim.message.message_id not in batch.lost
 
@@ -678,10 +668,10 @@ def _log_delivered(sent: Sequence[Claim], now: datetime) -> None:
     log.debug("%d messages delivered to %s%s, latest %.0f ms late", len(sent), destinations[0], others, late)
 
 
-def enlisting(store: ClaimingStore, transport: Transport) -> EnlistingStore | None:
+def enlisting(store: ClaimingStore, transport: Transport) -> MovingStore | None:
     """Return the store if it can share a transaction with the transport."""
     database = store.capabilities.database
-    if database is None or database != transport.capabilities.database or not isinstance(store, EnlistingStore):
+    if database is None or database != transport.capabilities.database or not isinstance(store, MovingStore):
         return None
     return store
 

@@ -24,7 +24,7 @@ from postdate.core.recoverability import is_outage, retry_delay
 from postdate.errors import PostdateError
 from postdate.messages import DelayedMessage
 from postdate.outage_log import OutageLog
-from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, Outcome, RecordKind, ReleasingStore
+from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, Outcome, RecordKind
 
 REMEMBERED: Final = 10_000
 """Messages at most, of which something could not be written; with as many, no more are claimed."""
@@ -119,7 +119,6 @@ class Finisher:
     ) -> None:
         self._store, self._guard, self._clock = store, guard, clock
         self._failure_rate, self._journal = failure_rate, journal
-        self._releasing = store if isinstance(store, ReleasingStore) else None
         self._left: dict[str, _Left] = {}
         """What is held until it is written."""
         self._void: dict[str, _Left] = {}
@@ -277,10 +276,6 @@ class Finisher:
         Those that have not failed go in one call, or a few; each failure is written by itself, several at once: most of
         the time of each is waiting for its commit. A store that is unavailable is not asked for each of them.
         """
-        if self._releasing is None:
-            given = [
-                GivingBack(each.claim, each.attempt_at, each.reason or "the queues take nothing") for each in given
-            ]
         failed = deque(each for each in given if each.reason is not None)
         written = await self._release([each for each in given if each.reason is None])
 
@@ -316,9 +311,7 @@ class Finisher:
         return released
 
     async def _release_some(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        store = self._releasing
-        assert store is not None
-        released = await self._guard.call(lambda: store.release(claims, attempt_at))
+        released = await self._guard.call(lambda: self._store.release(claims, attempt_at))
         self._works()
         return released
 

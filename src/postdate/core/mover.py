@@ -13,7 +13,6 @@ from postdate.core.journal import NO_JOURNAL, Journal
 from postdate.core.poller import Taken
 from postdate.metrics import NO_METRICS, Metrics
 from postdate.ports import MoveReport, MovingStore, Wake
-from postdate.ports.stores import DiscardingStore
 
 _MOVED_AT_ONCE = 1_000
 _LEFT_BEHIND_AT_ONCE = 25
@@ -27,7 +26,7 @@ class Mover:
     Args:
         store: in the database of the transport.
         dispatcher: for messages whose destination is not a queue of that database: they go the ordinary way. If it
-            discards what has lapsed, the store must be a :class:`postdate.ports.stores.DiscardingStore`.
+            discards what has lapsed, the store must be a :class:`postdate.ports.stores.MovingStore`.
         clock: for the time of each move.
         metrics: what is counted.
         journal: told of what was moved.
@@ -71,10 +70,7 @@ class Mover:
 
     async def _move(self, now: datetime) -> MoveReport:
         discarding = self._dispatcher.discarding
-        if discarding is None:
-            return await self._store.move_due(now, _MOVED_AT_ONCE, listing=self._listing)
-        assert isinstance(self._store, DiscardingStore)
-        return await self._store.move_wanted(now, _MOVED_AT_ONCE, discarding, listing=self._listing)
+        return await self._store.move_due(now, _MOVED_AT_ONCE, discarding=discarding, listing=self._listing)
 
     def _count(self, report: MoveReport, duration: timedelta) -> None:
         self._metrics.fetched(report.delivered + report.expired, duration)

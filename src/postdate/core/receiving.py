@@ -120,7 +120,7 @@ def _is_cancelled_by_others(task: asyncio.Task[object]) -> bool:
     return anyio.current_effective_deadline() == -math.inf or task.cancelling() > 1
 
 
-class WatchedReceiver:
+class WatchedReceiver(Receiver):
     """Does what ``receiver`` does; see :class:`Watch`.
 
     Args:
@@ -143,6 +143,10 @@ class WatchedReceiver:
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
         """See :meth:`postdate.ports.Receiver.roll_back`."""
         await self.watch.call(self._receiver.roll_back(received, failed=failed), self._receiver, TransportUnreachable)
+
+    async def take(self, message_id: str) -> Received | None:
+        """See :meth:`postdate.ports.Receiver.take`."""
+        return await self._receiver.take(message_id)
 
     async def close(self) -> None:
         """See :meth:`postdate.ports.Receiver.close`."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import cast
 
 from postdate.core.guard import calling_store
 from postdate.errors import ConfigurationError, DuplicateMessage, PostdateError
@@ -21,7 +22,6 @@ from postdate.ports import (
     ClaimingStore,
     DelayedMessageStore,
     Outcome,
-    SetsUp,
     StoreCapabilities,
     StoreReport,
     TransactionMode,
@@ -49,13 +49,12 @@ def claiming(store: object) -> ClaimingStore:
         ConfigurationError: a method is missing or is not async; it is named.
     """
     _check(store, REQUIRED, "a delayed message store")
-    if hasattr(store, "claim_due"):
-        _check(store, CLAIMING, "a store that claims in batches")
-        if not isinstance(store, ClaimingStore):
-            raise ConfigurationError(f"{type(store).__name__} claims in batches, so it must have capabilities")
+    if isinstance(store, ClaimingStore):
         return store
-    assert isinstance(store, DelayedMessageStore)
-    return SimpleStore(store)
+    name = type(store).__name__
+    if hasattr(store, "claim_due"):
+        raise ConfigurationError(f"{name} claims in batches, so it must say so: class {name}(ClaimingStore)")
+    return SimpleStore(cast("DelayedMessageStore", store))
 
 
 def _check(store: object, methods: Sequence[str], what: str) -> None:
@@ -77,7 +76,7 @@ class _Kept:
     attempt_at: datetime
 
 
-class SimpleStore:
+class SimpleStore(ClaimingStore):
     """Claims by fetching, finishes by removing, gives back by counting a failure.
 
     Args:
@@ -101,9 +100,10 @@ class SimpleStore:
 
     async def setup(self) -> None:
         """Let the store create its tables, where it has such a method."""
-        if isinstance(self._store, SetsUp):
+        setting_up = getattr(self._store, "setup", None)
+        if setting_up is not None:
             with calling_store(self._store):
-                await self._store.setup()
+                await setting_up()
 
     async def close(self) -> None:
         """Close the store, where it has such a method, whether that is async or not."""

@@ -16,7 +16,7 @@ from postdate.clock import Clock, SystemClock, later, time_left
 from postdate.core.guard import Guard
 from postdate.errors import PostdateError
 from postdate.outage_log import OutageLog, shown_duration
-from postdate.ports import TimekeepingStore
+from postdate.ports import ClaimingStore
 
 log = logging.getLogger("postdate.clock")
 
@@ -85,7 +85,7 @@ class FollowingClock:
         judges: whether :meth:`now` shows the store's time; else the machine's, and the difference is only told.
     """
 
-    def __init__(self, own: SystemClock, store: TimekeepingStore, *, judges: bool = True) -> None:
+    def __init__(self, own: SystemClock, store: ClaimingStore, *, judges: bool = True) -> None:
         self._own, self._store, self._judges = own, store, judges
         self._asking = Guard.of_store(store, own, ANSWERS_WITHIN)
         self._known: Bounds | None = None
@@ -228,6 +228,6 @@ def clock_of_store(clock: Clock, store: object, *, judges: bool = True) -> Follo
 
     A clock of tests or of simulations is nobody else's, so no server's goes before it.
     """
-    if isinstance(clock, SystemClock) and isinstance(store, TimekeepingStore):
+    if isinstance(clock, SystemClock) and isinstance(store, ClaimingStore) and store.capabilities.has_clock:
         return FollowingClock(clock, store, judges=judges)
     return None

@@ -30,7 +30,6 @@ from postdate.ports import (
     IntakeQueue,
     MovingStore,
     Receiver,
-    SetsUp,
     TransactionMode,
     Transport,
 )
@@ -167,8 +166,7 @@ class DelayedDeliveryService:
         """
         await self._settings.claims.initialize(self._around.endpoint, self._around.mode)
         if set_up:
-            if isinstance(self._settings.store, SetsUp):
-                await self._settings.store.setup()
+            await self._settings.claims.setup()
             await self._around.transport.create_queues([*self._own_queues, self._dispatch.error_queue])
             if self._foreign is not None:
                 await self._foreign.transport.create_intake(self._foreign.exchange)

@@ -17,7 +17,7 @@ from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, 
 from postdate.endpoint.timeout_manager import enlisting_timeouts, timeout_manager_queue
 from postdate.errors import DelayedDeliveryNotConfigured
 from postdate.messages import DelayedMessage, Envelope, new_message_id
-from postdate.ports import EnlistingStore, SagaStore, TransactionMode, Transport, Work
+from postdate.ports import MovingStore, SagaStore, TransactionMode, Transport, Work
 
 Outgoing = Envelope | DelayedMessage
 
@@ -34,7 +34,7 @@ class Delays:
     """
 
     endpoint: str
-    store: EnlistingStore | None
+    store: MovingStore | None
     carry: Callable[[DelayedMessage], Envelope] | None
     timeout_manager: str | None
 

@@ -36,6 +36,7 @@ from postdate.core.recoverability import (
 from postdate.core.store_clock import FollowingClock, clock_of_store
 from postdate.endpoint.audit import Audit
 from postdate.endpoint.critical import BreakerTimers, CriticalErrorAction, CriticalErrors, log_critical_error
+from postdate.endpoint.database import Database, parts_of, sagas_in
 from postdate.endpoint.delayed_delivery import (
     RECEIVE_BREAKER,
     DelayedDeliveryService,
@@ -84,11 +85,11 @@ from postdate.messages import (
 from postdate.metrics import NO_METRICS, Metrics
 from postdate.ports import (
     End,
+    MovingStore,
     NativeTransaction,
     Received,
     RecordKind,
     SagaStore,
-    TransactionalStore,
     TransactionMode,
     Transport,
     Work,
@@ -113,8 +114,12 @@ class Endpoint:
 
     Args:
         name: of the endpoint and of its input queue.
+        database: in which all is kept that the other arguments do not name: the queues; delayed messages, unless there
+            is a ``timeout_manager``; sagas, when one is registered; the outbox, when it is ``True``. For example
+            ``Sqlite(path)`` or ``Postgres(url)``. It is not closed with the endpoint.
         transport: of all queues.
-        delayed_delivery: how delayed messages are kept; without it and a timeout manager, delayed sends are refused.
+        delayed_delivery: how delayed messages are kept; without it, a database and a timeout manager, delayed sends are
+            refused.
         timeout_manager: the older way, in this endpoint or in another one; beside ``delayed_delivery`` it only ends
             what it has begun.
         transaction_mode: a mode or its name; default: the strongest that transport and store can keep together.
@@ -135,7 +140,7 @@ class Endpoint:
             and the last error. By default it is logged.
         metrics: what is counted and measured is told to it.
         outbox: handle each message once, with ``transaction_mode="receive_only"``; without it, a message that is
-            delivered again is handled again.
+            delivered again is handled again. ``True``: with the outbox of the database.
         sagas: where the instances of sagas are kept; see :meth:`saga`.
 
     Raises:
@@ -145,8 +150,9 @@ class Endpoint:
     def __init__(  # noqa: PLR0913 - the one place where everything comes together; all but the name by keyword
         self,
         name: str,
+        database: Database | None = None,
         *,
-        transport: Transport,
+        transport: Transport | None = None,
         delayed_delivery: DelayedDelivery | None = None,
         timeout_manager: TimeoutManager | ExternalTimeoutManager | None = None,
         transaction_mode: TransactionMode | ModeName | None = None,
@@ -162,27 +168,27 @@ class Endpoint:
         clock: Clock | None = None,
         critical_error: CriticalErrorAction = log_critical_error,
         metrics: Metrics = NO_METRICS,
-        outbox: Outbox | None = None,
+        outbox: Outbox | bool | None = None,
         sagas: SagaStore | None = None,
     ) -> None:
         _check_names(name, error_queue)
         if concurrency < 1:
             raise ConfigurationError(f"concurrency must be 1 or more, not {concurrency}")
+        parts = parts_of(name, concurrency, database, transport, delayed_delivery, timeout_manager, outbox)
+        transport, delayed_delivery, outbox = parts.transport, parts.delayed_delivery, parts.outbox
         self.name, self.transport, self.send_only = name, transport, send_only
         self.clock = _judging(checked_clock(clock or SystemClock()), delayed_delivery)
         self.delayed_delivery = delayed_delivery
         managing = checked_timeout_manager(timeout_manager, name, delayed_delivery)
         self.mode = mode_of(transaction_mode) or strongest_mode(transport, delayed_delivery, managing, sagas)
         check_transport_mode(transport, self.mode)
-        if sagas is not None:
-            check_saga_mode(sagas, transport, self.mode)
         if outbox is not None:
             check_outbox(transaction_mode, self.mode, send_only=send_only)
         self._outbox, self._clean_up = outbox, list[OutboxCleanUp]()
         policy = recoverability or Recoverability()
         self._error_queue = policy.error_queue or error_queue or DEFAULT_ERROR_QUEUE
         self._recoverability = replace(policy, error_queue=self._error_queue)
-        self._concurrency, self._create_queues = concurrency, create_queues
+        self._concurrency, self._create_queues, self._database = concurrency, create_queues, database
         self._ignore_time_to_be_received = ignore_incoming_time_to_be_received_headers
         self._allowance = _checked_allowance(time_to_be_received_allowance)
         self._times_to_be_received = TimesToBeReceived(time_to_be_received)
@@ -218,6 +224,7 @@ class Endpoint:
 
     def _sagas_in(self, store: SagaStore) -> Sagas:
         """Return the sagas; what is kept of them is part of the transactions of outbox or queues, where it is there."""
+        check_saga_mode(store, self.transport, self.mode)
         can = self.transport.capabilities
         if self._outbox is not None:
             check_saga_outbox(store, self._outbox.store)
@@ -255,15 +262,18 @@ class Endpoint:
         """Register a saga: a subclass of :class:`~postdate.Saga`; its message types are registered, too.
 
         Raises:
-            ConfigurationError: the endpoint is send-only or was created without ``sagas``, or the saga has timeouts and
-                the endpoint can delay nothing.
+            ConfigurationError: the endpoint is send-only or was created without ``sagas`` and a database that keeps
+                some, or the saga has timeouts and the endpoint can delay nothing.
         """
         if self.send_only:
             raise ConfigurationError(f"endpoint {self.name!r} is send-only and handles nothing")
         if self._sagas is None:
-            raise ConfigurationError(
-                f"endpoint {self.name!r} has no saga store; pass sagas=SqliteSagaStore(…) when you create it"
-            )
+            store = sagas_in(self._database)
+            if store is None:
+                raise ConfigurationError(
+                    f"endpoint {self.name!r} has no saga store; pass sagas=SqliteSagaStore(…) when you create it"
+                )
+            self._sagas = self._sagas_in(store)
         definition = self._sagas.add(saga)
         for message_type in (*definition.messages, *definition.timeouts):
             self._add_type(message_type, None)
@@ -450,7 +460,7 @@ class Endpoint:
         """Return how :meth:`publish` sends; sends nothing."""
         return publish_options(self.transport, self._types.name_of(type(message)), headers, message_id)
 
-    def into_transaction(self, message: object, options: SendOptions) -> tuple[TransactionalStore, DelayedMessage]:
+    def into_transaction(self, message: object, options: SendOptions) -> tuple[MovingStore, DelayedMessage]:
         """Return what :meth:`send` would store in a transaction of the application, and where; stores nothing."""
         store = transactional(None if self.delayed_delivery is None else self.delayed_delivery.store, self.name)
         return store, kept(self.outgoing(message, options), self.clock.now())

@@ -29,7 +29,6 @@ from postdate.messages import Headers
 from postdate.ports import (
     AdministrableStore,
     Correlation,
-    EnlistingSagaStore,
     OutboxStore,
     SagaChange,
     SagaFate,
@@ -60,12 +59,10 @@ def _calling_sagas() -> Generator[None]:
         raise
 
 
-def enlisting_sagas(store: SagaStore, database: object | None) -> EnlistingSagaStore | None:
+def enlisting_sagas(store: SagaStore, database: object | None) -> SagaStore | None:
     """Return the store if it can take part in transactions of this database."""
     own = store.capabilities.database
-    if own is None or own != database or not isinstance(store, EnlistingSagaStore):
-        return None
-    return store
+    return store if own is not None and own == database else None
 
 
 def check_saga_mode(store: SagaStore, transport: Transport, mode: TransactionMode) -> None:

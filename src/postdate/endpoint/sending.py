@@ -11,7 +11,6 @@ from typing import TypedDict
 from postdate.clock import later
 from postdate.endpoint.time_to_be_received import INFINITE, finite
 from postdate.errors import (
-    ConfigurationError,
     DelayConflict,
     DelayedDeliveryNotConfigured,
     InvalidMessage,
@@ -35,7 +34,8 @@ from postdate.messages import (
     new_message_id,
     size_in_bytes,
 )
-from postdate.ports import DelayedMessageStore, TransactionalStore
+from postdate.ports import DelayedMessageStore, MovingStore
+from postdate.ports.stores import no_transaction_of_yours
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +249,7 @@ def kept(message: Envelope | DelayedMessage, now: datetime) -> DelayedMessage:
     return DelayedMessage(message.message_id, now, message.destination, message.headers, message.body, expires_at)
 
 
-def transactional(store: DelayedMessageStore | None, endpoint: str) -> TransactionalStore:
+def transactional(store: DelayedMessageStore | None, endpoint: str) -> MovingStore:
     """Return the store if it can be part of a transaction of the application.
 
     Raises:
@@ -261,9 +261,6 @@ def transactional(store: DelayedMessageStore | None, endpoint: str) -> Transacti
             f"endpoint {endpoint!r} cannot send in a transaction of yours: it has no delayed message store; pass "
             f"delayed_delivery=DelayedDelivery(store) when you create it"
         )
-    if not isinstance(store, TransactionalStore):
-        raise ConfigurationError(
-            f"{type(store).__name__} cannot store in a transaction of yours; keep messages in the database of your "
-            f"transaction, with PostgresStore, or send without transaction="
-        )
+    if not isinstance(store, MovingStore):
+        raise no_transaction_of_yours(store)
     return store

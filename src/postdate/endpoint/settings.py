@@ -6,12 +6,15 @@ import inspect
 import os
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
-from typing import Literal, TypeAlias, get_args
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta
 
 from postdate.core.simple_store import claiming
 from postdate.errors import ConfigurationError, InvalidMessage
 from postdate.messages import DESTINATION_LIMIT, check_text
 from postdate.ports import ClaimingStore, DelayedMessageStore, DelayExchange, TransactionMode
+from postdate.ports.settings import ZERO_OR_MORE, Destination, Span, check_settings
 from postdate.ports.timeouts import TimeoutPersister
 
 ModeName: TypeAlias = Literal["none", "receive_only", "sends_atomic_with_receive", "transaction_scope"]
@@ -56,31 +59,54 @@ class DelayedDelivery:
     """
 
     store: DelayedMessageStore
-    number_of_retries: int = 0
-    time_to_trigger_store_circuit_breaker: timedelta = _30_SECONDS
-    time_to_trigger_fetch_circuit_breaker: timedelta = _30_SECONDS
-    time_to_trigger_dispatch_circuit_breaker: timedelta = _30_SECONDS
-    maximum_recovery_failures_per_second: int = 1
+    number_of_retries: Annotated[int, Meta(ge=0, description="attempts after the first before the error queue")] = 0
+    time_to_trigger_store_circuit_breaker: Annotated[
+        timedelta, Span(), Meta(description="storing may fail this long before it is a critical error")
+    ] = _30_SECONDS
+    time_to_trigger_fetch_circuit_breaker: Annotated[
+        timedelta, Span(), Meta(description="the same for looking for due messages")
+    ] = _30_SECONDS
+    time_to_trigger_dispatch_circuit_breaker: Annotated[
+        timedelta, Span(), Meta(description="the same for sending due messages")
+    ] = _30_SECONDS
+    maximum_recovery_failures_per_second: Annotated[
+        int, Meta(ge=1, description="failures of the failure handling itself that are borne, over 30 s")
+    ] = 1
     delay_exchange: DelayExchange | None = None
-    poison_queue: str | None = None
-    errors_return_to: ErrorsReturnTo = "timeouts_queue"
-    drain_timeout_manager: bool = False
-    use_store_clock: bool = True
+    poison_queue: Annotated[
+        Destination | None,
+        Meta(
+            description="where delayed messages go that cannot be stored or delivered; created instead of "
+            "endpoint.error_queue, which is the default"
+        ),
+    ] = None
+    errors_return_to: Annotated[
+        ErrorsReturnTo,
+        Meta(
+            description="which queue their copies there name for errors return: timeouts_queue dispatches them "
+            "again, destination is where they were meant for"
+        ),
+    ] = "timeouts_queue"
+    drain_timeout_manager: Annotated[
+        bool,
+        Meta(
+            description="true: also receive from {endpoint.name}.timeoutsdispatcher, of the timeout manager that the "
+            "endpoint had before"
+        ),
+    ] = False
+    use_store_clock: Annotated[
+        bool,
+        Meta(
+            description="true: what is due is judged by the clock of the store's server, where it has one; false: by "
+            "that of the machine"
+        ),
+    ] = True
     claims: ClaimingStore = field(init=False, repr=False, compare=False)
     """The store as the core uses it: the same, or its six methods put to work in batches."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "claims", claiming(self.store))
-        _whole_number("number_of_retries", self.number_of_retries, at_least=0)
-        _whole_number("maximum_recovery_failures_per_second", self.maximum_recovery_failures_per_second, at_least=1)
-        for name in ("store", "fetch", "dispatch"):
-            setting = f"time_to_trigger_{name}_circuit_breaker"
-            check_above_zero(setting, getattr(self, setting))
-        if self.poison_queue is not None:
-            _queue("poison_queue", self.poison_queue)
-        if self.errors_return_to not in get_args(ErrorsReturnTo):
-            names = " or ".join(map(repr, get_args(ErrorsReturnTo)))
-            raise ConfigurationError(f"errors_return_to must be {names}, not {self.errors_return_to!r}")
+        check_settings(self)
 
 
 _PERSISTER_METHODS = ("initialize", "setup", "add", "peek", "try_remove", "remove_by_saga", "next_chunk", "close")
@@ -107,16 +133,22 @@ class TimeoutManager:
 
     persister: TimeoutPersister
     _: KW_ONLY
-    time_to_wait_before_triggering_critical_error: timedelta = timedelta(minutes=2)
-    concurrency: int | None = None
+    time_to_wait_before_triggering_critical_error: Annotated[
+        timedelta,
+        ZERO_OR_MORE,
+        Meta(description="looking for due timeouts may fail this long before it is a critical error; 0 is allowed"),
+    ] = timedelta(minutes=2)
+    concurrency: Annotated[
+        int | None,
+        Meta(
+            ge=1,
+            description="messages in hand at once in each of its queues; default: as many as processors, at least 2",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         _check_persister(self.persister)
-        _zero_or_more(
-            "time_to_wait_before_triggering_critical_error", self.time_to_wait_before_triggering_critical_error
-        )
-        if self.concurrency is not None:
-            _whole_number("concurrency", self.concurrency, at_least=1)
+        check_settings(self)
 
     @property
     def messages_at_once(self) -> int:
@@ -163,13 +195,6 @@ def _queue(setting: str, name: str) -> None:
         raise ConfigurationError(f"{error}; name a queue, or leave it out") from error
 
 
-def _whole_number(setting: str, value: object, *, at_least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ConfigurationError(f"{setting} must be a whole number, not {type(value).__name__} {value!r}")
-    if value < at_least:
-        raise ConfigurationError(f"{setting} must be {at_least} or more, not {value}")
-
-
 def check_above_zero(setting: str, value: object) -> None:
     """Refuse what is no duration above zero.
 
@@ -180,11 +205,6 @@ def check_above_zero(setting: str, value: object) -> None:
         raise ConfigurationError(f"{setting} must be a timedelta, not {type(value).__name__} {value!r}")
     if value <= timedelta(0):
         raise ConfigurationError(f"{setting} must be above zero, not {value}")
-
-
-def _zero_or_more(setting: str, value: object) -> None:
-    if not isinstance(value, timedelta) or value < timedelta(0):
-        raise ConfigurationError(f"{setting} must be a timedelta of zero or more, not {value!r}")
 
 
 def mode_of(given: TransactionMode | str | None) -> TransactionMode | None:

@@ -26,7 +26,7 @@ from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, 
 from postdate.errors import ConfigurationError, InvalidMessage, PostdateError, UnsupportedTransactionMode
 from postdate.messages import DESTINATION_LIMIT, check_text
 from postdate.ports import Received, Receiver, TransactionMode, Transport, TransportCapabilities
-from postdate.ports.timeouts import EnlistingTimeouts, TimeoutPersister
+from postdate.ports.timeouts import TimeoutPersister
 
 log = logging.getLogger("postdate.timeout_manager")
 
@@ -53,10 +53,10 @@ def are_one_queue(one: str, other: str, can: TransportCapabilities) -> bool:
     return folded(one) == folded(other)
 
 
-def enlisting_timeouts(persister: TimeoutPersister, transport: Transport) -> EnlistingTimeouts | None:
+def enlisting_timeouts(persister: TimeoutPersister, transport: Transport) -> TimeoutPersister | None:
     """Return the storage if it and the queues share a database, so that a transaction can span both."""
     database = transport.capabilities.database
-    if isinstance(persister, EnlistingTimeouts) and database is not None and persister.database == database:
+    if database is not None and persister.database == database:
         return persister
     return None
 
@@ -216,7 +216,7 @@ def checked_timeout_manager(
     return given
 
 
-def _enlisting_in(mode: TransactionMode, persister: TimeoutPersister, transport: Transport) -> EnlistingTimeouts | None:
+def _enlisting_in(mode: TransactionMode, persister: TimeoutPersister, transport: Transport) -> TimeoutPersister | None:
     if mode is not TransactionMode.TRANSACTION_SCOPE:
         return None
     enlisted = enlisting_timeouts(persister, transport)

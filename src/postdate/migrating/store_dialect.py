@@ -46,6 +46,10 @@ class StoreDialect(Dialect):
     def stores(self, session: Session) -> Mapping[str, str]:
         """Return the tables of waiting messages by the names of their endpoints; none where no store is."""
 
+    def table_for(self, endpoint: str, named: str | None) -> str:
+        """Return the table that an endpoint's messages wait in: the one that its settings name, or its own."""
+        return named or f"{endpoint}{ENDING}"
+
     @abstractmethod
     def is_here(self, session: Session, other: Session, schema: str) -> bool:
         """Return whether another session, whatever address it went to, is in this database, and ``schema`` this one."""

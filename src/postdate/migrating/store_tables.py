@@ -16,13 +16,13 @@ from postdate.migrating.names import BATCH_COLUMNS, staging_table
 from postdate.migrating.preview import PAGE_ROWS
 from postdate.migrating.state import OVER, State
 from postdate.migrating.store_dialect import StoreDialect
-from postdate.migrating.tables import TimeoutTables
+from postdate.migrating.tables import MigrationSource
 from postdate.persistence.timeouts import SUFFIX
 from postdate.ports.migrating import BatchStatus, MigrationPreview, MigrationRun
 
 
-class StoreTables(TimeoutTables):
-    """Messages in the tables of Postdate's stores; :class:`postdate.ports.migrating.MigrationSource`.
+class StoreTables(MigrationSource):
+    """Messages in the tables of Postdate's stores; :class:`postdate.migrating.tables.MigrationSource`.
 
     One thread at a time. It connects at first use, and again after a connection was lost.
 
@@ -99,6 +99,15 @@ class StoreTables(TimeoutTables):
         """Return the table that an endpoint's messages wait in."""
         with self._session() as session:
             return self._table_of(session, endpoint)
+
+    def table_for(self, endpoint: str, named: str | None) -> str:
+        """Return the table that an endpoint's messages would wait in, whether it is there or not.
+
+        Args:
+            endpoint: its name.
+            named: the table that its settings name.
+        """
+        return self._store.table_for(endpoint, named)
 
     def being_emptied(self, table: str) -> MigrationRun | None:
         """Return the run that is on its way out of a table of waiting messages."""

@@ -27,8 +27,11 @@ _CUT: Final = 5_000
 log = logging.getLogger("postdate.migrating")
 
 
-class TimeoutTables:
-    """Timeouts in tables of upstream's layout; :class:`postdate.ports.migrating.MigrationSource`.
+class MigrationSource:
+    """Where messages wait that are to move: here timeouts in tables of upstream's layout; stores are a subclass.
+
+    Everything here blocks: a source is used by the driver and by the tasks of a Spark job, each with one of its own.
+    Changes are durable when a method returns; each is one transaction.
 
     One thread at a time. It connects at first use, and again after a connection was lost.
 
@@ -45,7 +48,10 @@ class TimeoutTables:
     # --- looking -------------------------------------------------------------------------------------------------
 
     def endpoints(self) -> Sequence[str]:
-        """See the port. Without a given prefix, an endpoint is called as its table is: points are underscores."""
+        """Return the names of all endpoints that own messages here, sorted.
+
+        Without a given prefix, an endpoint is called as its table is: points are underscores.
+        """
         with self._session() as session:
             found = self._tables(session)
             if not found and self._sql.holds_a_store(session):
@@ -56,7 +62,7 @@ class TimeoutTables:
             return sorted(found)
 
     def preview(self, endpoint: str, cutoff: datetime) -> MigrationPreview:
-        """See the port.
+        """Look, and change nothing.
 
         Raises:
             ConfigurationError: no table of timeouts has that name, or it is none.
@@ -75,7 +81,7 @@ class TimeoutTables:
         return looking.preview(endpoint, left)
 
     def history(self) -> Sequence[MigrationRun]:
-        """See the port."""
+        """Return all runs, the oldest first; none when there never was one. Creates nothing."""
         with self._session() as session:
             if not self._state.exists(session):
                 return []
@@ -84,9 +90,10 @@ class TimeoutTables:
     # --- runs ----------------------------------------------------------------------------------------------------
 
     def begin(self, run: MigrationRun) -> None:
-        """See the port; a second time without effect.
+        """Write down a run as PREPARING, and create what it needs; of a run that is there already, nothing changes.
 
         Raises:
+            MigrationConflict: another run of this endpoint is neither completed nor aborted.
             ConfigurationError: no table of timeouts has that name, or it is none.
         """
         staging = staging_table(run.run_id)
@@ -106,7 +113,12 @@ class TimeoutTables:
                 self._sql.end_turn(session)
 
     def set_status(self, run: MigrationRun, status: MigrationStatus, at: datetime) -> None:
-        """See the port."""
+        """Write down how far the run is; with COMPLETED and ABORTED the time of it, a second time without effect.
+
+        Raises:
+            MigrationConflict: the run is over already, otherwise; or it would be over with a batch that is PENDING or
+                STAGED, whose messages nobody would move any more.
+        """
         with self._session() as session:
             if status in OVER and self._state.status(session, run) is status:
                 return
@@ -128,10 +140,21 @@ class TimeoutTables:
     # --- moving --------------------------------------------------------------------------------------------------
 
     def hide(self, run: MigrationRun, batch_size: int, batches: int, margin: timedelta) -> Sequence[MigrationBatch]:
-        """See the port.
+        """Take the earliest messages away from the old manager, into up to ``batches`` new batches, in one transaction.
+
+        There may be more of them where a source can take away all at once; what it has taken without writing it down
+        in batches yet, by a call that did not return, the next call returns. A run that is PREPARED hides nothing more.
+
+        Only what is due after both the cut-off and the clock of the database plus ``margin``: what is due sooner may be
+        in the hands of the old manager already. The transaction gives up before half of the margin has passed, so
+        nothing becomes due to a manager that still sees it. What somebody has locked is left to him.
+
+        Returns:
+            The new batches; none when nothing is left to hide, or the run is PREPARED.
 
         Raises:
-            StoreUnavailable: gave up in time, nothing is hidden; try again, or with fewer batches.
+            StoreUnavailable: gave up, and hid nothing; try again, or with fewer batches. After ``StoreUnreachable``
+                only :meth:`batches` says whether the last call took effect.
             MigrationConflict: the run is over.
         """
         if batch_size < 1 or batches < 1 or margin <= timedelta(0):
@@ -226,12 +249,16 @@ class TimeoutTables:
                 self.close()
 
     def batches(self, run: MigrationRun) -> Sequence[MigrationBatch]:
-        """See the port."""
+        """Return all batches of the run, by number."""
         with self._session() as session:
             return self._state.batches(session, run)
 
     def read(self, run: MigrationRun, number: int) -> Sequence[DelayedMessage]:
-        """See the port; by due time. A batch that was given back has none."""
+        """Return the messages of a batch, by due time; none of a batch that was given back.
+
+        Raises:
+            MessageError: one is no message: preview reports such as problems, before anything is hidden.
+        """
         columns = ", ".join(map(self._sql.readable, READ))
         order = self._sql.list_of((TIME, ID))
         with self._session() as session:
@@ -245,12 +272,16 @@ class TimeoutTables:
             return self._sql.hidden(session, run_id, number)
 
     def advance(self, run: MigrationRun, number: int, before: BatchStatus, after: BatchStatus) -> bool:
-        """See the port."""
+        """Write down how far a batch is; ``False`` when it was not ``before``, which changes nothing."""
         with self._session() as session, self._transaction(session):
             return self._state.advance(session, run, number, before, after)
 
     def give_back(self, run: MigrationRun, number: int) -> int:
-        """See the port."""
+        """Return a PENDING batch to the old manager, as RETURNED; how many messages it has, or 0 when not PENDING.
+
+        Raises:
+            MigrationConflict: the run is over.
+        """
         with self._session() as session, self._transaction(session):
             kept = self._state.locked(session, run)
             if not self._state.advance(session, run, number, BatchStatus.PENDING, BatchStatus.RETURNED):
@@ -266,7 +297,7 @@ class TimeoutTables:
             return taken
 
     def close(self) -> None:
-        """See the port."""
+        """Release the connection; a second time without effect."""
         session, self._open = self._open, None
         if session is not None:
             session.close()

@@ -10,22 +10,18 @@ from postdate.config import Settings
 from postdate.errors import NotSupported, StoreNotSetUp
 from postdate.ports import (
     AdministrableStore,
-    CountsQueues,
     ForeignIntake,
-    InspectableStore,
+    Observer,
     Process,
     Queued,
-    QueueObserver,
     Receiver,
     Standing,
-    TakingReceiver,
-    TimekeepingStore,
     Transport,
 )
 from postdate.wiring import Plant, delay_exchange, intake_queues
 
 
-def inspectable(plant: Plant, purpose: str) -> InspectableStore:
+def inspectable(plant: Plant, purpose: str) -> AdministrableStore:
     """Return the store if it answers questions.
 
     Args:
@@ -36,7 +32,7 @@ def inspectable(plant: Plant, purpose: str) -> InspectableStore:
         NotSupported: it does not; says so.
     """
     store = plant.kept
-    if isinstance(store, InspectableStore):
+    if isinstance(store, AdministrableStore):
         return store
     raise _cannot(purpose, f"the store {plant.settings.store.address!r} does not show what is in it")
 
@@ -49,7 +45,7 @@ def administrable(plant: Plant, purpose: str) -> AdministrableStore:
     raise _cannot(purpose, f"messages in the store {plant.settings.store.address!r} cannot be changed")
 
 
-def queue_view(plant: Plant, purpose: str) -> QueueObserver:
+def queue_view(plant: Plant, purpose: str) -> Observer:
     """Return the look into the queues if there is one; see :func:`inspectable`."""
     if plant.queue_view is not None:
         return plant.queue_view
@@ -60,9 +56,9 @@ def queue_view(plant: Plant, purpose: str) -> QueueObserver:
     )
 
 
-def taking(plant: Plant, receiver: Receiver, purpose: str) -> TakingReceiver:
+def taking(plant: Plant, receiver: Receiver, purpose: str) -> Receiver:
     """Return a receiver that takes one message by its id; see :func:`inspectable`."""
-    if isinstance(receiver, TakingReceiver):
+    if plant.transport.capabilities.takes_by_id:
         return receiver
     raise _cannot(
         purpose,
@@ -80,7 +76,11 @@ async def present(plant: Plant) -> datetime:
     Raises:
         StoreUnavailable: it does not answer.
     """
-    if plant.settings.delayed_delivery.use_store_clock and isinstance(plant.store, TimekeepingStore):
+    if (
+        plant.settings.delayed_delivery.use_store_clock
+        and plant.store is not None
+        and plant.store.capabilities.has_clock
+    ):
         try:
             return await plant.store.server_now()
         except StoreNotSetUp:  # as when it is about to be set up: nothing waits there that could be judged
@@ -99,9 +99,7 @@ async def lengths(plant: Plant, names: Sequence[str]) -> Mapping[str, int] | Non
     """
     if plant.queue_view is not None:
         return await plant.queue_view.queue_lengths()
-    if isinstance(plant.transport, CountsQueues):
-        return await plant.transport.lengths_of(list(dict.fromkeys(names)))
-    return None
+    return await plant.transport.lengths_of(list(dict.fromkeys(names)))
 
 
 def sources(settings: Settings, transport: Transport) -> list[str]:

@@ -16,7 +16,7 @@ from postdate.errors import StoreNotSetUp
 from postdate.messages import DelayedMessage, Headers
 from postdate.operations.needs import exists, lengths, users_of_store
 from postdate.operations.plain import delivering
-from postdate.ports import ForeignIntake, SetsUp
+from postdate.ports import ForeignIntake
 from postdate.wiring import (
     Plant,
     build_endpoint,
@@ -63,9 +63,8 @@ async def set_up(plant: Plant, queues: Sequence[str] = (), *, sagas: bool = Fals
     """
     settings = plant.settings
     wanted = list(dict.fromkeys([*own_queues(settings, plant.transport.capabilities), *queues]))
-    for adapter in (plant.store, plant.transport):
-        if isinstance(adapter, SetsUp):
-            await adapter.setup()
+    if plant.store is not None:
+        await plant.store.setup()
     before = await _lengths_before(plant, wanted)
     await plant.transport.create_queues(wanted)
     exchange = delay_exchange(settings, plant.transport)

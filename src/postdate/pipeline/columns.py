@@ -108,7 +108,7 @@ def from_columns(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Return a batch that a store gave as Spark sees it.
 
     Args:
-        batch: see :class:`postdate.ports.ColumnarStore`; with the columns of ``schema``.
+        batch: see :class:`postdate.ports.ScannableStore`; with the columns of ``schema``.
         schema: from :func:`arrow_schema`.
     """
     return pa.record_batch([_seen(field, batch.column(field.name)) for field in schema], schema=schema)

@@ -36,7 +36,6 @@ from postdate.metrics import NoMetrics
 from postdate.pipeline.columns import INSTANT
 from postdate.pipeline.stores import StoreSpec, absolute
 from postdate.ports import Moved, MovingStore, RecordKind, TransactionMode, Transport, Wake
-from postdate.ports.stores import DiscardingStore
 from postdate.wiring import open_transport, transport_settings
 
 LEDGER_ARROW: Final = pa.schema(
@@ -310,15 +309,10 @@ async def _machine(spec: SweepSpec, counts: Counts, journal: Journal) -> AsyncGe
         )
         dispatcher = Dispatcher(store, transport, settings, clock, sending, rate, counts, journal)
         work: DueWork = dispatcher
-        if isinstance(store, MovingStore) and _moves(store, spec) and enlisting(store, transport) is not None:
+        if isinstance(store, MovingStore) and enlisting(store, transport) is not None:
             work = Mover(store, dispatcher, clock, counts, journal)
         held = _Held(work, journal) if isinstance(journal, Ledger) else work
         yield _Machine(held, clock, fetching, sending, BreakerTimers([fetching, rate], clock), trouble)
-
-
-def _moves(store: MovingStore, spec: SweepSpec) -> bool:
-    """Return whether a store can do what is asked while it moves messages; else they are claimed, and judged here."""
-    return spec.discard_lapsed_after is None or isinstance(store, DiscardingStore)
 
 
 async def _whole(close: Callable[[], Awaitable[None]]) -> None:

@@ -1,16 +1,9 @@
-"""A forecast as one HTML file: nothing to fetch, readable in light and dark, on paper, and by a screen reader.
-
-Runs on the driver.
-"""
+"""A forecast as one HTML file. Runs on the driver."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-
-from postdate.pipeline.charts import duration
 from postdate.pipeline.forecast_charts import backlog_chart, drain_chart, load_chart, stacked_colours
 from postdate.pipeline.forecast_result import (
     DestinationShare,
@@ -21,6 +14,7 @@ from postdate.pipeline.forecast_result import (
     shown_instant,
     shown_rate,
 )
+from postdate.pipeline.page import rendered
 
 _MOST_ROWS = 100
 """Destinations and backlogs shown, at most: beyond that nobody reads a table, and the JSON has more."""
@@ -33,16 +27,17 @@ def render_forecast(result: ForecastResult, title: str = "What falls due") -> st
         result: what is forecast.
         title: heading of the page.
     """
-    # Everything is escaped but the charts, which are made here from numbers and times alone.
-    environment = Environment(
-        loader=PackageLoader("postdate.pipeline"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    environment.filters |= {
-        "duration": duration, "instant": shown_instant, "rate": shown_rate, "destination": shown_destination,
-    }  # fmt: skip
     curve = () if result.drain is None else result.drain.curve
-    return environment.get_template("forecast.html").render(
-        title=title,
+    charts = {
+        "load_chart": load_chart(result) if result.intervals else None,
+        "drain_chart": drain_chart(curve) if curve else None,
+        "backlog_chart": backlog_chart(curve) if curve else None,
+    }
+    return rendered(
+        "forecast",
+        title,
+        charts,
+        {"instant": shown_instant, "rate": shown_rate, "destination": shown_destination},
         result=result,
         mood=_mood(result),
         headlines=headlines(result),
@@ -51,9 +46,6 @@ def render_forecast(result: ForecastResult, title: str = "What falls due") -> st
         others=any(interval.others for interval in result.intervals),
         destinations=result.destinations[:_MOST_ROWS],
         backlogs=() if result.drain is None else result.drain.backlogs[:_MOST_ROWS],
-        load_chart=Markup(load_chart(result)) if result.intervals else None,  # noqa: S704
-        drain_chart=Markup(drain_chart(curve)) if curve else None,  # noqa: S704
-        backlog_chart=Markup(backlog_chart(curve)) if curve else None,  # noqa: S704
     )
 
 

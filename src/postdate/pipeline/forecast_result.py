@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from pyspark.sql import DataFrame
 
 from postdate.errors import PipelineError
 from postdate.operations.plain import shown_span
+from postdate.pipeline.plain import plain
 
 FRAME_WIDTHS = {"minute": 60, "hour": 3_600, "day": 86_400}
 """Lengths of the intervals of the table, in seconds."""
@@ -284,9 +284,8 @@ class ForecastResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain values for JSON, without the table; instants in ISO 8601."""
-        left_out = {"load", "options"}
-        plain = {name: _plain(getattr(self, name)) for name in self.__slots__ if name not in left_out}
-        return {**plain, "options": _plain(self.options)}
+        shown = [each.name for each in fields(self) if each.name not in {"load", "options"}]
+        return {name: plain(getattr(self, name)) for name in [*shown, "options"]}
 
     def table(self) -> list[tuple[str, str]]:
         """Return the totals as lines of name and value, for terminals."""
@@ -397,17 +396,3 @@ def shown_rate(per_second: float) -> str:
 def shown_destination(destination: str | None) -> str:
     """Return a destination for people."""
     return _UNKNOWN if destination is None else destination
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case datetime():
-            return value.isoformat()
-        case timedelta():
-            return value.total_seconds()
-        case str() | int() | float() | None:
-            return value
-        case Sequence():
-            return [_plain(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
-        case _:
-            return {name: _plain(getattr(value, name)) for name in value.__slots__}

@@ -1,7 +1,4 @@
-"""An audit as one HTML file: nothing to fetch, readable in light and dark, on paper, and by a screen reader.
-
-Runs on the driver.
-"""
+"""An audit as one HTML file. Runs on the driver."""
 
 from __future__ import annotations
 
@@ -9,11 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-
 from postdate.pipeline.audit import BROKEN_PROMISES, AuditResult, AuditRow, Finding
-from postdate.pipeline.charts import curve_chart, duration, lateness_chart
+from postdate.pipeline.charts import curve_chart, lateness_chart
+from postdate.pipeline.page import rendered
 
 _MOST_HOURS = 400
 """Hours shown in the table, at most: beyond that nobody reads a table, and the JSON has them all."""
@@ -64,13 +59,15 @@ def render_html(result: AuditResult, title: str = "Delayed messages") -> str:
         result: what the audit found.
         title: heading of the page.
     """
-    # Everything is escaped but the charts, which are made here from numbers and times alone.
-    environment = Environment(
-        loader=PackageLoader("postdate.pipeline"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    environment.filters["duration"] = duration
-    return environment.get_template("audit.html").render(
-        title=title,
+    charts = {
+        "curve": curve_chart(result.curve, result.curve_seconds) if result.curve else None,
+        "bins": lateness_chart(result.lateness_bins, result.lateness) if result.lateness_bins else None,
+    }
+    return rendered(
+        "audit",
+        title,
+        charts,
+        {},
         result=result,
         verdict=_verdict(result),
         tiles=_tiles(result),
@@ -83,8 +80,6 @@ def render_html(result: AuditResult, title: str = "Delayed messages") -> str:
         findings=[
             (finding, _mood(finding.name, finding.count), _MEANINGS[finding.name]) for finding in result.findings
         ],
-        curve=Markup(curve_chart(result.curve, result.curve_seconds)) if result.curve else None,  # noqa: S704
-        bins=Markup(lateness_chart(result.lateness_bins, result.lateness)) if result.lateness_bins else None,  # noqa: S704
     )
 
 

@@ -50,7 +50,7 @@ MESSAGE_COLUMNS: Final = pa.schema(
         "body": pa.binary(),
     }
 )
-"""What :meth:`postdate.ports.ColumnarStore.store_columns` takes."""
+"""What :meth:`postdate.ports.ScannableStore.store_columns` takes."""
 
 _FIRST = to_microseconds(datetime.min.replace(tzinfo=UTC))
 _LAST = to_microseconds(datetime.max.replace(tzinfo=UTC))

@@ -27,6 +27,7 @@ from pyspark.sql.types import BinaryType, MapType, StringType
 from postdate.errors import PipelineError
 from postdate.pipeline.lapsing import end_of_time_to_be_received
 from postdate.pipeline.local_time import LocalTimes, read_time
+from postdate.pipeline.plain import plain
 from postdate.pipeline.rows import BadRow, checked
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import OpenStore, StoreSpec, opened
@@ -126,7 +127,7 @@ class ScheduleResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain values for JSON."""
-        return {**asdict(self), "rows_per_second": round(self.rows_per_second, 1)}
+        return {**plain(self), "rows_per_second": round(self.rows_per_second, 1)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any, Final
 
 import pyarrow as pa
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -20,23 +21,24 @@ from postdate.messages import DelayedMessage
 from postdate.pipeline.columns import from_columns, to_batch
 from postdate.pipeline.rows import restored
 from postdate.ports import (
+    AdministrableStore,
     ClaimingStore,
-    ColumnarStore,
-    InspectableStore,
     Recording,
     Scan,
     ScannableStore,
     ScanPart,
-    SetsUp,
     StoreReport,
     TransactionMode,
 )
 from postdate.ports.backends import Place
-from postdate.wiring import BuiltInStore, open_store, store_settings, taken_by_store
+from postdate.wiring import open_store, store_settings, taken_by_store
 
 _COLUMNS_AT_ONCE = 20_000
 PAGE_ROWS = 5_000
 """Rows fetched and turned into one Arrow batch at a time, where a store has no columns."""
+
+_OF_MANY: Final = ("synchronous", "schema", "table", "recording", "largest_message_bytes", "checksum")
+"""The settings of stores that are fields of :class:`StoreSpec`."""
 
 _RELATIVE_FILE = re.compile(r"([a-z]+:///)([^/].*)", re.DOTALL)
 
@@ -64,6 +66,7 @@ class StoreSpec:
         recording: how much is kept for audits.
         largest_message_bytes: headers and body together; ``None``: the store's default.
         checksum: store one with each message; what is stored as columns gets none.
+        others: settings that only some stores have, by name, in pairs.
     """
 
     address: str
@@ -74,6 +77,7 @@ class StoreSpec:
     recording: str = Recording.ALL.value
     largest_message_bytes: int | None = None
     checksum: bool = False
+    others: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "address", absolute(self.address))
@@ -87,18 +91,13 @@ class StoreSpec:
         Raises:
             ConfigurationError: something was set that this store does not have.
         """
-        store_settings(settings)
-        chosen = settings.store
-        return cls(
-            address=chosen.address.reference or str(chosen.address),
-            synchronous=chosen.synchronous,
-            schema=chosen.schema,
-            table=chosen.table,
-            endpoint=settings.endpoint.name,
-            recording=chosen.recording.value,
-            largest_message_bytes=chosen.largest_message_bytes,
-            checksum=chosen.checksum,
-        )
+        own = dict(settings.store.values)
+        address = own.pop("address")
+        known = {name: own.pop(name) for name in _OF_MANY}
+        known["recording"] = known["recording"].value
+        taken = store_settings(settings)
+        others = tuple((name, value) for name, value in own.items() if name in taken)
+        return cls(address.reference or str(address), endpoint=settings.endpoint.name, others=others, **known)
 
     def __repr__(self) -> str:
         return f"StoreSpec({self.shown!r}, synchronous={self.synchronous!r})"
@@ -108,22 +107,14 @@ class StoreSpec:
         """The address without its password: for logs and reports."""
         return Address(self.address).shown
 
-    def open(self, *, create: bool) -> BuiltInStore:
+    def open(self, *, create: bool) -> ClaimingStore:
         """Return the store; it connects at first use.
 
         Raises:
             ConfigurationError: a reference leads nowhere here, or the driver is not installed here.
         """
         place = resolved(self.address, os.environ)
-        known = {
-            "synchronous": self.synchronous,
-            "schema": self.schema,
-            "table": self.table,
-            "recording": self.recording,
-            "largest_message_bytes": self.largest_message_bytes,
-            "checksum": self.checksum,
-            "create": create,
-        }
+        known = {**dict(self.others), **{name: getattr(self, name) for name in _OF_MANY}, "create": create}
         return open_store(place, **taken_by_store(place, known))
 
 
@@ -133,9 +124,10 @@ class OpenStore:
     A call through the portal costs some 80 µs, so calls are made once a batch and never once a message.
     """
 
-    def __init__(self, store: BuiltInStore, portal: BlockingPortal) -> None:
+    def __init__(self, store: ClaimingStore, portal: BlockingPortal) -> None:
         self._store = store
         self._portal = portal
+        self._columnar = store if isinstance(store, ScannableStore) and store.gives_columns else None
 
     @property
     def largest_message_bytes(self) -> int:
@@ -145,12 +137,11 @@ class OpenStore:
     @property
     def good_batch(self) -> int:
         """How many messages in one transaction it takes fastest without keeping others waiting for long."""
-        return _COLUMNS_AT_ONCE if isinstance(self._store, ColumnarStore) else PAGE_ROWS
+        return PAGE_ROWS if self._columnar is None else _COLUMNS_AT_ONCE
 
     def setup(self) -> None:
         """Create what is missing."""
-        if isinstance(self._store, SetsUp):
-            self._portal.call(self._store.setup)
+        self._portal.call(self._store.setup)
 
     def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
         """See :meth:`postdate.ports.ClaimingStore.store_many`."""
@@ -165,8 +156,8 @@ class OpenStore:
                 :func:`postdate.pipeline.rows.checked`.
             now: recorded as the time of scheduling.
         """
-        if isinstance(self._store, ColumnarStore):
-            return self._store.store_columns(batch, now)
+        if self._columnar is not None:
+            return self._columnar.store_columns(batch, now)
         return self.store_many(restored(batch), now)
 
     def scan(self, scan: Scan, part: ScanPart, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -180,8 +171,8 @@ class OpenStore:
         Raises:
             PipelineError: this store cannot be read in bulk.
         """
-        if isinstance(self._store, ColumnarStore):
-            for batch in self._store.scan_columns(scan, part):
+        if self._columnar is not None:
+            for batch in self._columnar.scan_columns(scan, part):
                 yield from_columns(batch, schema)
             return
         for page in self.scannable().scan(scan, part, PAGE_ROWS):
@@ -190,7 +181,7 @@ class OpenStore:
     def overdue(self, as_of: datetime) -> int:
         """Return how many messages were due at ``as_of`` and are held by nobody."""
         store = self._store
-        return self._portal.call(store.statistics, as_of).overdue if isinstance(store, InspectableStore) else 0
+        return self._portal.call(store.statistics, as_of).overdue if isinstance(store, AdministrableStore) else 0
 
     def scannable(self) -> ScannableStore:
         """Return the side of the store that pages through everything; its calls block.

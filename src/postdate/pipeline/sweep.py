@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -34,9 +34,9 @@ from postdate.errors import PipelineError
 from postdate.pipeline.checkpoints import claim_checkpoint
 from postdate.pipeline.dispatching import LEDGER_SCHEMA, SweepSpec, drain_due, swept
 from postdate.pipeline.failures import cause, told_in_one_line
+from postdate.pipeline.plain import plain
 from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import opened
-from postdate.ports import DescribesServer
 
 RESIDENCY: Final = timedelta(seconds=30)
 """How long a task of a continuous sweep dispatches before it hands over to the next.
@@ -95,7 +95,7 @@ class SweepResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain values for JSON."""
-        return {**asdict(self), "per_second": round(self.per_second, 1), "complete": self.complete}
+        return {**plain(self), "per_second": round(self.per_second, 1), "complete": self.complete}
 
 
 def check_sweep(spec: SweepSpec) -> None:
@@ -110,8 +110,7 @@ def check_sweep(spec: SweepSpec) -> None:
     async def look() -> None:
         transport = spec.open_transport()
         try:
-            if isinstance(transport, DescribesServer):
-                await transport.server_facts()
+            await transport.server_facts()
         finally:
             await transport.close()
 

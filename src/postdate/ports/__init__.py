@@ -6,8 +6,7 @@ an adapter declares as a value and that is checked at start-up, never silently a
 Source: specification 1.1 and 6; design.md sections 3 and 4; ADR 0002 (claims), ADR 0003 (one file).
 """
 
-from postdate.ports.auditing import AuditableStore
-from postdate.ports.clocks import TimekeepingStore
+from postdate.ports.archives import ARCHIVED, ArchivableStore, StoredRecord
 from postdate.ports.common import (
     OUTCOME_RECORDS,
     NativeTransaction,
@@ -22,41 +21,22 @@ from postdate.ports.common import (
 from postdate.ports.expiry import ExpiryRules, NativeExpiry
 from postdate.ports.intake import DUE_EXCHANGE_TYPES, DelayExchange, ForeignIntake, IntakeQueue, Read
 from postdate.ports.observation import (
-    CountsQueues,
-    DescribesServer,
     FileFacts,
     FileScripts,
-    KnowsDestinations,
-    ObservableStore,
-    ObservableTransport,
     Observer,
     OldSnapshot,
     Process,
     Queued,
-    QueueObserver,
-    ScriptedPart,
-    ScriptedStore,
-    ScriptedTransport,
-    SeesSnapshots,
+    Scripted,
     ServerFacts,
     Standing,
-    StoreObserver,
 )
 from postdate.ports.outbox import Operation, OutboxRecord, OutboxStore, OutboxTransaction
-from postdate.ports.pruning import ARCHIVED, PrunableStore, StoredRecord
 from postdate.ports.publishing import PublishingTransport
 from postdate.ports.quarantine import Mending, Quarantine, Quarantined
 from postdate.ports.record_streams import RecordStreamStore
-from postdate.ports.sagas import (
-    Correlation,
-    EnlistingSagaStore,
-    SagaChange,
-    SagaFate,
-    SagaRecord,
-    SagaStore,
-    SagaStoreCapabilities,
-)
-from postdate.ports.scanning import ArrowBatch, ColumnarStore, Scan, ScanFilter, ScannableStore, ScanPart
+from postdate.ports.sagas import Correlation, SagaChange, SagaFate, SagaRecord, SagaStore, SagaStoreCapabilities
+from postdate.ports.scanning import ArrowBatch, Scan, ScanFilter, ScannableStore, ScanPart
 from postdate.ports.stores import (
     NOTHING_MOVED,
     SIMPLE_STORE,
@@ -64,30 +44,16 @@ from postdate.ports.stores import (
     Claim,
     ClaimingStore,
     DelayedMessageStore,
-    EnlistingStore,
-    InspectableStore,
     MessageFilter,
     Moved,
     MoveReport,
     MovingStore,
-    ReleasingStore,
-    RevocableStore,
-    SetsUp,
     StoreCapabilities,
     StoreReport,
     StoreStatistics,
-    TransactionalStore,
     capabilities_of,
 )
-from postdate.ports.transports import (
-    HANDLED,
-    End,
-    Received,
-    Receiver,
-    TakingReceiver,
-    Transport,
-    TransportCapabilities,
-)
+from postdate.ports.transports import HANDLED, End, Received, Receiver, Transport, TransportCapabilities
 
 __all__ = [
     "ARCHIVED",
@@ -97,26 +63,19 @@ __all__ = [
     "OUTCOME_RECORDS",
     "SIMPLE_STORE",
     "AdministrableStore",
+    "ArchivableStore",
     "ArrowBatch",
-    "AuditableStore",
     "Claim",
     "ClaimingStore",
-    "ColumnarStore",
     "Correlation",
-    "CountsQueues",
     "DelayExchange",
     "DelayedMessageStore",
-    "DescribesServer",
     "End",
-    "EnlistingSagaStore",
-    "EnlistingStore",
     "ExpiryRules",
     "FileFacts",
     "FileScripts",
     "ForeignIntake",
-    "InspectableStore",
     "IntakeQueue",
-    "KnowsDestinations",
     "Mending",
     "MessageFilter",
     "MoveReport",
@@ -124,8 +83,6 @@ __all__ = [
     "MovingStore",
     "NativeExpiry",
     "NativeTransaction",
-    "ObservableStore",
-    "ObservableTransport",
     "Observer",
     "OldSnapshot",
     "Operation",
@@ -134,11 +91,9 @@ __all__ = [
     "OutboxTransaction",
     "Outcome",
     "Process",
-    "PrunableStore",
     "PublishingTransport",
     "Quarantine",
     "Quarantined",
-    "QueueObserver",
     "Queued",
     "Read",
     "Received",
@@ -147,8 +102,6 @@ __all__ = [
     "RecordKind",
     "RecordStreamStore",
     "Recording",
-    "ReleasingStore",
-    "RevocableStore",
     "SagaChange",
     "SagaFate",
     "SagaRecord",
@@ -158,22 +111,14 @@ __all__ = [
     "ScanFilter",
     "ScanPart",
     "ScannableStore",
-    "ScriptedPart",
-    "ScriptedStore",
-    "ScriptedTransport",
-    "SeesSnapshots",
+    "Scripted",
     "ServerFacts",
-    "SetsUp",
     "Standing",
     "StoreCapabilities",
-    "StoreObserver",
     "StoreReport",
     "StoreStatistics",
     "StoredRecord",
-    "TakingReceiver",
-    "TimekeepingStore",
     "TransactionMode",
-    "TransactionalStore",
     "Transport",
     "TransportCapabilities",
     "Wake",

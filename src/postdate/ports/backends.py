@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import enum
+import logging
 import re
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from postdate.errors import ConfigurationError
+from postdate.ports.settings import Setting, settings_of
+
+log = logging.getLogger("postdate.backends")
+
+_announcing: Final = threading.Lock()
+_announced: Final = set[str]()
+"""Products whose backends were opened in this process."""
 
 _SCHEME: Final = re.compile(r"[a-z][a-z0-9+.-]*")
 _REFERENCE: Final = re.compile(r"[\w.]+:\w+")
@@ -45,6 +55,7 @@ class Addresses:
         example: of an address with the first scheme.
         aliases: other names of the first scheme.
         product: what is there, as people call it; empty: as the backend.
+        found_by: address of what ``bench`` measures when only the kind is named; it refers to an environment variable.
 
     Raises:
         ConfigurationError: the schemes are no tuple of schemes.
@@ -54,6 +65,7 @@ class Addresses:
     example: str
     aliases: tuple[str, ...] = ()
     product: str = ""
+    found_by: str = ""
 
     def __post_init__(self) -> None:
         for each in _as_found(self.schemes, self.aliases):
@@ -75,18 +87,56 @@ class Adapter:
     Args:
         reference: ``module:name`` of a class or function, imported at first use, for it may need the driver. It is
             called with what the address names (see :class:`Place`) and with settings by name.
-        settings: names of what it takes besides the address. What is not among them is refused.
+        settings: a dataclass with what can be set besides the address (:mod:`postdate.ports.settings`): these are
+            settings of its section in the file, and arguments of what is called. Those that are ``None`` are not given.
+        from_store: names of settings of the section ``store`` that it takes, too: of what is in the store's database.
+        arguments: names of what only programs give it, such as ``create``.
 
     Raises:
-        ConfigurationError: that is no reference.
+        ConfigurationError: that is no reference, or no dataclass of settings.
     """
 
     reference: str
-    settings: frozenset[str] = frozenset()
+    settings: type[Any] | None = None
+    from_store: frozenset[str] = frozenset()
+    arguments: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         if not _REFERENCE.fullmatch(self.reference):
             raise ConfigurationError(f"{self.reference!r} refers to nothing; write it as package.module:name")
+        try:
+            own = self.own
+        except (TypeError, NameError) as error:
+            raise ConfigurationError(
+                f"{self.settings!r} is no dataclass of settings, see postdate.ports.settings: {error}"
+            ) from error
+        if "address" in own:
+            raise ConfigurationError(f"{self.settings!r} has a setting 'address', which every section has by itself")
+
+    @property
+    def own(self) -> Mapping[str, Setting]:
+        """Its settings by name: those of its section in the file."""
+        return {} if self.settings is None else settings_of(self.settings)
+
+    @property
+    def takes(self) -> frozenset[str]:
+        """All names of what it can be given; what is not among them is refused."""
+        return frozenset(self.own) | self.from_store | self.arguments
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryFacts:
+    """What a backend that is a library is in this process.
+
+    Args:
+        name: of the library, in lower case.
+        version: of it.
+        schema: newest version of the tables that this Postdate makes there.
+    """
+
+    name: str
+    version: tuple[int, ...]
+    schema: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +153,12 @@ class Backend:
         extra: of the installation of Postdate, which brings the driver; empty: none is needed, or another package
             brings it.
         oldest_version: of the server that can be used; empty: any, or it is not known.
+        awaits: what it has not met yet, where it was tested against a stand-in only: ``its first production server``.
+            Its adapters say so once a process, when they first open (:meth:`announce`).
         compares_loosely: its server takes different texts for the same, such as ``A`` and ``a``, where it filters.
+        database: has all that follows on one server as one object, which its adapters take in place of an address. It
+            is made like an adapter, and has a method ``expect``, called with how many messages an endpoint handles at
+            once.
         store: keeps delayed messages: :class:`postdate.ports.ClaimingStore`, or the six methods of
             :class:`postdate.ports.DelayedMessageStore`; with a method ``close``.
         transport: has queues: :class:`postdate.ports.Transport`.
@@ -113,14 +168,18 @@ class Backend:
         records: gives the records of a store as they are written: :class:`postdate.ports.RecordStreamStore`.
         timeouts_source: the SQL by which a migration reads and hides timeouts:
             :class:`postdate.migrating.dialect.Dialect`, called with the place and ``schema``.
-        store_source: the same for messages of a store: :class:`postdate.migrating.store_dialect.StoreDialect`.
+        timeouts_columns: gives batches of hidden timeouts as Arrow columns:
+            :class:`postdate.ports.migrating.HiddenColumns`, called with the place and the source.
+        store_source: the same as ``timeouts_source`` for messages of a store:
+            :class:`postdate.migrating.store_dialect.StoreDialect`.
         scripts: of a backend of files, the SQL that makes what is in one: :class:`postdate.ports.FileScripts`, called
             with nothing; adapters of servers have theirs, as :class:`postdate.ports.ScriptedStore` and the like.
         file_facts: of a backend of files, looks into one without opening it for use: called with its path and the time
             in microseconds since 1970 UTC, blocks, changes nothing, and returns :class:`postdate.ports.FileFacts`.
-        bench: makes room on a server for a run of ``postdate bench``: :class:`postdate.ports.benchmarks.BenchRoom`,
-            called with the address and the name of the run. The server's address is also found in the variable
-            ``POSTDATE_{SCHEME}_URL``.
+        benchmark: makes room for runs of ``postdate bench`` and knows the barest way to do what adapters do:
+            :class:`postdate.ports.benchmarks.BenchmarkTarget`. ``None``: ``bench`` measures it by its adapters alone.
+        library: of a backend without a server, what it is in this process: called with nothing, returns
+            :class:`LibraryFacts`.
     """
 
     product: str
@@ -129,7 +188,9 @@ class Backend:
     queue_addresses: Addresses | None = None
     extra: str = ""
     oldest_version: tuple[int, ...] = ()
+    awaits: str = ""
     compares_loosely: bool = False
+    database: Adapter | None = None
     store: Adapter | None = None
     transport: Adapter | None = None
     sagas: Adapter | None = None
@@ -137,10 +198,12 @@ class Backend:
     timeouts: Adapter | None = None
     records: Adapter | None = None
     timeouts_source: Adapter | None = None
+    timeouts_columns: Adapter | None = None
     store_source: Adapter | None = None
     scripts: Adapter | None = None
     file_facts: Adapter | None = None
-    bench: Adapter | None = None
+    benchmark: Adapter | None = None
+    library: Adapter | None = None
 
     def __post_init__(self) -> None:
         """Refuse what has other types: packages of others make it, whose types nobody may have checked."""
@@ -154,8 +217,22 @@ class Backend:
             named = ", ".join(f"{name}={getattr(self, name)!r}" for name in wrong)
             raise ConfigurationError(f"the backend {self.product!r} has {named}")
 
+    def announce(self) -> None:
+        """Log a warning if it awaits something: once a process, however often it is opened."""
+        with _announcing:
+            is_first = bool(self.awaits) and self.product not in _announced
+            _announced.add(self.product)
+        if is_first:
+            log.warning(
+                "the backend for %s awaits %s: it was tested against a stand-in only. Try it beside what you have "
+                "before you rely on it, and report what you find",
+                self.product,
+                self.awaits,
+            )
+
 
 Role = Literal[
+    "database",
     "store",
     "transport",
     "sagas",
@@ -163,10 +240,12 @@ Role = Literal[
     "timeouts",
     "records",
     "timeouts_source",
+    "timeouts_columns",
     "store_source",
     "scripts",
     "file_facts",
-    "bench",
+    "benchmark",
+    "library",
 ]
 """What an adapter can be; a field of :class:`Backend` each."""
 

@@ -1,48 +1,143 @@
-"""What ``postdate bench`` needs of a server that it measures: room for one run, and the barest ways to work in it.
-
-A backend that can be measured refers to such a class as its ``bench``. It is called with an address and with twelve
-hexadecimal digits that name the run, connects at once, and blocks.
-"""
+"""What a backend gives ``postdate bench``: room for one run, and the barest way to do the same. Source: ADR 22."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import NamedTuple, Self
 
 
-class BenchRoom(Protocol):
-    """Room for one run on a server; everything in it is gone once it is closed."""
+class BareRow(NamedTuple):
+    """A message as the barest table has it.
+
+    Args:
+        message_id: unique in the run.
+        due: microseconds since 1970 UTC.
+        headers: encoded.
+        body: bytes.
+    """
+
+    message_id: str
+    due: int
+    headers: str
+    body: bytes
+
+
+Mover = Callable[[int], int]
+"""Moves a batch of rows that are due before an instant (microseconds since 1970), durably, and says how many."""
+
+Inserter = Callable[[Sequence[BareRow]], Callable[[], object]]
+"""Prepares rows, and returns what inserts them in one commit; only that is timed."""
+
+Taker = Callable[[], int]
+"""Takes a batch of messages off a queue in one commit, headers and body read, and says how many; 0: it is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkRun:
+    """One run of a benchmark, for which a target makes room.
+
+    Args:
+        name: twelve hexadecimal digits, unique.
+        queues: names of the queues of the run.
+        settings: that adapters are opened with if they have them: ``synchronous``, ``recording``, ``queue_type``.
+        has_store: whether its store is here, too, and not only its queues.
+    """
+
+    name: str
+    queues: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict[str, str])
+    has_store: bool = True
+
+
+class BenchmarkTarget:
+    """A database or broker with room for one run in it: made on entering, removed on leaving, whatever happened.
+
+    A backend refers to a subclass as :attr:`postdate.ports.backends.Backend.benchmark`. What a subclass leaves out,
+    ``bench`` does without: this class itself measures any backend, by its adapters alone. A subclass does things and
+    measures nothing: rates and lateness are taken by ``bench``, in the same way for all.
+
+    Args:
+        address: of the database or broker, which exists; of the file, which does not.
+        run: what there is to make room for.
+    """
+
+    name_parameter: str = ""
+    """Of the address, by which a process tells the server who it is; empty: there is none."""
+
+    moved_at_once: tuple[int, ...] = (1_000,)
+    """How many rows a mover may move in one commit; the best of these rates is the limit."""
+
+    server_process: str = ""
+    """Name of the server's processes, which all have one parent, where each connection has a process of its own."""
+
+    def __init__(self, address: str, run: BenchmarkRun) -> None:
+        self.address, self.run = address, run
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return
+
+    def address_of(self, scheme: str) -> str:
+        """Return the address of adapters that know theirs by this scheme."""
+        return f"{scheme}:{self.address.partition(':')[2]}"
 
     @property
-    def address(self) -> str:
-        """By which store and queues are opened in this room."""
-        ...
-
-    @property
-    def endpoint(self) -> tuple[str, int]:
-        """Host and port of the server."""
-        ...
+    def settings(self) -> Mapping[str, str]:
+        """Return the settings by which adapters work in the room of the run; each adapter gets those that it has."""
+        return {}
 
     def facts(self) -> Mapping[str, str]:
-        """Return the version, and the settings that decide how durable and how fast it is."""
-        ...
+        """Return what decides how fast and durable it is, besides what the adapters' ``server_facts`` say."""
+        return {}
 
-    def insert(self, count: int, body: bytes) -> None:
-        """Write bare rows of a body each, in one commit, without us: what storing cannot be quicker than."""
-        ...
+    def connections(self) -> Sequence[tuple[int, str]]:
+        """Return process and name of each connection to the server, our own first; see :attr:`server_process`."""
+        return ()
 
-    def put(self, count: int, body: bytes) -> None:
-        """Put bare messages into a queue of the room, in one commit, without us."""
-        ...
+    def settle(self) -> None:
+        """Do what the server would do in a quiet hour after tables were filled, so that it does not meanwhile."""
+        return
 
-    def ids(self, queue: str) -> Iterator[str]:
-        """Yield the id of every message in a queue of ours."""
-        ...
+    def arrived(self, queue: str) -> Iterable[str] | None:
+        """Return the id of each message in a queue; ``None``: they are received to be counted."""
+        del queue
+        return None
 
-    def take(self, queue: str, limit: int) -> list[str]:
-        """Take up to ``limit`` messages off a queue of ours, by the shortest way, and return their ids."""
-        ...
+    def is_empty(self, queue: str) -> bool:
+        """Return whether a queue holds no message, waiting or being handled; only asked where there is a taker."""
+        raise NotImplementedError(f"{type(self).__name__} has a taker, and does not say when its queue is empty")
 
-    def close(self) -> None:
-        """Remove everything in the room and every connection."""
-        ...
+    def remove_queue(self, queue: str) -> None:
+        """Delete a queue that is not needed any more, with what is in it."""
+        del queue
+
+    # --- the barest way -----------------------------------------------------------------------------------------
+
+    def moved_per_second(self, n: int) -> float | None:
+        """Return messages a second of the barest way, where moving batch after batch is not it; ``None``: it is."""
+        del n
+        return None
+
+    def mover(self, rows: Iterable[BareRow], at_once: int) -> AbstractContextManager[Mover] | None:
+        """Fill a bare table, from which the mover moves up to ``at_once`` due rows a call into a bare queue.
+
+        ``None``: sending through the transport alone stands for it.
+        """
+        del rows, at_once
+        return None
+
+    def inserter(self) -> AbstractContextManager[Inserter] | None:
+        """Make a bare table with an index on the due time; ``None``: there is no barer way to store."""
+        return None
+
+    def taker(self, queue: str) -> AbstractContextManager[Taker] | None:
+        """Return what takes messages off a queue of the transport without it; ``None``: nothing can."""
+        del queue
+        return None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 from postdate.errors import ConfigurationError
 from postdate.messages import DelayedMessage, Envelope
@@ -64,10 +65,10 @@ class IntakeQueue:
     read: Read
 
 
-@runtime_checkable
-class ForeignIntake(Protocol):
+class ForeignIntake(ABC):
     """A transport through which programs without Postdate delay messages."""
 
+    @abstractmethod
     async def create_intake(self, exchange: DelayExchange) -> None:
         """Create what does not exist yet: exchanges, queues and bindings; idempotent.
 
@@ -76,8 +77,7 @@ class ForeignIntake(Protocol):
             TransportError: we may not.
             TransportUnavailable: transient.
         """
-        ...
 
+    @abstractmethod
     def intake_queues(self, exchange: DelayExchange) -> Sequence[IntakeQueue]:
         """Return the queues to be received from; they must exist when that begins. Connects to nothing."""
-        ...

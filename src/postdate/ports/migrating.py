@@ -6,12 +6,11 @@ Everything here blocks: a source is used by the driver and by the tasks of a Spa
 from __future__ import annotations
 
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import Final, Protocol, runtime_checkable
-
-from postdate.messages import DelayedMessage
+from datetime import datetime
+from typing import Any, Final
 
 MOVED_AWAY: Final = "moved to another store by migration "
 """How the detail of the *cancelled* record begins of a message that was hidden from its store; the run's id follows."""
@@ -113,84 +112,25 @@ class MigrationBatch:
     earliest: datetime
 
 
-@runtime_checkable
-class MigrationSource(Protocol):
-    """Where messages wait that are to move. Changes are durable when a method returns; each is one transaction."""
+class HiddenColumns(ABC):
+    """Batches that a run has hidden, as Arrow columns: no row becomes a Python object. Source: ADR 15."""
 
-    def endpoints(self) -> Sequence[str]:
-        """Return the names of all endpoints that own messages here, sorted."""
-        ...
+    @abstractmethod
+    def read(self, run_id: str, number: int) -> Any:
+        """Return the messages of a batch.
 
-    def preview(self, endpoint: str, cutoff: datetime) -> MigrationPreview:
-        """Look, and change nothing."""
-        ...
-
-    def history(self) -> Sequence[MigrationRun]:
-        """Return all runs, the oldest first; none when there never was one. Creates nothing."""
-        ...
-
-    def begin(self, run: MigrationRun) -> None:
-        """Write down a run as PREPARING, and create what it needs; of a run that is there already, nothing changes.
-
-        Raises:
-            MigrationConflict: another run of this endpoint is neither completed nor aborted.
-            ConfigurationError: this endpoint owns nothing here.
-        """
-        ...
-
-    def hide(self, run: MigrationRun, batch_size: int, batches: int, margin: timedelta) -> Sequence[MigrationBatch]:
-        """Take the earliest messages away from the old manager, into up to ``batches`` new batches, in one transaction.
-
-        There may be more of them where a source can take away all at once; what it has taken without writing it down
-        in batches yet, by a call that did not return, the next call returns. A run that is PREPARED hides nothing more.
-
-        Only what is due after both the cut-off and the clock of the database plus ``margin``: what is due sooner may be
-        in the hands of the old manager already. The transaction gives up before half of the margin has passed, so
-        nothing becomes due to a manager that still sees it. What somebody has locked is left to him.
+        Args:
+            run_id: of the run.
+            number: of the batch.
 
         Returns:
-            The new batches; none when nothing is left to hide, or the run is PREPARED.
+            A ``pyarrow.RecordBatch``; ``None``: the messages are to be read row by row, with
+            :meth:`MigrationSource.read`.
 
         Raises:
-            StoreUnavailable: gave up, and hid nothing; try again, or with fewer batches. After ``StoreUnreachable``
-                only :meth:`batches` says whether the last call took effect.
-            MigrationConflict: the run is over.
+            StoreUnavailable: the database failed; transient.
         """
-        ...
 
-    def set_status(self, run: MigrationRun, status: MigrationStatus, at: datetime) -> None:
-        """Write down how far the run is; with COMPLETED and ABORTED the time of it, a second time without effect.
-
-        Raises:
-            MigrationConflict: the run is over already, otherwise; or it would be over with a batch that is PENDING or
-                STAGED, whose messages nobody would move any more.
-        """
-        ...
-
-    def batches(self, run: MigrationRun) -> Sequence[MigrationBatch]:
-        """Return all batches of the run, by number."""
-        ...
-
-    def read(self, run: MigrationRun, number: int) -> Sequence[DelayedMessage]:
-        """Return the messages of a batch, by due time; none of a batch that was given back.
-
-        Raises:
-            MessageError: one is no message: preview reports such as problems, before anything is hidden.
-        """
-        ...
-
-    def advance(self, run: MigrationRun, number: int, before: BatchStatus, after: BatchStatus) -> bool:
-        """Write down how far a batch is; ``False`` when it was not ``before``, which changes nothing."""
-        ...
-
-    def give_back(self, run: MigrationRun, number: int) -> int:
-        """Return a PENDING batch to the old manager, as RETURNED; how many messages it has, or 0 when not PENDING.
-
-        Raises:
-            MigrationConflict: the run is over.
-        """
-        ...
-
+    @abstractmethod
     def close(self) -> None:
         """Release the connection; a second time without effect."""
-        ...

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Protocol, runtime_checkable
 
+from postdate.errors import QueueNotFound
 from postdate.messages import DelayedMessage, Envelope
 
 
@@ -61,39 +62,41 @@ class Process:
     receives: tuple[str, ...]
 
 
-class StoreObserver(Protocol):
-    """Looks at a store without changing what is in it."""
+class Observer(ABC):
+    """Looks at a store, or queues, or both where they live in one database, without changing what is in them.
+
+    What one that looks at queues alone cannot see of a store is ``None`` or empty, and the other way round.
+    """
+
+    @abstractmethod
+    async def processes(self) -> Sequence[Process]:
+        """Return every other process that uses them, the dead ones that nobody noticed yet included."""
 
     async def standing(self, message_id: str) -> Standing | None:
         """Return how a pending message stands, or ``None`` when it does not wait here."""
-        ...
+        return None
 
     async def retries_of(self, message_id: str) -> Sequence[Standing]:
         """Return pending messages that carry ``message_id`` as their header, but have another id of their own.
 
         These are delayed retries of the message; reads every pending message.
         """
-        ...
+        return ()
 
     async def last_delivered_at(self) -> datetime | None:
         """Return when a message was last delivered, UTC; ``None`` when the latest 100,000 records have no delivery."""
-        ...
+        return None
 
-    async def processes(self) -> Sequence[Process]:
-        """Return every other process that uses the store, the dead ones that nobody noticed yet included."""
-        ...
+    async def next_destinations(self, messages: int) -> Sequence[str] | None:
+        """Return the queues for which the next ``messages`` messages are, each once, without reading these messages.
 
-
-class QueueObserver(Protocol):
-    """Looks at queues without changing what is in them."""
-
-    async def processes(self) -> Sequence[Process]:
-        """Return every other process that uses the queues, the dead ones that nobody noticed yet included."""
-        ...
+        ``None``: that cannot be had.
+        """
+        return None
 
     async def queue_lengths(self) -> Mapping[str, int]:
         """Return how many messages each queue holds, by name, those being handled included."""
-        ...
+        return {}
 
     async def browse(self, queue: str, limit: int) -> Sequence[Queued]:
         """Return up to ``limit`` messages of a queue, oldest first.
@@ -101,57 +104,11 @@ class QueueObserver(Protocol):
         Raises:
             QueueNotFound: there is no such queue.
         """
-        ...
+        raise QueueNotFound(queue)
 
     async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
         """Return where a message is, by its own id or by its ``NServiceBus.MessageId`` header; reads every queue."""
-        ...
-
-
-class Observer(StoreObserver, QueueObserver, Protocol):
-    """Looks at a store and queues that live in one database."""
-
-
-@runtime_checkable
-class ObservableStore(Protocol):
-    """A store that can be looked into beyond :class:`postdate.ports.InspectableStore`."""
-
-    def observer(self) -> StoreObserver:
-        """Return a look at this store; it uses the store's connections and ends with it."""
-        ...
-
-
-@runtime_checkable
-class ObservableTransport(Protocol):
-    """A transport whose queues can be looked into."""
-
-    def observer(self) -> QueueObserver:
-        """Return a look at these queues; it uses the transport's connections and ends with it."""
-        ...
-
-
-@runtime_checkable
-class CountsQueues(Protocol):
-    """A transport that can say of queues whether they are there, though perhaps not which others there are."""
-
-    async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
-        """Return how many messages each of the named queues holds, at least those that nobody has in hand.
-
-        Queues that do not exist are left out.
-
-        Raises:
-            TransportUnavailable: transient.
-        """
-        ...
-
-
-@runtime_checkable
-class KnowsDestinations(Protocol):
-    """A look at a store that tells for which queues its next messages are without reading them."""
-
-    async def next_destinations(self, messages: int) -> Sequence[str]:
-        """Return the queues for which the next ``messages`` messages are, each once, by name."""
-        ...
+        return ()
 
 
 # --- servers -----------------------------------------------------------------------------------------------------
@@ -179,19 +136,6 @@ class ServerFacts:
     settings: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-@runtime_checkable
-class DescribesServer(Protocol):
-    """A store or transport whose server can be asked about itself."""
-
-    async def server_facts(self) -> ServerFacts:
-        """Ask the server about itself; changes nothing, and needs no tables.
-
-        Raises:
-            StoreUnavailable, TransportUnavailable: it does not answer, or refuses; the message says which.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class OldSnapshot:
     """A session of a server that keeps it from cleaning up after deliveries.
@@ -213,34 +157,22 @@ class OldSnapshot:
     mend: str = ""
 
 
-@runtime_checkable
-class SeesSnapshots(Protocol):
-    """A store that finds sessions which hold an old snapshot of its database."""
+class Scripted(ABC):
+    """A store, transport, or storage of timeouts, sagas or an outbox, whose tables can be made by hand."""
 
-    async def old_snapshots(self) -> Sequence[OldSnapshot]:
-        """Return the sessions with snapshots old enough to matter, the oldest first; empty without any."""
-        ...
-
-
-@runtime_checkable
-class ScriptedStore(Protocol):
-    """A store whose tables an administrator can make by hand."""
-
+    @abstractmethod
     def setup_statements(self, endpoint: str) -> str:
         """Return the SQL that creates everything ``endpoint`` needs here, as one script; connects to nothing.
 
-        Where the store's database can hold queues, their tables are among it.
+        Where a store's database can hold queues, their tables are among it.
+
+        Args:
+            endpoint: its name; only stores and storage of timeouts have tables of an endpoint.
         """
-        ...
 
-
-@runtime_checkable
-class ScriptedPart(Protocol):
-    """What has tables that an administrator can make by hand."""
-
-    def setup_statements(self) -> str:
-        """Return the SQL that creates them, as one script; connects to nothing."""
-        ...
+    def queue_statements(self, names: Sequence[str]) -> str:
+        """Return the SQL that creates queues in those tables; connects to nothing. It may be run again."""
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,30 +200,19 @@ class FileFacts:
     quarantined: int
 
 
-class FileScripts(Protocol):
-    """The SQL by which an administrator makes what lives in a file; nothing is opened."""
+@dataclass(frozen=True, slots=True)
+class FileScripts:
+    """The SQL by which an administrator makes what lives in a file; nothing is opened.
 
-    def database(self) -> str:
-        """Return the SQL that makes what store and queues need in a new file."""
-        ...
+    Args:
+        database: makes what store and queues need in a new file.
+        timeouts: makes the table of timeouts of an endpoint, with a prefix or ``None``, in a file that has those of
+            queues.
+        sagas: makes the tables of sagas in a file that has those of queues.
+        outbox: makes the table of an outbox in a file.
+    """
 
-    def timeouts(self, endpoint: str, table_prefix: str | None) -> str:
-        """Return the SQL that makes an endpoint's table of timeouts in a file that has those of queues."""
-        ...
-
-    def sagas(self) -> str:
-        """Return the SQL that makes the tables of sagas in a file that has those of queues."""
-        ...
-
-    def outbox(self) -> str:
-        """Return the SQL that makes the table of an outbox in a file."""
-        ...
-
-
-@runtime_checkable
-class ScriptedTransport(ScriptedPart, Protocol):
-    """A transport whose tables an administrator can make by hand."""
-
-    def queue_statements(self, names: Sequence[str]) -> str:
-        """Return the SQL that creates queues in those tables; connects to nothing. It may be run again."""
-        ...
+    database: Callable[[], str]
+    timeouts: Callable[[str, str | None], str]
+    sagas: Callable[[], str]
+    outbox: Callable[[], str]

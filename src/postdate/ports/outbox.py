@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TypeAlias
 
 from postdate.messages import DelayedMessage, Envelope
 from postdate.ports.common import NativeTransaction, Work
@@ -27,17 +28,18 @@ class OutboxRecord:
     dispatched: bool
 
 
-class OutboxTransaction(Protocol):
+class OutboxTransaction(ABC):
     """The business transaction of one message. Whoever has it calls :meth:`commit` or :meth:`roll_back` in the end.
 
     Every method may be called from any task of one event loop.
     """
 
     @property
+    @abstractmethod
     def begun(self) -> bool:
         """Whether :meth:`begin` was called."""
-        ...
 
+    @abstractmethod
     async def begin(self) -> NativeTransaction:
         """Return a connection of the driver with a transaction open on it; called again, the same one.
 
@@ -50,8 +52,8 @@ class OutboxTransaction(Protocol):
             integration/test_outbox_storage.py::test_business_data_and_record_are_one_commit;
             integration/test_outbox_storage.py::test_a_handler_cannot_commit_by_itself.
         """
-        ...
 
+    @abstractmethod
     async def commit(self, operations: Sequence[Operation], now: datetime, work: Sequence[Work] = ()) -> bool:
         """Write the record of the message into the transaction and commit; begin it first if nobody has.
 
@@ -72,8 +74,8 @@ class OutboxTransaction(Protocol):
             integration/test_outbox_storage.py::test_work_of_others_is_part_of_the_commit;
             integration/test_outbox_storage.py::test_operations_come_back_as_they_were.
         """
-        ...
 
+    @abstractmethod
     async def roll_back(self) -> None:
         """Undo everything; without effect before :meth:`begin` and after the end.
 
@@ -81,27 +83,26 @@ class OutboxTransaction(Protocol):
             StoreUnreachable: the connection was lost, which undid everything, too. What failed in the transaction may
                 have failed because of that.
         """
-        ...
 
 
-@runtime_checkable
-class OutboxStore(Protocol):
+class OutboxStore(ABC):
     """Where outboxes are kept: of several endpoints, each used by several processes at once."""
 
     @property
+    @abstractmethod
     def database(self) -> object:
         """Identity of the database; see :class:`postdate.ports.TransportCapabilities`."""
-        ...
 
     @property
+    @abstractmethod
     def has_one_writer(self) -> bool:
         """Whether nobody else can write to the database while one of its transactions is open."""
-        ...
 
+    @abstractmethod
     async def setup(self) -> None:
         """Create what is missing; idempotent, and safe when several processes do it at once."""
-        ...
 
+    @abstractmethod
     async def find(self, endpoint: str, message_id: str) -> OutboxRecord | None:
         """Return what is kept of a message, or ``None``: no handling of it was committed, or too long ago.
 
@@ -113,20 +114,20 @@ class OutboxStore(Protocol):
             StoreNotSetUp: the tables are missing.
             StoreUnavailable: transient.
         """
-        ...
 
+    @abstractmethod
     def transaction(self, endpoint: str, message_id: str) -> OutboxTransaction:
         """Return a transaction that is not begun yet, for handling one message."""
-        ...
 
+    @abstractmethod
     async def mark_dispatched(self, endpoint: str, message_id: str, now: datetime) -> None:
         """Note that the operations of a message have left, and drop them; once more without effect.
 
         Raises:
             StoreUnavailable: transient.
         """
-        ...
 
+    @abstractmethod
     async def remove_dispatched(self, endpoint: str, before: datetime, limit: int) -> int:
         """Forget messages whose operations left before an instant, oldest first; return how many.
 
@@ -143,8 +144,7 @@ class OutboxStore(Protocol):
         Guarantees:
             integration/test_outbox_storage.py::test_what_was_dispatched_long_ago_is_forgotten_in_batches.
         """
-        ...
 
+    @abstractmethod
     async def close(self) -> None:
         """Release connections; a second time without effect."""
-        ...

@@ -9,10 +9,10 @@ Source: design.md section 3.4 (an unreadable row never holds up the rest); ADR 0
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol, runtime_checkable
 
 from postdate.messages import DESTINATION_LIMIT, aware_utc, check_headers, check_text
 
@@ -66,8 +66,7 @@ class Mending:
             check_text(self.destination, "destination", DESTINATION_LIMIT)
 
 
-@runtime_checkable
-class Quarantine(Protocol):
+class Quarantine(ABC):
     """A store, or queues, that set aside what they cannot read. Every built-in store that has rows is one.
 
     Setting aside happens inside claims, moves, receives and lists: each row is decoded by itself, and one that cannot
@@ -82,14 +81,15 @@ class Quarantine(Protocol):
         tightened_limits_refuse_nothing_that_is_stored, a_flipped_bit_is_noticed.
     """
 
+    @abstractmethod
     async def quarantined(self, limit: int) -> Sequence[Quarantined]:
         """Return up to ``limit`` of what is set aside, oldest first."""
-        ...
 
+    @abstractmethod
     async def quarantined_count(self) -> int:
         """Return how many are set aside."""
-        ...
 
+    @abstractmethod
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
         """Put what is mended back where it was, in one transaction; a message of a store waits again and is recorded.
 
@@ -99,12 +99,11 @@ class Quarantine(Protocol):
             QueueNotFound: the queue that it was in is gone. Nothing was changed.
             DuplicateMessage: the store has a message of this id. Nothing was changed.
         """
-        ...
 
+    @abstractmethod
     async def discard_quarantined(self, number: int, now: datetime) -> None:
         """Delete what is set aside for good; recorded as discarded where its id can be read.
 
         Raises:
             MessageNotFound: nothing of that number is set aside.
         """
-        ...

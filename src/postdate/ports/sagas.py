@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
+from postdate.errors import NotSupported
 from postdate.ports.common import Work
 
 CORRELATION_LIMIT: Final = 200
@@ -90,18 +92,18 @@ class SagaChange:
     record: SagaRecord
 
 
-@runtime_checkable
-class SagaStore(Protocol):
+class SagaStore(ABC):
     """Where saga instances are kept. Every method may be called by several processes at once.
 
     Nothing is locked between loading and applying: who changes a version that is not there any more is told.
     """
 
     @property
+    @abstractmethod
     def capabilities(self) -> SagaStoreCapabilities:
         """What this store can do; constant."""
-        ...
 
+    @abstractmethod
     async def setup(self) -> None:
         """Create what is missing; idempotent, and safe when several processes do it at once.
 
@@ -111,8 +113,8 @@ class SagaStore(Protocol):
         Guarantees:
             sagas.setting_up_again_keeps_what_is_there.
         """
-        ...
 
+    @abstractmethod
     async def find(self, saga_type: str, correlation: Correlation) -> SagaRecord | None:
         """Return the instance with that correlation, or ``None``.
 
@@ -122,16 +124,16 @@ class SagaStore(Protocol):
         Guarantees:
             sagas.an_instance_is_found_by_type_property_and_value.
         """
-        ...
 
+    @abstractmethod
     async def load(self, saga_type: str, saga_id: str) -> SagaRecord | None:
         """Return the instance with that id if it is of that type, or ``None``.
 
         Guarantees:
             sagas.an_instance_is_loaded_by_type_and_id.
         """
-        ...
 
+    @abstractmethod
     async def apply(self, changes: Sequence[SagaChange]) -> None:
         """Apply ``changes`` in order, all in one transaction; returns after the commit.
 
@@ -144,23 +146,18 @@ class SagaStore(Protocol):
             what_was_changed_meanwhile_is_not_changed_again, a_correlation_has_one_instance_of_a_type,
             changes_are_applied_together_or_not_at_all, of_several_creators_all_but_one_are_told, no_update_is_lost.
         """
-        ...
 
+    @abstractmethod
     async def close(self) -> None:
         """Release connections; a second time without effect."""
-        ...
-
-
-@runtime_checkable
-class EnlistingSagaStore(SagaStore, Protocol):
-    """A saga store whose changes can be part of a transaction of the queues, when both share a database."""
 
     def applying(self, changes: Sequence[SagaChange]) -> Work:
         """Return the work that applies ``changes``; it raises :class:`~postdate.errors.SagaConflict`.
 
-        The work may be done again when its transaction is.
+        The work may be done again when its transaction is. Only of a store whose capabilities name a database, where
+        its changes can be part of a transaction of the queues.
 
         Guarantees:
             sagas.applying_is_part_of_a_transaction_of_the_queues.
         """
-        ...
+        raise NotSupported(f"{type(self).__name__} shares its database with no queues")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
+from postdate.errors import NotSupported
 from postdate.ports.stores import StoreReport
 
 ArrowBatch = Any
@@ -56,8 +58,7 @@ class Scan:
     snapshot: str | None = None
 
 
-@runtime_checkable
-class ScannableStore(Protocol):
+class ScannableStore(ABC):
     """Pages through everything a store holds, in shares that can be read in parallel by several processes.
 
     What there is to read:
@@ -68,6 +69,7 @@ class ScannableStore(Protocol):
     - ``queued``: message_id, queue, due; messages that are in a queue of the same database and not yet handled
     """
 
+    @abstractmethod
     def snapshot(self) -> AbstractContextManager[str | None]:
         """Hold one instant of the store open for the length of the block; give what names it to other processes.
 
@@ -79,16 +81,16 @@ class ScannableStore(Protocol):
         Guarantees:
             scanning.a_snapshot_is_one_instant.
         """
-        ...
 
+    @abstractmethod
     def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
         """Split the rows that exist now into at most ``parts`` shares, of about equal size.
 
         Guarantees:
             scanning.parts_cover_every_row_once, an_empty_store_has_no_rows, what_does_not_exist_is_refused.
         """
-        ...
 
+    @abstractmethod
     def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
         """Yield pages of at most ``page`` plain rows of one share; times are whole microseconds since 1970 UTC.
 
@@ -98,24 +100,23 @@ class ScannableStore(Protocol):
         Guarantees:
             scanning.columns_come_as_asked_for, parts_cover_every_row_once, only_what_is_asked_for_is_read.
         """
-        ...
 
+    @property
+    def gives_columns(self) -> bool:
+        """Whether it gives and takes whole Arrow batches, so that no row becomes a Python object on the way; constant.
 
-@runtime_checkable
-class ColumnarStore(ScannableStore, Protocol):
-    """A store that gives and takes whole Arrow batches, so that no row becomes a Python object on the way.
-
-    Columns are those of :class:`ScannableStore`; times are ``timestamp('us', 'UTC')``, headers JSON text, ``kind`` and
-    ``number_of_failures`` whole numbers of any width.
-    """
+        Columns are those above; times are ``timestamp('us', 'UTC')``, headers JSON text, ``kind`` and
+        ``number_of_failures`` whole numbers of any width.
+        """
+        return False
 
     def scan_columns(self, scan: Scan, part: ScanPart) -> Iterable[ArrowBatch]:
-        """Do what :meth:`ScannableStore.scan` does.
+        """Do what :meth:`scan` does; only where :attr:`gives_columns`.
 
         Guarantees:
             scanning.columns_hold_what_rows_hold.
         """
-        ...
+        raise _no_columns(self)
 
     def store_columns(self, batch: ArrowBatch, now: datetime) -> StoreReport:
         """Do what :meth:`postdate.ports.ClaimingStore.store_many` does: one transaction, idempotent by message id.
@@ -127,4 +128,8 @@ class ColumnarStore(ScannableStore, Protocol):
         Guarantees:
             storing.columns_are_stored_as_messages_are.
         """
-        ...
+        raise _no_columns(self)
+
+
+def _no_columns(store: object) -> NotSupported:
+    return NotSupported(f"{type(store).__name__} gives rows, not columns: gives_columns says so")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Protocol, runtime_checkable
 
+from postdate.errors import ConfigurationError, NotSupported
 from postdate.messages import DelayedMessage
 from postdate.ports.common import NativeTransaction, Outcome, Record, RecordKind, TransactionMode, Wake, Work
+from postdate.ports.observation import Observer, OldSnapshot, ServerFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,8 @@ class StoreCapabilities:
         largest_message_bytes: headers and body together.
         holds_at_most: a process that shows no life for so long loses what it holds to others, and is fenced off;
             ``None``: what a frozen process holds stays with it until it ends or wakes.
+        has_clock: it is on a server with a clock of its own (PostgreSQL, MariaDB, SQL Server, Azure), by which all
+            services that share it can go: see :meth:`ClaimingStore.server_now`.
     """
 
     durable: bool
@@ -33,6 +38,7 @@ class StoreCapabilities:
     database: object | None = None
     largest_message_bytes: int = 16 * 1024 * 1024
     holds_at_most: timedelta | None = None
+    has_clock: bool = False
 
 
 SIMPLE_STORE = StoreCapabilities(
@@ -48,12 +54,14 @@ SIMPLE_STORE = StoreCapabilities(
 class DelayedMessageStore(Protocol):
     """Keeps messages until they are due. This is all that a store of one's own must have (specification 1.1).
 
-    It may say more: :meth:`SetsUp.setup`, ``close()``, and a property ``capabilities`` (:class:`StoreCapabilities`);
-    without it the store is taken for :data:`SIMPLE_STORE`.
+    There is nothing to inherit from: a class with these methods is one. It may have more: ``async setup()``, which
+    creates missing tables; ``close()``; and a property ``capabilities`` (:class:`StoreCapabilities`), without which the
+    store is taken for :data:`SIMPLE_STORE`. Every other role is declared by inheriting its class.
     """
 
+    @abstractmethod
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
-        """Prepare for use by ``endpoint``; called once, before :meth:`SetsUp.setup` and any other call.
+        """Prepare for use by ``endpoint``; called once, before ``setup()`` and any other call.
 
         Raises:
             UnsupportedTransactionMode: the store cannot keep its part of ``mode``; the endpoint does not start.
@@ -61,8 +69,8 @@ class DelayedMessageStore(Protocol):
         Guarantees:
             capabilities.declared_modes_are_accepted_and_others_refused.
         """
-        ...
 
+    @abstractmethod
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         """Keep one message durably; returns after the commit.
 
@@ -77,8 +85,8 @@ class DelayedMessageStore(Protocol):
             storing.a_message_is_unchanged, a_duplicate_is_refused, a_failed_message_may_come_back,
             too_large_is_refused, a_race_for_one_id_has_one_winner, what_is_stored_survives_closing.
         """
-        ...
 
+    @abstractmethod
     async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
         """Claim the oldest message with ``due`` strictly before ``now``, or return ``None``.
 
@@ -88,46 +96,36 @@ class DelayedMessageStore(Protocol):
         Guarantees:
             contract.oldest_due_first, due_is_compared_strictly, a_fetched_message_is_hidden.
         """
-        ...
 
+    @abstractmethod
     async def remove(self, message_id: str, now: datetime) -> bool:
         """Remove a message that was delivered; ``False`` when it is not there (any more).
 
         Guarantees:
             contract.remove_says_whether_it_was_there, remove_is_a_delivery.
         """
-        ...
 
+    @abstractmethod
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
         """Count one failed attempt and give the claim back; ``False`` when the message is not there (any more).
 
         Guarantees:
             contract.increment_says_whether_it_was_there, a_failed_message_is_fetched_again_unchanged.
         """
-        ...
 
+    @abstractmethod
     async def next_due(self) -> datetime | None:
         """Return the earliest due time, UTC, overdue messages included; ``None`` when the store is empty.
 
         Guarantees:
             contract.next_due_is_the_earliest.
         """
-        ...
 
 
 def capabilities_of(store: DelayedMessageStore) -> StoreCapabilities:
     """Return what a store says it can do, or :data:`SIMPLE_STORE` where it says nothing."""
     said = getattr(store, "capabilities", None)
     return said if isinstance(said, StoreCapabilities) else SIMPLE_STORE
-
-
-@runtime_checkable
-class SetsUp(Protocol):
-    """A store or transport that can create what it needs (tables, indexes)."""
-
-    async def setup(self) -> None:
-        """Create what is missing; idempotent, and safe when several processes do it at once."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +154,21 @@ class Claim:
     token: object
 
 
-@runtime_checkable
-class ClaimingStore(DelayedMessageStore, Protocol):
+class ClaimingStore(DelayedMessageStore):
     """A store that works in batches. Every built-in store is one."""
 
     @property
+    @abstractmethod
     def capabilities(self) -> StoreCapabilities:
         """What this store can do; constant."""
-        ...
 
+    async def setup(self) -> None:
+        """Create what is missing (tables, indexes); idempotent, and safe when several processes do it at once."""
+
+    async def close(self) -> None:
+        """Release connections; a second time without effect."""
+
+    @abstractmethod
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
         """Keep a batch in one transaction, idempotent by message id.
 
@@ -179,8 +183,8 @@ class ClaimingStore(DelayedMessageStore, Protocol):
             storing.a_batch_is_idempotent, an_id_twice_in_a_batch_counts_once,
             a_batch_with_one_too_large_is_refused_whole.
         """
-        ...
 
+    @abstractmethod
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
         """Claim up to ``limit`` messages that may be attempted strictly before ``now``, oldest first.
 
@@ -188,8 +192,8 @@ class ClaimingStore(DelayedMessageStore, Protocol):
             claims.oldest_first_up_to_the_limit, due_is_compared_strictly, a_claimed_message_is_hidden,
             tasks_claim_each_message_once, other_processes_do_not_claim_it_too, claims_end_with_their_process.
         """
-        ...
 
+    @abstractmethod
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
         """Remove claimed messages and record how they ended, in one transaction; return how many were still held.
 
@@ -197,8 +201,8 @@ class ClaimingStore(DelayedMessageStore, Protocol):
             claims.finish_removes, a_claim_given_back_is_void, a_claim_from_before_a_comeback_is_void;
             recording.all_keeps_everything.
         """
-        ...
 
+    @abstractmethod
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
         """Count a failure and give the claim back; not eligible again before ``attempt_at``.
 
@@ -206,29 +210,24 @@ class ClaimingStore(DelayedMessageStore, Protocol):
             claims.retry_later_waits, failures_add_up, a_finished_claim_cannot_be_given_back,
             a_claim_given_back_is_void.
         """
-        ...
 
+    @abstractmethod
     async def next_attempt(self) -> datetime | None:
         """Return the earliest instant at which an unclaimed message may be attempted, UTC; ``None`` without any.
 
         Guarantees:
             claims.next_attempt_is_the_earliest.
         """
-        ...
 
+    @abstractmethod
     async def listen(self, wake: Wake) -> Callable[[], None]:
         """Call ``wake`` after the commit of a message that is due before all others; returns the way to stop it.
 
         Guarantees:
             claims.what_is_due_earlier_wakes, a_wake_up_follows_the_commit, other_processes_are_woken.
         """
-        ...
 
-
-@runtime_checkable
-class ReleasingStore(Protocol):
-    """A store that takes claims back without holding anything against the messages. Every built-in store is one."""
-
+    @abstractmethod
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
         """Give claims back, in one transaction: no failure is counted and no record is written.
 
@@ -247,16 +246,11 @@ class ReleasingStore(Protocol):
         Guarantees:
             claims.a_released_claim_counts_nothing, a_released_message_waits_until_then, a_released_claim_is_void.
         """
-        ...
-
-
-@runtime_checkable
-class RevocableStore(Protocol):
-    """A store whose claims end with a lease, or a bound on holding: this process may lose them while it lives."""
 
     def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
         """Call ``lost`` with the ids of messages whose claims are void from now on; returns the way to stop it.
 
+        For stores whose claims end with a lease, or a bound on holding, while the process lives; others never call it.
         Called in the event loop of the store, as soon as the loss is known. Others may be sending these messages, so
         whoever sends them here stops.
 
@@ -264,10 +258,10 @@ class RevocableStore(Protocol):
             integration/azure/test_lease.py::test_row_81_what_is_being_sent_is_cut_off_when_the_lease_is_lost;
             integration/test_frozen_processes.py::test_whoever_sends_is_told_that_others_have_it.
         """
-        ...
+        return _nothing_to_stop
 
     def still_holds(self, claim: Claim) -> bool:
-        """Return whether a claim is in force by our own clock; asks nobody, and so costs nothing.
+        """Return whether a claim is in force by our own clock; costs nothing, as no server is asked.
 
         To be looked at right before anything leaves because of a claim, such as an error copy: in a process that was
         frozen the lease may be over before anybody said so.
@@ -275,56 +269,34 @@ class RevocableStore(Protocol):
         Guarantees:
             integration/azure/test_lease.py::test_a_claim_is_void_as_soon_as_its_lease_is_over_by_our_own_clock.
         """
-        ...
+        return True
 
+    async def server_now(self) -> datetime:
+        """Return the time of the server, UTC, to its precision, or a little before it, never after; one round trip.
 
-@runtime_checkable
-class EnlistingStore(ClaimingStore, Protocol):
-    """A store whose writes can be part of a transaction on the same database."""
-
-    def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
-        """Return the work that stores ``messages`` (ids already there are left as they are).
-
-        Guarantees:
-            capabilities.storing_is_part_of_the_transaction.
-        """
-        ...
-
-    def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
-        """Return the work that finishes ``claims``; it raises ``ClaimLost`` when one is no longer held.
-
-        Guarantees:
-            capabilities.finishing_is_part_of_the_transaction.
-        """
-        ...
-
-
-@runtime_checkable
-class TransactionalStore(Protocol):
-    """A store that can be part of a transaction that an application has open on a connection of its own."""
-
-    async def enqueue(self, connection: NativeTransaction, messages: Sequence[DelayedMessage], now: datetime) -> None:
-        """Store ``messages`` in the application's transaction; services are woken by its commit, if it comes.
-
-        Args:
-            connection: to the database of the store, in a transaction or about to begin one: of a driver that the store
-                knows. One that blocks is used in another thread; the caller does not use it meanwhile.
-            messages: one round trip each.
-            now: recorded as the time of scheduling.
+        What has gone by since the answer was heard may be added, and is: who asked may be told of it much later.
+        Only of a store whose capabilities say ``has_clock``, as the two methods below. Source: ADR 0019.
 
         Raises:
-            ConfigurationError: not such a connection, or one that commits every statement by itself; nothing was done.
-            DuplicateMessage: some ids were stored before; their first messages are unchanged, all others are stored,
-                and the transaction can go on.
-            MessageTooLarge: nothing was done.
+            StoreUnavailable: transient.
         """
-        ...
+        raise _no_clock(self)
 
-    def enqueue_blocking(
-        self, connection: NativeTransaction, messages: Sequence[DelayedMessage], now: datetime
-    ) -> None:
-        """Do the same with a connection that blocks, in the calling thread."""
-        ...
+    async def report_clock(self, ahead: timedelta) -> None:
+        """Note for others how far this process' clock is ahead of the server's; negative: behind."""
+        raise _no_clock(self)
+
+    async def reported_clocks(self) -> Mapping[str, timedelta]:
+        """Return what live processes have noted, by ``machine:pid``."""
+        raise _no_clock(self)
+
+
+def _no_clock(store: object) -> NotSupported:
+    return NotSupported(f"{type(store).__name__} has no clock of its own: its capabilities say so")
+
+
+def _nothing_to_stop() -> None:
+    """Stop nothing: a store whose claims last calls no one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,29 +338,6 @@ class MoveReport:
     moved: Moved | None = None
 
 
-@runtime_checkable
-class MovingStore(EnlistingStore, Protocol):
-    """A store that shares its database with the queues: due messages move without leaving the database."""
-
-    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
-        """Move up to ``limit`` due messages to their queues, oldest first, remove and record them: one transaction.
-
-        Args:
-            now: what is due strictly before it moves; recorded as the time of it.
-            limit: messages at most.
-            listing: say which messages they were.
-
-        Guarantees:
-            capabilities.due_messages_move_to_their_queues, a_move_takes_no_more_than_its_limit,
-            a_move_lists_what_it_took.
-        """
-        ...
-
-    async def pause(self) -> None:
-        """Give other writers their turn between two moves; returns at once when there are none."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Discarding:
     """Which due messages are recorded as expired instead of sent, besides those past their absolute expiry.
@@ -402,27 +351,84 @@ class Discarding:
     has_lapsed: Callable[[Mapping[str, str], datetime, timedelta], bool]
 
 
-@runtime_checkable
-class DiscardingStore(MovingStore, Protocol):
-    """A store that can look into the headers of due messages while it moves them."""
+class MovingStore(ClaimingStore):
+    """A store that can share its database with the queues (``capabilities.database``).
 
-    async def move_wanted(
-        self, now: datetime, limit: int, discarding: Discarding, *, listing: bool = False
-    ) -> MoveReport:
-        """Do the same as :meth:`MovingStore.move_due`, and record as expired what has lapsed.
+    Its writes can be part of a transaction there, and due messages move without leaving the database.
+    """
 
-        Args:
-            now: see there; lapsed is what has lapsed by then.
-            limit: see there.
-            discarding: which messages have lapsed. One whose end cannot be told is sent: its receiver fails it.
-            listing: see there.
+    @abstractmethod
+    def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
+        """Return the work that stores ``messages`` (ids already there are left as they are).
 
         Guarantees:
-            integration/pipeline/test_lapsed_sweeps.py.
-
-        Source: specification 2.4.
+            capabilities.storing_is_part_of_the_transaction.
         """
-        ...
+
+    @abstractmethod
+    def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
+        """Return the work that finishes ``claims``; it raises ``ClaimLost`` when one is no longer held.
+
+        Guarantees:
+            capabilities.finishing_is_part_of_the_transaction.
+        """
+
+    @abstractmethod
+    async def move_due(
+        self, now: datetime, limit: int, *, discarding: Discarding | None = None, listing: bool = False
+    ) -> MoveReport:
+        """Move up to ``limit`` due messages to their queues, oldest first, remove and record them: one transaction.
+
+        Args:
+            now: what is due strictly before it moves; recorded as the time of it.
+            limit: messages at most.
+            discarding: which messages have lapsed by ``now``, and are recorded as expired; ``None``: no header is
+                looked at. One whose end cannot be told is sent: its receiver fails it. Source: specification 2.4.
+            listing: say which messages they were.
+
+        Guarantees:
+            capabilities.due_messages_move_to_their_queues, a_move_takes_no_more_than_its_limit,
+            a_move_lists_what_it_took;
+            test_a_store_says_of_random_headers_what_the_rule_says.
+        """
+
+    @abstractmethod
+    async def pause(self) -> None:
+        """Give other writers their turn between two moves; returns at once when there are none."""
+
+    async def enqueue(self, connection: NativeTransaction, messages: Sequence[DelayedMessage], now: datetime) -> None:
+        """Store ``messages`` in a transaction that an application has open on a connection of its own.
+
+        Services are woken by its commit, if it comes.
+
+        Args:
+            connection: to the database of the store, in a transaction or about to begin one: of a driver that the store
+                knows. One that blocks is used in another thread; the caller does not use it meanwhile.
+            messages: one round trip each.
+            now: recorded as the time of scheduling.
+
+        Raises:
+            ConfigurationError: not such a connection, or one that commits every statement by itself, or this store
+                cannot do it at all; nothing was done.
+            DuplicateMessage: some ids were stored before; their first messages are unchanged, all others are stored,
+                and the transaction can go on.
+            MessageTooLarge: nothing was done.
+        """
+        raise no_transaction_of_yours(self)
+
+    def enqueue_blocking(
+        self, connection: NativeTransaction, messages: Sequence[DelayedMessage], now: datetime
+    ) -> None:
+        """Do the same with a connection that blocks, in the calling thread."""
+        raise no_transaction_of_yours(self)
+
+
+def no_transaction_of_yours(store: object) -> ConfigurationError:
+    """Return the error of a store that cannot be part of an application's own transaction."""
+    return ConfigurationError(
+        f"{type(store).__name__} cannot store in a transaction of yours; keep messages in the database of your "
+        f"transaction, with PostgresStore, or send without transaction="
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,42 +469,64 @@ class MessageFilter:
         )
 
 
-@runtime_checkable
-class InspectableStore(Protocol):
-    """What an operator asks of a store."""
+class AdministrableStore(ABC):
+    """A store that answers an operator's questions, and whose pending messages can be changed (row 119).
 
+    Every built-in store is one.
+    """
+
+    def observer(self) -> Observer | None:
+        """Return a look at this store beyond these methods, or ``None``; it uses the store's connections."""
+        return None
+
+    async def server_facts(self) -> ServerFacts | None:
+        """Ask the server about itself; changes nothing, and needs no tables. ``None``: there is no server.
+
+        Raises:
+            StoreUnavailable: it does not answer, or refuses; the message says which.
+        """
+        return None
+
+    async def old_snapshots(self) -> Sequence[OldSnapshot] | None:
+        """Return the sessions that hold an old snapshot of the database, the oldest first.
+
+        Only those old enough to matter; ``None`` where there is no such thing.
+        """
+        return None
+
+    @abstractmethod
     async def statistics(self, now: datetime) -> StoreStatistics:
         """Count what is there; reads an index, not the messages.
 
         Guarantees:
             administration.statistics_agree_with_the_messages.
         """
-        ...
 
+    @abstractmethod
     async def record_counts(self) -> Mapping[RecordKind, int]:
         """Count the records of each kind; reads them all.
 
         Guarantees:
             recording.a_record_says_what_when_and_why.
         """
-        ...
 
+    @abstractmethod
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
         """Return up to ``limit`` pending messages by due time, then id of storing.
 
         Guarantees:
             administration.pending_messages_are_listed.
         """
-        ...
 
+    @abstractmethod
     async def get(self, message_id: str) -> DelayedMessage | None:
         """Return a pending message, or ``None``.
 
         Guarantees:
             administration.a_pending_message_is_found_by_id.
         """
-        ...
 
+    @abstractmethod
     async def history(self, message_id: str) -> Sequence[Record]:
         """Return every record of one message in the order of writing.
 
@@ -506,21 +534,16 @@ class InspectableStore(Protocol):
             recording.a_record_says_what_when_and_why, all_keeps_everything, outcomes_leaves_out_retries,
             none_keeps_nothing_of_what_has_left.
         """
-        ...
 
-
-@runtime_checkable
-class AdministrableStore(InspectableStore, Protocol):
-    """A store whose pending messages an operator can change (specification row 119)."""
-
+    @abstractmethod
     async def cancel(self, message_id: str, now: datetime) -> bool:
         """Remove a pending message for good and record it; ``False`` when it is not there or is being dispatched.
 
         Guarantees:
             administration.a_cancelled_message_is_gone, what_is_being_dispatched_is_left_alone.
         """
-        ...
 
+    @abstractmethod
     async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
         """Give a pending message another due time; ``False`` when it is not there or is being dispatched.
 
@@ -531,4 +554,3 @@ class AdministrableStore(InspectableStore, Protocol):
             administration.a_rescheduled_message_has_its_new_due_time, rescheduling_earlier_wakes,
             nothing_is_rescheduled_past_its_expiry, what_is_being_dispatched_is_left_alone.
         """
-        ...

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol, runtime_checkable
 
+from postdate.errors import NotSupported
 from postdate.ports.common import Work
 
 
@@ -56,10 +57,26 @@ class DueChunk:
     next_query: datetime | None
 
 
-@runtime_checkable
-class TimeoutPersister(Protocol):
+@dataclass(frozen=True, slots=True)
+class TimeoutClaim:
+    """One timeout in the hands of one caller, until it is removed or let go; the end of its process ends it, too.
+
+    Args:
+        timeout: as it is stored.
+        remove: removes the timeout, which ends the claim; ``False`` when it is gone. Raises ``StoreError``: it may be
+            stored still, and the claim has ended.
+        release: ends the claim; without effect when it has ended. Never raises.
+    """
+
+    timeout: Timeout
+    remove: Callable[[], Awaitable[bool]]
+    release: Callable[[], Awaitable[None]]
+
+
+class TimeoutPersister(ABC):
     """Where a timeout manager keeps its timeouts. Every method may be called by several processes at once."""
 
+    @abstractmethod
     async def initialize(self, endpoint: str) -> None:
         """Settle whose timeouts these are. Asks no server: an endpoint starts while its storage is down (row 102).
 
@@ -69,16 +86,16 @@ class TimeoutPersister(Protocol):
         Guarantees:
             timeouts.each_endpoint_has_its_own.
         """
-        ...
 
+    @abstractmethod
     async def setup(self) -> None:
         """Create what is missing; idempotent, and safe when several processes do it at once.
 
         Guarantees:
             timeouts.setting_up_may_be_done_at_once_and_again, without_its_table_it_says_so.
         """
-        ...
 
+    @abstractmethod
     async def add(self, timeout: Timeout) -> bool:
         """Keep a timeout; ``False`` when its id is stored already, which changes nothing.
 
@@ -91,8 +108,8 @@ class TimeoutPersister(Protocol):
             adding_again_changes_nothing, an_id_is_known_however_it_is_written, of_several_who_add_one_is_told_so,
             what_is_stored_survives_closing.
         """
-        ...
 
+    @abstractmethod
     async def peek(self, timeout_id: str) -> Timeout | None:
         """Return a timeout, or ``None`` when it is gone; takes no lock and waits for none.
 
@@ -105,24 +122,24 @@ class TimeoutPersister(Protocol):
         Guarantees:
             timeouts.looking_waits_for_nobody.
         """
-        ...
 
+    @abstractmethod
     async def try_remove(self, timeout_id: str) -> bool:
         """Remove a timeout; ``False`` when it is gone. Of several callers, one is told ``True``.
 
         Guarantees:
             timeouts.what_is_removed_is_gone, of_several_who_remove_one_is_told_so.
         """
-        ...
 
+    @abstractmethod
     async def remove_by_saga(self, saga_id: str) -> int:
         """Remove all timeouts of a saga; return how many there were. The empty UUID names no saga.
 
         Guarantees:
             timeouts.a_saga_takes_all_its_timeouts_along.
         """
-        ...
 
+    @abstractmethod
     async def next_chunk(self, start: datetime, now: datetime, limit: int) -> DueChunk:
         """Return timeouts due after ``start``, exclusive, and until ``now``, inclusive.
 
@@ -137,43 +154,17 @@ class TimeoutPersister(Protocol):
             a_chunk_that_was_cut_is_followed_at_once, a_chunk_does_not_end_between_equal_due_times,
             going_on_finds_each_one_once, any_start_will_do.
         """
-        ...
 
+    @abstractmethod
     async def close(self) -> None:
         """Release connections; a second time without effect."""
-        ...
 
-
-class TimeoutClaim(Protocol):
-    """One timeout in the hands of one caller, until it is removed or let go; the end of its process ends it, too."""
-
-    @property
-    def timeout(self) -> Timeout:
-        """The timeout, as it is stored."""
-        ...
-
-    async def remove(self) -> bool:
-        """Remove the timeout, which ends the claim; ``False`` when it is gone.
-
-        Raises:
-            StoreError: it may be stored still; the claim has ended.
-        """
-        ...
-
-    async def release(self) -> None:
-        """End the claim; without effect when it has ended. Never raises."""
-        ...
-
-
-@runtime_checkable
-class ClaimingTimeouts(TimeoutPersister, Protocol):
-    """Storage in which a process can have a timeout in hand while it sends it, so that others do not send it, too.
-
-    Only those who claim are kept off: .NET endpoints peek and remove as ever.
-    """
-
+    @abstractmethod
     async def claim(self, timeout_id: str) -> TimeoutClaim | None:
         """Take a timeout in hand, or return ``None``: it is gone, or in somebody else's hands. Waits for nobody.
+
+        While a process has it in hand to send it, others that claim are kept off; .NET endpoints peek and remove as
+        ever.
 
         Raises:
             InvalidHeaders, InvalidTimestamp: what stands there cannot be read; names the id.
@@ -181,21 +172,17 @@ class ClaimingTimeouts(TimeoutPersister, Protocol):
         Guarantees:
             claiming.of_several_who_claim_one_has_it, what_was_let_go_is_as_it_was, looking_sees_what_is_claimed.
         """
-        ...
-
-
-@runtime_checkable
-class EnlistingTimeouts(TimeoutPersister, Protocol):
-    """Storage whose writes can be part of a transaction of the queues, when both share a database."""
 
     @property
-    def database(self) -> object:
+    def database(self) -> object | None:
         """Identity of the database; see :class:`postdate.ports.TransportCapabilities`.
+
+        Where it is that of the queues, the writes below can be part of their transactions. ``None``: of none.
 
         Guarantees:
             enlisting.it_names_the_database_of_the_queues.
         """
-        ...
+        return None
 
     def adding(self, timeout: Timeout) -> Work:
         """Return the work that keeps ``timeout``; nothing when its id is stored already.
@@ -203,7 +190,7 @@ class EnlistingTimeouts(TimeoutPersister, Protocol):
         Guarantees:
             enlisting.a_timeout_is_added_with_the_transaction.
         """
-        ...
+        raise _not_shared(self)
 
     def removing(self, timeout_id: str) -> Work:
         """Return the work that removes a timeout.
@@ -213,7 +200,7 @@ class EnlistingTimeouts(TimeoutPersister, Protocol):
         Guarantees:
             enlisting.a_timeout_is_removed_with_what_is_sent.
         """
-        ...
+        raise _not_shared(self)
 
     def removing_by_saga(self, saga_id: str) -> Work:
         """Return the work that removes all timeouts of a saga.
@@ -221,4 +208,8 @@ class EnlistingTimeouts(TimeoutPersister, Protocol):
         Guarantees:
             enlisting.a_saga_ends_with_the_transaction.
         """
-        ...
+        raise _not_shared(self)
+
+
+def _not_shared(persister: object) -> NotSupported:
+    return NotSupported(f"{type(persister).__name__} shares its database with no queues")

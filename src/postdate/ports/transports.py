@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Protocol, runtime_checkable
 
-from postdate.errors import PostdateError
+from postdate.errors import NotSupported, PostdateError
 from postdate.messages import Envelope
 from postdate.ports.common import RecordKind, TransactionMode, Work
+from postdate.ports.observation import Observer, ServerFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class TransportCapabilities:
             (specification 4.2).
         reads_ahead: what is received is held by the process itself, without a lease that runs out or a count that grows
             when it is given back: so more may be received than is handled at once.
+        takes_by_id: a receiver can pick one message out of its queue: :meth:`Receiver.take`.
     """
 
     durable: bool
@@ -51,6 +53,7 @@ class TransportCapabilities:
     queue_names_fold_case: bool = False
     queue_name_separator: str = "."
     reads_ahead: bool = False
+    takes_by_id: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +91,10 @@ class End:
 HANDLED = End()
 
 
-@runtime_checkable
-class Receiver(Protocol):
+class Receiver(ABC):
     """One queue being received from."""
 
+    @abstractmethod
     async def receive(self, limit: int) -> Sequence[Received]:
         """Wait until there is a message, then hold up to ``limit``, oldest first.
 
@@ -104,8 +107,8 @@ class Receiver(Protocol):
             receiving.up_to_the_limit_is_received, receiving_waits_for_a_message, a_held_message_is_hidden,
             a_cancelled_receive_loses_nothing, competing_receivers_share_the_messages.
         """
-        ...
 
+    @abstractmethod
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
         """Take the message off the queue for good, with everything in ``end``: one transaction where it can be.
 
@@ -123,31 +126,27 @@ class Receiver(Protocol):
             expiry.a_received_message_is_no_longer_subject_to_it,
             in_a_transaction_each_has_its_own_or_all_is_refused.
         """
-        ...
 
+    @abstractmethod
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
         """Give the message back to its queue; with ``failed`` its failure count grows by one.
 
         Guarantees:
             receiving.a_message_rolled_back_is_received_again, a_message_rolled_back_wakes_others.
         """
-        ...
 
+    @abstractmethod
     async def close(self) -> None:
         """Give back everything still held.
 
         Guarantees:
             receiving.closing_gives_back_what_is_held.
         """
-        ...
-
-
-@runtime_checkable
-class TakingReceiver(Receiver, Protocol):
-    """A receiver that can pick one message out of its queue."""
 
     async def take(self, message_id: str) -> Received | None:
         """Hold one message, chosen by its id, or return ``None``: it is not in the queue, or held already.
+
+        Only of a transport whose capabilities say ``takes_by_id``.
 
         Raises:
             QueueNotFound: there is no such queue.
@@ -155,26 +154,26 @@ class TakingReceiver(Receiver, Protocol):
         Guarantees:
             receiving.a_message_is_taken_by_its_id.
         """
-        ...
+        raise NotSupported(f"{type(self).__name__} receives messages in their order only")
 
 
-@runtime_checkable
-class Transport(Protocol):
+class Transport(ABC):
     """Queues."""
 
     @property
+    @abstractmethod
     def capabilities(self) -> TransportCapabilities:
         """What this transport can do; constant."""
-        ...
 
+    @abstractmethod
     async def create_queues(self, names: Sequence[str]) -> None:
         """Create the queues that do not exist yet; idempotent.
 
         Guarantees:
             sending.creating_a_queue_again_keeps_its_messages.
         """
-        ...
 
+    @abstractmethod
     async def send(
         self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
     ) -> Sequence[PostdateError | None]:
@@ -198,16 +197,37 @@ class Transport(Protocol):
             the_clock_of_the_sender_does_not_count, an_expired_message_leaves_the_queue_without_a_receiver;
             capabilities.work_of_a_database_is_done_or_refused.
         """
-        ...
 
+    @abstractmethod
     def receiver(self, queue: str) -> Receiver:
         """Return a receiver on ``queue``, which must exist when :meth:`Receiver.receive` is called.
 
         Guarantees:
             receiving.a_missing_queue_raises.
         """
-        ...
 
+    @abstractmethod
     async def close(self) -> None:
         """Release connections."""
-        ...
+
+    async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int] | None:
+        """Return how many messages each of the named queues holds, at least those that no receiver has in hand.
+
+        Queues that do not exist are left out. ``None``: not even their existence can be known.
+
+        Raises:
+            TransportUnavailable: transient.
+        """
+        return None
+
+    def observer(self) -> Observer | None:
+        """Return a look at these queues, or ``None``; it uses the transport's connections and ends with it."""
+        return None
+
+    async def server_facts(self) -> ServerFacts | None:
+        """Ask the server about itself; changes nothing, and needs no queues. ``None``: there is no server.
+
+        Raises:
+            TransportUnavailable: it does not answer, or refuses; the message says which.
+        """
+        return None

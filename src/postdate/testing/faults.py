@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from postdate.errors import PostdateError
@@ -21,8 +20,6 @@ from postdate.ports import (
     Outcome,
     Received,
     Receiver,
-    ReleasingStore,
-    SetsUp,
     StoreCapabilities,
     StoreReport,
     Transport,
@@ -30,6 +27,7 @@ from postdate.ports import (
     Wake,
     Work,
 )
+from postdate.ports.stores import Discarding
 
 T = TypeVar("T")
 
@@ -112,7 +110,7 @@ class Faults:
                 raise error
 
 
-class FaultyStore:
+class FaultyStore(ClaimingStore):
     """A claiming store that fails as planned and otherwise does what ``store`` does.
 
     Args:
@@ -123,11 +121,10 @@ class FaultyStore:
     def __init__(self, store: ClaimingStore, *plans: Plan) -> None:
         self._store = store
         self.faults = Faults(*plans)
-        if isinstance(store, ReleasingStore):  # otherwise it is none, either
-            self.release = partial(self._release, store)
 
-    async def _release(self, store: ReleasingStore, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        return await self.faults.run("release", lambda: store.release(claims, attempt_at))
+    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+        """Fail or pass on."""
+        return await self.faults.run("release", lambda: self._store.release(claims, attempt_at))
 
     @property
     def capabilities(self) -> StoreCapabilities:
@@ -139,9 +136,8 @@ class FaultyStore:
         await self.faults.run("initialize", lambda: self._store.initialize(endpoint, mode))
 
     async def setup(self) -> None:
-        """Fail or pass on; nothing where the wrapped store creates nothing."""
-        if isinstance(self._store, SetsUp):
-            await self.faults.run("setup", self._store.setup)
+        """Fail or pass on."""
+        await self.faults.run("setup", self._store.setup)
 
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         """Fail or pass on."""
@@ -190,7 +186,7 @@ class FaultyStore:
         return await self.faults.run("listen", lambda: self._store.listen(wake))
 
 
-class FaultyMovingStore(FaultyStore):
+class FaultyMovingStore(FaultyStore, MovingStore):
     """The same for a store that shares its database with the queues. Work inside a transaction does not fail here.
 
     Args:
@@ -210,16 +206,20 @@ class FaultyMovingStore(FaultyStore):
         """Pass on."""
         return self._moving.finishing(claims, outcome, now, detail)
 
-    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
+    async def move_due(
+        self, now: datetime, limit: int, *, discarding: Discarding | None = None, listing: bool = False
+    ) -> MoveReport:
         """Fail or pass on."""
-        return await self.faults.run("move_due", lambda: self._moving.move_due(now, limit, listing=listing))
+        return await self.faults.run(
+            "move_due", lambda: self._moving.move_due(now, limit, discarding=discarding, listing=listing)
+        )
 
     async def pause(self) -> None:
         """Fail or pass on."""
         await self.faults.run("pause", self._moving.pause)
 
 
-class FaultyTransport:
+class FaultyTransport(Transport):
     """A transport that fails as planned; its receivers share the plans.
 
     A :class:`~postdate.errors.PostdateError` at ``send`` is returned for every envelope, as transports do, unless the
@@ -263,7 +263,7 @@ class FaultyTransport:
         await self._transport.close()
 
 
-class FaultyReceiver:
+class FaultyReceiver(Receiver):
     """A receiver that fails as planned.
 
     Args:

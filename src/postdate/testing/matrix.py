@@ -11,19 +11,12 @@ from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import UnsupportedTransactionMode
 from postdate.ports import (
     AdministrableStore,
-    AuditableStore,
+    ArchivableStore,
     ClaimingStore,
-    ColumnarStore,
     DelayedMessageStore,
-    EnlistingStore,
-    InspectableStore,
     MovingStore,
-    PrunableStore,
     Quarantine,
-    ReleasingStore,
     ScannableStore,
-    SetsUp,
-    TakingReceiver,
     TransactionMode,
     Transport,
     capabilities_of,
@@ -31,17 +24,11 @@ from postdate.ports import (
 
 _STORE_PORTS = {
     "works in batches, with claims": ClaimingStore,
-    "takes claims back without counting a failure": ReleasingStore,
     "sets aside what it cannot read": Quarantine,
-    "is set up by `postdate setup`": SetsUp,
-    "shares a transaction with queues in its database": EnlistingStore,
-    "moves due messages inside the database": MovingStore,
-    "shows what waits and what happened": InspectableStore,
-    "cancels and reschedules": AdministrableStore,
+    "moves due messages inside the database, in one transaction with its queues": MovingStore,
+    "shows what waits and what happened, cancels and reschedules": AdministrableStore,
     "is scanned in parallel": ScannableStore,
-    "gives and takes Arrow batches": ColumnarStore,
-    "names all stores of its database to an audit": AuditableStore,
-    "has its records archived and restored": PrunableStore,
+    "has its records audited, archived and restored": ArchivableStore,
 }
 
 
@@ -117,8 +104,10 @@ def _store_cells(store: DelayedMessageStore) -> dict[str, str]:
         "precision of due times": f"{can.time_precision.total_seconds() * 1_000_000:g} µs",
         "largest message": f"{can.largest_message_bytes:,} bytes",
         "a frozen process holds for at most": _duration(can.holds_at_most),
+        "has a clock that all services go by": _yes(can.has_clock),
         **{f"mode `{mode.value}`": _yes(mode in can.transaction_modes) for mode in TransactionMode},
         **{name: _yes(isinstance(store, port)) for name, port in _STORE_PORTS.items()},
+        "gives and takes Arrow batches": _yes(isinstance(store, ScannableStore) and store.gives_columns),
     }
 
 
@@ -135,7 +124,7 @@ def _transport_cells(transport: Transport) -> dict[str, str]:
         "keeps expired messages as dead letters": _yes(can.dead_letters),
         "sets aside what it cannot read": _yes(isinstance(transport, Quarantine)),
         "takes all destinations in one call": _yes(can.pipelines),
-        "takes one message out of a queue by its id": _yes(isinstance(transport.receiver("any"), TakingReceiver)),
+        "takes one message out of a queue by its id": _yes(can.takes_by_id),
     }
 
 

@@ -1,11 +1,10 @@
 """From addresses and settings to adapters and endpoints. The only room that names the adapters."""
 
 from postdate.wiring.adapters import (
-    BuiltInStore,
-    BuiltInTransport,
     check_store,
     check_transport,
     file_of,
+    libraries,
     looks_into,
     open_store,
     open_transport,
@@ -32,8 +31,6 @@ from postdate.wiring.scripts import setup_sql
 from postdate.wiring.timeouts import dispatcher_queues, managed_endpoints, open_timeouts, timeout_manager
 
 __all__ = [
-    "BuiltInStore",
-    "BuiltInTransport",
     "Plant",
     "advice_for",
     "build_endpoint",
@@ -47,6 +44,7 @@ __all__ = [
     "file_of",
     "intake_queues",
     "is_wanted",
+    "libraries",
     "looks_into",
     "managed_endpoints",
     "open_outbox",

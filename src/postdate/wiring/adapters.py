@@ -12,28 +12,18 @@ import difflib
 import importlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from postdate.backends.registry import backends, place_of, schemes
-from postdate.config import KEYS, Address, Settings, check_server, resolved
+from postdate.config import SECTIONS, Address, SectionValues, Settings, check_server, definitions, resolved
 from postdate.core.simple_store import claiming
 from postdate.errors import ConfigurationError
 from postdate.ports import ClaimingStore, FileFacts, Recording, Transport
-from postdate.ports.backends import ROLES, Adapter, Addresses, Backend, Place, Role
-
-
-class BuiltInStore(ClaimingStore, Protocol):
-    """A store that an address names."""
-
-    async def close(self) -> None:
-        """Release connections; a second time without effect."""
-        ...
-
-
-BuiltInTransport = Transport
+from postdate.ports.backends import ROLES, Adapter, Addresses, Backend, LibraryFacts, Place, Role
+from postdate.wiring.databases import Databases, SharedDatabase
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +48,9 @@ class Kind:
         return self.addresses.product or self.backend.product
 
     @property
-    def settings(self) -> frozenset[str]:
+    def takes(self) -> frozenset[str]:
         """Names of what it takes besides the address."""
-        return self.adapter.settings
+        return self.adapter.takes
 
     @property
     def is_server(self) -> bool:
@@ -168,61 +158,83 @@ def looks_into(address: str) -> Callable[[Path, int], FileFacts] | None:
     return None if kind is None else cast("Callable[[Path, int], FileFacts]", loaded(kind))
 
 
+def libraries() -> list[LibraryFacts]:
+    """Return what the backends are in this process that need no server."""
+    found = {kind.adapter.reference: kind for kind in kinds("library").values()}
+    return [cast("LibraryFacts", loaded(kind)()) for kind in found.values()]
+
+
 # --- opening -----------------------------------------------------------------------------------------------------
 
 
 def taken_by_store(address: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of ``settings`` that the store at ``address`` knows and that have a value."""
-    known = check_store(address).settings
+    known = check_store(address).takes
     return {name: value for name, value in settings.items() if name in known and value is not None}
 
 
-def chosen_for(section: str, kind: Kind, given: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """Return those values that an adapter knows and that are there.
+def chosen_for(section: str, kind: Kind, settings: Settings, /, **given: Any) -> dict[str, Any]:
+    """Return what an adapter is opened with: the settings of its section, and those of the store that it takes, too.
 
     Args:
         section: of the settings.
         kind: of the adapter.
-        given: by the names of its settings.
-        settings: whose origins tell what somebody has set.
+        settings: which; their origins tell what somebody has set.
+        given: arguments that are no settings, and values that go before those of the settings.
 
     Raises:
         ConfigurationError: something was set that this adapter does not have.
     """
-    for name in given:
+    chosen: SectionValues = getattr(settings, section)
+    possible = _of_adapters(section)
+    for name in possible:
         key = f"{section}.{name}"
-        if name not in kind.settings and settings.origins.get(key, "default") != "default":
-            takes = [f"{section}.{each}" for each in given if each in kind.settings and f"{section}.{each}" in KEYS]
-            which = f", which takes {', '.join(takes)}" if takes else ""
+        if name not in kind.takes and settings.origins.get(key, "default") != "default":
+            takes = ", ".join(f"{section}.{each}" for each in possible if each in kind.takes)
+            which = f", which takes {takes}" if takes else ""
             raise ConfigurationError(f"{key} ({settings.origins[key]}) is not for {kind.product}{which}; remove it")
-    return {name: value for name, value in given.items() if name in kind.settings and value is not None}
+    of_store = {name: settings.store.values.get(name) for name in kind.adapter.from_store}
+    own = {name: chosen.values[name] for name in kind.adapter.own}
+    return {
+        name: value for name, value in {**of_store, **own, **given}.items() if name in kind.takes and value is not None
+    }
 
 
-def open_store(address: str, **settings: Any) -> BuiltInStore:
+def _of_adapters(section: str) -> list[str]:
+    """Return the names of the settings of a section that one adapter has and another may not have."""
+    role = SECTIONS[section].role
+    known = set[str]() if role is None else {name for kind in kinds(role).values() for name in kind.adapter.own}
+    return [name for name in definitions(section) if name in known]
+
+
+def open_store(address: str, databases: Databases | None = None, /, **settings: Any) -> ClaimingStore:
     """Return the store at ``address``; it connects at first use.
 
     Args:
         address: see above, or a reference to one: ``env:NAME``, ``file:PATH``.
+        databases: that it may share with others.
         settings: of the adapter: ``schema``, ``table``, ``synchronous``, ``recording`` (a name or :class:`Recording`) …
 
     Raises:
         ConfigurationError: no store has such an address or such settings, or its driver is not installed.
     """
     place = resolved(address, os.environ)
-    return cast("BuiltInStore", claiming(open_adapter(check_store(place), place, settings)))
+    return claiming(open_adapter(check_store(place), place, settings, databases))
 
 
-def open_transport(address: str, **settings: Any) -> BuiltInTransport:
+def open_transport(address: str, databases: Databases | None = None, /, **settings: Any) -> Transport:
     """Return the transport at ``address``; see :func:`open_store`."""
     place = resolved(address, os.environ)
-    return cast("BuiltInTransport", open_adapter(check_transport(place), place, settings))
+    return cast("Transport", open_adapter(check_transport(place), place, settings, databases))
 
 
-def open_adapter(kind: Kind, address: Address, settings: Mapping[str, Any]) -> object:
+def open_adapter(
+    kind: Kind, address: Address, settings: Mapping[str, Any], databases: Databases | None = None
+) -> object:
     """Return the adapter of a kind at an address; see :func:`open_store`."""
-    unknown = sorted(settings.keys() - kind.settings)
+    unknown = sorted(settings.keys() - kind.takes)
     if unknown:
-        known = ", ".join(sorted(kind.settings)) or "no settings"
+        known = ", ".join(sorted(kind.takes)) or "no settings"
         raise ConfigurationError(f"{kind.product} takes no {', '.join(unknown)}; it takes {known}")
     adapter = loaded(kind)
     chosen = dict(settings)
@@ -234,7 +246,11 @@ def open_adapter(kind: Kind, address: Address, settings: Mapping[str, Any]) -> o
         case Place.FILE:
             return adapter(_path(address), **chosen)
         case Place.SERVER | Place.MACHINE:
-            return adapter(f"{kind.scheme}:{address.partition(':')[2]}", **chosen)
+            place = f"{kind.scheme}:{address.partition(':')[2]}"
+            if databases is None or kind.backend.database is None:
+                return adapter(place, **chosen)
+            opened = cast("Callable[..., SharedDatabase]", loaded(replace(kind, adapter=kind.backend.database)))
+            return adapter(databases.of(kind.backend, kind.adapter, place, chosen, opened), **chosen)
 
 
 def loaded(kind: Kind) -> Callable[..., object]:

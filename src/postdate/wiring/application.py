@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
-from postdate.config import Address, Settings
-from postdate.config.sections import OutboxSettings, SagaSettings
+from postdate.config import Address, SectionValues, Settings
 from postdate.errors import ConfigurationError
 from postdate.ports import OutboxStore, SagaStore
 from postdate.wiring.adapters import chosen_for, kind_of, kinds, open_adapter
+from postdate.wiring.databases import Databases
 
 
-def open_saga_store(settings: Settings) -> SagaStore:
+def open_saga_store(settings: Settings, databases: Databases | None = None) -> SagaStore:
     """Return the saga store of the settings: by default in the file of the store, or its schema of PostgreSQL.
 
     It connects at first use. Give it to ``Endpoint(sagas=…)``, which creates its tables with the queues.
 
+    Args:
+        settings: which.
+        databases: that it may share with what else is open, as :attr:`Plant.databases`.
+
     Raises:
         ConfigurationError: there is no saga store of that kind.
     """
-    return cast("SagaStore", _opened("sagas", settings.sagas, settings))
+    return cast("SagaStore", _opened("sagas", settings.sagas, settings, databases))
 
 
-def open_outbox(settings: Settings) -> OutboxStore:
+def open_outbox(settings: Settings, databases: Databases | None = None) -> OutboxStore:
     """Return where the outbox of the settings is: by default in the file of the store, or its schema of PostgreSQL.
 
     It connects at first use. Give it to ``Endpoint(outbox=Outbox(…))``, which creates its table with the queues.
 
+    Args:
+        settings: which.
+        databases: see :func:`open_saga_store`.
+
     Raises:
         ConfigurationError: there is no outbox of that kind.
     """
-    return cast("OutboxStore", _opened("outbox", settings.outbox, settings))
+    return cast("OutboxStore", _opened("outbox", settings.outbox, settings, databases))
 
 
-def _opened(section: Literal["sagas", "outbox"], chosen: SagaSettings | OutboxSettings, settings: Settings) -> object:
+def _opened(
+    section: Literal["sagas", "outbox"], chosen: SectionValues, settings: Settings, databases: Databases | None
+) -> object:
     address = place_of(chosen, settings)
     key = f"{section}.address" if chosen.address is not None else "store.address"
     try:
@@ -45,19 +55,15 @@ def _opened(section: Literal["sagas", "outbox"], chosen: SagaSettings | OutboxSe
             f"{what} kept in {products}; {key} is {address!r}: name such a database with {section}.address, "
             f"or pass one of your own to the endpoint"
         ) from error
-    given: dict[str, Any] = {
-        "schema": chosen.schema or (settings.store.schema if chosen.address is None else None),
-        "synchronous": settings.store.synchronous,
-        "recording": settings.store.recording,
-    }
-    return open_adapter(kind, address, chosen_for(section, kind, given, settings))
+    schema = chosen.schema or (settings.store.schema if chosen.address is None else None)
+    return open_adapter(kind, address, chosen_for(section, kind, settings, schema=schema), databases)
 
 
-def place_of(chosen: SagaSettings | OutboxSettings, settings: Settings) -> Address:
+def place_of(chosen: SectionValues, settings: Settings) -> Address:
     """Return the address of the database that a section means."""
     return settings.store.address if chosen.address is None else chosen.address
 
 
-def is_wanted(chosen: SagaSettings | OutboxSettings, asked: bool) -> bool:
+def is_wanted(chosen: SectionValues, asked: bool) -> bool:
     """Return whether setting up makes the tables of a section: when it says where they are, or when asked to."""
     return asked or chosen.address is not None or chosen.schema is not None

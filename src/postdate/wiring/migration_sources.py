@@ -6,14 +6,14 @@ import os
 from collections.abc import Mapping
 from typing import Literal, cast
 
-from postdate.config import resolved
+from postdate.config import Address, resolved
 from postdate.errors import ConfigurationError
 from postdate.migrating.dialect import Dialect
 from postdate.migrating.store_dialect import StoreDialect
 from postdate.migrating.store_tables import StoreTables
-from postdate.migrating.tables import TimeoutTables
-from postdate.ports.migrating import MigrationSource
-from postdate.wiring.adapters import kind_of, kinds, open_adapter
+from postdate.migrating.tables import MigrationSource
+from postdate.ports.migrating import HiddenColumns
+from postdate.wiring.adapters import kind_of, kinds, loaded, open_adapter
 
 
 def migration_source(
@@ -32,7 +32,27 @@ def migration_source(
     Raises:
         ConfigurationError: there is no such source, or its driver is not installed. Texts have no passwords.
     """
-    return TimeoutTables(cast("Dialect", _opened(address, schema, "timeouts_source", "made from")), prefixes)
+    return MigrationSource(cast("Dialect", _opened(address, schema, "timeouts_source", "made from")), prefixes)
+
+
+def hidden_columns(address: str, source: MigrationSource) -> HiddenColumns | None:
+    """Return what gives hidden timeouts as Arrow columns; it connects at first use. ``None``: nothing does there.
+
+    Args:
+        address: as of :func:`migration_source`.
+        source: that was made from it.
+
+    Raises:
+        ConfigurationError: its driver is not installed.
+    """
+    place = resolved(address, os.environ)
+    kind = kinds("timeouts_columns").get(place.scheme)
+    return None if kind is None else cast("HiddenColumns", loaded(kind)(place, source))
+
+
+def is_store_source(address: str) -> bool:
+    """Return whether messages can be moved out of the store at an address, which is no reference."""
+    return Address(address).scheme in kinds("store_source")
 
 
 def store_source(address: str, *, schema: str | None = None) -> StoreTables:
@@ -60,6 +80,6 @@ def _opened(address: str, schema: str | None, role: Literal["timeouts_source", "
             f"no migration can be {what} {place!r}; it can from {', '.join(first)} and {last} addresses"
         )
     kind = kind_of(place, "source of a migration", role)
-    if "schema" not in kind.settings and schema is not None:
+    if "schema" not in kind.takes and schema is not None:
         raise ConfigurationError(f"{kind.product} has no schemas: leave schema out")
-    return open_adapter(kind, place, {"schema": schema} if "schema" in kind.settings else {})
+    return open_adapter(kind, place, {"schema": schema} if "schema" in kind.takes else {})

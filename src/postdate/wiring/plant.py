@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from postdate.backends.registry import place_of
 from postdate.clock import Clock, SystemClock
 from postdate.config import Address, Settings
 from postdate.endpoint.delayed_delivery import timeouts_dispatcher_queue, timeouts_queue
 from postdate.endpoint.endpoint import Endpoint, log_critical_error
-from postdate.endpoint.settings import DelayedDelivery, ErrorsReturnTo
+from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import ConfigurationError, StoreNotSetUp
 from postdate.ports import (
+    AdministrableStore,
     ClaimingStore,
     DelayExchange,
-    DescribesServer,
     ForeignIntake,
-    ObservableStore,
-    ObservableTransport,
-    QueueObserver,
-    StoreObserver,
+    Observer,
     TransactionMode,
     Transport,
     TransportCapabilities,
@@ -41,6 +38,7 @@ from postdate.wiring.adapters import (
 )
 from postdate.wiring.causes import placing_errors
 from postdate.wiring.closing import close
+from postdate.wiring.databases import Databases
 from postdate.wiring.timeouts import (
     check_timeout_managers,
     dispatcher_queues,
@@ -62,14 +60,16 @@ class Plant:
         store_view: looks at what waits and at who uses the store; ``None`` where the store cannot be looked into.
         queue_view: looks at the queues; ``None`` where they cannot be looked into.
         timeouts: where timeouts are kept, by the endpoint whose timeout manager runs here.
+        databases: that these share, and that sagas and an outbox beside them may share, too.
     """
 
     settings: Settings
     store: ClaimingStore | None
     transport: Transport
-    store_view: StoreObserver | None
-    queue_view: QueueObserver | None
+    store_view: Observer | None
+    queue_view: Observer | None
     timeouts: Mapping[str, TimeoutPersister] = field(default_factory=dict[str, TimeoutPersister])
+    databases: Databases = field(default_factory=Databases)
 
     @property
     def kept(self) -> ClaimingStore:
@@ -112,13 +112,13 @@ async def opened(settings: Settings, *, create: bool = False, initialize: bool =
             _check_there(key, address, settings)
     async with AsyncExitStack() as stack:
         stack.enter_context(placing_errors(settings))
-        store = None
+        store, databases = None, Databases()
         if stores:
-            store = open_store(settings.store.address, **for_store)
+            store = open_store(settings.store.address, databases, **for_store)
             stack.push_async_callback(close, "the store", store.close)
-        transport = open_transport(settings.transport.address, **for_transport)
+        transport = open_transport(settings.transport.address, databases, **for_transport)
         stack.push_async_callback(close, "the transport", transport.close)
-        timeouts = open_timeouts(settings)
+        timeouts = open_timeouts(settings, databases)
         for each in timeouts.values():
             stack.push_async_callback(close, "the storage of timeouts", each.close)
         if create and store is not None:
@@ -126,17 +126,17 @@ async def opened(settings: Settings, *, create: bool = False, initialize: bool =
         if initialize and store is not None:
             await store.initialize(settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
         view = None if store is None else store_observer(store)
-        yield Plant(settings, store, transport, view, queue_observer(transport), timeouts)
+        yield Plant(settings, store, transport, view, queue_observer(transport), timeouts, databases)
 
 
-def store_observer(store: ClaimingStore) -> StoreObserver | None:
+def store_observer(store: ClaimingStore) -> Observer | None:
     """Return a look at a store, for an operator, or ``None`` where there is none; nothing is read yet."""
-    return store.observer() if isinstance(store, ObservableStore) else None
+    return store.observer() if isinstance(store, AdministrableStore) else None
 
 
-def queue_observer(transport: Transport) -> QueueObserver | None:
+def queue_observer(transport: Transport) -> Observer | None:
     """Return a look at queues, for an operator, or ``None`` where there is none; nothing is read yet."""
-    return transport.observer() if isinstance(transport, ObservableTransport) else None
+    return transport.observer()
 
 
 def _files(settings: Settings) -> list[tuple[str, Address]]:
@@ -156,7 +156,7 @@ async def _reach_servers(settings: Settings, store: ClaimingStore, transport: Tr
         server = transport if files[0] else store
         if server is store:  # which asks for the name of its table
             await store.initialize(settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
-        if isinstance(server, DescribesServer):
+        if isinstance(server, AdministrableStore | Transport):
             await server.server_facts()
 
 
@@ -166,44 +166,12 @@ def store_settings(settings: Settings, *, create: bool = True) -> dict[str, Any]
     Raises:
         ConfigurationError: something was set that this store does not have.
     """
-    chosen = settings.store
-    given = {
-        "schema": chosen.schema,
-        "table": chosen.table,
-        "synchronous": chosen.synchronous,
-        "recording": chosen.recording,
-        "largest_message_bytes": chosen.largest_message_bytes,
-        "holds_at_most": chosen.holds_at_most,
-        "answers_within": chosen.answers_within,
-        "checksum": chosen.checksum,
-        "leases": chosen.leases,
-        "peek_interval": chosen.peek_interval,
-        "longest_wait_when_idle": chosen.longest_wait_when_idle,
-        "page_size": chosen.page_size,
-        "create": create,
-    }
-    return chosen_for("store", check_store(chosen.address), given, settings)
+    return chosen_for("store", check_store(settings.store.address), settings, create=create)
 
 
 def transport_settings(settings: Settings, *, create: bool = True) -> dict[str, Any]:
     """Return what the transport of the settings is opened with; see :func:`store_settings`."""
-    chosen = settings.transport
-    given = {
-        "schema": chosen.schema,
-        "queue_type": chosen.queue_type,
-        "synchronous": settings.store.synchronous,
-        "recording": settings.store.recording,
-        "holds_at_most": settings.store.holds_at_most,
-        "answers_within": settings.store.answers_within,
-        "largest_message_bytes": chosen.largest_message_bytes,
-        "sanitizer": chosen.sanitizer,
-        "concurrent_sends": chosen.concurrent_sends,
-        "hold_for": chosen.hold_for,
-        "peek_interval": chosen.peek_interval,
-        "longest_idle_wait": chosen.longest_idle_wait,
-        "create": create,
-    }
-    return chosen_for("transport", check_transport(chosen.address), given, settings)
+    return chosen_for("transport", check_transport(settings.transport.address), settings, create=create)
 
 
 # --- what cannot work ----------------------------------------------------------------------------------------------
@@ -307,20 +275,7 @@ def delayed_delivery(
     settings: Settings, store: ClaimingStore, exchange: DelayExchange | None = None
 ) -> DelayedDelivery:
     """Return the settings of delayed delivery as an endpoint takes them."""
-    chosen = settings.delayed_delivery
-    return DelayedDelivery(
-        store,
-        number_of_retries=chosen.number_of_retries,
-        time_to_trigger_store_circuit_breaker=chosen.time_to_trigger_store_circuit_breaker,
-        time_to_trigger_fetch_circuit_breaker=chosen.time_to_trigger_fetch_circuit_breaker,
-        time_to_trigger_dispatch_circuit_breaker=chosen.time_to_trigger_dispatch_circuit_breaker,
-        maximum_recovery_failures_per_second=chosen.maximum_recovery_failures_per_second,
-        delay_exchange=exchange,
-        poison_queue=chosen.poison_queue,
-        errors_return_to=cast("ErrorsReturnTo", chosen.errors_return_to),
-        drain_timeout_manager=chosen.drain_timeout_manager,
-        use_store_clock=chosen.use_store_clock,
-    )
+    return DelayedDelivery(store, delay_exchange=exchange, **settings.delayed_delivery.of(DelayedDelivery))
 
 
 def build_endpoint(
@@ -371,6 +326,7 @@ def _endpoint(
     create_queues: bool,
 ) -> Endpoint:
     chosen = plant.settings.endpoint
+    plant.databases.expect(chosen.concurrency)
     return Endpoint(
         name,
         transport=plant.transport,

@@ -32,5 +32,5 @@ def open_record_stream(address: str, **settings: Any) -> RecordStreamStore:
             f"the server does not tell which transactions may still write lower ones; read what='records' again and "
             f"again instead, or keep the store in PostgreSQL or SQLite"
         )
-    taken = {each: value for each, value in settings.items() if each in kind.settings and value is not None}
+    taken = {each: value for each, value in settings.items() if each in kind.takes and value is not None}
     return cast("RecordStreamStore", open_adapter(kind, place, taken))

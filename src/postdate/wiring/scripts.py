@@ -9,7 +9,7 @@ from typing import Literal, cast
 from postdate.backends.registry import schemes
 from postdate.config import Address, Settings
 from postdate.errors import ConfigurationError
-from postdate.ports import FileScripts, ScriptedPart, ScriptedStore, ScriptedTransport
+from postdate.ports import FileScripts, Scripted
 from postdate.wiring.adapters import file_of, kinds, loaded, open_store, open_transport
 from postdate.wiring.application import is_wanted, open_outbox, open_saga_store, place_of
 from postdate.wiring.plant import own_queues, store_settings, transport_settings
@@ -85,7 +85,7 @@ def _add_store_and_queues(settings: Settings, more: Sequence[str], found: _Scrip
     if settings.delayed_delivery.enabled and file_of(store) is None:
         adapter = open_store(store, **store_settings(settings))
         database = adapter.capabilities.database
-        if isinstance(adapter, ScriptedStore):
+        if isinstance(adapter, Scripted):
             found.add(store, adapter.setup_statements(settings.endpoint.name))
     elif settings.delayed_delivery.enabled:
         found.add(store, "", in_queue_file=True)
@@ -93,9 +93,9 @@ def _add_store_and_queues(settings: Settings, more: Sequence[str], found: _Scrip
         found.add(transport, "", in_queue_file=True)
         return
     queues = open_transport(transport, **transport_settings(settings))
-    if isinstance(queues, ScriptedTransport):
+    if isinstance(queues, Scripted):
         if database is None or queues.capabilities.database != database:
-            found.add(transport, queues.setup_statements())
+            found.add(transport, queues.setup_statements(settings.endpoint.name))
         names = list(dict.fromkeys([*own_queues(settings, queues.capabilities), *more]))
         found.add(transport, queues.queue_statements(names))
 
@@ -110,7 +110,7 @@ def _add_timeouts(settings: Settings, found: _Scripts) -> None:
             found.add(chosen.address, text, in_queue_file=True)
         return
     for endpoint, timeouts in open_timeouts(settings).items():
-        if not isinstance(timeouts, ScriptedStore):
+        if not isinstance(timeouts, Scripted):
             raise _no_sql(chosen.address)
         found.add(chosen.address, timeouts.setup_statements(endpoint))
 
@@ -122,9 +122,9 @@ def _add_part(place: Address, section: Literal["sagas", "outbox"], settings: Set
         found.add(place, text, in_queue_file=section == "sagas")
         return
     part = open_saga_store(settings) if section == "sagas" else open_outbox(settings)
-    if not isinstance(part, ScriptedPart):
+    if not isinstance(part, Scripted):
         raise _no_sql(place)
-    found.add(place, part.setup_statements())
+    found.add(place, part.setup_statements(settings.endpoint.name))
 
 
 def _of_file(place: Address) -> FileScripts:

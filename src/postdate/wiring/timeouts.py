@@ -13,6 +13,7 @@ from postdate.persistence.timeouts import table_name
 from postdate.ports import TransportCapabilities
 from postdate.ports.timeouts import TimeoutPersister
 from postdate.wiring.adapters import Kind, chosen_for, example_of, kind_of, open_adapter
+from postdate.wiring.databases import Databases
 
 
 def check_timeout_managers(settings: Settings) -> None:
@@ -76,13 +77,7 @@ def _storage(settings: Settings) -> tuple[Kind, dict[str, Any]]:
     except ConfigurationError as error:
         origin = settings.origins.get("timeout_manager.address", "default")
         raise ConfigurationError(f"timeout_manager.address is {chosen.address!r} ({origin}): {error}") from error
-    given = {
-        "schema": chosen.schema,
-        "table_prefix": chosen.table_prefix,
-        "synchronous": settings.store.synchronous,
-        "recording": settings.store.recording,
-    }
-    return kind, chosen_for("timeout_manager", kind, given, settings)
+    return kind, chosen_for("timeout_manager", kind, settings)
 
 
 def managed_endpoints(settings: Settings) -> tuple[str, ...]:
@@ -91,8 +86,12 @@ def managed_endpoints(settings: Settings) -> tuple[str, ...]:
     return () if chosen.address is None else tuple(dict.fromkeys(chosen.endpoints)) or (settings.endpoint.name,)
 
 
-def open_timeouts(settings: Settings) -> dict[str, TimeoutPersister]:
+def open_timeouts(settings: Settings, databases: Databases | None = None) -> dict[str, TimeoutPersister]:
     """Return where the timeouts of each managed endpoint are kept; all connect at first use.
+
+    Args:
+        settings: which.
+        databases: that they may share with what else is open.
 
     Raises:
         ConfigurationError: no storage has such an address or such settings, or its driver is not installed.
@@ -103,7 +102,7 @@ def open_timeouts(settings: Settings) -> dict[str, TimeoutPersister]:
     kind, given = _storage(settings)
     address = settings.timeout_manager.address
     assert address is not None
-    return {name: cast("TimeoutPersister", open_adapter(kind, address, given)) for name in endpoints}
+    return {name: cast("TimeoutPersister", open_adapter(kind, address, given, databases)) for name in endpoints}
 
 
 def timeout_manager(
@@ -121,11 +120,7 @@ def timeout_manager(
         return ExternalTimeoutManager(chosen.external_address)
     if endpoint not in timeouts:
         return None
-    return TimeoutManager(
-        timeouts[endpoint],
-        time_to_wait_before_triggering_critical_error=chosen.time_to_wait_before_triggering_critical_error,
-        concurrency=chosen.concurrency,
-    )
+    return TimeoutManager(timeouts[endpoint], **chosen.of(TimeoutManager))
 
 
 def timeout_queues(settings: Settings, can: TransportCapabilities) -> list[str]:

@@ -148,7 +148,6 @@ def is_leased(place: TablePlace) -> bool:
         return False
 
 
-@pytest.mark.timeout(240)
 async def test_row_79_whoever_is_killed_while_it_has_leases_is_followed_within_16_s_and_nothing_is_lost(
     open_site: Callable[[int], Awaitable[Site]], eventually
 ) -> None:
@@ -191,7 +190,6 @@ async def test_row_79_whoever_is_killed_while_it_has_leases_is_followed_within_1
     assert [survivor.stop() for survivor in survivors] == [0, 0]
 
 
-@pytest.mark.timeout(120)
 async def test_row_79_a_service_that_stops_gives_the_lease_up_and_the_other_goes_on_at_once(
     open_site: Callable[[int], Awaitable[Site]], eventually
 ) -> None:
@@ -213,7 +211,6 @@ async def test_row_79_a_service_that_stops_gives_the_lease_up_and_the_other_goes
     assert second.stop() == 0
 
 
-@pytest.mark.timeout(120)
 async def test_a_process_that_was_frozen_puts_nothing_into_the_error_queue_on_waking(
     open_site: Callable[[int], Awaitable[Site]], eventually, tmp_path: Path
 ) -> None:

@@ -32,7 +32,7 @@ from postdate.errors import (
     StoreUnreachable,
     UnsupportedTransactionMode,
 )
-from postdate.ports import MessageFilter, Outcome, Recording, RecordKind, TimekeepingStore, TransactionMode
+from postdate.ports import ClaimingStore, MessageFilter, Outcome, Recording, RecordKind, TransactionMode
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -355,7 +355,7 @@ async def test_entities_that_are_no_messages_are_set_aside_and_hold_up_nothing(
 async def test_the_clock_of_the_account_is_told_to_less_than_a_second_and_processes_see_each_others(
     place: TablePlace, store: AzureTableStore
 ) -> None:
-    assert isinstance(store, TimekeepingStore)
+    assert isinstance(store, ClaimingStore)
     clock = SystemClock()
     before, told, after = clock.now(), await store.server_now(), clock.now()
     assert before - SECOND / 2 < told < after + SECOND / 2  # one machine, one clock

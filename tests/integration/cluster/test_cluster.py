@@ -30,7 +30,6 @@ MESSAGES = 4_000
 """In a round of kills."""
 
 # Five JVMs start on few cores before the first test runs, and others when drivers are killed.
-pytestmark = pytest.mark.timeout(300)
 
 
 def of(address: str) -> dict[str, str]:
@@ -169,7 +168,7 @@ def test_the_format_is_known_on_the_cluster_by_its_name(secret_database: str, dr
 # --- kills ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(300 + 120 * kill_rounds())
+@pytest.mark.timeout(900 + 120 * kill_rounds())
 @pytest.mark.parametrize("kind", ["executor", "python", "driver"])
 def test_kills_during_a_schedule_lose_and_double_nothing(
     kind: str, cluster: SparkCluster, driver: RestartedDriver, database: str

@@ -24,7 +24,7 @@ MESSAGES = 3_000
 
 OVER = timedelta(seconds=6)
 
-pytestmark = pytest.mark.timeout(300 + 120 * kill_rounds())
+pytestmark = pytest.mark.timeout(900 + 120 * kill_rounds())
 
 
 def rows(address: str, sql: str) -> list[tuple[Any, ...]]:

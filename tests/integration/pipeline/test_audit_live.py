@@ -24,7 +24,7 @@ from postdate.pipeline.audit.reading import Endpoint
 from postdate.pipeline.audit.suspects import without_pruned
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import Outcome
-from postdate.ports.pruning import PrunableStore
+from postdate.ports.archives import ArchivableStore
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 LATER = START + timedelta(minutes=10)
@@ -194,7 +194,7 @@ def test_what_was_archived_while_it_was_read_is_not_taken_for_lost(spark: SparkS
         found.setup()
         found.store_many([DelayedMessage(name, LATER, "orders") for name in ("archived", "lost", "newest")], START)
         scannable = found.scannable()
-        assert isinstance(scannable, PrunableStore)
+        assert isinstance(scannable, ArchivableStore)
         (part, *_) = scannable.scan_parts("records", 1)
         assert scannable.mark_archived(part, [1]) == 1
     seem = spark.createDataFrame(

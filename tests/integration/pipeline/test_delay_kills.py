@@ -9,13 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-
-from postdate.pipeline.delay.bench import Delivered, Places, accounted, run_killed, write_messages
+from benchmarks.delay import Delivered, Places, accounted, run_killed, write_messages
 
 ROWS, KILLS = 20_000, int(os.environ.get("POSTDATE_KILL_ROUNDS", "2"))
 
 
-@pytest.mark.timeout(200 + 60 * KILLS)
+@pytest.mark.timeout(900 + 60 * KILLS)
 def test_nothing_is_lost_doubled_or_early_when_the_driver_is_killed_again_and_again(tmp_path: Path) -> None:
     places = Places(tmp_path)
     run_killed(places, ROWS, KILLS, spread_seconds=12, cores=2)

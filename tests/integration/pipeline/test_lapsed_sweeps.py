@@ -28,7 +28,7 @@ from postdate.pipeline.schedule import Rejects, ScheduleJob, schedule
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.pipeline.sweep import sweep
 from postdate.ports import ClaimingStore
-from postdate.ports.stores import Discarding, DiscardingStore
+from postdate.ports.stores import Discarding, MovingStore
 
 SECOND = timedelta(seconds=1)
 _PAGE = Path(__file__).parents[3] / "docs" / "cli" / "pipeline-sweep.md"
@@ -150,7 +150,7 @@ async def test_a_store_says_of_random_headers_what_the_rule_says(
         store = PostgresStore(postgres_url, schema=schema, table="t")
         queues = PostgresTransport(postgres_url, schema=schema)
     assert isinstance(store, ClaimingStore)
-    assert isinstance(store, DiscardingStore)
+    assert isinstance(store, MovingStore)
     due = min(case.now for case in asked) - SECOND
     try:
         await store.setup()
@@ -158,7 +158,7 @@ async def test_a_store_says_of_random_headers_what_the_rule_says(
         for number, case in enumerate(asked):
             message = DelayedMessage(f"m-{number}", due, "orders", case.headers, b"")
             await store.store(message, due)
-            report = await store.move_wanted(case.now, 10, Discarding(case.allowance, has_lapsed), listing=True)
+            report = await store.move_due(case.now, 10, discarding=Discarding(case.allowance, has_lapsed), listing=True)
             assert report.moved is not None
             assert report.moved.expired == [has_lapsed(case.headers, case.now, case.allowance)], case
     finally:

@@ -16,7 +16,7 @@ from postdate.backends.sqlite.store import SqliteStore
 from postdate.clock import SystemClock
 from postdate.errors import MigrationConflict, PipelineError
 from postdate.messages import DelayedMessage
-from postdate.migrating.tables import TimeoutTables
+from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.migrate import MigrateJob, abort, migrate, preview, resume, status
 from postdate.pipeline.migrate import job as migrating
 from postdate.pipeline.migrate.moving import BatchTask, move_batch
@@ -267,14 +267,14 @@ def test_row_115_a_run_that_another_process_ends_meanwhile_says_so(
     spark: SparkSession, old: OldFile, job: MigrateJob, monkeypatch: pytest.MonkeyPatch, ended: MigrationStatus
 ) -> None:
     old.add("billing", messages(3))
-    hide = TimeoutTables.hide
+    hide = MigrationSource.hide
 
-    def beaten(source: TimeoutTables, run: MigrationRun, *others: Any) -> Any:
+    def beaten(source: MigrationSource, run: MigrationRun, *others: Any) -> Any:
         with job.origin.opened() as other:
             other.source.set_status(run, ended, SystemClock().now())
         return hide(source, run, *others)
 
-    monkeypatch.setattr(TimeoutTables, "hide", beaten)
+    monkeypatch.setattr(MigrationSource, "hide", beaten)
     if ended is MigrationStatus.COMPLETED:
         (found,) = migrate(spark, job).endpoints
         assert (found.status, found.moved, found.exact) == ("completed", 0, True)
@@ -290,13 +290,13 @@ def test_row_115_an_abort_keeps_a_run_that_is_alive_from_hiding(
     old.add("billing", found)
     with job.origin.opened() as alive:
         run = begun(job, alive, batches=2)
-        give_back = TimeoutTables.give_back
+        give_back = MigrationSource.give_back
 
-        def meanwhile(source: TimeoutTables, *arguments: Any) -> int:
+        def meanwhile(source: MigrationSource, *arguments: Any) -> int:
             assert not alive.source.hide(run, job.batch_size, 2, job.margin)
             return give_back(source, *arguments)
 
-        monkeypatch.setattr(TimeoutTables, "give_back", meanwhile)
+        monkeypatch.setattr(MigrationSource, "give_back", meanwhile)
         (result,) = abort(job).endpoints
     assert (result.status, result.messages, result.returned) == ("aborted", 20, 20)
     assert old.seen("billing") == ids(found)

@@ -46,7 +46,6 @@ def run_until(
         run.wait()
 
 
-@pytest.mark.timeout(600)  # two starts of Spark, on whatever machine
 def test_row_116_after_kills_each_timeout_is_delivered_by_one_of_the_two(
     spark: SparkSession, tmp_path: Path, store: StoreSpec, eventually
 ) -> None:
@@ -73,7 +72,6 @@ def test_row_116_after_kills_each_timeout_is_delivered_by_one_of_the_two(
     assert by_id(waiting(store)) == by_id(found)
 
 
-@pytest.mark.timeout(300)
 def test_row_116_after_a_kill_each_message_is_in_one_of_two_stores(
     spark: SparkSession, request: pytest.FixtureRequest, eventually
 ) -> None:

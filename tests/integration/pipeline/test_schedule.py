@@ -16,7 +16,7 @@ from postdate.messages import DelayedMessage
 from postdate.pipeline.local_time import Ambiguous, LocalTimes, Nonexistent
 from postdate.pipeline.schedule import ColumnMapping, Rejects, ScheduleJob, ScheduleResult, read_input, schedule
 from postdate.pipeline.stores import StoreSpec
-from postdate.ports import InspectableStore
+from postdate.ports import AdministrableStore
 from postdate.wiring import open_store
 
 PARIS = ZoneInfo("Europe/Paris")
@@ -37,7 +37,7 @@ def table(spark: SparkSession) -> Table:
 def stored(store: StoreSpec, message_id: str) -> DelayedMessage | None:
     async def get() -> DelayedMessage | None:
         adapter = open_store(store.address, synchronous=store.synchronous)
-        assert isinstance(adapter, InspectableStore)
+        assert isinstance(adapter, AdministrableStore)
         try:
             return await adapter.get(message_id)
         finally:

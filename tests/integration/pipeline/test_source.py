@@ -199,7 +199,6 @@ except PySparkException as error:
 """
 
 
-@pytest.mark.timeout(300)  # a Spark of its own, beside whatever else the machine does
 def test_any_session_knows_the_format_and_none_tells_a_secret(postgres_url: str, tmp_path: Path) -> None:
     """A session started without Postdate, with Spark's own settings: push-down is off there."""
     schema = fresh_schema()

@@ -266,7 +266,6 @@ with spark_session("killed", cores=1) as spark:
 """
 
 
-@pytest.mark.timeout(300)  # two Sparks of its own, beside whatever else the machine does
 def test_a_driver_that_is_killed_and_started_again_stores_everything_once(
     on_postgres: StoreSpec, tmp_path: Path
 ) -> None:

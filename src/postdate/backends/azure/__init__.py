@@ -1,38 +1,106 @@
 """Azure Storage: a table with a lease as a store, and its queues, in upstream's formats."""
 
-from typing import Final
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
 
 from postdate.ports.backends import Adapter, Addresses, Backend, Place
+from postdate.ports.common import Recording
+from postdate.ports.settings import Checksum, HowMuchIsRecorded, LimitedMessages, Span
+
+_SECOND: Final = timedelta(seconds=1)
+_PEEK_INTERVAL: Final = timedelta(milliseconds=125)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableStore(LimitedMessages):
+    """Settings of the store; see :class:`postdate.backends.azure.store.AzureTableStore`."""
+
+    table: Annotated[
+        str | None, Meta(description="of the waiting messages; default: delays and the SHA-1 of {endpoint.name}")
+    ] = None
+    recording: HowMuchIsRecorded = Recording.ALL
+    checksum: Checksum = False
+    leases: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="of an Azure table: how many processes can share the dispatching, 1 to 64; the same in all",
+        ),
+    ] = 1
+    peek_interval: Annotated[
+        timedelta,
+        Span(),
+        Meta(description="of an Azure table: by it each pause between two looks is longer than the one before"),
+    ] = _PEEK_INTERVAL
+    longest_wait_when_idle: Annotated[
+        timedelta,
+        Span(timedelta(milliseconds=100), timedelta(minutes=1)),
+        Meta(description="of an Azure table: the longest such pause, 100 ms to 1 min"),
+    ] = timedelta(seconds=30)
+    page_size: Annotated[
+        int,
+        Meta(ge=1, le=1_000, description="of an Azure table: messages claimed in one piece at most, 1 to 1,000"),
+    ] = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageQueues(LimitedMessages):
+    """Settings of the queues; see :class:`postdate.backends.azure.transport.AzureStorageQueueTransport`."""
+
+    sanitizer: Annotated[
+        Literal["dashes", "strict", "legacy"],
+        Meta(description="on Azure, what becomes of names of queues that it does not take; strict: nothing"),
+    ] = "dashes"
+    concurrent_sends: Annotated[
+        int, Meta(ge=1, description="on Azure, requests on their way at once; 1: in the order of sending")
+    ] = 32
+    hold_for: Annotated[
+        timedelta,
+        Span(_SECOND, timedelta(days=7), _SECOND),
+        Meta(
+            description="on Azure, how long a received message is hidden: after so long those of a dead process "
+            "are free; 1 s to 7 d"
+        ),
+    ] = timedelta(seconds=30)
+    peek_interval: Annotated[
+        timedelta,
+        Span(),
+        Meta(description="on Azure, by it each pause is longer than the one before while a queue is empty"),
+    ] = _PEEK_INTERVAL
+    longest_idle_wait: Annotated[
+        timedelta,
+        Span(),
+        Meta(description="on Azure, the longest such pause: so late a message of another process may be received"),
+    ] = _SECOND
+
 
 BACKEND: Final = Backend(
     product="Azure Storage",
     place=Place.SERVER,
     addresses=Addresses(
-        ("azure-table",), "azure-table://account:key@account.table.core.windows.net", product="Azure Table Storage"
+        ("azure-table",),
+        "azure-table://account:key@account.table.core.windows.net",
+        product="Azure Table Storage",
+        found_by="azure-table://?connection=env:POSTDATE_AZURITE_CONNECTION",
     ),
     queue_addresses=Addresses(
-        ("azure-queues",), "azure-queues://account:key@account.queue.core.windows.net", product="Azure Storage Queues"
+        ("azure-queues",),
+        "azure-queues://account:key@account.queue.core.windows.net",
+        product="Azure Storage Queues",
+        found_by="azure-queues://?connection=env:POSTDATE_AZURITE_CONNECTION",
     ),
     extra="azure",
     store=Adapter(
         "postdate.backends.azure.store:open_store",
-        frozenset(
-            {
-                "table",
-                "recording",
-                "largest_message_bytes",
-                "checksum",
-                "leases",
-                "peek_interval",
-                "longest_wait_when_idle",
-                "page_size",
-            }
-        ),
+        TableStore,
     ),
     transport=Adapter(
         "postdate.backends.azure.transport:AzureStorageQueueTransport",
-        frozenset(
-            {"sanitizer", "largest_message_bytes", "concurrent_sends", "hold_for", "peek_interval", "longest_idle_wait"}
-        ),
+        StorageQueues,
     ),
+    benchmark=Adapter("postdate.backends.azure.benchmark:AzureTarget"),
 )

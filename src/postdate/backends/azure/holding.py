@@ -148,11 +148,11 @@ class Holding:
             lost(ids)
 
     def still_holds(self, claim: Claim, leases: Leases) -> bool:
-        """See :meth:`postdate.ports.RevocableStore.still_holds`."""
+        """See :meth:`postdate.ports.ClaimingStore.still_holds`."""
         return bool(self._ours([claim], leases))
 
     def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
-        """See :meth:`postdate.ports.RevocableStore.when_lost`."""
+        """See :meth:`postdate.ports.ClaimingStore.when_lost`."""
         self._when_lost.append(lost)
         return lambda: self._when_lost.remove(lost)
 

@@ -29,7 +29,7 @@ async def next_due(pages: Pages) -> datetime | None:
 
 
 async def statistics(pages: Pages, holding: Holding, now: datetime) -> StoreStatistics:
-    """See :meth:`postdate.ports.InspectableStore.statistics`; ``holding``: what counts as claimed."""
+    """See :meth:`postdate.ports.AdministrableStore.statistics`; ``holding``: what counts as claimed."""
     pending = overdue = claimed = failing = 0
     earliest: datetime | None = None
     async for entity in pages.entities(select=(*KEY_COLUMNS, "Failures")):
@@ -43,7 +43,7 @@ async def statistics(pages: Pages, holding: Holding, now: datetime) -> StoreStat
 
 
 async def pending(pages: Pages, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-    """See :meth:`postdate.ports.InspectableStore.list_pending`; what failed stands where its next attempt does."""
+    """See :meth:`postdate.ports.AdministrableStore.list_pending`; what failed stands where its next attempt does."""
     found: list[DelayedMessage] = []
     since = "" if where.due_from is None else _before(second_key(where.due_from))
     async with aclosing(pages.entities(since)) as entities:

@@ -22,7 +22,7 @@ from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS
 from postdate.backends.azure.service import QueueService, refuse_work
 from postdate.errors import ClaimLost, PostdateError, QueueNotFound, TransportError
 from postdate.messages import Envelope
-from postdate.ports import HANDLED, End, Received
+from postdate.ports import HANDLED, End, Received, Receiver
 
 if TYPE_CHECKING:
     from azure.storage.queue import QueueMessage
@@ -122,7 +122,7 @@ class Pace:
     longest_idle_wait: timedelta = timedelta(seconds=1)
 
 
-class AzureQueueReceiver:
+class AzureQueueReceiver(Receiver):
     """Receives from one queue; see :class:`postdate.ports.Receiver`.
 
     Args:

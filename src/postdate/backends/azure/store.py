@@ -34,7 +34,7 @@ from postdate.backends.azure.records import Records
 from postdate.backends.azure.storing import Storing
 from postdate.backends.azure.table_names import checked_table, default_table, lease_container, records_table
 from postdate.backends.azure.timekeeping import Timekeeping
-from postdate.backends.rowlocks.watch import Watch
+from postdate.backends.rowlocks.next_due import NextDue
 from postdate.clock import to_microseconds
 from postdate.errors import (
     ConfigurationError,
@@ -45,10 +45,13 @@ from postdate.errors import (
 from postdate.messages import DelayedMessage
 from postdate.ports import (
     OUTCOME_RECORDS,
+    AdministrableStore,
     Claim,
+    ClaimingStore,
     Mending,
     MessageFilter,
     Outcome,
+    Quarantine,
     Quarantined,
     Record,
     Recording,
@@ -74,7 +77,7 @@ NEAR: Final = timedelta(seconds=5)
 log = logging.getLogger("postdate.stores.azure_table")
 
 
-class AzureTableStore:
+class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
     """Keeps delayed messages in a table of Azure Storage.
 
     Args:
@@ -125,10 +128,11 @@ class AzureTableStore:
             transaction_modes=_MODES,
             largest_message_bytes=largest_message_bytes,
             holds_at_most=timedelta(seconds=LASTS_SECONDS),
+            has_clock=True,
         )
         self._holding, self._stride = Holding(), Stride(self.polling.page_size)
         self._waits_for_room = False
-        self._watch, self._back_off = Watch(), BackOff(self.polling)
+        self._next_due, self._back_off = NextDue(), BackOff(self.polling)
         self._services: tuple[TableServiceClient, BlobServiceClient] | None = None
         self._rooms: _Rooms | None = None
         self._claiming = anyio.Lock()
@@ -206,7 +210,7 @@ class AzureTableStore:
 
         leases = Leases(lease, self.leases, self._lost)
         attendance = Attendance(records.table)
-        keeper = Keeper(leases, attendance, self._watch.forget, self._holding.is_idle, self._look, self._back_off)
+        keeper = Keeper(leases, attendance, self._next_due.forget, self._holding.is_idle, self._look, self._back_off)
 
         async def set_aside(entity: Entity, error: MessageError, now: datetime) -> None:
             await quarantine.set_aside(entity, error, now)
@@ -240,7 +244,7 @@ class AzureTableStore:
 
     def _may_be_attempted(self, attempt_at: datetime) -> None:
         self._opened.pages.changed(attempt_at)
-        self._watch.heard(to_microseconds(attempt_at))
+        self._next_due.heard(to_microseconds(attempt_at))
 
     # --- claims -------------------------------------------------------------------------------------------------
 
@@ -293,15 +297,15 @@ class AzureTableStore:
         self._holding.lose(share)
 
     def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
-        """See :meth:`postdate.ports.RevocableStore.when_lost`."""
+        """See :meth:`postdate.ports.ClaimingStore.when_lost`."""
         return self._holding.when_lost(lost)
 
     def still_holds(self, claim: Claim) -> bool:
-        """See :meth:`postdate.ports.RevocableStore.still_holds`."""
+        """See :meth:`postdate.ports.ClaimingStore.still_holds`."""
         return self._rooms is not None and self._holding.still_holds(claim, self._rooms.leases)
 
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        """See :meth:`postdate.ports.ReleasingStore.release`: not written down, since nobody else dispatches meanwhile.
+        """See :meth:`postdate.ports.ClaimingStore.release`: not written down, since nobody else dispatches meanwhile.
 
         In mode ``none`` the messages are put back into the table.
         """
@@ -317,9 +321,9 @@ class AzureTableStore:
         if held:
             rooms.pages.forget()
         if attempt_at is None or self._waits_for_room:
-            self._watch.forget()
+            self._next_due.forget()
         elif held:
-            self._watch.heard(to_microseconds(attempt_at))
+            self._next_due.heard(to_microseconds(attempt_at))
         return len(held)
 
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
@@ -331,7 +335,7 @@ class AzureTableStore:
             at = asyncio.get_running_loop().time()
             self._stride.done(at, at - min(each.since for each in held))
         if self._waits_for_room:
-            self._watch.forget()
+            self._next_due.forget()
         return done
 
     async def _end(
@@ -387,9 +391,9 @@ class AzureTableStore:
 
     async def next_attempt(self) -> datetime | None:
         """See :meth:`postdate.ports.ClaimingStore.next_attempt`; ``None`` while others dispatch: a lease wakes us."""
-        self._watch.look()
+        self._next_due.look()
         first = await self._first_attempt()
-        self._watch.seen(None if first is None else to_microseconds(first))
+        self._next_due.seen(None if first is None else to_microseconds(first))
         return first
 
     async def _first_attempt(self) -> datetime | None:
@@ -414,11 +418,11 @@ class AzureTableStore:
         keeper.is_listening = True
         self._back_off.reset()
         await keeper.begin()
-        stop_listening = self._watch.listen(wake)
+        stop_listening = self._next_due.listen(wake)
 
         def stop() -> None:
             stop_listening()
-            keeper.is_listening = self._watch.is_listened_to
+            keeper.is_listening = self._next_due.is_listened_to
 
         return stop
 
@@ -426,7 +430,7 @@ class AzureTableStore:
         """Wake the poller when something is there that is due before all it knows of."""
         first = await self._first_attempt()
         if first is not None:
-            self._watch.heard(to_microseconds(first))
+            self._next_due.heard(to_microseconds(first))
 
     # --- what cannot be read ------------------------------------------------------------------------------------
 
@@ -441,7 +445,7 @@ class AzureTableStore:
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
         """See :meth:`postdate.ports.Quarantine.put_back`; copied back first, then removed: no transaction has both."""
         self._stored([await self._opened.quarantine.put_back(number, mending, now)])
-        self._watch.forget()
+        self._next_due.forget()
 
     async def discard_quarantined(self, number: int, now: datetime) -> None:
         """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
@@ -526,41 +530,41 @@ class AzureTableStore:
         if done:
             self._holding.no_longer_defer(message_id)
             self._opened.pages.forget()
-            self._watch.heard(to_microseconds(new.attempt_at))
+            self._next_due.heard(to_microseconds(new.attempt_at))
         return done
 
     async def statistics(self, now: datetime) -> StoreStatistics:
-        """See :meth:`postdate.ports.InspectableStore.statistics`; reads the keys of all, and knows our own claims."""
+        """See :meth:`postdate.ports.AdministrableStore.statistics`; reads the keys of all, and knows our own claims."""
         found = await questions.statistics(self._opened.pages, self._holding, now)
         return replace(found, quarantined=await self._opened.quarantine.count())
 
     async def record_counts(self) -> Mapping[RecordKind, int]:
-        """See :meth:`postdate.ports.InspectableStore.record_counts`."""
+        """See :meth:`postdate.ports.AdministrableStore.record_counts`."""
         return await self._opened.records.counts()
 
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        """See :meth:`postdate.ports.InspectableStore.list_pending`; what failed stands where its next attempt does."""
+        """See :meth:`postdate.ports.AdministrableStore.list_pending`; what failed stands at its next attempt."""
         return await questions.pending(self._opened.pages, where, limit)
 
     async def get(self, message_id: str) -> DelayedMessage | None:
-        """See :meth:`postdate.ports.InspectableStore.get`; finds what was stored by us, not what upstream stored."""
+        """See :meth:`postdate.ports.AdministrableStore.get`; finds what was stored by us, not what upstream stored."""
         found = await self._opened.storing.find(message_id)
         return None if found is None else found[1].message
 
     async def history(self, message_id: str) -> Sequence[Record]:
-        """See :meth:`postdate.ports.InspectableStore.history`."""
+        """See :meth:`postdate.ports.AdministrableStore.history`."""
         return await self._opened.records.history(message_id)
 
     async def server_now(self) -> datetime:
-        """See :meth:`postdate.ports.TimekeepingStore.server_now`; two round trips, after :meth:`setup`."""
+        """See :meth:`postdate.ports.ClaimingStore.server_now`; two round trips, after :meth:`setup`."""
         return await self._opened.clocks.now()
 
     async def report_clock(self, ahead: timedelta) -> None:
-        """See :meth:`postdate.ports.TimekeepingStore.report_clock`."""
+        """See :meth:`postdate.ports.ClaimingStore.report_clock`."""
         await self._opened.clocks.report(ahead)
 
     async def reported_clocks(self) -> Mapping[str, timedelta]:
-        """See :meth:`postdate.ports.TimekeepingStore.reported_clocks`: of those that wrote within two minutes."""
+        """See :meth:`postdate.ports.ClaimingStore.reported_clocks`: of those that wrote within two minutes."""
         return await self._opened.clocks.reported()
 
     async def server_facts(self) -> ServerFacts:

@@ -3,7 +3,7 @@
 The header ``Date`` tells whole seconds, which is too little to judge by what is due; the time at which a row was
 written is kept to a fraction of a microsecond. So each process has a row beside the records.
 
-Source: :mod:`postdate.ports.clocks`; ADR 0019.
+Source: :mod:`postdate.ports.stores`; ADR 0019.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Timekeeping:
         return changed_at(row).astimezone(UTC)
 
     async def report(self, ahead: timedelta) -> None:
-        """See :meth:`postdate.ports.TimekeepingStore.report_clock`."""
+        """See :meth:`postdate.ports.ClaimingStore.report_clock`."""
         await self._table.atomically([Operation("merge", {**self._keys, _AHEAD: str(ahead // _MICROSECOND)})])
 
     async def reported(self) -> Mapping[str, timedelta]:
-        """See :meth:`postdate.ports.TimekeepingStore.reported_clocks`; rows of the dead are taken away."""
+        """See :meth:`postdate.ports.ClaimingStore.reported_clocks`; rows of the dead are taken away."""
         now = await self.now()
         rows: list[Mapping[str, Any]] = [row async for row in self._table.query(f"PartitionKey eq '{_PARTITION}'")]
         dead = [row for row in rows if changed_at(row) < now - _LIVES_FOR]

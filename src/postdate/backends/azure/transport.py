@@ -36,12 +36,12 @@ from postdate.errors import (
     QueueNotFound,
 )
 from postdate.messages import Envelope
-from postdate.ports import ServerFacts, TransactionMode, TransportCapabilities, Work
+from postdate.ports import ServerFacts, TransactionMode, Transport, TransportCapabilities, Work
 
 _ALREADY_THERE: Final = "QueueAlreadyExists"
 
 
-class AzureStorageQueueTransport:
+class AzureStorageQueueTransport(Transport):
     """Queues of an account of Azure Storage.
 
     Args:

@@ -5,28 +5,27 @@ from __future__ import annotations
 import re
 import socket
 import ssl
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pymysql
 from pymysql.constants import CLIENT
 from pymysql.cursors import SSCursor
 
 from postdate.backends.mariadb.errors import translated
-from postdate.backends.rowlocks.sockets import check_answers_within, connected
-from postdate.errors import ConfigurationError, StoreUnavailable
+from postdate.backends.rowlocks.connection import (
+    CONNECT_WITHIN_SECONDS,
+    LOG_IN_WITHIN_SECONDS,
+    DatabaseServer,
+    ServerSession,
+    check_options,
+    connected,
+)
+from postdate.errors import ConfigurationError
 
 _OLDEST: Final = (10, 6)
-_PORT: Final = 3306
-_CONNECT_WITHIN_SECONDS: Final = 5.0
-_LOG_IN_WITHIN_SECONDS: Final = 10.0
-_ANSWER_WITHIN_SECONDS: Final = 30.0
-_PATIENCE_SECONDS: Final = 600.0
-HOLDS_AT_MOST: Final = timedelta(seconds=60)
-_ALIVE_WITHIN_SECONDS: Final = 2.0
 _TLS: Final = frozenset({"ssl", "ssl_ca", "ssl_cert", "ssl_key"})
 
 # in_predicate_conversion_threshold: a list of more than 999 numbers would become a table of its own, read from its
@@ -39,7 +38,7 @@ _SETTINGS: Final = (
 )
 
 
-class MariaDbServer:
+class MariaDbServer(DatabaseServer["MariaDbSession"]):
     """Where a server is.
 
     Args:
@@ -47,71 +46,48 @@ class MariaDbServer:
             checked, with ``?ssl=true`` or ``?ssl_ca=/path``, besides which may stand ``ssl_cert`` and ``ssl_key``.
         holds_at_most: the server ends a transaction of ours in which nothing is said for so long, and the connection by
             which a process shows that it lives; whole seconds. ``None``: it does not.
-        answers_within: after so long a silence of the server a connection is given up; ``None``: 30 s.
+        answers_within: see :class:`postdate.backends.rowlocks.connection.DatabaseServer`.
 
     Raises:
         ConfigurationError: the address cannot be read; the text never has the password.
     """
 
+    product, schemes, port = "MariaDB", ("mariadb", "mysql"), 3306
+
     def __init__(
         self, url: str, holds_at_most: timedelta | None = None, answers_within: timedelta | None = None
     ) -> None:
-        self._answers_within = check_answers_within(answers_within)
+        super().__init__(url, answers_within)
+        check_options(self.address, _TLS)
         self._silence_seconds = 0 if holds_at_most is None else max(round(holds_at_most.total_seconds()), 1)
-        try:
-            parts = urlsplit(url)
-            self._address = (parts.hostname or "localhost", parts.port or _PORT)
-        except ValueError:  # its text may have a piece of a password that is not escaped
-            raise ConfigurationError(
-                "the address of the MariaDB database cannot be read; write mariadb://user:password@host:port/database"
-            ) from None
-        self.database = unquote(parts.path.lstrip("/"))
-        self._user, self._password = unquote(parts.username or ""), unquote(parts.password or "")
-        tls = dict(parse_qsl(parts.query, keep_blank_values=True))
-        unknown = sorted(set(tls) - _TLS)
-        if parts.scheme not in {"mariadb", "mysql"} or unknown:
-            wrong = f"does not know {unknown[0]!r}" if unknown else "begins with mariadb://"
-            raise ConfigurationError(
-                f"the address of a MariaDB database {wrong}; it may have {', '.join(sorted(_TLS))}"
-            )
+        tls = self.address.options
         self._tls = _tls(tls) if tls else None  # once: reading the system's certificates takes 0.1 s
-        self.where = f"MariaDB {self._address[0]}:{self._address[1]}/{self.database}"
 
     def connect(self) -> MariaDbSession:
-        """Return a connection; see :class:`postdate.backends.rowlocks.Server`.
-
-        Raises:
-            ConfigurationError: it is no MariaDB, or too old.
-            StoreUnavailable: it does not answer.
-        """
-        with translated(self.where, _LOG_IN_WITHIN_SECONDS):
+        """Return a new connection, which may log in for longer than it may take to answer."""
+        with translated(self.where, LOG_IN_WITHIN_SECONDS):
             connection = _Connection(
-                host=self._address[0],
-                port=self._address[1],
-                user=self._user,
-                password=self._password,
+                host=self.address.host,
+                port=self.address.port,
+                user=self.address.user,
+                password=self.address.password,
                 charset="utf8mb4",
                 autocommit=True,
                 client_flag=CLIENT.FOUND_ROWS,  # an UPDATE counts what it found
-                read_timeout=_LOG_IN_WITHIN_SECONDS,
-                write_timeout=_LOG_IN_WITHIN_SECONDS,
+                read_timeout=LOG_IN_WITHIN_SECONDS,
+                write_timeout=LOG_IN_WITHIN_SECONDS,
                 defer_connect=True,
                 ssl=self._tls,
                 ssl_disabled=self._tls is None,
             )
-            connection.connect(connected(self._address, _CONNECT_WITHIN_SECONDS))
+            connection.connect(connected((self.address.host, self.address.port), CONNECT_WITHIN_SECONDS))
             session = MariaDbSession(connection, self.where, self._silence_seconds)
         try:
-            session.prepare(self._answers_within)
+            session.prepare()
+            session.limit(self.seconds_to_answer)
         except BaseException:
             session.close()
             raise
-        return session
-
-    def connect_patiently(self) -> MariaDbSession:
-        """Return a connection for long statements, such as a migration's; see :meth:`connect`."""
-        session = self.connect()
-        session.wait_for_long()
         return session
 
 
@@ -159,8 +135,8 @@ def literal(value: str | bytes) -> bytes:
     return b"'%b'" % escaped if isinstance(value, str) else b"_binary'%b'" % escaped
 
 
-class MariaDbSession:
-    """One connection, in autocommit mode outside of :meth:`begin` … :meth:`commit`; one thread at a time.
+class MariaDbSession(ServerSession):
+    """One connection; see :class:`postdate.backends.rowlocks.connection.ServerSession`.
 
     Args:
         connection: of the driver.
@@ -173,8 +149,8 @@ class MariaDbSession:
         self.version = ""
         self.largest_packet = 0
 
-    def prepare(self, answers_within: timedelta | None = None) -> None:
-        """Check the server and set what the session needs; from then on every answer may take so long."""
+    def prepare(self) -> None:
+        """Check the server and set what the session needs."""
         ((version, packet),) = self.rows("SELECT VERSION(), @@max_allowed_packet")
         self.version, self.largest_packet = version, packet
         found = re.match(r"(?:5\.5\.5-)?(\d+)\.(\d+)\.\d+-mariadb", version.lower())
@@ -185,26 +161,20 @@ class MariaDbSession:
             )
         self.change("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         self.change(_SETTINGS, {"idle": self._silence_seconds})
-        self._connection.limit(_ANSWER_WITHIN_SECONDS if answers_within is None else answers_within.total_seconds())
 
     def show_life(self) -> None:
         """Have the server end this connection, and all that it holds, when we fall silent."""
         if self._silence_seconds:
             self.change("SET SESSION wait_timeout = %(silence)s", {"silence": self._silence_seconds})
 
-    def wait_for_long(self) -> None:
-        """Wait longer for every answer from now on."""
-        self._connection.limit(_PATIENCE_SECONDS)
+    @property
+    def seconds(self) -> float:
+        """How long the server may take to answer."""
+        return self._connection.seconds
 
-    @contextmanager
-    def patient(self) -> Generator[None]:
-        """Wait longer for answers within: for what reads or changes whole tables."""
-        before = self._connection.seconds
-        self._connection.limit(_PATIENCE_SECONDS)
-        try:
-            yield
-        finally:
-            self._connection.limit(before)
+    def limit(self, seconds: float) -> None:
+        """Wait no longer for an answer from now on."""
+        self._connection.limit(seconds)
 
     def _speaking(self) -> AbstractContextManager[None]:
         return translated(self._where, self._connection.seconds)
@@ -231,10 +201,10 @@ class MariaDbSession:
             cursor.execute(sql, None)
             return cursor.fetchall()
 
-    def pages(self, sql: str, values: dict[str, Any], page: int) -> Iterable[list[tuple[Any, ...]]]:
+    def pages(self, sql: str, values: Mapping[str, Any], page: int) -> Iterable[list[tuple[Any, ...]]]:
         """Yield the rows of a statement as the server sends them; nothing else may run meanwhile."""
         with self.patient(), self._speaking(), self._connection.cursor(SSCursor) as cursor:
-            cursor.execute(sql, values)
+            cursor.execute(sql, dict(values))
             while rows := cursor.fetchmany(page):
                 yield list(rows)
 
@@ -262,15 +232,7 @@ class MariaDbSession:
         """End the connection from another thread: whoever waits for an answer hears that none comes. Never raises."""
         self._connection.abort()
 
-    def is_alive(self, at_most: float | None = None) -> bool:
-        """See :meth:`postdate.backends.rowlocks.parts.Session.is_alive`."""
-        before = self._connection.seconds
-        self._connection.limit(_ALIVE_WITHIN_SECONDS if at_most is None else min(before, at_most))
-        try:
-            with self._speaking():
-                self._connection.ping(reconnect=False)
-        except StoreUnavailable:
-            return False
-        finally:
-            self._connection.limit(before)
-        return True
+    def ping(self) -> None:
+        """Ask the server for any answer."""
+        with self._speaking():
+            self._connection.ping(reconnect=False)

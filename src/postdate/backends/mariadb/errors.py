@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from typing import Final
 
 import pymysql
 
 from postdate.backends.rowlocks import Conflict
+from postdate.backends.rowlocks.errors import Meaning, meaning_of
 from postdate.errors import (
     MessageTooLarge,
     PostdateError,
@@ -25,39 +27,27 @@ class LockedTooLong(Conflict):
     """Somebody had a row locked for longer than we wait."""
 
 
-_MEANINGS: dict[type[StoreError | MessageTooLarge], tuple[frozenset[int], str]] = {
-    LockedTooLong: (frozenset({1205}), "{where}: {said}"),
-    # Deadlock; record has changed since last read.
-    Conflict: (frozenset({1213, 1020}), "{where}: {said}"),
-    StoreNotSetUp: (
-        frozenset({1049, 1051, 1054, 1146}),
-        "{where} lacks tables of Postdate ({said}); run `postdate setup`",
-    ),
-    StoreFull: (
-        frozenset({1021, 1038, 1041, 1114}),
-        "{where} has no room ({said}); nothing was written; make room and go on",
-    ),
-    StoreNotWritable: (
-        frozenset({1044, 1045, 1142, 1143, 1227, 1290, 1698, 1792, 1836}),
-        "{where} refuses ({said}); check user, password and grants",
-    ),
-    MessageTooLarge: (frozenset({1153, 1301}), "{where} refuses ({said}); raise the server's max_allowed_packet"),
+_MEANINGS: Final[Mapping[Meaning, frozenset[int]]] = {
+    LockedTooLong: frozenset({1205}),
+    Conflict: frozenset({1213, 1020}),  # deadlock; record has changed since last read
+    StoreNotSetUp: frozenset({1049, 1051, 1054, 1146}),
+    StoreFull: frozenset({1021, 1038, 1041, 1114}),
+    StoreNotWritable: frozenset({1044, 1045, 1142, 1143, 1227, 1290, 1698, 1792, 1836}),
+    MessageTooLarge: frozenset({1153, 1301}),
     # The server goes, is full of connections, or ended ours. What the driver itself says follows below.
-    StoreUnreachable: (
-        frozenset({1040, 1053, 1077, 1079, 1080, 1129, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1226, 1927}),
-        "{where}: {said}",
+    StoreUnreachable: frozenset(
+        {1040, 1053, 1077, 1079, 1080, 1129, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1226, 1927}
     ),
-    # It ended our statement.
-    StoreUnavailable: (frozenset({1317, 1969}), "{where}: {said}"),
+    StoreUnavailable: frozenset({1317, 1969}),  # it ended our statement
 }
 
 
 def translate(error: pymysql.Error, where: str) -> PostdateError:
     """Return what went wrong with the database ``where`` (without its password) and what to do about it."""
     number, said = _number_and_text(error)
-    for meaning, (numbers, text) in _MEANINGS.items():
-        if number in numbers:
-            return meaning(text.format(where=where, said=said))
+    found = meaning_of(number, said, where, _MEANINGS)
+    if found is not None:
+        return found
     # Without a number it is the driver that speaks: the packets are out of order.
     is_out_of_order = number == 0 and isinstance(error, pymysql.err.InternalError)
     if 2000 <= number < 2100 or isinstance(error, pymysql.err.InterfaceError) or is_out_of_order:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from postdate.backends.mariadb.connection import MariaDbSession, literal
-from postdate.backends.mariadb.names import Names
+from postdate.backends.rowlocks.names import RowLockNames
 from postdate.backends.rowlocks.pool import Pool
 from postdate.ports import RecordKind
-from postdate.ports.pruning import ARCHIVED, StoredRecord
+from postdate.ports.archives import ARCHIVED, StoredRecord
 
 _ROWS_AT_ONCE: Final = 2_000
 """Numbers or rows in one statement, at most: well below what servers take in a packet."""
@@ -18,14 +18,14 @@ _STATEMENT_BYTES: Final = 1024 * 1024
 """How long one statement gets, unless a single row is longer."""
 
 
-def tables_of_stores(pool: Pool, names: Names) -> Sequence[str]:
-    """See :meth:`postdate.ports.auditing.AuditableStore.tables_of_stores`."""
+def tables_of_stores(pool: Pool, names: RowLockNames) -> Sequence[str]:
+    """See :meth:`postdate.ports.archives.ArchivableStore.tables_of_stores`."""
     query = f"SELECT name FROM {names.of('store')} ORDER BY name"
     return [name for (name,) in pool.run(lambda session: session.rows(query))]
 
 
-def mark_archived(pool: Pool, names: Names, numbers: Sequence[int]) -> int:
-    """See :meth:`postdate.ports.pruning.PrunableStore.mark_archived`."""
+def mark_archived(pool: Pool, names: RowLockNames, numbers: Sequence[int]) -> int:
+    """See :meth:`postdate.ports.archives.ArchivableStore.mark_archived`."""
     statement = (
         f"UPDATE {names.of('record')} SET detail = '{ARCHIVED}' "
         f"WHERE number IN %(numbers)s AND once = 1 AND NOT detail <=> '{ARCHIVED}'"
@@ -33,8 +33,8 @@ def mark_archived(pool: Pool, names: Names, numbers: Sequence[int]) -> int:
     return pool.transaction(lambda session: _change(session, statement, numbers))
 
 
-def prune(pool: Pool, names: Names, numbers: Sequence[int]) -> int:
-    """See :meth:`postdate.ports.pruning.PrunableStore.prune`; the server remembers which numbers it gave."""
+def prune(pool: Pool, names: RowLockNames, numbers: Sequence[int]) -> int:
+    """See :meth:`postdate.ports.archives.ArchivableStore.prune`; the server remembers which numbers it gave."""
     statement = f"DELETE FROM {names.of('record')} WHERE number IN %(numbers)s"
     return pool.transaction(lambda session: _change(session, statement, numbers))
 
@@ -48,8 +48,8 @@ def _change(session: MariaDbSession, statement: str, numbers: Sequence[int]) -> 
     )
 
 
-def restore(pool: Pool, names: Names, records: Sequence[StoredRecord]) -> int:
-    """See :meth:`postdate.ports.pruning.PrunableStore.restore`."""
+def restore(pool: Pool, names: RowLockNames, records: Sequence[StoredRecord]) -> int:
+    """See :meth:`postdate.ports.archives.ArchivableStore.restore`."""
     scheduled = [record for record in records if record.kind == RecordKind.SCHEDULED]
     others = [record for record in records if record.kind != RecordKind.SCHEDULED]
 
@@ -70,7 +70,7 @@ def restore(pool: Pool, names: Names, records: Sequence[StoredRecord]) -> int:
     return pool.transaction(put_back)
 
 
-def _lift_counter(session: MariaDbSession, names: Names, store: int, newest: StoredRecord) -> None:
+def _lift_counter(session: MariaDbSession, names: RowLockNames, store: int, newest: StoredRecord) -> None:
     """Have new numbers begin above this one: the server counts on from the highest it has seen, also if it goes again.
 
     It does so without waiting for others, and never counts back.
@@ -80,7 +80,7 @@ def _lift_counter(session: MariaDbSession, names: Names, store: int, newest: Sto
         session.change(f"DELETE FROM {names.of('record')} WHERE number = %(number)s", {"number": newest.number})
 
 
-def _unmark(session: MariaDbSession, names: Names, store: int, record: StoredRecord) -> int:
+def _unmark(session: MariaDbSession, names: RowLockNames, store: int, record: StoredRecord) -> int:
     values: dict[str, Any] = {"id": record.message_id, "store": store, "detail": record.detail}
     return session.change(
         f"UPDATE {names.of('record')} SET detail = %(detail)s "
@@ -89,7 +89,7 @@ def _unmark(session: MariaDbSession, names: Names, store: int, record: StoredRec
     )
 
 
-def _insert(names: Names, command: str) -> bytes:
+def _insert(names: RowLockNames, command: str) -> bytes:
     return (
         f"{command} INTO {names.plain('postdate_record')} "
         f"(number, at, due, store_id, kind, once, message_id, destination, detail) VALUES "

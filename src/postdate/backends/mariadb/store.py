@@ -10,23 +10,24 @@ from collections.abc import Sequence
 from datetime import timedelta
 
 from postdate.backends.mariadb import pruning
-from postdate.backends.mariadb.connection import HOLDS_AT_MOST, MariaDbServer
-from postdate.backends.mariadb.facts import old_snapshots
-from postdate.backends.mariadb.names import Names, check_name
+from postdate.backends.mariadb.names import MariaDbNames
+from postdate.backends.mariadb.schema import MariaDbSchema
 from postdate.backends.mariadb.setup import setup_statements
-from postdate.backends.mariadb.tables import MariaDbTables
+from postdate.backends.mariadb.tables import MariaDbTables, old_snapshots
 from postdate.backends.rowlocks import LockingStore
-from postdate.errors import ConfigurationError
+from postdate.backends.rowlocks.names import RowLockNames
 from postdate.ports import OldSnapshot, Recording, ScanPart
-from postdate.ports.pruning import StoredRecord
+from postdate.ports.archives import ArchivableStore, StoredRecord
 
 
-class MariaDbStore(LockingStore):
+class MariaDbStore(LockingStore, ArchivableStore):
     """Keeps delayed messages in a table of MariaDB.
 
     Args:
         url: ``mariadb://user:password@host:port/database``; for TLS, ``?ssl=true`` (see
-            :class:`postdate.backends.mariadb.connection.MariaDbServer`).
+            :class:`postdate.backends.mariadb.connection.MariaDbServer`). Or a
+            :class:`postdate.backends.mariadb.database.MariaDb`, whose connections it uses, and which has the settings
+            ``schema``, ``holds_at_most`` and ``answers_within``.
         schema: the database that the tables are in; ``None``: that of ``url``.
         table: of the waiting messages; at most 64 characters, none of them an emoji. ``None``: ``{endpoint}.timeouts``.
         recording: how much is kept for audits.
@@ -34,7 +35,7 @@ class MariaDbStore(LockingStore):
             take two: the default fits whatever the bytes are into the packet of 16 MiB that servers allow by default
             (``max_allowed_packet``).
         holds_at_most: a process that shows no life for so long (frozen, swapped out, cut off) loses what it holds: the
-            server ends its connections. Whole seconds, 1 at least.
+            server ends its connections. Whole seconds, 1 at least; ``None``: 60 s.
         answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: 30 s. What
             reads or changes whole tables may take 10 minutes.
         checksum: store one of headers and body with each message; who reads it checks it, whatever this says.
@@ -45,30 +46,28 @@ class MariaDbStore(LockingStore):
 
     def __init__(  # noqa: PLR0913 - the settings that stand beside an address
         self,
-        url: str,
+        url: str | MariaDbSchema,
         *,
         schema: str | None = None,
         table: str | None = None,
         recording: Recording = Recording.ALL,
         largest_message_bytes: int = 7 * 1024 * 1024,
-        holds_at_most: timedelta = HOLDS_AT_MOST,
+        holds_at_most: timedelta | None = None,
         answers_within: timedelta | None = None,
         checksum: bool = False,
     ) -> None:
-        self.server = MariaDbServer(url, holds_at_most, answers_within)
-        self._schema = self.server.database if schema is None else schema
-        self._recording = recording
-        if not self._schema:
-            raise ConfigurationError("MariaDbStore needs a database: mariadb://user@host/database, or schema=...")
-        check_name(self._schema, "schema")
-        super().__init__(self.server, self._tables_of, table, largest_message_bytes, holds_at_most, checksum=checksum)
+        database = MariaDbSchema.of(url, schema, holds_at_most, answers_within)
+        self._schema, self._recording = database.schema, recording
+        super().__init__(
+            database, self._tables_of, table, largest_message_bytes, database.holds_at_most, checksum=checksum
+        )
 
     def _tables_of(self, table: str) -> MariaDbTables:
-        return MariaDbTables(Names(self._schema, table), self._recording)
+        return MariaDbTables(MariaDbNames(self._schema, table), self._recording)
 
     def setup_statements(self, endpoint: str) -> str:
         """Return the SQL that :meth:`setup` runs on an empty server, for a database administrator."""
-        return setup_statements(Names(self._schema, self._table or f"{endpoint}.timeouts"))
+        return setup_statements(MariaDbNames(self._schema, self._table or f"{endpoint}.timeouts"))
 
     async def old_snapshots(self) -> Sequence[OldSnapshot]:
         """See :meth:`postdate.ports.SeesSnapshots.old_snapshots`; none are seen without the right ``PROCESS``."""
@@ -76,32 +75,30 @@ class MariaDbStore(LockingStore):
 
     @property
     def records_in_commit_order(self) -> bool:
-        """See :class:`postdate.ports.auditing.AuditableStore`; numbers are given out before the commit."""
+        """See :class:`postdate.ports.archives.ArchivableStore`; numbers are given out before the commit."""
         return False
 
     def tables_of_stores(self) -> Sequence[str]:
-        """See :meth:`postdate.ports.auditing.AuditableStore.tables_of_stores`."""
+        """See :meth:`postdate.ports.archives.ArchivableStore.tables_of_stores`."""
         return pruning.tables_of_stores(self._pool, self._names)
 
     @property
     def pruned_at_once(self) -> int:
-        """See :class:`postdate.ports.pruning.PrunableStore`: a number is a place."""
+        """See :class:`postdate.ports.archives.ArchivableStore`: a number is a place."""
         return 10_000
 
     def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        """See :meth:`postdate.ports.pruning.PrunableStore.mark_archived`; a number is a place."""
+        """See :meth:`postdate.ports.archives.ArchivableStore.mark_archived`; a number is a place."""
         return pruning.mark_archived(self._pool, self._names, numbers)
 
     def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        """See :meth:`postdate.ports.pruning.PrunableStore.prune`."""
+        """See :meth:`postdate.ports.archives.ArchivableStore.prune`."""
         return pruning.prune(self._pool, self._names, numbers)
 
     def restore(self, records: Sequence[StoredRecord]) -> int:
-        """See :meth:`postdate.ports.pruning.PrunableStore.restore`."""
+        """See :meth:`postdate.ports.archives.ArchivableStore.restore`."""
         return pruning.restore(self._pool, self._names, records)
 
     @property
-    def _names(self) -> Names:
-        tables = self._tables
-        assert isinstance(tables, MariaDbTables)
-        return tables.names
+    def _names(self) -> RowLockNames:
+        return self._tables.names

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 
-from postdate.backends.mariadb.names import Names, literal
+from postdate.backends.mariadb.names import MariaDbNames, literal
 from postdate.backends.mariadb.timeouts_source import MariaDbDialect
 from postdate.migrating.dialect import Hiding, Session
 from postdate.migrating.names import NUMBER
@@ -69,4 +69,4 @@ class MariaDbStoreDialect(StoreDialect, MariaDbDialect):
         return f"(SELECT o.store_id FROM {self._own('store')} AS o WHERE o.name = {name}), "
 
     def _own(self, name: str) -> str:
-        return Names(self.schema, "any").of(name)
+        return MariaDbNames(self.schema, "any").of(name)

@@ -6,21 +6,26 @@ Source: specification 4.6; ADR 0008, ADR 0014.
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from postdate.backends.mariadb.connection import HOLDS_AT_MOST, MariaDbServer, MariaDbSession, literal
+from postdate.backends.mariadb.connection import literal
 from postdate.backends.mariadb.names import check_name, quoted
-from postdate.backends.rowlocks.timeouts import ServerTimeouts
-from postdate.errors import ConfigurationError, MessageTooLarge, StoreError, StoreNotSetUp
-from postdate.persistence.timeouts import HEADERS, ID, STATE, TIME, rounded_up, spellings, table_name, text_time
+from postdate.backends.mariadb.schema import MariaDbSchema
+from postdate.backends.rowlocks.timeouts import ServerTimeouts, TimeoutStatements, TimeoutTable
+from postdate.errors import MessageTooLarge, StoreError, StoreNotSetUp
+from postdate.persistence.timeouts import HEADERS, ID, STATE, TIME, rounded_up, spellings, text_time
 
 _WHAT: Final = "the table of timeouts (table_prefix=...)"
 _PACKET_ROOM: Final = 64 * 1024
 """Of a packet that is not for the content: the statement around it."""
-_ALL: Final = 2**63 - 1
+_EXISTS: Final = "SELECT 1 FROM information_schema.tables WHERE table_schema = %(schema)s AND table_name = %(table)s"
+_SCHEMA_EXISTS: Final = "SELECT 1 FROM information_schema.schemata WHERE schema_name = %(schema)s"
+_PRECISION: Final = (
+    "SELECT datetime_precision FROM information_schema.columns "
+    "WHERE table_schema = %(schema)s AND table_name = %(table)s AND column_name = 'Time'"
+)
 
 
 class MariaDbTimeouts(ServerTimeouts):
@@ -28,7 +33,8 @@ class MariaDbTimeouts(ServerTimeouts):
 
     Args:
         url: ``mariadb://user:password@host:port/database``; for TLS, ``?ssl=true`` (see
-            :class:`postdate.backends.mariadb.connection.MariaDbServer`).
+            :class:`postdate.backends.mariadb.connection.MariaDbServer`). Or a
+            :class:`postdate.backends.mariadb.database.MariaDb`, whose connections and ``schema`` it uses.
         schema: the database that the table is in; ``None``: that of ``url``.
         table_prefix: what the name of the table begins with; the name has at most 64 characters, none of them an
             emoji. ``None``: that of the endpoint, see :func:`postdate.persistence.timeouts.table_prefix`.
@@ -37,26 +43,13 @@ class MariaDbTimeouts(ServerTimeouts):
         ConfigurationError: the address, the schema or the table cannot be.
     """
 
-    def __init__(self, url: str, *, schema: str | None = None, table_prefix: str | None = None) -> None:
-        self.server = MariaDbServer(url, HOLDS_AT_MOST)
-        self._schema = self.server.database if schema is None else schema
-        if not self._schema:
-            raise ConfigurationError("MariaDbTimeouts needs a database: mariadb://user@host/database, or schema=...")
-        check_name(self._schema, "schema")
-        super().__init__(self.server, lambda name: MariaDbTable(self._schema, name), table_prefix)
-
-    def setup_statements(self, endpoint: str) -> str:
-        """Return the SQL that :meth:`setup` runs where nothing is there yet, for a database administrator."""
-        table = MariaDbTable(self._schema, table_name(endpoint, prefix=self._prefix))
-        rights = (
-            f"For a user who may not create tables:\nGRANT SELECT, INSERT, UPDATE, DELETE ON {table.name} TO the_user;"
-        )
-        comment = textwrap.indent(rights, "-- ", lambda line: True)
-        return f"{table.create_schema};\n{table.create};\n{comment}\n"
+    def __init__(self, url: str | MariaDbSchema, *, schema: str | None = None, table_prefix: str | None = None) -> None:
+        database = MariaDbSchema.of(url, schema)
+        super().__init__(database, lambda name: MariaDbTable(database.schema, name), table_prefix)
 
 
-class MariaDbTable:
-    """Every statement of one table; see :class:`postdate.backends.rowlocks.timeouts.Table`.
+class MariaDbTable(TimeoutTable):
+    """Every statement of one table; see :class:`postdate.backends.rowlocks.timeouts.TimeoutTable`.
 
     Args:
         schema: the database it is in.
@@ -68,103 +61,79 @@ class MariaDbTable:
 
     def __init__(self, schema: str, name: str) -> None:
         self._values = {"schema": schema, "table": check_name(name, _WHAT)}
-        self.name = plain = f"{quoted(schema)}.{quoted(name)}"
-        table = plain.replace("%", "%%")
         self._digits: int | None = None
-        self.create_schema = f"CREATE DATABASE IF NOT EXISTS {quoted(schema)} CHARACTER SET utf8mb4"
-        self.create = (
-            f"CREATE TABLE IF NOT EXISTS {plain} (\n"
-            f"    `Id` varchar(38) NOT NULL, `Destination` varchar(200), `SagaId` varchar(38), `State` longblob,\n"
-            f"    `Time` datetime(6), `Headers` longtext NOT NULL, `PersistenceVersion` varchar(23) NOT NULL,\n"
-            f"    PRIMARY KEY (`Id`), KEY `Index_SagaId` (`SagaId`), KEY `Index_Time` (`Time`)\n"
-            f") ENGINE = InnoDB CHARACTER SET utf8mb4"
+        plain = f"{quoted(schema)}.{quoted(name)}"
+        table = plain.replace("%", "%%")
+        create = (
+            f"CREATE DATABASE IF NOT EXISTS {quoted(schema)} CHARACTER SET utf8mb4",
+            (
+                f"CREATE TABLE IF NOT EXISTS {plain} (\n"
+                f"    `Id` varchar(38) NOT NULL, `Destination` varchar(200), `SagaId` varchar(38), `State` longblob,\n"
+                f"    `Time` datetime(6), `Headers` longtext NOT NULL, `PersistenceVersion` varchar(23) NOT NULL,\n"
+                f"    PRIMARY KEY (`Id`), KEY `Index_SagaId` (`SagaId`), KEY `Index_Time` (`Time`)\n"
+                f") ENGINE = InnoDB CHARACTER SET utf8mb4"
+            ),
         )
-        self._exists = (
-            "SELECT 1 FROM information_schema.tables WHERE table_schema = %(schema)s AND table_name = %(table)s"
+        of_id = f"FROM {table} WHERE `Id` IN %(ids)s"
+        peek = f"SELECT `Id`, `Destination`, `SagaId`, `State`, `Time`, `Headers` {of_id}"
+        self._find = f"SELECT 1 {of_id}"
+        sql = TimeoutStatements(
+            insert=(
+                f"INSERT INTO {table} "
+                f"(`Id`, `Destination`, `SagaId`, `State`, `Time`, `Headers`, `PersistenceVersion`) "
+                f"SELECT %(Id)s, %(Destination)s, %(SagaId)s, %(State)s, %(Time)s, %(Headers)s, %(PersistenceVersion)s "
+                f"FROM DUAL WHERE NOT EXISTS (SELECT 1 {of_id})"
+            ),
+            peek=peek,
+            claim=f"{peek} FOR UPDATE SKIP LOCKED",
+            delete=f"DELETE {of_id}",
+            delete_saga=f"DELETE FROM {table} WHERE `SagaId` IN %(ids)s",
+            due=(
+                f"SELECT `Id`, `Time` FROM {table} WHERE `Time` > %(after)s AND `Time` <= %(until)s "
+                f"ORDER BY `Time` LIMIT %(limit)s"
+            ),
+            first=f"SELECT min(`Time`) FROM {table} WHERE `Time` > %(after)s",
         )
-        self._schema_exists = "SELECT 1 FROM information_schema.schemata WHERE schema_name = %(schema)s"
-        self._precision = (
-            "SELECT datetime_precision FROM information_schema.columns "
-            "WHERE table_schema = %(schema)s AND table_name = %(table)s AND column_name = 'Time'"
-        )
-        self._insert = (
-            f"INSERT INTO {table} "
-            f"(`Id`, `Destination`, `SagaId`, `State`, `Time`, `Headers`, `PersistenceVersion`) "
-            f"SELECT %(Id)s, %(Destination)s, %(SagaId)s, %(State)s, %(Time)s, %(Headers)s, %(PersistenceVersion)s "
-            f"FROM DUAL WHERE NOT EXISTS (SELECT 1 FROM {table} WHERE `Id` IN %(ids)s)"
-        )
-        self._find = f"SELECT 1 FROM {table} WHERE `Id` IN %(ids)s"
-        self._peek = (
-            f"SELECT `Id`, `Destination`, `SagaId`, `State`, `Time`, `Headers` FROM {table} WHERE `Id` IN %(ids)s"
-        )
-        self._claim = f"{self._peek} FOR UPDATE SKIP LOCKED"
-        self._delete = f"DELETE FROM {table} WHERE `Id` IN %(ids)s"
-        self._delete_saga = f"DELETE FROM {table} WHERE `SagaId` IN %(ids)s"
-        self._due = (
-            f"SELECT `Id`, `Time` FROM {table} WHERE `Time` > %(after)s AND `Time` <= %(until)s "
-            f"ORDER BY `Time` LIMIT %(limit)s"
-        )
-        self._first = f"SELECT min(`Time`) FROM {table} WHERE `Time` > %(after)s"
+        super().__init__(plain, create, sql)
 
-    def setup(self, session: MariaDbSession) -> None:
-        """See :class:`postdate.backends.rowlocks.timeouts.Table`; later starts need no right to create."""
-        if session.rows(self._exists, self._values):
+    def setup(self, session: Any) -> None:
+        """Create what is missing; later starts need no right to create."""
+        create_schema, create = self.create
+        if session.rows(_EXISTS, self._values):
             return
-        if not session.rows(self._schema_exists, self._values):
-            session.change(self.create_schema)
-        session.change(self.create)
+        if not session.rows(_SCHEMA_EXISTS, self._values):
+            session.change(create_schema)
+        session.change(create)
 
-    def insert(self, session: MariaDbSession, row: dict[str, Any]) -> bool:
-        """See :class:`postdate.backends.rowlocks.timeouts.Table`."""
+    def key(self, normal: str) -> Mapping[str, Any]:
+        """Return the spellings of an id."""
+        return {"ids": spellings(normal)}
+
+    def instant(self, instant: datetime) -> object:
+        """Return a time as text."""
+        return text_time(instant)
+
+    def insert(self, session: Any, row: dict[str, Any]) -> bool:
+        """Write a row, its time rounded up to what the table keeps; ``False``: its id is there already."""
         _check_size(row, session.largest_packet - _PACKET_ROOM)
-        time = rounded_up(row[TIME], self._time_digits(session))
-        ids = {"ids": spellings(row[ID])}
+        time, ids = rounded_up(row[TIME], self._time_digits(session)), self.key(row[ID])
         try:
-            return session.change(self._insert, {**row, **ids, TIME: text_time(time)}) > 0
+            return session.change(self.sql.insert, {**row, **ids, TIME: text_time(time)}) > 0
         except StoreError as error:
             # Two who add one id at once: the server tells the second of them that the key is there.
             if error.transient or not session.rows(self._find, ids):
                 raise
             return False
 
-    def _time_digits(self, session: MariaDbSession) -> int:
+    def _time_digits(self, session: Any) -> int:
         """Return how many digits of a second the table keeps: none in one of older .NET endpoints."""
         if self._digits is None:
-            found = session.rows(self._precision, self._values)
+            found = session.rows(_PRECISION, self._values)
             if not found or found[0][0] is None:
                 where = f"database {self._values['schema']!r} has no table {self._values['table']!r}"
                 raise StoreNotSetUp(f"{where} with a date and time of day in `Time`: run `postdate setup`")
             self._digits = int(found[0][0])
         return self._digits
-
-    def peek(self, session: MariaDbSession, timeout_id: str) -> tuple[Any, ...] | None:
-        """See :class:`postdate.backends.rowlocks.timeouts.Table`."""
-        found = session.rows(self._peek, {"ids": spellings(timeout_id)})
-        return found[0] if found else None
-
-    def claim(self, session: MariaDbSession, timeout_id: str) -> tuple[Any, ...] | None:
-        """See :class:`postdate.backends.rowlocks.timeouts.Table`."""
-        found = session.rows(self._claim, {"ids": spellings(timeout_id)})
-        return found[0] if found else None
-
-    def delete(self, session: MariaDbSession, timeout_id: str) -> int:
-        """See :class:`postdate.backends.rowlocks.timeouts.Table`."""
-        return session.change(self._delete, {"ids": spellings(timeout_id)})
-
-    def delete_saga(self, session: MariaDbSession, saga_id: str) -> int:
-        """See :class:`postdate.backends.rowlocks.timeouts.Table`."""
-        return session.change(self._delete_saga, {"ids": spellings(saga_id)})
-
-    def due(
-        self, session: MariaDbSession, after: datetime, until: datetime, at_most: int | None
-    ) -> Sequence[tuple[Any, ...]]:
-        """See :class:`postdate.backends.rowlocks.timeouts.Table`."""
-        limit = _ALL if at_most is None else at_most
-        return session.rows(self._due, {"after": text_time(after), "until": text_time(until), "limit": limit})
-
-    def first(self, session: MariaDbSession, after: datetime) -> object:
-        """See :class:`postdate.backends.rowlocks.timeouts.Table`."""
-        return session.rows(self._first, {"after": text_time(after)})[0][0]
 
 
 def _check_size(row: dict[str, Any], limit: int) -> None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import cast
 
 from postdate.backends.mariadb.connection import MariaDbServer
-from postdate.backends.mariadb.names import Names, check_name, quoted
+from postdate.backends.mariadb.names import MariaDbNames, check_name, quoted
 from postdate.errors import ConfigurationError, StoreUnavailable
 from postdate.migrating.dialect import TURN_SECONDS, Dialect, Hiding, Session
 from postdate.migrating.names import NUMBER
@@ -107,7 +107,7 @@ class MariaDbDialect(Dialect):
         session.rows("SELECT RELEASE_LOCK(%(name)s)", {"name": self._turn()})
 
     def _turn(self) -> str:
-        return Names(self.schema, "any").lock("migration")
+        return MariaDbNames(self.schema, "any").lock("migration")
 
     def quoted(self, name: str) -> str:
         """See :class:`Dialect`."""

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from postdate.errors import SagaConflict
-from postdate.ports import Correlation, SagaChange, SagaFate, SagaRecord, SagaStoreCapabilities
+from postdate.ports import Correlation, SagaChange, SagaFate, SagaRecord, SagaStore, SagaStoreCapabilities
 
 
-class MemorySagaStore:
+class MemorySagaStore(SagaStore):
     """Keeps saga instances in memory."""
 
     def __init__(self) -> None:

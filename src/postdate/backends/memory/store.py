@@ -12,7 +12,9 @@ from postdate.errors import DuplicateMessage, InvalidMessage, MessageTooLarge
 from postdate.messages import DelayedMessage, encode_headers, rescheduled, size_in_bytes, with_failures
 from postdate.ports import (
     OUTCOME_RECORDS,
+    AdministrableStore,
     Claim,
+    ClaimingStore,
     MessageFilter,
     Outcome,
     Record,
@@ -37,7 +39,7 @@ class _Entry:
     """What ``attempt_at`` was before it was claimed."""
 
 
-class MemoryStore:
+class MemoryStore(ClaimingStore, AdministrableStore):
     """Keeps delayed messages in memory.
 
     Args:
@@ -157,7 +159,7 @@ class MemoryStore:
         return entry is not None and self._count_failure(entry, attempt_at, now, reason)
 
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        """See :meth:`postdate.ports.ReleasingStore.release`."""
+        """See :meth:`postdate.ports.ClaimingStore.release`."""
         held = [entry for claim in claims if (entry := self._held(claim)) is not None]
         for entry in held:
             entry.attempt_at, entry.token = attempt_at or entry.claimed_from, None
@@ -194,7 +196,7 @@ class MemoryStore:
         return True
 
     async def statistics(self, now: datetime) -> StoreStatistics:
-        """See :meth:`postdate.ports.InspectableStore.statistics`."""
+        """See :meth:`postdate.ports.AdministrableStore.statistics`."""
         entries = self._entries.values()
         return StoreStatistics(
             pending=len(entries),
@@ -205,21 +207,21 @@ class MemoryStore:
         )
 
     async def record_counts(self) -> Mapping[RecordKind, int]:
-        """See :meth:`postdate.ports.InspectableStore.record_counts`."""
+        """See :meth:`postdate.ports.AdministrableStore.record_counts`."""
         return Counter(record.kind for record in self._records)
 
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        """See :meth:`postdate.ports.InspectableStore.list_pending`."""
+        """See :meth:`postdate.ports.AdministrableStore.list_pending`."""
         found = [entry.message for entry in self._entries.values() if where.matches(entry.message)]
         return sorted(found, key=lambda message: message.due)[:limit]
 
     async def get(self, message_id: str) -> DelayedMessage | None:
-        """See :meth:`postdate.ports.InspectableStore.get`."""
+        """See :meth:`postdate.ports.AdministrableStore.get`."""
         entry = self._entries.get(message_id)
         return None if entry is None else entry.message
 
     async def history(self, message_id: str) -> Sequence[Record]:
-        """See :meth:`postdate.ports.InspectableStore.history`."""
+        """See :meth:`postdate.ports.AdministrableStore.history`."""
         return [record for record in self._records if record.message_id == message_id]
 
     async def close(self) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 
 from postdate.persistence.timeouts import checked, in_order, normal_id, normal_saga
-from postdate.ports.timeouts import DueChunk, DueTimeout, Timeout
+from postdate.ports.timeouts import DueChunk, DueTimeout, Timeout, TimeoutClaim, TimeoutPersister
 
 
-class MemoryTimeouts:
+class MemoryTimeouts(TimeoutPersister):
     """Keeps timeouts in memory; nothing is durable, and no other process sees it."""
 
     def __init__(self) -> None:
@@ -30,13 +30,14 @@ class MemoryTimeouts:
         """See :meth:`postdate.ports.timeouts.TimeoutPersister.peek`."""
         return self._timeouts.get(normal_id(timeout_id) or "")
 
-    async def claim(self, timeout_id: str) -> _Claim | None:
-        """See :meth:`postdate.ports.timeouts.ClaimingTimeouts.claim`."""
+    async def claim(self, timeout_id: str) -> TimeoutClaim | None:
+        """See :meth:`postdate.ports.timeouts.TimeoutPersister.claim`."""
         found = await self.peek(timeout_id)
         if found is None or found.timeout_id in self._claimed:
             return None
         self._claimed.add(found.timeout_id)
-        return _Claim(found, self, self._claimed)
+        claim = _Claim(found, self, self._claimed)
+        return TimeoutClaim(found, claim.remove, claim.release)
 
     async def try_remove(self, timeout_id: str) -> bool:
         """See :meth:`postdate.ports.timeouts.TimeoutPersister.try_remove`."""
@@ -65,7 +66,7 @@ class MemoryTimeouts:
 
 
 class _Claim:
-    """See :class:`postdate.ports.timeouts.TimeoutClaim`."""
+    """What a :class:`postdate.ports.timeouts.TimeoutClaim` calls."""
 
     def __init__(self, timeout: Timeout, timeouts: MemoryTimeouts, claimed: set[str]) -> None:
         self.timeout, self._timeouts, self._claimed = timeout, timeouts, claimed

@@ -15,7 +15,7 @@ from typing import Any
 from postdate.clock import Clock, SystemClock, to_microseconds
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, QueueNotFound, UnsupportedTransactionMode
 from postdate.messages import Envelope, check_headers, encode_headers, size_in_bytes, size_limit
-from postdate.ports import HANDLED, End, Received, TransactionMode, TransportCapabilities, Work
+from postdate.ports import HANDLED, End, Received, Receiver, TransactionMode, Transport, TransportCapabilities, Work
 from postdate.ports.expiry import end_in_queue
 from postdate.wakeup import Alarm
 
@@ -78,7 +78,7 @@ def _has_ended(envelope: Envelope, now: int) -> bool:
     return isinstance(envelope, _Ending) and envelope.ends_at < now
 
 
-class MemoryTransport:
+class MemoryTransport(Transport):
     """Queues in memory.
 
     Args:
@@ -167,7 +167,7 @@ class MemoryTransport:
         """Nothing to release."""
 
 
-class MemoryReceiver:
+class MemoryReceiver(Receiver):
     """Receives from one queue; see :class:`postdate.ports.Receiver`."""
 
     def __init__(self, transport: MemoryTransport, queue: str) -> None:

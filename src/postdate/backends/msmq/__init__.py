@@ -3,18 +3,20 @@
 from typing import Final
 
 from postdate.ports.backends import Adapter, Addresses, Backend, Place
+from postdate.ports.settings import LimitedMessages
 
 BACKEND: Final = Backend(
     product="MSMQ",
     place=Place.MACHINE,
     addresses=Addresses(("msmq",), "msmq:"),
     extra="msmq",
+    awaits="its first production server",
     transport=Adapter(
         "postdate.backends.msmq.transport:MsmqTransport",
-        frozenset(
+        LimitedMessages,
+        arguments=frozenset(
             {
                 "transactional",
-                "largest_message_bytes",
                 "disable_native_time_to_be_received_in_transactions",
                 "use_dead_letter_queue",
                 "use_dead_letter_queue_for_messages_with_time_to_be_received",

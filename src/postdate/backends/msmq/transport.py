@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 import anyio
 
+from postdate.backends.msmq import BACKEND
 from postdate.backends.msmq.address import QueueAddress, parse_address, parse_place, receiving_address
 from postdate.backends.msmq.apartment import Apartment
 from postdate.backends.msmq.com import Com, PyWin32
@@ -44,7 +45,9 @@ from postdate.ports import (
     End,
     ExpiryRules,
     Received,
+    Receiver,
     TransactionMode,
+    Transport,
     TransportCapabilities,
     Work,
 )
@@ -56,7 +59,7 @@ _APARTMENTS: Final = 16
 """Threads of one receiver at most; each message in hand has one of its own until there are more messages than that."""
 
 
-class MsmqTransport:
+class MsmqTransport(Transport):
     """Private queues of MSMQ, on this machine or, for sending, on any other that it can reach.
 
     Only on Windows, with the extra ``msmq``. Distributed transactions are not offered: the mode ``transaction_scope``
@@ -98,6 +101,8 @@ class MsmqTransport:
                 f"not {largest_message_bytes:,}"
             )
         self._default_machine = parse_place(address)
+        if com is None:
+            BACKEND.announce()
         self.com: Com = PyWin32() if com is None else com
         self.transactional = transactional
         self._rules = SendingRules(
@@ -122,6 +127,7 @@ class MsmqTransport:
             time_to_be_received_precision=timedelta(seconds=1),
             dead_letters=True,
             queue_names_fold_case=True,
+            takes_by_id=True,
         )
         self.failures = Failures()
         self.receivers: set[MsmqReceiver] = set()
@@ -237,7 +243,7 @@ class _Held(NamedTuple):
     apartment: Apartment
 
 
-class MsmqReceiver:
+class MsmqReceiver(Receiver):
     """Receives from one queue; see :class:`postdate.ports.Receiver`.
 
     A thread of its own waits for messages without taking them, so a wait that is cancelled holds nothing. Each message
@@ -299,7 +305,7 @@ class MsmqReceiver:
         return received
 
     async def take(self, message_id: str) -> Received | None:
-        """See :meth:`postdate.ports.TakingReceiver.take`; looks at the messages before it, without their bodies."""
+        """See :meth:`postdate.ports.Receiver.take`; looks at the messages before it, without their bodies."""
         address = self._transport.receiving_address(self._queue)
         transactional = self._transport.transactional
         self._transport.receivers.add(self)

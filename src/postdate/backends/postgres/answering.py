@@ -55,40 +55,19 @@ class NoAnswer(psycopg.OperationalError):
     """The server has said nothing for too long; the connection is closed, and what it did last is in doubt."""
 
 
-class Answers:
-    """How long the connections of one adapter wait, and which of them were given up. Thread-safe.
+class GivenUp:
+    """Connections of one pool that were given up, whose sessions may live on the server. Thread-safe."""
 
-    Args:
-        within: the longest silence; above 0.
-
-    Raises:
-        ConfigurationError: it is not above 0.
-    """
-
-    def __init__(self, within: timedelta) -> None:
-        if within <= timedelta(0):
-            raise ConfigurationError(f"answers_within must be above 0, not {within}")
-        self._seconds = within.total_seconds()
-        self._leaving = False
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._given_up: list[tuple[int, float]] = []
+        self._waiting: list[tuple[int, float]] = []
         self._distrusted_at = float("-inf")
 
-    def silence(self, *, patient: bool) -> float:
-        """Return how many seconds of silence end a call now."""
-        seconds = max(self._seconds, PATIENTLY_SECONDS) if patient else self._seconds
-        return min(seconds, _LEAVING_SECONDS) if self._leaving else seconds
+    def __bool__(self) -> bool:
+        """Return whether there may be sessions on the server that nobody listens to."""
+        return bool(self._waiting)
 
-    def hurry(self) -> None:
-        """Wait for no answer any more for longer than a moment, calls that are under way included."""
-        self._leaving = True
-
-    @property
-    def has_given_up(self) -> bool:
-        """Whether there may be sessions on the server that nobody listens to."""
-        return bool(self._given_up)
-
-    def give_up(self, connection: Bounded, *, silent: bool = True) -> None:
+    def add(self, connection: Bounded, *, silent: bool = True) -> None:
         """Close a connection without a word; its session is to be ended.
 
         Args:
@@ -96,7 +75,7 @@ class Answers:
             silent: it has not answered; otherwise it was beside one that has not.
         """
         with self._lock:
-            self._given_up.append((connection.pgconn.backend_pid, connection.opened_at))
+            self._waiting.append((connection.pgconn.backend_pid, connection.opened_at))
             if silent:
                 self._distrusted_at = time.monotonic()
         connection.pgconn.finish()
@@ -105,14 +84,14 @@ class Answers:
         """Return whether a connection was open already when another one was given up."""
         return connection.opened_at <= self._distrusted_at
 
-    def end_given_up(self, connection: psycopg.Connection[Any]) -> None:
+    def end(self, connection: psycopg.Connection[Any]) -> None:
         """End the sessions that were given up, as far as the server lets us; those that live on are tried again.
 
         Raises:
             psycopg.Error: only that the connection was lost.
         """
         deadline = time.monotonic() + _ENDS_WITHIN_SECONDS
-        while waiting := list(self._given_up):
+        while waiting := list(self._waiting):
             now = time.monotonic()
             pids, ages = [pid for pid, _ in waiting], [now - opened_at for _, opened_at in waiting]
             try:
@@ -124,11 +103,39 @@ class Answers:
                 living = set[int]()
             with self._lock:
                 gone = {each for each in waiting if each[0] not in living}
-                self._given_up = [each for each in self._given_up if each not in gone]
+                self._waiting = [each for each in self._waiting if each not in gone]
             if now >= deadline:
                 return
             if living:
                 connection.execute(_MOMENT)
+
+
+class Answers:
+    """How long what one adapter does waits for answers, whichever connection it is lent.
+
+    Args:
+        within: the longest silence; above 0.
+        given_up: takes the connections that did not answer.
+
+    Raises:
+        ConfigurationError: ``within`` is not above 0.
+    """
+
+    def __init__(self, within: timedelta, given_up: GivenUp) -> None:
+        if within <= timedelta(0):
+            raise ConfigurationError(f"answers_within must be above 0, not {within}")
+        self.within, self.given_up = within, given_up
+        self._leaving = False
+
+    def silence(self, *, patient: bool) -> float:
+        """Return how many seconds of silence end a call now."""
+        own = self.within.total_seconds()
+        seconds = max(own, PATIENTLY_SECONDS) if patient else own
+        return min(seconds, _LEAVING_SECONDS) if self._leaving else seconds
+
+    def hurry(self) -> None:
+        """Wait for no answer any more for longer than a moment, calls that are under way included."""
+        self._leaving = True
 
 
 class _Watched(Generic[RV]):
@@ -163,6 +170,8 @@ class BoundedConnection(psycopg.Connection[Any]):
     answers: Answers | None = None
     patient = False
     """Whether what is done now may take its time."""
+    brief = False
+    """Whether it is lent for one piece of work; see :class:`postdate.backends.postgres.pool.Pool`."""
     opened_at = 0.0
 
     def wait(self, gen: PQGen[RV], interval: float = _TURN_SECONDS, timeout: float | None = None) -> RV:
@@ -174,7 +183,7 @@ class BoundedConnection(psycopg.Connection[Any]):
         try:
             return super().wait(_watched(gen, self.answers, patient=self.patient), _TURN_SECONDS)
         except NoAnswer:
-            self.answers.give_up(self)
+            self.answers.given_up.add(self)
             raise
 
 
@@ -194,7 +203,7 @@ class BoundedAsyncConnection(psycopg.AsyncConnection[Any]):
         try:
             return await super().wait(_watched(gen, self.answers, patient=self.patient), _TURN_SECONDS)
         except NoAnswer:
-            self.answers.give_up(self)
+            self.answers.given_up.add(self)
             raise
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from postdate.backends.postgres.database import Connection, PostgresDatabase
+from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.statements import Statements
 from postdate.errors import ConfigurationError
 
@@ -30,7 +30,7 @@ def insert_bulk(
     return fresh
 
 
-def open_columns(database: PostgresDatabase) -> Columns:
+def open_columns(database: Access) -> Columns:
     """Return the columnar side of a store; what it needs of Arrow is imported here and not before.
 
     Raises:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 
-from postdate.backends.postgres.database import Connection, PostgresDatabase
+from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.listening import living
 from postdate.backends.postgres.names import Names, sql
 
@@ -19,15 +19,15 @@ def server_now(connection: Connection) -> tuple[datetime, float]:
     return row[0].astimezone(UTC), heard_at
 
 
-def report(database: PostgresDatabase, ahead: timedelta) -> None:
-    """See :meth:`postdate.ports.TimekeepingStore.report_clock`; it is gone with the number of this process."""
+def report(database: Access, ahead: timedelta) -> None:
+    """See :meth:`postdate.ports.ClaimingStore.report_clock`; it is gone with the number of this process."""
     holder = database.listener().holder()
     note = sql(f"UPDATE {database.names.of('holder')} SET ahead = %s WHERE holder = %s")
     database.run_blocking(lambda connection: connection.execute(note, (ahead, holder)))
 
 
 def reported(connection: Connection, names: Names) -> Mapping[str, timedelta]:
-    """See :meth:`postdate.ports.TimekeepingStore.reported_clocks`."""
+    """See :meth:`postdate.ports.ClaimingStore.reported_clocks`."""
     query = sql(
         f"SELECT machine || ':' || pid, ahead FROM {names.of('holder')} "
         f"WHERE ahead IS NOT NULL AND holder IN ({living(names)})"

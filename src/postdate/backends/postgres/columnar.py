@@ -23,7 +23,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from postdate.backends.postgres.database import PostgresDatabase
+from postdate.backends.postgres.access import Access
 from postdate.backends.postgres.errors import is_conflict, translate
 from postdate.backends.postgres.names import literal
 from postdate.backends.postgres.scanning import NO_SUCH_SNAPSHOT, adopting, released, scan_query
@@ -51,7 +51,7 @@ class Columns:
     Thread-safe; one batch is stored at a time.
     """
 
-    def __init__(self, database: PostgresDatabase) -> None:
+    def __init__(self, database: Access) -> None:
         self._database = database
         self._lock = threading.Lock()
         self._connection: Any = None
@@ -65,7 +65,7 @@ class Columns:
     # --- reading ------------------------------------------------------------------------------------------------
 
     def read(self, table: str, scan: Scan, part: ScanPart) -> Iterable[pa.RecordBatch]:
-        """See :meth:`postdate.ports.ColumnarStore.scan_columns`."""
+        """See :meth:`postdate.ports.ScannableStore.scan_columns`."""
         query = scan_query(self._database.names, table, scan, part, plain=False)
         with self._translating(), self._connect() as connection, connection.cursor() as cursor:
             cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -112,7 +112,7 @@ class Columns:
         """Store messages in one transaction; of those with one id the first.
 
         Args:
-            batch: as :meth:`postdate.ports.ColumnarStore.store_columns` takes it, with rows.
+            batch: as :meth:`postdate.ports.ScannableStore.store_columns` takes it, with rows.
             sql: of the store, its number known.
             now: time of the records.
             notice: what other processes are told when something was stored.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from postdate.backends.postgres.database import Connection, PostgresDatabase
+from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.queues import QueueStatements
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, StoreUnreachable
 from postdate.ports import Work
@@ -61,7 +61,7 @@ class Endings:
         insert: puts messages into their queues.
     """
 
-    def __init__(self, database: PostgresDatabase, sql: QueueStatements, queue: str, insert: Insert) -> None:
+    def __init__(self, database: Access, sql: QueueStatements, queue: str, insert: Insert) -> None:
         self._database, self._sql, self._queue, self._insert = database, sql, queue, insert
         self._together = Together[tuple[int, Ending], None](_AT_ONCE)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import Any
 
-from postdate.backends.postgres.database import Connection, PostgresDatabase
+from postdate.backends.postgres.access import Access, Connection
+from postdate.backends.postgres.answering import BoundedConnection
 from postdate.backends.postgres.names import array
 from postdate.backends.postgres.statements import Statements
 from postdate.errors import PostdateError
@@ -28,8 +28,8 @@ connection itself); returns how many it found."""
 class Batch:
     """Messages locked by one open transaction, until a part of them is finished."""
 
-    def __init__(self, connection: Connection) -> None:
-        self.connection: Connection | None = connection
+    def __init__(self, connection: BoundedConnection) -> None:
+        self.connection: BoundedConnection | None = connection
         self.tokens: list[Token] = []
         self.lock = threading.Lock()
 
@@ -47,13 +47,15 @@ class Token:
 class Holds:
     """Everything that one store object holds. Thread-safe; every method that talks to the database blocks."""
 
-    def __init__(self, database: PostgresDatabase) -> None:
+    def __init__(self, database: Access) -> None:
         self._database = database
         self._held: dict[int, Token] = {}
         self._finished: list[Token] = []
         self._lock = threading.Lock()
+        self.left_some = False
+        """Whether messages may be leased that nobody here will end: until the process does, or has another number."""
 
-    def add(self, connection: Connection, rows: Sequence[tuple[int, datetime]]) -> list[Token]:
+    def add(self, connection: BoundedConnection, rows: Sequence[tuple[int, datetime]]) -> list[Token]:
         """Take over a connection in a transaction that has locked these messages, given as number and attempt."""
         batch = Batch(connection)
         batch.tokens = [Token(number, attempt_at, batch) for number, attempt_at in rows]
@@ -109,7 +111,7 @@ class Holds:
                     connection.execute("COMMIT")
             except BaseException:
                 self.forget(tokens if committing else batch.tokens)
-                connection.close()
+                self._database.drop(connection)
                 raise
             self._database.put(connection)
             self.forget(tokens)
@@ -184,8 +186,10 @@ class Holds:
                 "numbers": array(token.number for token in leased),
                 "holders": list({token.holder for token in leased}),
             }
-            with suppress(PostdateError):
+            try:
                 self._database.run_blocking(lambda c: c.execute(sql.free, values))
+            except PostdateError:  # the database cannot be reached
+                self.left_some = True
 
     def give_up(self, sql: Statements) -> None:
         """Give everything back, for the end of the store object."""

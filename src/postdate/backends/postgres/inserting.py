@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import psycopg
 
+from postdate.backends.postgres.access import Connection
 from postdate.backends.postgres.bulk import insert_bulk
-from postdate.backends.postgres.database import Connection
 from postdate.backends.postgres.statements import Statements
 from postdate.backends.postgres.watch import Watch
 from postdate.clock import to_microseconds

@@ -27,6 +27,7 @@ from weakref import WeakSet
 
 import psycopg
 
+from postdate.backends.postgres.answering import GivenUp
 from postdate.backends.postgres.errors import translate
 from postdate.backends.postgres.expiring import Reaper
 from postdate.backends.postgres.names import Names, sql
@@ -110,7 +111,7 @@ class Listener:
 
     Args:
         connect: opens its connection, which waits for locks and answers for a short time only.
-        end_given_up: ends sessions of this process that nobody listens to.
+        given_up: sessions of this process that nobody listens to, which it ends.
         names: of the schema.
         reaper: of what expires in the queues; the thread has the time for it, and lives as long as its process works.
         life: of this process.
@@ -119,19 +120,19 @@ class Listener:
     def __init__(
         self,
         connect: Callable[[], Connection],
-        end_given_up: Callable[[Connection], None],
+        given_up: GivenUp,
         names: Names,
         reaper: Reaper,
         life: Life,
     ) -> None:
-        self._connect, self._end_given_up = connect, end_given_up
+        self._connect, self._given_up = connect, given_up
         self._names, self._reaper, self._life = names, reaper, life
         self._watched = Watched()
         _HERE.add(self)
         self._ears: list[Heard] = []
         self._lock = threading.Lock()
         self._waking, self._wake = os.pipe()
-        self._stopping = False
+        self._stopping = self._renewing = False
         self._ready = threading.Event()
         self._holder: int | None = None
         self._failure: PostdateError | None = None
@@ -163,6 +164,15 @@ class Listener:
         if not self._thread.is_alive():
             os.close(self._waking)
             os.close(self._wake)
+
+    def renew(self) -> None:
+        """Go on under another number; what is held under the present one is free, whoever holds it.
+
+        For an adapter that ends and may hold something, while others of this process go on: what they lose so, comes
+        again, as after a loss of the connection.
+        """
+        self._renewing = True
+        os.write(self._wake, b"r")
 
     def hear(self, heard: Heard) -> Callable[[], None]:
         """Have ``heard`` called, in the thread, for each notification; return the way to stop that."""
@@ -220,7 +230,7 @@ class Listener:
 
     def _present(self, connection: Connection) -> None:
         """Take a number, lock it, say who we are, and listen."""
-        names = self._names
+        names, self._renewing = self._names, False
         row = connection.execute(
             "SELECT number, pg_advisory_lock(%s, number) FROM (SELECT nextval(%s)::integer AS number) AS n",
             (names.lock_class, names.of("holder_number").replace("%%", "%")),
@@ -248,7 +258,7 @@ class Listener:
         socket, looked_at, more_to_reap = connection.fileno(), time.monotonic(), True
         seen_at = looked_at
         look_every = min(_LOOK_EVERY_SECONDS, self._life.every_seconds)
-        while not self._stopping:
+        while not (self._stopping or self._renewing):
             patience = 0.0 if more_to_reap else look_every
             readable, _, _ = select.select([socket, self._waking], [], [], patience)
             if self._waking in readable:
@@ -265,11 +275,16 @@ class Listener:
                 self._try(connection, "who lives cannot be read", self._end_the_frozen)
             if time.monotonic() - looked_at >= look_every:
                 looked_at = time.monotonic()
-                self._end_given_up(connection)
+                if self._given_up:
+                    self._given_up.end(connection)
                 self._try(connection, "what dead processes hold cannot be freed", self._free_what_the_dead_hold)
             more_to_reap = self._try(connection, _EXPIRED, self._reaper.reap_in_turn) or False
             self._hear(connection)
-        self._free(connection, [self._holder])  # whatever could not be given back: nobody looks for it after this
+        held_as = self._holder
+        if self._renewing:  # who asks for our number waits for the next one
+            self._ready.clear()
+            self._holder = None
+        self._free(connection, [held_as])  # whatever could not be given back: nobody looks for it after this
 
     def _try(self, connection: Connection, what: str, step: Callable[[Connection], T]) -> T | None:
         """Do one of the things that have their time; what others keep us from is complained of once, and left."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
-from postdate.backends.postgres.database import Connection, PostgresDatabase
+from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.listening import holders_here
 from postdate.backends.postgres.names import sql
 from postdate.backends.postgres.queues import lengths_query
@@ -21,7 +21,7 @@ from postdate.backends.postgres.rows import read
 from postdate.errors import QueueNotFound
 from postdate.messages import DelayedMessage, Envelope, Headers, opened
 from postdate.persistence.migrations import migrations
-from postdate.ports import OldSnapshot, Process, Queued, ServerFacts, Standing
+from postdate.ports import Observer, OldSnapshot, Process, Queued, ServerFacts, Standing
 
 T = TypeVar("T")
 
@@ -57,14 +57,14 @@ _SLOTS: Final = """
     WHERE (database = current_database() OR database IS NULL) AND age(xmin) >= %(far_behind)s"""
 
 
-class PostgresQueueObserver:
+class PostgresQueueObserver(Observer):
     """Looks at the queues of a schema, and at the processes that use it.
 
     Args:
         database: of the adapter; not closed here.
     """
 
-    def __init__(self, database: PostgresDatabase) -> None:
+    def __init__(self, database: Access) -> None:
         self._database = database
         names = database.names
         self._holder = names.of("holder")
@@ -89,7 +89,7 @@ class PostgresQueueObserver:
         return await self._database.run(find, patiently=True)
 
     async def processes(self) -> Sequence[Process]:
-        """See :meth:`postdate.ports.QueueObserver.processes`."""
+        """See :meth:`postdate.ports.Observer.processes`."""
         return await self._database.run(self._processes)
 
     def _processes(self, connection: Connection) -> list[Process]:
@@ -115,11 +115,11 @@ class PostgresQueueObserver:
         return list(found.values())
 
     async def queue_lengths(self) -> Mapping[str, int]:
-        """See :meth:`postdate.ports.QueueObserver.queue_lengths`."""
+        """See :meth:`postdate.ports.Observer.queue_lengths`."""
         return dict(await self._rows(f"{lengths_query(self._database.names)} ORDER BY name", {}))
 
     async def browse(self, queue: str, limit: int) -> Sequence[Queued]:
-        """See :meth:`postdate.ports.QueueObserver.browse`."""
+        """See :meth:`postdate.ports.Observer.browse`."""
         find = f"SELECT queue_id FROM {self._database.names.of('queue')} WHERE name = %(queue)s"
         found = await self._rows(find, {"queue": queue})
         if not found:
@@ -130,7 +130,7 @@ class PostgresQueueObserver:
         return await self._readable(one, {"queue": found[0][0], "limit": limit}, _queued)
 
     async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
-        """See :meth:`postdate.ports.QueueObserver.find_in_queues`."""
+        """See :meth:`postdate.ports.Observer.find_in_queues`."""
         where = "WHERE m.message_id = %(id)s OR strpos(c.headers, %(header)s) > 0 ORDER BY m.number"
         values = {"id": message_id, "header": _header(message_id)}
         return await self._readable(f"{self._queued} {where}", values, _queued)
@@ -144,7 +144,7 @@ class PostgresObserver(PostgresQueueObserver):
         table: returns the name of the table of the waiting messages, which may not be settled yet.
     """
 
-    def __init__(self, database: PostgresDatabase, table: Callable[[], str]) -> None:
+    def __init__(self, database: Access, table: Callable[[], str]) -> None:
         super().__init__(database)
         self._table_of = table
 
@@ -171,20 +171,20 @@ class PostgresObserver(PostgresQueueObserver):
         return f"store_id = (SELECT store_id FROM {self._database.names.of('store')} WHERE name = %(table)s)"
 
     async def standing(self, message_id: str) -> Standing | None:
-        """See :meth:`postdate.ports.StoreObserver.standing`."""
+        """See :meth:`postdate.ports.Observer.standing`."""
         record = f"SELECT number FROM {self._database.names.of('record')} WHERE kind = 1 AND message_id = %(id)s"
         one = f"{self._standing} WHERE p.number = ({record} AND {self._ours})"
         found = await self._readable(one, {"id": message_id, "table": self._table}, _standing)
         return found[0] if found else None
 
     async def retries_of(self, message_id: str) -> Sequence[Standing]:
-        """See :meth:`postdate.ports.StoreObserver.retries_of`."""
+        """See :meth:`postdate.ports.Observer.retries_of`."""
         where = "WHERE strpos(c.headers, %(header)s) > 0 AND p.message_id <> %(id)s ORDER BY p.number"
         values = {"id": message_id, "header": _header(message_id)}
         return await self._readable(f"{self._standing} {where}", values, _standing)
 
     async def last_delivered_at(self) -> datetime | None:
-        """See :meth:`postdate.ports.StoreObserver.last_delivered_at`; records are appended to their table."""
+        """See :meth:`postdate.ports.Observer.last_delivered_at`; records are appended to their table."""
         record = self._database.names.of("record")
         pages = "(pg_relation_size(%(record)s::regclass) / current_setting('block_size')::bigint)"
         first = f"('(' || greatest({pages} - {_LATEST_PAGES}, 0) || ',0)')::tid"
@@ -218,7 +218,7 @@ class PostgresObserver(PostgresQueueObserver):
 # --- a server and who keeps it from cleaning up ----------------------------------------------------------------------
 
 
-async def server_facts(database: PostgresDatabase, table: str | None) -> ServerFacts:
+async def server_facts(database: Access, table: str | None) -> ServerFacts:
     """See :meth:`postdate.ports.DescribesServer.server_facts`; of a store's table, too, if it is given."""
 
     def ask(connection: Connection) -> ServerFacts:
@@ -232,7 +232,7 @@ async def server_facts(database: PostgresDatabase, table: str | None) -> ServerF
     return await database.run(ask)
 
 
-def _schema_version(database: PostgresDatabase, connection: Connection, table: str | None) -> tuple[int, int]:
+def _schema_version(database: Access, connection: Connection, table: str | None) -> tuple[int, int]:
     """Return the version that is there and the newest one: of the schema, or of the table where that lags behind."""
     there = dict[str, int]()
     marks = database.names.of("migration")
@@ -247,7 +247,7 @@ def _schema_version(database: PostgresDatabase, connection: Connection, table: s
     return next(((is_there, newest) for is_there, newest in versions if is_there != newest), versions[0])
 
 
-async def old_snapshots(database: PostgresDatabase) -> Sequence[OldSnapshot]:
+async def old_snapshots(database: Access) -> Sequence[OldSnapshot]:
     """See :meth:`postdate.ports.SeesSnapshots.old_snapshots`: sessions, prepared transactions and replication slots.
 
     Of other users' sessions a user without the role ``pg_read_all_stats`` is told nothing.

@@ -7,43 +7,39 @@ connections are made for our own statements. The outbox itself uses the same con
 
 from __future__ import annotations
 
-import select
-import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
 
 import anyio
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
-from psycopg.rows import tuple_row
 
-from postdate.backends.postgres.answering import ANSWERS_WITHIN, BoundedAsyncConnection, BoundedConnection
-from postdate.backends.postgres.database import PostgresDatabase
+from postdate.backends.postgres.access import Access, OpenDatabase
+from postdate.backends.postgres.answering import BoundedAsyncConnection, BoundedConnection
 from postdate.backends.postgres.errors import translate
-from postdate.backends.postgres.names import DEFAULT_SCHEMA, part_steps, sql
+from postdate.backends.postgres.names import part_steps, sql
+from postdate.backends.postgres.pool import as_opened
 from postdate.backends.postgres.scripts import part_script
-from postdate.backends.postgres.sessions import session_name
 from postdate.errors import ConfigurationError, StoreError, StoreUnreachable
 from postdate.persistence.outbox import decode_operations, encode_operations, storable
-from postdate.ports import NativeTransaction, Work
+from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Scripted, Work
 from postdate.ports.outbox import Operation, OutboxRecord
 from postdate.threads import in_thread
 
 AsyncConnection = BoundedAsyncConnection
 
 
-class PostgresOutbox:
+class PostgresOutbox(OutboxStore, Scripted):
     """Keeps outboxes in the table ``outbox`` of a schema. For event loops of asyncio, as psycopg's connections are.
 
     Args:
-        url: ``postgresql://user:password@host:port/database``, or any connection string of libpq; of the database with
-            the tables of the application.
+        database: ``postgresql://user:password@host:port/database``, any connection string of libpq, or a
+            :class:`postdate.Postgres` that others use, too; that with the tables of the application.
         schema: where the table is; it may be that of a delayed message store and of queues.
         connections: open at once, 1 or more; as many messages can be handled at once that use the transaction.
         answers_within: after so long a silence of the server a connection is given up; above 0. The statements of
-            handlers are theirs, and may take as long as they like.
+            handlers are theirs, and may take as long as they like. ``None``: as the database says, or 20 seconds.
 
     Raises:
         ConfigurationError: the address, the schema or the duration cannot be, or there would be no connection.
@@ -51,20 +47,17 @@ class PostgresOutbox:
 
     def __init__(
         self,
-        url: str,
+        database: str | OpenDatabase,
         *,
-        schema: str = DEFAULT_SCHEMA,
+        schema: str | None = None,
         connections: int = 16,
-        answers_within: timedelta = ANSWERS_WITHIN,
+        answers_within: timedelta | None = None,
     ) -> None:
         if connections < 1:
             raise ConfigurationError(f"connections must be 1 or more, not {connections}")
-        self._database = PostgresDatabase(url, schema, answers_within=answers_within)
+        self._database = Access(database, schema, answers_within=answers_within)
         self.statements = _Statements(self._database.names.of("outbox"))
-        self._conninfo = _for_applications(url)
-        self._idle: list[AsyncConnection] = []
         self._free = anyio.Semaphore(connections)
-        self._closed = False
 
     @property
     def database(self) -> object:
@@ -85,7 +78,7 @@ class PostgresOutbox:
         """Create schema and table; idempotent, and several processes may do it at once."""
         await in_thread(self._set_up)
 
-    def setup_statements(self) -> str:
+    def setup_statements(self, endpoint: str) -> str:
         """Return the SQL that makes what :meth:`setup` does, for a database administrator; may be run again."""
         schema = self._database.names.schema
         return part_script(schema, part_steps(schema, "outbox", "outbox"), with_queues=False)
@@ -119,11 +112,6 @@ class PostgresOutbox:
 
     async def close(self) -> None:
         """Close every connection; a second time without effect."""
-        self._closed = True
-        self._database.leave()
-        idle, self._idle = self._idle, []
-        for connection in idle:
-            await connection.close()
         await in_thread(self._database.close_blocking)
 
     # --- connections --------------------------------------------------------------------------------------------
@@ -143,47 +131,22 @@ class PostgresOutbox:
         """Return a connection in autocommit mode, to be given back with :meth:`put`; wait until there is one."""
         await self._free.acquire()
         try:
-            return await self._connected()
+            return await self._database.take_for_application()
         except BaseException:
             self._free.release()
             raise
 
-    async def _connected(self) -> AsyncConnection:
-        if self._closed:
-            raise StoreError(f"the outbox in {self.where} was closed in this process")
-        while self._idle:
-            connection = self._idle.pop()
-            if self._database.answers.distrusts(connection):
-                self._database.answers.give_up(connection, silent=False)
-            elif _is_quiet(connection):
-                return connection
-            else:
-                await connection.close()
-        await in_thread(self._database.end_given_up)
-        connection = await BoundedAsyncConnection.connect(self._conninfo, autocommit=True)
-        connection.opened_at = time.monotonic()
-        self.bound(connection)
-        _as_opened(connection)
-        return connection
-
     def bound(self, connection: AsyncConnection) -> None:
         """Have a connection that is lent to a handler wait no longer than ours do: what comes now is ours."""
-        connection.answers = self._database.answers
+        self._database.bound(connection)
 
     async def put(self, connection: AsyncConnection) -> None:
         """Take a connection back as it was lent; one that cannot be is closed."""
-        _as_opened(connection)
-        self.bound(connection)
         self._free.release()
-        idle = not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE
-        if idle and not self._closed:
-            self._idle.append(connection)
-        else:
-            with suppress(psycopg.Error):
-                await connection.close()
+        await self._database.put_of_application(connection)
 
 
-class PostgresOutboxTransaction:
+class PostgresOutboxTransaction(OutboxTransaction):
     """See :class:`postdate.ports.OutboxTransaction`; the native transaction is a ``psycopg.AsyncConnection``."""
 
     def __init__(self, outbox: PostgresOutbox, key: tuple[str, str]) -> None:
@@ -248,7 +211,7 @@ class PostgresOutboxTransaction:
                     f"transaction cannot be committed any more: put what may fail into a savepoint, `async with "
                     f"connection.transaction()`, or let the error out"
                 )
-            _as_opened(connection)
+            as_opened(connection)
             self._outbox.bound(connection)
             new = (await connection.execute(self._outbox.statements.insert, row)).rowcount == 1
             if new and work:
@@ -320,12 +283,6 @@ class _Statements:
         )
 
 
-def _as_opened(connection: AsyncConnection) -> None:
-    """Undo what a handler has set about rows and statements: our own statements read tuples."""
-    connection.row_factory, connection.cursor_factory = tuple_row, psycopg.AsyncCursor
-    connection.prepare_threshold = 2
-
-
 class _Borrowed(BoundedConnection):
     """A second way to use an open connection to the server, which it does not own."""
 
@@ -345,29 +302,3 @@ def _do(connection: AsyncConnection, work: Sequence[Work]) -> None:
 def _undone() -> tuple[type[psycopg.Rollback], psycopg.Rollback, None]:
     """Return what a transaction block of psycopg is left with when it is to be rolled back."""
     return psycopg.Rollback, psycopg.Rollback(), None
-
-
-def _for_applications(url: str) -> str:
-    """Return the connection string of handlers: a server that vanished is noticed, we find it, all else is as given."""
-    defaults = {
-        "connect_timeout": "5",
-        "keepalives_idle": "5",
-        "keepalives_interval": "3",
-        "keepalives_count": "3",
-        "tcp_user_timeout": "15000",
-        "client_encoding": "UTF8",
-    }
-    given = {key: str(value) for key, value in conninfo_to_dict(url).items() if value is not None}
-    name = session_name(given.get("application_name", "outbox"))  # ended with the process, should it stand still
-    return make_conninfo("", **{**defaults, **given, "application_name": name})
-
-
-def _is_quiet(connection: AsyncConnection) -> bool:
-    """Return whether an idle connection is open and the server has said nothing: it speaks up only when it goes."""
-    if connection.closed:
-        return False
-    try:
-        readable, _, _ = select.select([connection.fileno()], [], [], 0)
-    except (OSError, ValueError, psycopg.Error):
-        return False
-    return not readable

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from postdate.backends.postgres.database import Connection, PostgresDatabase
+from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.names import array, literal, sql
 from postdate.clock import from_microseconds
 from postdate.ports import RecordKind, ScanPart
-from postdate.ports.pruning import ARCHIVED, StoredRecord
+from postdate.ports.archives import ARCHIVED, StoredRecord
 
 # What a crash of the server undoes here is done again by the next run, so no commit waits for the disk; nor then do
 # those of services, which share its queue.
@@ -25,14 +25,14 @@ _TYPES: Final = ["int8", "timestamptz", "timestamptz", "int2", "int2", "text", "
 _MARK: Final = literal(ARCHIVED)
 
 
-def tables_of_stores(database: PostgresDatabase) -> Sequence[str]:
-    """See :meth:`postdate.ports.auditing.AuditableStore.tables_of_stores`."""
+def tables_of_stores(database: Access) -> Sequence[str]:
+    """See :meth:`postdate.ports.archives.ArchivableStore.tables_of_stores`."""
     query = sql(f"SELECT name FROM {_plain(database, 'store')} ORDER BY name")
     return database.run_blocking(lambda connection: [name for (name,) in connection.execute(query)])
 
 
-def mark_archived(database: PostgresDatabase, part: ScanPart, numbers: Sequence[int]) -> int:
-    """See :meth:`postdate.ports.pruning.PrunableStore.mark_archived`."""
+def mark_archived(database: Access, part: ScanPart, numbers: Sequence[int]) -> int:
+    """See :meth:`postdate.ports.archives.ArchivableStore.mark_archived`."""
     return _change(
         database,
         f"UPDATE {_plain(database, 'record')} SET detail = {_MARK} "
@@ -40,8 +40,8 @@ def mark_archived(database: PostgresDatabase, part: ScanPart, numbers: Sequence[
     )
 
 
-def prune(database: PostgresDatabase, part: ScanPart, numbers: Sequence[int]) -> int:
-    """See :meth:`postdate.ports.pruning.PrunableStore.prune`."""
+def prune(database: Access, part: ScanPart, numbers: Sequence[int]) -> int:
+    """See :meth:`postdate.ports.archives.ArchivableStore.prune`."""
     return _change(database, f"DELETE FROM {_plain(database, 'record')} WHERE {_among(part, numbers)}")
 
 
@@ -53,7 +53,7 @@ def _among(part: ScanPart, numbers: Sequence[int]) -> str:
     )
 
 
-def _change(database: PostgresDatabase, statement: str) -> int:
+def _change(database: Access, statement: str) -> int:
     def change(connection: Connection) -> int:
         connection.execute(_HURRIED)
         return connection.execute(sql(statement)).rowcount
@@ -61,8 +61,8 @@ def _change(database: PostgresDatabase, statement: str) -> int:
     return database.transaction_blocking(change, patiently=True)
 
 
-def restore(database: PostgresDatabase, store_id: int, records: Sequence[StoredRecord]) -> int:
-    """See :meth:`postdate.ports.pruning.PrunableStore.restore`."""
+def restore(database: Access, store_id: int, records: Sequence[StoredRecord]) -> int:
+    """See :meth:`postdate.ports.archives.ArchivableStore.restore`."""
     scheduled = {record.message_id: record for record in records if record.kind == RecordKind.SCHEDULED}
     record_table = _plain(database, "record").replace("%", "%%")
     unmark = sql(f"""
@@ -112,7 +112,7 @@ def _row(record: StoredRecord, store_id: int) -> tuple[Any, ...]:
     )
 
 
-def _lift_sequence(database: PostgresDatabase, number: int) -> None:
+def _lift_sequence(database: Access, number: int) -> None:
     """Have new numbers begin above those that come back: in a store that was set up anew they begin at 1.
 
     Only there is anything to do, and only the owner of the sequence may do it. ``ALTER SEQUENCE`` waits until all who
@@ -132,6 +132,6 @@ def _lift_sequence(database: PostgresDatabase, number: int) -> None:
         database.transaction_blocking(lift, patiently=True)
 
 
-def _plain(database: PostgresDatabase, name: str) -> str:
+def _plain(database: Access, name: str) -> str:
     """Return a name for a statement without parameters."""
     return database.names.of(name).replace("%%", "%")

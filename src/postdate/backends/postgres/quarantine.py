@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import psycopg
 
-from postdate.backends.postgres.database import Connection, PostgresDatabase
+from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.errors import AFTER_AN_UPGRADE, is_refused
 from postdate.backends.postgres.names import Names, array, sql
 from postdate.backends.postgres.rows import Unreadable, only_in_calendar, present
@@ -185,7 +185,8 @@ class SettingAside:
     """Sets rows aside, as far as this process may: a role that has no rights on their table must not stand still."""
 
     def __init__(self) -> None:
-        self._complained = False
+        self.left_some = False
+        """Whether rows had to be left that this process holds until it ends, or has another number."""
 
     def do(self, connection: Connection, statement: bytes, values: dict[str, Any], bad: Sequence[Unreadable]) -> bool:
         """Set rows aside and say so, and why the first one was.
@@ -205,8 +206,8 @@ class SettingAside:
         except psycopg.Error as error:
             if not is_refused(error):
                 raise
-            if not self._complained:
-                self._complained = True
+            if not self.left_some:
+                self.left_some = True
                 text = (
                     "%d messages cannot be read (%s) nor be set aside (%s), and are held until this process ends; "
                     f"{AFTER_AN_UPGRADE}, and start the services anew"
@@ -235,7 +236,7 @@ class Shelf:
 
     def __init__(
         self,
-        database: PostgresDatabase,
+        database: Access,
         statements: QuarantineStatements,
         place: Callable[[Connection], str],
         put: Callable[[Connection, dict[str, Any]], None],

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from postdate.backends.postgres.database import Connection, PostgresDatabase
+from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.names import DEFAULT_SCHEMA, check_name, sql
 from postdate.errors import NotSupported, StoreNotSetUp
 from postdate.persistence.migrations import setup_command
+from postdate.ports import RecordStreamStore
 
 _WRITERS: Final = sql("""
     SELECT virtualtransaction FROM pg_locks
@@ -42,7 +43,7 @@ class _Awaited:
     writers: frozenset[str]
 
 
-class PostgresRecordStream:
+class PostgresRecordStream(RecordStreamStore):
     """See :class:`postdate.ports.record_streams.RecordStreamStore`.
 
     A transaction that has drawn a number and stays open keeps :meth:`safe_end` where it is until it ends.
@@ -54,7 +55,7 @@ class PostgresRecordStream:
     """
 
     def __init__(self, url: str, *, table: str, schema: str = DEFAULT_SCHEMA) -> None:
-        self._database = PostgresDatabase(url, schema)
+        self._database = Access(url, schema)
         self._table = check_name(table, "table")
         self._record, self._sequence = (
             self._database.names.of(name).replace("%%", "%") for name in ("record", "number")

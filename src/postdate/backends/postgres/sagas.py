@@ -6,12 +6,20 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from postdate.backends.postgres.answering import ANSWERS_WITHIN
-from postdate.backends.postgres.database import Connection, PostgresDatabase
-from postdate.backends.postgres.names import DEFAULT_SCHEMA, part_steps, sql
+from postdate.backends.postgres.access import Access, Connection, OpenDatabase
+from postdate.backends.postgres.names import part_steps, sql
 from postdate.backends.postgres.scripts import part_script
 from postdate.errors import SagaConflict, StoreNotSetUp
-from postdate.ports import Correlation, Recording, SagaChange, SagaFate, SagaRecord, SagaStoreCapabilities, Work
+from postdate.ports import (
+    Correlation,
+    SagaChange,
+    SagaFate,
+    SagaRecord,
+    SagaStore,
+    SagaStoreCapabilities,
+    Scripted,
+    Work,
+)
 from postdate.ports.sagas import SET_UP
 from postdate.threads import in_thread
 
@@ -21,20 +29,25 @@ _COLUMNS: Final = "saga_id, saga_type, property, value, state, details, version"
 _SAME: Final = "saga_type = %s AND saga_id = %s AND version = %s"
 
 
-class PostgresSagaStore:
+class PostgresSagaStore(SagaStore, Scripted):
     """Keeps saga instances in PostgreSQL; several processes may use it at once.
 
     Args:
-        url: ``postgresql://user:password@host:port/database``, or any connection string of libpq.
-        schema: where the table is; store and queues in the same one share their transactions with it.
-        answers_within: after so long a silence of the server a connection is given up; above 0.
+        database: ``postgresql://user:password@host:port/database``, any connection string of libpq, or a
+            :class:`postdate.Postgres` that others use, too.
+        schema: where the table is; store and queues in the same one share their transactions with it. ``None``: that of
+            the database, which is ``postdate``.
+        answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: as the
+            database says, or 20 seconds.
 
     Raises:
         ConfigurationError: the address, the schema or the duration cannot be.
     """
 
-    def __init__(self, url: str, *, schema: str = DEFAULT_SCHEMA, answers_within: timedelta = ANSWERS_WITHIN) -> None:
-        self.database = PostgresDatabase(url, schema, Recording.ALL, answers_within=answers_within)
+    def __init__(
+        self, database: str | OpenDatabase, *, schema: str | None = None, answers_within: timedelta | None = None
+    ) -> None:
+        self.database = Access(database, schema, answers_within=answers_within)
         table = self.database.names.of(_TABLE)
         self._find = f"SELECT {_COLUMNS} FROM {table} WHERE saga_type = %s AND property = %s AND value = %s"
         self._load = f"SELECT {_COLUMNS} FROM {table} WHERE saga_type = %s AND saga_id = %s"
@@ -47,7 +60,7 @@ class PostgresSagaStore:
         """See :class:`postdate.ports.SagaStore`."""
         return SagaStoreCapabilities(durable=True, shared=True, database=self.database.identity)
 
-    def setup_statements(self) -> str:
+    def setup_statements(self, endpoint: str) -> str:
         """Return the SQL that makes what :meth:`setup` does, for a database administrator; may be run again."""
         schema = self.database.names.schema
         return part_script(schema, part_steps(schema, "sagas", _TABLE), with_queues=True)
@@ -79,7 +92,7 @@ class PostgresSagaStore:
         await self.database.transaction(self.applying(changes))
 
     def applying(self, changes: Sequence[SagaChange]) -> Work:
-        """See :meth:`postdate.ports.EnlistingSagaStore.applying`."""
+        """See :meth:`postdate.ports.SagaStore.applying`."""
         steps = [(*self._statement(change), change.record) for change in changes]
 
         def apply(connection: Connection) -> None:

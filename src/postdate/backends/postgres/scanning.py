@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import psycopg
 
-from postdate.backends.postgres.database import Connection, PostgresDatabase
+from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.names import Names, literal, quoted, sql
 from postdate.backends.postgres.rows import in_calendar
 from postdate.clock import from_microseconds, to_microseconds
@@ -51,7 +51,7 @@ def _columns(what: str) -> Mapping[str, str]:
 
 
 @contextmanager
-def exported_snapshot(database: PostgresDatabase) -> Generator[str]:
+def exported_snapshot(database: Access) -> Generator[str]:
     """See :meth:`postdate.ports.ScannableStore.snapshot`; a connection of its own holds it."""
     with database.translating():
         connection = database.connect()
@@ -78,7 +78,7 @@ def adopting(snapshot: str) -> str:
     return f"SET TRANSACTION SNAPSHOT {literal(snapshot)}"
 
 
-def scan_parts(database: PostgresDatabase, table: str, what: str, parts: int) -> Sequence[ScanPart]:
+def scan_parts(database: Access, table: str, what: str, parts: int) -> Sequence[ScanPart]:
     """See :meth:`postdate.ports.ScannableStore.scan_parts`."""
     _columns(what)
     name = database.names.of(_TABLES.get(what, table)).replace("%%", "%")
@@ -187,9 +187,7 @@ def _instant(instant: datetime) -> str:
     return f"'{from_microseconds(to_microseconds(instant)).isoformat(sep=' ')}'::timestamptz"
 
 
-def read_scan(
-    database: PostgresDatabase, table: str, scan: Scan, part: ScanPart, page: int
-) -> Iterable[list[tuple[Any, ...]]]:
+def read_scan(database: Access, table: str, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
     """See :meth:`postdate.ports.ScannableStore.scan`."""
     query = scan_query(database.names, table, scan, part, plain=True)
     with database.translating(), database.connect() as connection:

@@ -1,19 +1,44 @@
-"""By what the sessions of this process are found on a server: a mark at the end of the name of their application.
+"""How sessions of this process begin, and by what they are found on a server: a mark at the end of their name.
 
-One for all adapters of a process: whichever of them shows life shows it for all, and when the process is ended for its
-silence the sessions of those that show none, as of an outbox and of timeouts, end with it. Source: ADR 0007.
+One mark for all adapters of a process: whichever of them shows life shows it for all, and when the process is ended for
+its silence the sessions of those that show none, as of an outbox and of timeouts, end with it. Source: ADR 0007.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Final
 
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
 from postdate.backends.postgres.names import LONGEST_NAME_BYTES
+from postdate.errors import ConfigurationError
 
 _MARK_BYTES: Final = 8
+
+_DEFAULTS: Final = {
+    "connect_timeout": "5",
+    # A server that vanished without a word is noticed within 15 s or so.
+    "keepalives_idle": "5",
+    "keepalives_interval": "3",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "15000",
+}
+_SETTINGS: Final = (
+    "-c timezone=UTC "
+    # Every statement of ours is meant to go by an index and to stop early. A plan made while a table was small must not
+    # turn into a scan of millions of rows later, so the planner is told at the door.
+    "-c enable_seqscan=off -c enable_bitmapscan=off -c enable_sort=off -c jit=off "
+    # One plan fits all: to plan a move anew takes as long as to do one of a single message.
+    "-c plan_cache_mode=force_generic_plan "
+    "-c idle_in_transaction_session_timeout=0 "
+    # The server, too, notices within 15 s when our machine has vanished; by itself it would hold on for two hours.
+    "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=3 -c tcp_keepalives_count=3"
+)
 
 
 def mark() -> str:
@@ -42,3 +67,61 @@ def carries(name: str, wanted: str) -> str:
     """
     digits = 2 * _MARK_BYTES
     return f"({wanted} ~ '^[0-9a-f]{{{digits}}}$' AND right({name}, {digits}) = {wanted})"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """How to connect to one database.
+
+    Args:
+        conninfo: connection string of sessions for our own statements; it holds the password.
+        options: the settings in it.
+        for_applications: connection string of sessions that handlers use: a server that vanished is noticed, and the
+            session ends with the process, should that stand still; all else is as the application has written it.
+        shown: host, port and database, for texts.
+        identity: what tells databases apart.
+    """
+
+    conninfo: str = field(repr=False)
+    options: str = field(repr=False)
+    for_applications: str = field(repr=False)
+    shown: str
+    identity: tuple[str, ...]
+
+
+def address_of(url: str) -> Address:
+    """Return how to connect to a database.
+
+    Args:
+        url: ``postgresql://user:password@host:port/database``, or any connection string of libpq.
+
+    Raises:
+        ConfigurationError: it cannot be read.
+    """
+    try:
+        read = conninfo_to_dict(url)
+    except psycopg.ProgrammingError:  # its text may have a piece of a password that is not escaped
+        raise ConfigurationError(
+            "the address of the PostgreSQL database cannot be read; write postgresql://user:password@host:port/database"
+        ) from None
+    given = {key: str(value) for key, value in read.items() if value is not None}
+    settings = {**_DEFAULTS, **given}
+    settings["options"] = options = f"{_SETTINGS} {settings.get('options', '')}".strip()
+    # By it an operator is told who holds a row lock.
+    settings["application_name"] = session_name(settings.get("application_name", ""))
+    # The environment or a connection string made for others may name another, in which not every text can be said.
+    settings["client_encoding"] = "UTF8"
+    theirs = {**_DEFAULTS, "client_encoding": "UTF8", **given}
+    theirs["application_name"] = session_name(given.get("application_name", "outbox"))
+    host, port = settings.get("host", ""), settings.get("port", "5432")
+    database = settings.get("dbname", settings.get("user", ""))
+    # Whatever leads elsewhere tells two databases apart; that two ways lead to one is not known, and costs a shared
+    # transaction only.
+    elsewhere = [settings.get(name, "") for name in ("hostaddr", "service")]
+    return Address(
+        make_conninfo("", **settings),
+        options,
+        make_conninfo("", **theirs),
+        f"PostgreSQL {host or 'local'}:{port}/{database}",
+        ("postgres", host, *elsewhere, port, database),
+    )

@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 
 from postdate.backends.postgres import clocks, inserting, pruning, waiting
-from postdate.backends.postgres.answering import ANSWERS_WITHIN
+from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.bulk import open_columns
-from postdate.backends.postgres.database import Connection, PostgresDatabase
 from postdate.backends.postgres.enqueue import Values, enqueue, enqueue_blocking, values_of
 from postdate.backends.postgres.errors import is_conflict
 from postdate.backends.postgres.holds import Holds, by_holder
 from postdate.backends.postgres.inserting import Row
-from postdate.backends.postgres.listening import HOLDS_AT_MOST
-from postdate.backends.postgres.names import DEFAULT_SCHEMA, array, check_name
+from postdate.backends.postgres.names import array, check_name
 from postdate.backends.postgres.observation import PostgresObserver, old_snapshots, server_facts
 from postdate.backends.postgres.quarantine import SettingAside, Shelf, named, number_for
 from postdate.backends.postgres.rows import Unreadable, read
@@ -44,21 +42,26 @@ from postdate.messages import DelayedMessage
 from postdate.ports import (
     NOTHING_MOVED,
     OUTCOME_RECORDS,
+    AdministrableStore,
+    ArchivableStore,
     ArrowBatch,
     Claim,
     Mending,
     MessageFilter,
     Moved,
     MoveReport,
+    MovingStore,
     NativeTransaction,
     OldSnapshot,
     Outcome,
+    Quarantine,
     Quarantined,
     Record,
     Recording,
     RecordKind,
     Scan,
     ScanPart,
+    Scripted,
     ServerFacts,
     StoreCapabilities,
     StoreReport,
@@ -67,7 +70,7 @@ from postdate.ports import (
     Wake,
     Work,
 )
-from postdate.ports.pruning import StoredRecord
+from postdate.ports.archives import StoredRecord
 from postdate.ports.stores import Discarding
 from postdate.threads import in_thread
 
@@ -79,19 +82,21 @@ _MANY: Final = 5_000
 """To store more at once may take longer than any other call."""
 
 
-class PostgresStore:
+class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine, Scripted):
     """Keeps delayed messages in a table of PostgreSQL. Needs direct connections: a pooler would swallow wake-ups.
 
     Args:
-        url: ``postgresql://user:password@host:port/database``, or any connection string of libpq.
-        schema: where the tables are; any characters.
+        database: ``postgresql://user:password@host:port/database``, any connection string of libpq, or a
+            :class:`postdate.Postgres` that others use, too.
+        schema: where the tables are; any characters. ``None``: that of the database, which is ``postdate``.
         table: of the waiting messages; any characters. ``None``: ``{endpoint}.timeouts``.
-        recording: how much is kept for audits.
+        recording: how much is kept for audits; ``None``: as the database says, or everything.
         largest_message_bytes: of headers and body together.
         answers_within: after so long a silence of the server a connection is given up; above 0. What reads or writes
-            whole tables may take ten minutes.
+            whole tables may take ten minutes. ``None``: as the database says, or 20 seconds.
         holds_at_most: when this process shows no life for so long, others that use the schema end its sessions, which
-            frees what it holds; above 0. They need the same role, or one that is a member of it.
+            frees what it holds; above 0. They need the same role, or one that is a member of it. ``None``: as the
+            database says, or a minute.
         checksum: store one of headers and body with each message; who reads it checks it, whatever this says. What is
             stored as columns gets none.
 
@@ -101,22 +106,22 @@ class PostgresStore:
 
     def __init__(  # noqa: PLR0913 - the settings that stand beside an address
         self,
-        url: str,
+        database: str | OpenDatabase,
         *,
-        schema: str = DEFAULT_SCHEMA,
+        schema: str | None = None,
         table: str | None = None,
-        recording: Recording = Recording.ALL,
+        recording: Recording | None = None,
         largest_message_bytes: int = 16 * 1024 * 1024,
-        answers_within: timedelta = ANSWERS_WITHIN,
-        holds_at_most: timedelta = HOLDS_AT_MOST,
+        answers_within: timedelta | None = None,
+        holds_at_most: timedelta | None = None,
         checksum: bool = False,
     ) -> None:
         self._checksum = checksum
-        self.database = PostgresDatabase(
-            url, schema, recording, answers_within=answers_within, holds_at_most=holds_at_most
+        self.database = Access(
+            database, schema, recording=recording, answers_within=answers_within, holds_at_most=holds_at_most
         )
         self._table = None if table is None else check_name(table, "table")
-        self._recording = recording
+        self._recording = self.database.recording
         self._statements: Statements | None = None
         self._holds = Holds(self.database)
         self._watch = Watch()
@@ -130,7 +135,8 @@ class PostgresStore:
             transaction_modes=frozenset(TransactionMode),
             database=self.database.identity,
             largest_message_bytes=largest_message_bytes,
-            holds_at_most=holds_at_most,
+            holds_at_most=self.database.holds_at_most,
+            has_clock=True,
         )
 
     @property
@@ -159,11 +165,13 @@ class PostgresStore:
 
     def _close(self) -> None:
         self.database.leave()
+        given_back = False
         try:
             if self._table is not None:
                 self._holds.give_up(self._sql)
+            given_back = not self._holds.left_some
         finally:
-            self.database.close_blocking()
+            self.database.close_blocking(in_doubt=not given_back)
             if self._columnar is not None:
                 self._columnar.close()
 
@@ -206,7 +214,7 @@ class PostgresStore:
         return report
 
     async def enqueue(self, connection: NativeTransaction, messages: Sequence[DelayedMessage], now: datetime) -> None:
-        """See :meth:`postdate.ports.TransactionalStore.enqueue`."""
+        """See :meth:`postdate.ports.MovingStore.enqueue`."""
         if self._sql.store_id is None:
             await self.database.run(self._store_id)
         await enqueue(connection, self._sql.insert_one, self._entries(messages, now))
@@ -214,7 +222,7 @@ class PostgresStore:
     def enqueue_blocking(
         self, connection: NativeTransaction, messages: Sequence[DelayedMessage], now: datetime
     ) -> None:
-        """See :meth:`postdate.ports.TransactionalStore.enqueue_blocking`."""
+        """See :meth:`postdate.ports.MovingStore.enqueue_blocking`."""
         if self._sql.store_id is None:
             self.database.run_blocking(self._store_id)
         enqueue_blocking(connection, self._sql.insert_one, self._entries(messages, now))
@@ -224,7 +232,7 @@ class PostgresStore:
         return [values_of(self._row(message), now, self._sql.store_id) for message in messages]
 
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
-        """See :meth:`postdate.ports.EnlistingStore.storing`; the transaction is a connection of psycopg."""
+        """See :meth:`postdate.ports.MovingStore.storing`; the transaction is a connection of psycopg."""
         rows = [self._row(message) for message in messages]
 
         def store(connection: Connection) -> None:
@@ -312,7 +320,7 @@ class PostgresStore:
                     else:
                         self.database.listener()  # by which others know that we live, and may have what is held
             except BaseException:  # what was claimed is free with the end of its transaction, whatever went wrong
-                connection.close()
+                self.database.drop(connection)
                 raise
             if found and not bad:
                 break
@@ -333,6 +341,7 @@ class PostgresStore:
             values = {**named(bad), "now": now, "store": self._store_id(connection)}
             if not self._setting_aside.do(connection, self._sql.set_aside, values, bad):
                 holder = self.database.listener().holder()
+                self._holds.left_some = True
                 connection.execute(self._sql.lease, {"numbers": values["numbers"], "holder": holder})
         return found, bad
 
@@ -355,7 +364,7 @@ class PostgresStore:
         return sum(self._holds.settle(batch, tokens, remove, self._sql) for batch, tokens in self._holds.of(claims))
 
     def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
-        """See :meth:`postdate.ports.EnlistingStore.finishing`; the transaction is a connection of psycopg."""
+        """See :meth:`postdate.ports.MovingStore.finishing`; the transaction is a connection of psycopg."""
 
         def finish(connection: Connection) -> None:
             removed = 0
@@ -400,7 +409,7 @@ class PostgresStore:
         return await in_thread(give_back)
 
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        """See :meth:`postdate.ports.ReleasingStore.release`; for a whole batch, the end of its transaction."""
+        """See :meth:`postdate.ports.ClaimingStore.release`; for a whole batch, the end of its transaction."""
 
         def give_back(connection: Connection, numbers: Sequence[int], holder: int | None) -> int:
             values = {"numbers": array(numbers), "holder": holder, "attempt_at": attempt_at}
@@ -457,17 +466,11 @@ class PostgresStore:
 
     # --- moving -------------------------------------------------------------------------------------------------
 
-    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
-        """See :meth:`postdate.ports.MovingStore.move_due`; one statement."""
-        return await self._move(now, limit, None, listing=listing)
-
-    async def move_wanted(
-        self, now: datetime, limit: int, discarding: Discarding, *, listing: bool = False
+    async def move_due(
+        self, now: datetime, limit: int, *, discarding: Discarding | None = None, listing: bool = False
     ) -> MoveReport:
-        """See :meth:`postdate.ports.stores.DiscardingStore.move_wanted`; one statement, with the rule in SQL."""
-        return await self._move(now, limit, discarding.allowance, listing=listing)
-
-    async def _move(self, now: datetime, limit: int, allowance: timedelta | None, *, listing: bool) -> MoveReport:
+        """See :meth:`postdate.ports.MovingStore.move_due`; one statement, with the rule of discarding in SQL."""
+        allowance = None if discarding is None else discarding.allowance
         many, few = (
             (self._sql.move, self._sql.move_few)
             if allowance is None
@@ -566,28 +569,28 @@ class PostgresStore:
         return done
 
     async def statistics(self, now: datetime) -> StoreStatistics:
-        """See :meth:`postdate.ports.InspectableStore.statistics`; what is locked is seen without being touched."""
+        """See :meth:`postdate.ports.AdministrableStore.statistics`; what is locked is seen without being touched."""
         return await self.database.run(
             lambda c: waiting.statistics(c, self._sql, now, self._store_id(c)), patiently=True
         )
 
     async def record_counts(self) -> Mapping[RecordKind, int]:
-        """See :meth:`postdate.ports.InspectableStore.record_counts`."""
+        """See :meth:`postdate.ports.AdministrableStore.record_counts`."""
         return await self.database.run(lambda c: waiting.record_counts(c, self._sql, self._store_id(c)), patiently=True)
 
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        """See :meth:`postdate.ports.InspectableStore.list_pending`."""
+        """See :meth:`postdate.ports.AdministrableStore.list_pending`."""
         return await self.database.run(lambda c: waiting.list_pending(c, self._sql, where, limit), patiently=True)
 
     async def get(self, message_id: str) -> DelayedMessage | None:
-        """See :meth:`postdate.ports.InspectableStore.get`."""
+        """See :meth:`postdate.ports.AdministrableStore.get`."""
         return await self.database.run(lambda c: self._get(c, message_id))
 
     def _get(self, connection: Connection, message_id: str) -> DelayedMessage | None:
         return waiting.get(connection, self._sql, message_id, self._store_id(connection))
 
     async def history(self, message_id: str) -> Sequence[Record]:
-        """See :meth:`postdate.ports.InspectableStore.history`."""
+        """See :meth:`postdate.ports.AdministrableStore.history`."""
         return await self.database.transaction(
             lambda c: waiting.history(c, self._sql, message_id, self._store_id(c)), patiently=True
         )
@@ -601,15 +604,15 @@ class PostgresStore:
         return await server_facts(self.database, self._table)
 
     async def server_now(self) -> datetime:
-        """See :meth:`postdate.ports.TimekeepingStore.server_now`."""
+        """See :meth:`postdate.ports.ClaimingStore.server_now`."""
         return brought_up_to_date(*await self.database.run(clocks.server_now))
 
     async def report_clock(self, ahead: timedelta) -> None:
-        """See :meth:`postdate.ports.TimekeepingStore.report_clock`; kept with the number of this process."""
+        """See :meth:`postdate.ports.ClaimingStore.report_clock`; kept with the number of this process."""
         await in_thread(clocks.report, self.database, ahead)
 
     async def reported_clocks(self) -> Mapping[str, timedelta]:
-        """See :meth:`postdate.ports.TimekeepingStore.reported_clocks`."""
+        """See :meth:`postdate.ports.ClaimingStore.reported_clocks`."""
         return await self.database.run(lambda c: clocks.reported(c, self.database.names))
 
     async def old_snapshots(self) -> Sequence[OldSnapshot]:
@@ -631,41 +634,46 @@ class PostgresStore:
         return read_scan(self.database, self._sql.table, scan, part, page)
 
     @property
+    def gives_columns(self) -> bool:
+        """See :class:`postdate.ports.ScannableStore`."""
+        return True
+
+    @property
     def records_in_commit_order(self) -> bool:
-        """See :class:`postdate.ports.auditing.AuditableStore`; numbers come from a sequence."""
+        """See :class:`postdate.ports.archives.ArchivableStore`; numbers come from a sequence."""
         return False
 
     def tables_of_stores(self) -> Sequence[str]:
-        """See :meth:`postdate.ports.auditing.AuditableStore.tables_of_stores`."""
+        """See :meth:`postdate.ports.archives.ArchivableStore.tables_of_stores`."""
         return pruning.tables_of_stores(self.database)
 
     # --- pruning ------------------------------------------------------------------------------------------------
 
     @property
     def pruned_at_once(self) -> int:
-        """See :class:`postdate.ports.pruning.PrunableStore`: some ten thousand records are in so many pages."""
+        """See :class:`postdate.ports.archives.ArchivableStore`: some ten thousand records are in so many pages."""
         return 128
 
     def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        """See :meth:`postdate.ports.pruning.PrunableStore.mark_archived`."""
+        """See :meth:`postdate.ports.archives.ArchivableStore.mark_archived`."""
         return pruning.mark_archived(self.database, part, numbers)
 
     def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        """See :meth:`postdate.ports.pruning.PrunableStore.prune`."""
+        """See :meth:`postdate.ports.archives.ArchivableStore.prune`."""
         return pruning.prune(self.database, part, numbers)
 
     def restore(self, records: Sequence[StoredRecord]) -> int:
-        """See :meth:`postdate.ports.pruning.PrunableStore.restore`."""
+        """See :meth:`postdate.ports.archives.ArchivableStore.restore`."""
         return pruning.restore(self.database, self.database.run_blocking(self._store_id), records)
 
     # --- columns ------------------------------------------------------------------------------------------------
 
     def scan_columns(self, scan: Scan, part: ScanPart) -> Iterable[ArrowBatch]:
-        """See :meth:`postdate.ports.ColumnarStore.scan_columns`."""
+        """See :meth:`postdate.ports.ScannableStore.scan_columns`."""
         return self._columns().read(self._sql.table, scan, part)
 
     def store_columns(self, batch: ArrowBatch, now: datetime) -> StoreReport:
-        """See :meth:`postdate.ports.ColumnarStore.store_columns`."""
+        """See :meth:`postdate.ports.ScannableStore.store_columns`."""
         if not batch.num_rows:
             return StoreReport(0)
         columns, store_id = self._columns(), self._sql.store_id or self.database.run_blocking(self._store_id)

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import psycopg
 
-from postdate.backends.postgres.answering import ANSWERS_WITHIN
-from postdate.backends.postgres.database import Connection, PostgresDatabase
+from postdate.backends.postgres.access import Access, Connection, OpenDatabase
+from postdate.backends.postgres.answering import BoundedConnection
 from postdate.backends.postgres.listening import HOLDS_AT_MOST
 from postdate.backends.postgres.names import Names, check_name, literal, quoted, sql
 from postdate.backends.postgres.scripts import own_table_script
@@ -30,8 +30,8 @@ from postdate.persistence.timeouts import (
     rounded_up,
     table_name,
 )
-from postdate.ports import Work
-from postdate.ports.timeouts import DueChunk, Timeout
+from postdate.ports import Scripted, Work
+from postdate.ports.timeouts import DueChunk, Timeout, TimeoutClaim, TimeoutPersister
 from postdate.threads import in_thread
 
 _WHAT: Final = "the table of timeouts (table_prefix=...)"
@@ -46,7 +46,7 @@ class _InAnySchema:
     """The identity of a database, equal to that of whatever is in it: our statements name their schema themselves.
 
     Args:
-        identity: of a :class:`~postdate.backends.postgres.PostgresDatabase`; its last part is the schema.
+        identity: of a :class:`~postdate.backends.postgres.Access`; its last part is the schema.
     """
 
     def __init__(self, identity: tuple[str, ...]) -> None:
@@ -61,16 +61,19 @@ class _InAnySchema:
         return hash(self._database)
 
 
-class PostgresTimeouts:
-    """Keeps timeouts in a table of PostgreSQL; :class:`postdate.ports.timeouts.EnlistingTimeouts`.
+class PostgresTimeouts(TimeoutPersister, Scripted):
+    """Keeps timeouts in a table of PostgreSQL; :class:`postdate.ports.timeouts.TimeoutPersister`.
 
     Args:
-        url: ``postgresql://user:password@host:port/database``, or any connection string of libpq.
-        schema: where the table is; any characters. Upstream has its tables in ``public`` unless it is told otherwise.
+        database: ``postgresql://user:password@host:port/database``, any connection string of libpq, or a
+            :class:`postdate.Postgres` that others use, too.
+        schema: where the table is; any characters, whatever the schema of the database. Upstream has its tables in
+            ``public`` unless it is told otherwise.
             Queues may be in any schema of the same database: their transactions are shared all the same.
         table_prefix: what the name of the table begins with; any characters. ``None``: that of the endpoint, see
             :func:`postdate.persistence.timeouts.table_prefix`.
-        answers_within: after so long a silence of the server a connection is given up; above 0.
+        answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: as the
+            database says, or 20 seconds.
 
     Raises:
         ConfigurationError: the address, the schema, the table or the duration cannot be.
@@ -78,21 +81,21 @@ class PostgresTimeouts:
 
     def __init__(
         self,
-        url: str,
+        database: str | OpenDatabase,
         *,
         schema: str = UPSTREAM_SCHEMA,
         table_prefix: str | None = None,
-        answers_within: timedelta = ANSWERS_WITHIN,
+        answers_within: timedelta | None = None,
     ) -> None:
         self._schema = check_name(schema, "schema")
-        self._connections = PostgresDatabase(url, schema, answers_within=answers_within)
+        self._connections = Access(database, schema, answers_within=answers_within)
         self._prefix, self._endpoint = table_prefix, ""
         self._sql = None if table_prefix is None else self._statements("")
         self._digits: int | None = None
 
     @property
     def database(self) -> object:
-        """See :class:`postdate.ports.timeouts.EnlistingTimeouts`; that of a transport on any schema there."""
+        """See :class:`postdate.ports.timeouts.TimeoutPersister`; that of a transport on any schema there."""
         return _InAnySchema(self._connections.identity)
 
     async def initialize(self, endpoint: str) -> None:
@@ -134,7 +137,7 @@ class PostgresTimeouts:
         return await self._connections.run(lambda connection: self._insert(connection, row))
 
     def adding(self, timeout: Timeout) -> Work:
-        """See :meth:`postdate.ports.timeouts.EnlistingTimeouts.adding`; the transaction is a connection of psycopg."""
+        """See :meth:`postdate.ports.timeouts.TimeoutPersister.adding`; the transaction is a connection of psycopg."""
         row = encode(checked(timeout))
 
         def add(connection: Connection) -> None:
@@ -163,15 +166,15 @@ class PostgresTimeouts:
         row = await self._connections.run(lambda connection: connection.execute(statement, values).fetchone())
         return None if row is None else decode(*row, owner=self._endpoint)
 
-    async def claim(self, timeout_id: str) -> _Claim | None:
-        """See :meth:`postdate.ports.timeouts.ClaimingTimeouts.claim`: the row is locked by a transaction.
+    async def claim(self, timeout_id: str) -> TimeoutClaim | None:
+        """See :meth:`postdate.ports.timeouts.TimeoutPersister.claim`: the row is locked by a transaction.
 
         The server ends it when nothing is said in it for a minute; what is done with the claim after that fails.
         """
         wanted = normal_id(timeout_id)
         return None if wanted is None else await in_thread(self._claim, self._known, wanted)
 
-    def _claim(self, statements: _Statements, timeout_id: str) -> _Claim | None:
+    def _claim(self, statements: _Statements, timeout_id: str) -> TimeoutClaim | None:
         connection = self._connections.take()
         found = None
         try:
@@ -185,14 +188,17 @@ class PostgresTimeouts:
         finally:
             if found is None:
                 _roll_back(self._connections, connection)
-        return None if found is None else _Claim(self._connections, connection, statements, found)
+        if found is None:
+            return None
+        claim = _Claim(self._connections, connection, statements, found)
+        return TimeoutClaim(found, claim.remove, claim.release)
 
     async def try_remove(self, timeout_id: str) -> bool:
         """See :meth:`postdate.ports.timeouts.TimeoutPersister.try_remove`."""
         return await self._connections.run(lambda connection: self._remove(connection, timeout_id))
 
     def removing(self, timeout_id: str) -> Work:
-        """See :meth:`postdate.ports.timeouts.EnlistingTimeouts.removing`; it is given a connection of psycopg."""
+        """See :meth:`postdate.ports.timeouts.TimeoutPersister.removing`; it is given a connection of psycopg."""
 
         def remove(connection: Connection) -> None:
             if not self._remove(connection, timeout_id):
@@ -208,7 +214,7 @@ class PostgresTimeouts:
         return await self._connections.run(lambda connection: self._remove_by_saga(connection, saga_id))
 
     def removing_by_saga(self, saga_id: str) -> Work:
-        """See :meth:`postdate.ports.timeouts.EnlistingTimeouts.removing_by_saga`."""
+        """See :meth:`postdate.ports.timeouts.TimeoutPersister.removing_by_saga`."""
 
         def remove(connection: Connection) -> None:
             self._remove_by_saga(connection, saga_id)
@@ -241,21 +247,21 @@ class PostgresTimeouts:
 
 
 class _Claim:
-    """See :class:`postdate.ports.timeouts.TimeoutClaim`: a row that is locked by the transaction of a connection."""
+    """What a :class:`postdate.ports.timeouts.TimeoutClaim` calls: a row, locked by the transaction of a session."""
 
     def __init__(
-        self, connections: PostgresDatabase, connection: Connection, statements: _Statements, timeout: Timeout
+        self, connections: Access, connection: BoundedConnection, statements: _Statements, timeout: Timeout
     ) -> None:
         self.timeout = timeout
         self._connections, self._statements = connections, statements
-        self._connection: Connection | None = connection
+        self._connection: BoundedConnection | None = connection
 
     async def remove(self) -> bool:
         """Remove it in the transaction that has it locked."""
         connection, self._connection = self._connection, None
         return connection is not None and await in_thread(self._remove, connection)
 
-    def _remove(self, connection: Connection) -> bool:
+    def _remove(self, connection: BoundedConnection) -> bool:
         try:
             with self._connections.translating():
                 with _one_round_trip(connection):
@@ -277,7 +283,7 @@ def _one_round_trip(connection: Connection) -> AbstractContextManager[object]:
     return connection.pipeline() if psycopg.Pipeline.is_supported() else nullcontext()
 
 
-def _roll_back(connections: PostgresDatabase, connection: Connection) -> None:
+def _roll_back(connections: Access, connection: BoundedConnection) -> None:
     """End a transaction and give its connection back, which closes it if that has failed. Never raises."""
     with suppress(psycopg.Error):
         connection.execute("ROLLBACK")

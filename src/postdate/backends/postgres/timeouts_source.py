@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from postdate.backends.postgres.database import PostgresDatabase
+from postdate.backends.postgres.access import Access
 from postdate.backends.postgres.exchange import PostgresExchange
 from postdate.backends.postgres.names import DEFAULT_SCHEMA as STORE_SCHEMA
 from postdate.backends.postgres.names import quoted
@@ -29,7 +29,7 @@ _LAST: Final = "'9999-12-31 23:59:59.999999'"
 class PostgresSession:
     """One connection; see :class:`Session`."""
 
-    def __init__(self, database: PostgresDatabase) -> None:
+    def __init__(self, database: Access) -> None:
         self._database = database
         self._connection = database.connect()
         # What is set at the door is for a store's statements; these look through whole tables, each once.
@@ -96,12 +96,12 @@ class PostgresDialect(Dialect):
     locking = " FOR UPDATE"
 
     def __init__(self, url: str, schema: str | None) -> None:
-        self._database = PostgresDatabase(url, DEFAULT_SCHEMA if schema is None else schema)
+        self._database = Access(url, DEFAULT_SCHEMA if schema is None else schema)
         super().__init__(DEFAULT_SCHEMA if schema is None else schema, self._database.where)
         self.exchange = PostgresExchange(self)
 
     @property
-    def database(self) -> PostgresDatabase:
+    def database(self) -> Access:
         """The schema that the tables are in."""
         return self._database
 

@@ -17,16 +17,15 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import anyio
 
-from postdate.backends.postgres.answering import ANSWERS_WITHIN
-from postdate.backends.postgres.database import Connection, PostgresDatabase
+from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.ending import Ending, Endings, raise_first
 from postdate.backends.postgres.errors import of_queues
-from postdate.backends.postgres.listening import HOLDS_AT_MOST
-from postdate.backends.postgres.names import DEFAULT_SCHEMA, array
+from postdate.backends.postgres.names import array
 from postdate.backends.postgres.observation import PostgresQueueObserver, server_facts
 from postdate.backends.postgres.quarantine import QuarantineStatements, SettingAside, Shelf, into_queue, named
 from postdate.backends.postgres.queues import QueueStatements
@@ -53,12 +52,16 @@ from postdate.ports import (
     HANDLED,
     End,
     Mending,
+    Quarantine,
     Quarantined,
     Received,
+    Receiver,
     Recording,
     RecordKind,
+    Scripted,
     ServerFacts,
     TransactionMode,
+    Transport,
     TransportCapabilities,
     Work,
 )
@@ -78,18 +81,22 @@ Row = tuple[Any, ...]
 T = TypeVar("T")
 
 
-class PostgresTransport:
+class PostgresTransport(Transport, Quarantine, Scripted):
     """Queues in a schema of PostgreSQL. Needs direct connections: a pooler would swallow wake-ups.
 
     Args:
-        url: ``postgresql://user:password@host:port/database``, or any connection string of libpq.
+        database: ``postgresql://user:password@host:port/database``, any connection string of libpq, or a
+            :class:`postdate.Postgres` that others use, too.
         schema: where the tables are; a :class:`postdate.PostgresStore` in the same one shares its transactions.
-        recording: how much is kept for audits of what becomes of delayed messages here.
+            ``None``: that of the database, which is ``postdate``.
+        recording: how much is kept for audits of what becomes of delayed messages here; ``None``: as the database says,
+            or everything.
         largest_message_bytes: of headers and body together.
-        answers_within: after so long a silence of the server a connection is given up; above 0.
+        answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: as the
+            database says, or 20 seconds.
         holds_at_most: when this process shows no life for so long, others that use the schema end its sessions, which
             frees what it has received; above 0. However long a handler takes, its process shows life. They need the
-            same role, or one that is a member of it.
+            same role, or one that is a member of it. ``None``: as the database says, or a minute.
 
     Raises:
         ConfigurationError: the address, the schema or a duration cannot be.
@@ -97,21 +104,23 @@ class PostgresTransport:
 
     def __init__(
         self,
-        url: str,
+        database: str | OpenDatabase,
         *,
-        schema: str = DEFAULT_SCHEMA,
-        recording: Recording = Recording.ALL,
+        schema: str | None = None,
+        recording: Recording | None = None,
         largest_message_bytes: int = 16 * 1024 * 1024,
-        answers_within: timedelta = ANSWERS_WITHIN,
-        holds_at_most: timedelta = HOLDS_AT_MOST,
+        answers_within: timedelta | None = None,
+        holds_at_most: timedelta | None = None,
     ) -> None:
-        self.database = PostgresDatabase(
-            url, schema, recording, answers_within=answers_within, holds_at_most=holds_at_most
+        self.database = Access(
+            database, schema, recording=recording, answers_within=answers_within, holds_at_most=holds_at_most
         )
+        recording = self.database.recording
         self.sql = QueueStatements(self.database.names)
         self.aside, self.setting_aside = QuarantineStatements(self.database.names, recording), SettingAside()
         self.recording = recording
         self._receivers: list[PostgresReceiver] = []
+        self._left_some = False
         self._queue_ids: dict[str, int] = {}
         self.claiming: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
         self._capabilities = TransportCapabilities(
@@ -121,6 +130,7 @@ class PostgresTransport:
             largest_message_bytes=largest_message_bytes,
             expires_messages=True,
             reads_ahead=True,
+            takes_by_id=True,
         )
 
     @property
@@ -128,7 +138,7 @@ class PostgresTransport:
         """See :class:`postdate.ports.Transport`."""
         return self._capabilities
 
-    def setup_statements(self) -> str:
+    def setup_statements(self, endpoint: str) -> str:
         """Return the SQL of the tables that :meth:`create_queues` makes; may be run again."""
         return tables_script(self.database.names.schema, None)
 
@@ -253,7 +263,8 @@ class PostgresTransport:
         return receiver
 
     def forget(self, receiver: PostgresReceiver) -> None:
-        """Forget a receiver that was closed."""
+        """Forget a receiver that was closed; what it may hold in doubt is free when this transport is closed."""
+        self._left_some |= receiver.in_doubt
         if receiver in self._receivers:
             self._receivers.remove(receiver)
 
@@ -301,11 +312,12 @@ class PostgresTransport:
             try:
                 await receiver.close()
             except TransportUnavailable:  # what was held is free with the end of our connection
-                continue
-        await in_thread(self.database.close_blocking)
+                self._left_some = True
+        in_doubt = self._left_some or self.setting_aside.left_some
+        await in_thread(partial(self.database.close_blocking, in_doubt=in_doubt))
 
 
-class PostgresReceiver:
+class PostgresReceiver(Receiver):
     """Receives from one queue; see :class:`postdate.ports.Receiver`."""
 
     def __init__(self, transport: PostgresTransport, queue: str) -> None:
@@ -315,7 +327,7 @@ class PostgresReceiver:
         self._held: dict[object, Received] = {}
         self._low = LowWater()
         self._endings = Endings(self._database, self._sql, queue, transport.insert)
-        self._in_doubt = False
+        self.in_doubt = False
         self._has_failed = False
 
     async def receive(self, limit: int) -> Sequence[Received]:
@@ -381,7 +393,7 @@ class PostgresReceiver:
 
     def _certain(self, holder: int, claim: Callable[[], T]) -> T:
         """Claim; when that fails, what may have been claimed without our knowing it is freed before the next claim."""
-        if self._in_doubt:
+        if self.in_doubt:
             values = {"holder": holder, "numbers": array(self._transport.held_in(self._queue))}
 
             def free(connection: Connection) -> None:
@@ -391,11 +403,11 @@ class PostgresReceiver:
             self._database.run_blocking(free)
             self._low.forget()
             # A claim that was given up may still be waiting on the server; then this is done again before the next.
-            self._in_doubt = not self._database.knows_what_was_done
+            self.in_doubt = not self._database.knows_what_was_done
         try:
             return claim()
         except BaseException:
-            self._in_doubt = True
+            self.in_doubt = True
             raise
 
     def _claim_as(self, holder: int, limit: int) -> list[Received] | None:
@@ -443,7 +455,7 @@ class PostgresReceiver:
         self._database.run_blocking(discard)
 
     async def take(self, message_id: str) -> Received | None:
-        """See :meth:`postdate.ports.TakingReceiver.take`."""
+        """See :meth:`postdate.ports.Receiver.take`."""
 
         def take() -> Received | None:
             holder = self._database.listener().holder()

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from postdate.backends.postgres.database import Connection
+from postdate.backends.postgres.access import Connection
 from postdate.backends.postgres.errors import is_refused
 from postdate.backends.postgres.rows import Row, present, read
 from postdate.backends.postgres.statements import Statements
@@ -31,7 +31,7 @@ def first_due(connection: Connection, sql: Statements) -> datetime | None:
 
 
 def statistics(connection: Connection, sql: Statements, now: datetime, store_id: int) -> StoreStatistics:
-    """See :meth:`postdate.ports.InspectableStore.statistics`."""
+    """See :meth:`postdate.ports.AdministrableStore.statistics`."""
     values = {"now": now, "store": store_id}
     try:
         row = connection.execute(sql.statistics, values).fetchone()
@@ -44,19 +44,19 @@ def statistics(connection: Connection, sql: Statements, now: datetime, store_id:
 
 
 def record_counts(connection: Connection, sql: Statements, store_id: int) -> Mapping[RecordKind, int]:
-    """See :meth:`postdate.ports.InspectableStore.record_counts`."""
+    """See :meth:`postdate.ports.AdministrableStore.record_counts`."""
     rows = connection.execute(sql.record_counts, {"store": store_id}).fetchall()
     return {RecordKind(kind): number for kind, number in rows}
 
 
 def list_pending(connection: Connection, sql: Statements, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-    """See :meth:`postdate.ports.InspectableStore.list_pending`."""
+    """See :meth:`postdate.ports.AdministrableStore.list_pending`."""
     values = {"destination": where.destination, "from": where.due_from, "to": where.due_to, "limit": limit}
     return read(connection.execute(sql.list, values, binary=True), 0, _message_of)[0]
 
 
 def get(connection: Connection, sql: Statements, message_id: str, store_id: int) -> DelayedMessage | None:
-    """See :meth:`postdate.ports.InspectableStore.get`."""
+    """See :meth:`postdate.ports.AdministrableStore.get`."""
     found, _ = read(connection.execute(sql.get, {"id": message_id, "store": store_id}, binary=True), 0, _message_of)
     return found[0] if found else None
 
@@ -66,7 +66,7 @@ def _message_of(row: Row) -> DelayedMessage:
 
 
 def history(connection: Connection, sql: Statements, message_id: str, store_id: int) -> Sequence[Record]:
-    """See :meth:`postdate.ports.InspectableStore.history`; needs a transaction, for a setting of the planner."""
+    """See :meth:`postdate.ports.AdministrableStore.history`; needs a transaction, for a setting of the planner."""
     connection.execute("SET LOCAL enable_bitmapscan = on")  # the only way by an index of ranges
     rows = connection.execute(sql.history, {"id": message_id, "store": store_id}).fetchall()
     return [

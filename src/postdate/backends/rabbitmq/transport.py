@@ -53,10 +53,14 @@ from postdate.ports import (
     HANDLED,
     DelayExchange,
     End,
+    ForeignIntake,
     IntakeQueue,
+    PublishingTransport,
     Received,
+    Receiver,
     ServerFacts,
     TransactionMode,
+    Transport,
     TransportCapabilities,
     Work,
 )
@@ -67,7 +71,7 @@ QUEUE_TYPES: Final = ("quorum", "classic")
 _CONNECTS_WITHIN_SECONDS = 5.0
 
 
-class RabbitMqTransport:
+class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
     """Queues of a RabbitMQ server.
 
     Args:
@@ -215,7 +219,7 @@ class _Held(NamedTuple):
     came: Arrived
 
 
-class RabbitMqReceiver:
+class RabbitMqReceiver(Receiver):
     """Receives from one queue; see :class:`postdate.ports.Receiver`.
 
     What is held is held by a channel. When that ends, with its connection or because the broker waited too long for an

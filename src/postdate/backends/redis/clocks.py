@@ -29,13 +29,13 @@ class Clocks:
         self._server, self._key = server, f"{server.login.tag}:clocks"
 
     async def report(self, ahead: timedelta) -> None:
-        """See :meth:`postdate.ports.TimekeepingStore.report_clock`."""
+        """See :meth:`postdate.ports.ClaimingStore.report_clock`."""
         name = f"{platform.node()}:{os.getpid()}"
         now = written(await server_now(self._server))
         await self._server.command("HSET", self._key, name, f"{now} {ahead // _MICROSECOND}")
 
     async def reported(self) -> Mapping[str, timedelta]:
-        """See :meth:`postdate.ports.TimekeepingStore.reported_clocks`; lines of the dead are taken away."""
+        """See :meth:`postdate.ports.ClaimingStore.reported_clocks`; lines of the dead are taken away."""
         now = await server_now(self._server)
         living: dict[str, timedelta] = {}
         for name, line in pairs(await self._server.command("HGETALL", self._key)).items():

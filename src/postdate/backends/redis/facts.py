@@ -37,7 +37,7 @@ async def _info(server: RedisServer) -> dict[str, str]:
 
 
 async def server_facts(server: RedisServer) -> ServerFacts:
-    """See :meth:`postdate.ports.DescribesServer.server_facts`."""
+    """See :meth:`postdate.ports.AdministrableStore.server_facts`."""
     info = await _info(server)
     settings = {name: info[name] for name in _TOLD if name in info}
     return ServerFacts(

@@ -17,7 +17,7 @@ from postdate.backends.redis.questions import Questions, Row
 from postdate.backends.redis.server import RedisServer
 from postdate.errors import MessageError, QueueNotFound
 from postdate.messages import Headers
-from postdate.ports import KnowsDestinations, MessageFilter, Process, Queued, QueueObserver, Standing, StoreObserver
+from postdate.ports import MessageFilter, Observer, Process, Queued, Standing
 
 _PAGE: Final = 500
 
@@ -58,7 +58,7 @@ class _Holders:
         return reply[1] > 0
 
 
-class RedisStoreObserver(StoreObserver, KnowsDestinations):
+class RedisStoreObserver(Observer):
     """Looks at a store.
 
     Args:
@@ -113,7 +113,7 @@ class RedisStoreObserver(StoreObserver, KnowsDestinations):
         return sorted(found)
 
 
-class RedisQueueObserver(QueueObserver):
+class RedisQueueObserver(Observer):
     """Looks at the queues of a prefix.
 
     Args:

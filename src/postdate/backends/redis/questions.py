@@ -48,7 +48,7 @@ class Questions:
         self._server, self._place = server, place
 
     async def statistics(self, now: datetime) -> StoreStatistics:
-        """See :meth:`postdate.ports.InspectableStore.statistics`; reads sizes of sets only."""
+        """See :meth:`postdate.ports.AdministrableStore.statistics`; reads sizes of sets only."""
         found = await self._server.run("statistics", self._place, written(now))
         pending, due, free, failing, aside, first = found
         claimed = pending - free
@@ -62,12 +62,12 @@ class Questions:
         )
 
     async def record_counts(self) -> Mapping[RecordKind, int]:
-        """See :meth:`postdate.ports.InspectableStore.record_counts`; the server counts as it writes."""
+        """See :meth:`postdate.ports.AdministrableStore.record_counts`; the server counts as it writes."""
         reply: list[bytes] = await self._server.command("HGETALL", f"{self._place}:counts")
         return {RecordKind(int(kind)): int(count) for kind, count in zip(reply[::2], reply[1::2], strict=True)}
 
     async def pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        """See :meth:`postdate.ports.InspectableStore.list_pending`."""
+        """See :meth:`postdate.ports.AdministrableStore.list_pending`."""
         found: list[DelayedMessage] = []
         async for row in self.rows(where):
             if len(found) >= limit:
@@ -99,7 +99,7 @@ class Questions:
         return _row(message_id.encode(), fields)
 
     async def history(self, message_id: str) -> Sequence[Record]:
-        """See :meth:`postdate.ports.InspectableStore.history`."""
+        """See :meth:`postdate.ports.AdministrableStore.history`."""
         lines: list[bytes] = await self._server.command("LRANGE", f"{self._place}:r:{message_id}", 0, -1)
         return [read_record(message_id, line) for line in lines]
 

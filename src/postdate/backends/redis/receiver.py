@@ -16,7 +16,7 @@ from postdate.backends.redis.listening import Listening
 from postdate.backends.redis.liveness import Claimant, Liveness
 from postdate.backends.redis.server import RedisServer
 from postdate.errors import ClaimLost, MessageError, PostdateError, QueueNotFound
-from postdate.ports import HANDLED, End, Received, TakingReceiver
+from postdate.ports import HANDLED, End, Received, Receiver
 from postdate.wakeup import Alarm
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class _Hold(NamedTuple):
     token: str
 
 
-class RedisReceiver(TakingReceiver):
+class RedisReceiver(Receiver):
     """Holds what it received until that is committed, rolled back, or the process is dead.
 
     Args:

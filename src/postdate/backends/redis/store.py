@@ -25,60 +25,48 @@ from postdate.backends.redis.quarantine import StoreQuarantine
 from postdate.backends.redis.questions import Questions
 from postdate.backends.redis.server import RedisServer
 from postdate.backends.redis.transaction import RedisTransaction, finish_parts, transaction_of
-from postdate.backends.rowlocks.watch import Watch
+from postdate.backends.rowlocks.next_due import NextDue
 from postdate.clock import to_microseconds
-from postdate.errors import ConfigurationError, DuplicateMessage, InvalidMessage, MessageError
-from postdate.messages import DelayedMessage, encode_headers, rescheduled, sealed
+from postdate.errors import ConfigurationError, DuplicateMessage, InvalidHeaders, InvalidMessage, MessageError
+from postdate.messages import DelayedMessage, Headers, decode_headers, encode_headers, rescheduled, sealed
 from postdate.ports import (
     NOTHING_MOVED,
     OUTCOME_RECORDS,
     AdministrableStore,
     Claim,
-    DescribesServer,
     Mending,
     MessageFilter,
     Moved,
     MoveReport,
     MovingStore,
     NativeTransaction,
-    ObservableStore,
+    Observer,
     Outcome,
     Quarantine,
     Quarantined,
     Record,
     Recording,
     RecordKind,
-    ReleasingStore,
-    RevocableStore,
     ServerFacts,
-    SetsUp,
     StoreCapabilities,
-    StoreObserver,
     StoreReport,
     StoreStatistics,
-    TimekeepingStore,
     TransactionMode,
     Wake,
     Work,
 )
+from postdate.ports.stores import Discarding
 
 _MOST_BYTES_AT_ONCE: Final = 16 * 1024 * 1024
 """Of headers and bodies in one claim; a single message may have more."""
 
+_NAMED_BY_WHAT_MAY_LAPSE: Final = (Headers.TIME_TO_BE_RECEIVED, Headers.EXPIRES_AT, "\\u")
+"""Few messages have one of these. A name could hide behind an escape only; we write none in names, but others may."""
+
 log = logging.getLogger("postdate.redis")
 
 
-class RedisStore(
-    MovingStore,
-    AdministrableStore,
-    ReleasingStore,
-    RevocableStore,
-    Quarantine,
-    TimekeepingStore,
-    ObservableStore,
-    DescribesServer,
-    SetsUp,
-):
+class RedisStore(MovingStore, AdministrableStore, Quarantine):
     """Keeps delayed messages in a database of a Redis server.
 
     Args:
@@ -116,10 +104,11 @@ class RedisStore(
             database=self._server.login.identity,
             largest_message_bytes=largest_message_bytes,
             holds_at_most=holds_at_most,
+            has_clock=True,
         )
         self._held: dict[str, Claim] = {}
         self._when_lost: list[Callable[[Collection[str]], None]] = []
-        self._watch, self._listening = Watch(), Listening(self._server)
+        self._next_due, self._listening = NextDue(), Listening(self._server)
         self._about: dict[str, Any] = {"delivers": True}
         self._liveness = Liveness(self._server, self._listening, holds_at_most, self._about, self._lost)
         self._claimant = Claimant(self._server, self._liveness)
@@ -147,6 +136,7 @@ class RedisStore(
         """
         await check_eviction(self._server)
 
+    @override
     async def close(self) -> None:
         """Give back what is held and close every connection; a second time without effect."""
         await self._liveness.close()
@@ -194,7 +184,7 @@ class RedisStore(
         there = set(known)
         new = [message for place, message in enumerate(messages) if place not in there]
         if new:
-            self._watch.heard(to_microseconds(min(message.due for message in new)))
+            self._next_due.heard(to_microseconds(min(message.due for message in new)))
         return StoreReport(len(new), tuple(messages[place].message_id for place in known))
 
     def _parts(self, messages: Sequence[DelayedMessage]) -> list[Part]:
@@ -282,7 +272,7 @@ class RedisStore(
         done = bool(await self._server.run("retry", *call))
         self._held.pop(message_id, None)
         if done:
-            self._watch.forget()
+            self._next_due.forget()
         return done
 
     @override
@@ -293,9 +283,9 @@ class RedisStore(
             self._let_go(claim)
         if freed:
             if attempt_at is None:
-                self._watch.forget()
+                self._next_due.forget()
             else:
-                self._watch.heard(to_microseconds(attempt_at))
+                self._next_due.heard(to_microseconds(attempt_at))
         return freed
 
     def _own(self, claims: Sequence[Claim]) -> Sequence[Claim]:
@@ -311,7 +301,7 @@ class RedisStore(
         lost, self._held = self._held, {}
         for tell in list(self._when_lost) if lost else ():
             tell(lost.keys())
-        self._watch.forget()
+        self._next_due.forget()
 
     @override
     def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
@@ -324,31 +314,45 @@ class RedisStore(
 
     @override
     async def next_attempt(self) -> datetime | None:
-        self._watch.look()
+        self._next_due.look()
         first: list[bytes] = await self._server.command("ZRANGE", f"{self._place}:free", 0, 0)
-        self._watch.seen(microseconds_of(first[0]) if first else None)
+        self._next_due.seen(microseconds_of(first[0]) if first else None)
         return instant_of(first[0]) if first else None
 
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
         if self._stops_hearing is None:
             self._stops_hearing = await self._listening.listen(f"{self._place}:wake", self._hear)
-        return self._watch.listen(wake)
+        return self._next_due.listen(wake)
 
     def _hear(self, text: bytes | None) -> None:
         if text:
-            self._watch.heard(microseconds_of(text))
+            self._next_due.heard(microseconds_of(text))
         else:
-            self._watch.forget()
+            self._next_due.forget()
 
     # --- moves --------------------------------------------------------------------------------------------------
 
     @override
-    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
-        self._watch.look()
-        call = (self._place, self._level, instant(now), limit, int(listing))
-        delivered, expired, left_behind, first, rows = await self._server.run("move", *call)
-        self._watch.seen(microseconds_of(first) if first else None)
+    async def move_due(
+        self, now: datetime, limit: int, *, discarding: Discarding | None = None, listing: bool = False
+    ) -> MoveReport:
+        """See :meth:`postdate.ports.MovingStore.move_due`; one script.
+
+        With ``discarding`` the script asks first, where headers may say when a message lapses: nothing is moved before
+        all of them are judged, so they keep their order, and what comes in between is asked about, too.
+        """
+        self._next_due.look()
+        names = () if discarding is None else _NAMED_BY_WHAT_MAY_LAPSE
+        head = (self._place, self._level, instant(now), limit, int(listing), len(names), *names)
+        judged = list[Part]()
+        answer: Sequence[Any] = await self._server.run("move", *head, 0)
+        while discarding is not None and isinstance(answer[0], list):
+            for member, headers in answer:
+                judged += member, int(_has_lapsed(headers, now, discarding))
+            answer = await self._server.run("move", *head, len(judged) // 2, *judged)
+        delivered, expired, left_behind, first, rows = answer
+        self._next_due.seen(microseconds_of(first) if first else None)
         next_attempt = instant_of(first) if first else None
         return MoveReport(delivered, expired, bool(left_behind), next_attempt, _moved(rows) if listing else None)
 
@@ -404,7 +408,7 @@ class RedisStore(
                 headers = sealed(headers, found.message.body)
             call = (self._place, self._level, instant(now), message_id, found.member, instant(due), headers)
             if await self._server.run("reschedule", *call):
-                self._watch.heard(to_microseconds(due.astimezone(UTC)))
+                self._next_due.heard(to_microseconds(due.astimezone(UTC)))
                 return True
 
     @override
@@ -429,7 +433,7 @@ class RedisStore(
         return await self._questions.history(message_id)
 
     @override
-    def observer(self) -> StoreObserver:
+    def observer(self) -> Observer:
         return RedisStoreObserver(self._server, self._place, self._liveness)
 
     # --- what cannot be read --------------------------------------------------------------------------------------
@@ -445,7 +449,7 @@ class RedisStore(
     @override
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
         await self._quarantine.put_back(number, mending, now)
-        self._watch.forget()
+        self._next_due.forget()
 
     @override
     async def discard_quarantined(self, number: int, now: datetime) -> None:
@@ -468,6 +472,13 @@ class RedisStore(
     @override
     async def server_facts(self) -> ServerFacts:
         return await server_facts(self._server)
+
+
+def _has_lapsed(headers: bytes, now: datetime, discarding: Discarding) -> bool:
+    try:
+        return discarding.has_lapsed(decode_headers(headers), now, discarding.allowance)
+    except InvalidHeaders:
+        return False  # whoever receives it sets it aside
 
 
 def _moved(rows: Sequence[Any]) -> Moved:

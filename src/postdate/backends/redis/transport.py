@@ -27,14 +27,11 @@ from postdate.backends.redis.transaction import RedisTransaction
 from postdate.errors import PostdateError, QueueNotFound
 from postdate.messages import Envelope
 from postdate.ports import (
-    CountsQueues,
-    DescribesServer,
     End,
     Mending,
-    ObservableTransport,
+    Observer,
     Quarantine,
     Quarantined,
-    QueueObserver,
     Receiver,
     Recording,
     ServerFacts,
@@ -45,7 +42,7 @@ from postdate.ports import (
 )
 
 
-class RedisTransport(Transport, CountsQueues, Quarantine, ObservableTransport, DescribesServer):
+class RedisTransport(Transport, Quarantine):
     """Queues in a database of a Redis server.
 
     Args:
@@ -79,6 +76,7 @@ class RedisTransport(Transport, CountsQueues, Quarantine, ObservableTransport, D
             time_to_be_received_precision=timedelta(microseconds=1),
             pipelines=True,
             reads_ahead=True,
+            takes_by_id=True,
         )
         self._receives: list[str] = []
         about: Mapping[str, Any] = {"receives": self._receives}
@@ -186,7 +184,7 @@ class RedisTransport(Transport, CountsQueues, Quarantine, ObservableTransport, D
         return {name: length for name, length in zip(names, lengths, strict=True) if length >= 0}
 
     @override
-    def observer(self) -> QueueObserver:
+    def observer(self) -> Observer:
         return RedisQueueObserver(self._server, self._liveness)
 
     # --- what cannot be read --------------------------------------------------------------------------------------

@@ -1,18 +1,18 @@
-"""Stores on database servers that claim by row locks: everything but the SQL. Source: ADR 0008.
+"""Stores on database servers that claim by row locks: everything but the dialect. Source: ADR 0008.
 
-A server's room gives a :class:`Session` (its driver), a :class:`Server` (connections, and who is alive) and
-:class:`Tables` (its SQL); :class:`LockingStore` is the store.
+A server's room gives its driver (:class:`~postdate.backends.rowlocks.connection.DatabaseServer` and its sessions) and
+the dialect: :class:`~postdate.backends.rowlocks.statements.RowLockStatements` as data, and the few methods at the end
+of :class:`~postdate.backends.rowlocks.tables.RowLockTables`. :class:`LockingStore` is the store.
 """
 
 from postdate.backends.rowlocks.parts import (
     SCANNED,
     Conflict,
-    Ending,
-    Row,
-    Server,
-    Session,
-    Tables,
-    Waiting,
+    MessageRow,
+    PooledSession,
+    RecordNote,
+    SessionSource,
+    WaitingRow,
     check_columns,
     from_row,
 )
@@ -22,14 +22,13 @@ from postdate.backends.rowlocks.store import LockingStore
 __all__ = [
     "SCANNED",
     "Conflict",
-    "Ending",
     "LockingStore",
+    "MessageRow",
     "Pool",
-    "Row",
-    "Server",
-    "Session",
-    "Tables",
-    "Waiting",
+    "PooledSession",
+    "RecordNote",
+    "SessionSource",
+    "WaitingRow",
     "check_columns",
     "from_row",
 ]

@@ -1,7 +1,7 @@
-"""What a database server must have for :class:`postdate.backends.rowlocks.LockingStore`.
+"""Values that the parts of a store on row locks hand to each other, and the connections that they use.
 
-Times in rows are whole microseconds since 1970-01-01 UTC. Every method blocks and may raise the store errors of
-:mod:`postdate.errors`; drivers' own errors do not leave the room of their server.
+Times in rows are whole microseconds since 1970-01-01 UTC. Every method of a connection blocks and may raise the store
+errors of :mod:`postdate.errors`; drivers' own errors do not leave the room of their server.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, Final, NamedTuple, Protocol
 from postdate.clock import from_microseconds, later, to_microseconds
 from postdate.errors import InvalidHeaders, InvalidMessage, PipelineError, StoreUnavailable
 from postdate.messages import DelayedMessage, encoded_deliver_at, opened
-from postdate.ports import Recording, Scan, ScanFilter, ScanPart, ServerFacts
+from postdate.ports import ScanFilter
 
 
 class Conflict(StoreUnavailable):
     """The transaction lost against another one; rolled back, it may be run again at once."""
 
 
-class Row(NamedTuple):
+class MessageRow(NamedTuple):
     """A message as it is written and read."""
 
     message_id: str
@@ -34,16 +34,16 @@ class Row(NamedTuple):
     body: bytes
 
 
-class Aside(NamedTuple):
-    """A message that was set aside, as it is written and read; columns of :class:`Row` may hold what is no message."""
+class QuarantinedRow(NamedTuple):
+    """A message that was set aside, as it is written and read; columns of its row may hold what is no message."""
 
     number: int
     at: int
     reason: str
-    row: Row
+    row: MessageRow
 
 
-class Waiting(NamedTuple):
+class WaitingRow(NamedTuple):
     """A waiting message, locked, without its content."""
 
     number: int
@@ -63,7 +63,7 @@ def headers_retimed(old: int, new: int) -> dict[str, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class RecordNote:
     """How messages leave the store.
 
     Args:
@@ -77,7 +77,7 @@ class Ending:
     detail: str | None = None
 
 
-class Session(Protocol):
+class PooledSession(Protocol):
     """One connection, in autocommit mode outside of :meth:`begin` … :meth:`commit`."""
 
     def begin(self) -> None:
@@ -114,7 +114,7 @@ class Session(Protocol):
         ...
 
 
-class Server(Protocol):
+class SessionSource(Protocol):
     """Where connections come from."""
 
     @property
@@ -122,173 +122,8 @@ class Server(Protocol):
         """The address without secrets, for texts."""
         ...
 
-    def connect(self) -> Session:
+    def connect(self) -> PooledSession:
         """Return a new connection."""
-        ...
-
-
-class Tables(Protocol):
-    """The SQL of one store. Each method is a step inside a transaction that the caller begins and ends."""
-
-    def setup(self, session: Any) -> None:
-        """Create what is missing. Several processes may do it at once; it ends transactions itself."""
-        ...
-
-    def insert(self, session: Any, rows: Sequence[Row], at: int) -> Sequence[str]:
-        """Write messages and their records, but for ids that are known; return the ids that were not."""
-        ...
-
-    def come_back(self, session: Any, row: Row, note: Ending) -> bool:
-        """Write a message under its old number if its last record says that it went to the error queue."""
-        ...
-
-    def claim(self, session: Any, at: int, limit: int) -> Sequence[tuple[int, int, Row]]:
-        """Lock the oldest messages with ``attempt_at`` before ``at`` that nobody else has locked.
-
-        Returns:
-            Number, ``attempt_at`` and row of each, oldest first.
-        """
-        ...
-
-    def finish(self, session: Any, numbers: Sequence[int], holder: int | None, ending: Ending) -> int:
-        """Remove and record those of ``numbers`` (ascending) that ``holder`` holds; return how many."""
-        ...
-
-    def lease(self, session: Any, numbers: Sequence[int], holder: int) -> None:
-        """Have ``holder`` hold messages that this transaction has locked beyond its end.
-
-        Raises:
-            StoreUnavailable: the number is buried. It cannot be buried before this transaction has ended, either.
-        """
-        ...
-
-    def free(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
-        """Give back what the holders hold, or those of ``numbers``; may be attempted at their due times."""
-        ...
-
-    def release(self, session: Any, numbers: Sequence[int], holder: int | None, attempt_at: int | None) -> int:
-        """Give back those of ``numbers`` (ascending) that ``holder`` holds; ``attempt_at`` ``None``: they are due.
-
-        Returns:
-            How many.
-        """
-        ...
-
-    def retry(self, session: Any, number: int, holder: int | None, attempt_at: int | None, note: Ending) -> bool:
-        """Count a failure of what ``holder`` holds and give it back; ``attempt_at`` ``None``: at its due time."""
-        ...
-
-    def lock(self, session: Any, message_id: str) -> Waiting | None:
-        """Lock a waiting message; ``None``: there is none, or somebody has it locked."""
-        ...
-
-    def reschedule(self, session: Any, found: Waiting, due: int, at: int) -> None:
-        """Give a locked message another due time, also in the header that says it."""
-        ...
-
-    def appear(self, session: Any) -> int:
-        """Return a new number under which this process may hold messages for as long as ``session`` is open."""
-        ...
-
-    def dead(self, session: Any) -> Sequence[int]:
-        """Return the numbers whose connection is gone."""
-        ...
-
-    def unknown(self, session: Any) -> Sequence[int]:
-        """Return the numbers that messages are leased under and nobody has: after a restore, or deletes by hand."""
-        ...
-
-    def bury(self, session: Any, holders: Sequence[int]) -> None:
-        """Forget numbers; waits for transactions that lease under them, and keeps others from it until the end."""
-        ...
-
-    def next_attempt(self, session: Any, locked: Sequence[int]) -> int | None:
-        """Return the earliest ``attempt_at``, but for those of ``locked``; waits for nobody."""
-        ...
-
-    def next_due(self, session: Any) -> int | None:
-        """Return the earliest due time."""
-        ...
-
-    def statistics(self, session: Any, at: int) -> tuple[int, int, int, int, int | None]:
-        """Return the values of :class:`postdate.ports.StoreStatistics`."""
-        ...
-
-    def record_counts(self, session: Any) -> Mapping[int, int]:
-        """Count the records by kind."""
-        ...
-
-    def list_pending(
-        self, session: Any, destination: str | None, due_from: int | None, due_to: int | None, limit: int
-    ) -> Sequence[tuple[int, Row]]:
-        """Return waiting messages with their numbers, by due time and number."""
-        ...
-
-    def get(self, session: Any, message_id: str) -> Sequence[tuple[int, Row]]:
-        """Return a waiting message with its number, or nothing; waits for nobody."""
-        ...
-
-    def free_ones(self, session: Any, numbers: Sequence[int]) -> Sequence[tuple[int, Row]]:
-        """Lock those of ``numbers`` (ascending) that nobody holds, and return them."""
-        ...
-
-    def set_aside(self, session: Any, bad: Mapping[int, str], at: int) -> None:
-        """Take locked messages out of the way with their bytes, and record it.
-
-        Args:
-            session: in a transaction.
-            bad: why each cannot be read, by its number.
-            at: time of the record.
-        """
-        ...
-
-    def set_aside_count(self, session: Any) -> int:
-        """Count what is set aside."""
-        ...
-
-    def all_aside(self, session: Any, limit: int) -> Sequence[Aside]:
-        """Return what is set aside, oldest first."""
-        ...
-
-    def lock_aside(self, session: Any, number: int) -> Aside | None:
-        """Lock what is set aside under a number; ``None``: there is nothing."""
-        ...
-
-    def end_aside(self, session: Any, aside: Aside, ending: Ending | None) -> None:
-        """Delete what is set aside; recorded unless ``ending`` is ``None``."""
-        ...
-
-    def history(self, session: Any, message_id: str) -> Sequence[tuple[Any, ...]]:
-        """Return kind, id, at, due, destination and detail of each record of a message, in order."""
-        ...
-
-    def now(self, session: Any) -> int:
-        """Return the time of the server."""
-        ...
-
-    def report_clock(self, session: Any, holder: int, ahead: int) -> None:
-        """Note how far the clock of ``holder`` is ahead of the server's."""
-        ...
-
-    def reported_clocks(self, session: Any) -> Sequence[tuple[str, int, int]]:
-        """Return machine, process id and how far the clock is ahead, of holders that live and have noted it."""
-        ...
-
-    def facts(self, session: Any) -> ServerFacts:
-        """Return what the server says of itself; needs no tables."""
-        ...
-
-    def bounds(self, session: Any, what: str) -> tuple[int, int]:
-        """Return the first number of a relation and the one after its last; equal when it is empty."""
-        ...
-
-    def scan(self, session: Any, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
-        """Yield pages of a share; columns are known ones."""
-        ...
-
-    @property
-    def recording(self) -> Recording:
-        """What is recorded."""
         ...
 
 
@@ -324,7 +159,7 @@ def filter_values(where: ScanFilter) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def from_row(row: Row) -> DelayedMessage:
+def from_row(row: MessageRow) -> DelayedMessage:
     """Return the message of a row. What is stored was checked before, and is not held against limits again.
 
     Raises:
@@ -354,12 +189,12 @@ def nearest_instant(microseconds: int) -> datetime:
     return later(from_microseconds(0), timedelta(microseconds=microseconds))
 
 
-def readable_due(row: Row) -> int | None:
+def readable_due(row: MessageRow) -> int | None:
     """Return the due time for a record; ``None`` where it cannot be one."""
     return row.due if to_microseconds(nearest_instant(row.due)) == row.due else None
 
 
-def decoded(rows: Iterable[tuple[int, Row]]) -> tuple[dict[int, DelayedMessage], dict[int, str]]:
+def decoded(rows: Iterable[tuple[int, MessageRow]]) -> tuple[dict[int, DelayedMessage], dict[int, str]]:
     """Return by number, in order, what can be read, and of the others why not: each row is read by itself."""
     good, bad = dict[int, DelayedMessage](), dict[int, str]()
     for number, row in rows:

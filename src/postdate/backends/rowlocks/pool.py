@@ -1,4 +1,8 @@
-"""Connections that are used again, and transactions that are run again when they lost against another."""
+"""Connections that are used again, and transactions that are run again when they lost against another.
+
+What a dialect gives is a :class:`postdate.backends.rowlocks.parts.SessionSource` with its sessions, and errors that
+are a :class:`postdate.backends.rowlocks.parts.Conflict` where a transaction that lost may be run again.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
-from postdate.backends.rowlocks.parts import Conflict, Server
+from postdate.backends.rowlocks.parts import Conflict, SessionSource
 from postdate.errors import PostdateError, StoreUnavailable
 from postdate.threads import in_thread
 
@@ -23,16 +27,74 @@ _TRUSTED_SECONDS: Final = 0.5
 """A connection that was used so lately is taken for alive without asking."""
 
 
-class Pool:
-    """Thread-safe.
+class Connections:
+    """The idle connections to one server, which the pools of several adapters may share. Thread-safe.
 
     Args:
         server: to connect to.
     """
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
-        self._idle: list[tuple[Any, float]] = []
+    def __init__(self, server: SessionSource) -> None:
+        self.server = server
+        self.idle: list[tuple[Any, float]] = []
+        self._pools = 0
+        self._lock = threading.Lock()
+
+    def join(self) -> None:
+        """Note that one more pool uses them."""
+        with self._lock:
+            self._pools += 1
+
+    def leave(self) -> None:
+        """Note that one pool less does; without any, the connections are closed."""
+        with self._lock:
+            self._pools -= 1
+            is_last = not self._pools
+        if is_last:
+            self.close_idle()
+
+    def take(self) -> Any:
+        """Return a connection that is alive.
+
+        Raises:
+            StoreUnavailable: the server does not answer.
+        """
+        while True:
+            with self._lock:
+                session, used_at = self.idle.pop() if self.idle else (None, 0.0)
+            if session is None:
+                return self.server.connect()
+            if time.monotonic() - used_at < _TRUSTED_SECONDS or session.is_alive():
+                return session
+            session.close()
+            self.close_idle()  # most likely they all are gone, and to ask each may take two seconds
+
+    def put(self, session: Any) -> None:
+        """Keep a connection that is in no transaction, unless there are enough or nobody uses them any more."""
+        with self._lock:
+            if self._pools and len(self.idle) < _MOST_IDLE:
+                self.idle.append((session, time.monotonic()))
+                return
+        session.close()
+
+    def close_idle(self) -> None:
+        """Close what is idle now."""
+        with self._lock:
+            idle, self.idle = self.idle, []
+        for session, _ in idle:
+            session.close()
+
+
+class Pool:
+    """The connections that one adapter has lent. Thread-safe.
+
+    Args:
+        connections: shared with other adapters of the same database, or a server to connect to alone.
+    """
+
+    def __init__(self, connections: Connections | SessionSource) -> None:
+        self._connections = connections if isinstance(connections, Connections) else Connections(connections)
+        self._connections.join()
         self._lent: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._closed = False
@@ -43,28 +105,12 @@ class Pool:
         Raises:
             StoreUnavailable: closed, or the server does not answer.
         """
-        while True:
-            with self._lock:
-                if self._closed:
-                    raise StoreUnavailable(f"{self._server.where}: closed")
-                session, used_at = self._idle.pop() if self._idle else (None, 0.0)
-            if session is None:
-                return self._now_lent(self._server.connect())
-            if time.monotonic() - used_at < _TRUSTED_SECONDS or session.is_alive():
-                return self._now_lent(session)
-            session.close()
-            self._close_idle()  # most likely they all are gone, and to ask each may take two seconds
-
-    def _now_lent(self, session: Any) -> Any:
+        if self._closed:
+            raise StoreUnavailable(f"{self._connections.server.where}: closed")
+        session = self._connections.take()
         with self._lock:
             self._lent.add(session)
         return session
-
-    def _close_idle(self) -> None:
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for session, _ in idle:
-            session.close()
 
     def abort(self) -> None:
         """End every connection that is lent: who waits on one hears that no answer comes."""
@@ -77,10 +123,7 @@ class Pool:
         """Take a connection back that is in no transaction."""
         with self._lock:
             self._lent.discard(session)
-            if not self._closed and len(self._idle) < _MOST_IDLE:
-                self._idle.append((session, time.monotonic()))
-                return
-        session.close()
+        self._connections.put(session)
 
     @contextmanager
     def lent(self) -> Generator[Any]:
@@ -159,7 +202,8 @@ class Pool:
         return await in_thread(self.run, work)
 
     def close(self) -> None:
-        """Close what is idle; what is given back later is closed then."""
+        """Lend nothing any more; a second time without effect. The last pool closes what is idle or comes back."""
         with self._lock:
-            self._closed = True
-        self._close_idle()
+            was_closed, self._closed = self._closed, True
+        if not was_closed:
+            self._connections.leave()

@@ -1,7 +1,15 @@
 """Rows that cannot be read are set aside by whoever meets them, and put back once they are mended.
 
-Claiming sets aside in a transaction of its own, which is committed before a batch is held: what was found is seen by
-all, whatever becomes of the process. Source: :mod:`postdate.ports.quarantine`; ADR 0019.
+**The unreadable row.** These rules hold for every store on row locks:
+
+1. Each row is read by itself: one that cannot be read never keeps another from being claimed or shown.
+2. A claim sets aside what it finds, recorded and logged, in a transaction that is committed before a batch is held:
+   what was found is seen by all, whatever becomes of the process. Then it looks again.
+3. A look sets aside what nobody holds, and leaves out the rest: what somebody has claimed was readable to them.
+4. Where setting aside is refused (missing rights or tables), such rows are left out for a minute and claims go on with
+   the others; that is said once, with what to do.
+
+Source: :mod:`postdate.ports.quarantine`; ADR 0019.
 """
 
 from __future__ import annotations
@@ -13,13 +21,14 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
 
-from postdate.backends.rowlocks.parts import Aside, Ending, Row, Tables, decoded, from_row
+from postdate.backends.rowlocks.next_due import NextDue
+from postdate.backends.rowlocks.parts import MessageRow, QuarantinedRow, RecordNote, decoded, from_row
 from postdate.backends.rowlocks.pool import Pool
-from postdate.backends.rowlocks.watch import Watch
+from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import DuplicateMessage, MessageNotFound, StoreError, StoreNotSetUp, StoreNotWritable
 from postdate.messages import DelayedMessage, check_headers, resealed
-from postdate.ports import Mending, Quarantined, RecordKind
+from postdate.ports import Mending, Quarantine, Quarantined, RecordKind
 from postdate.threads import in_thread
 
 _NAMES: Final = ("message_id", "due", "destination", "expires_at", "failures", "headers", "body")
@@ -31,17 +40,17 @@ _GRANT: Final = "Run the statements of `postdate setup --print-sql` again, grant
 log = logging.getLogger("postdate.stores")
 
 
-class Shelf:
+class RowQuarantine:
     """What is set aside of one store. Thread-safe; every method blocks.
 
     Args:
         pool: where connections come from.
         tables: of the store.
-        watch: told of what waits again.
+        next_due: told of what waits again.
     """
 
-    def __init__(self, pool: Pool, tables: Tables, watch: Watch) -> None:
-        self._pool, self._tables, self._watch = pool, tables, watch
+    def __init__(self, pool: Pool, tables: RowLockTables, next_due: NextDue) -> None:
+        self._pool, self._tables, self._next_due = pool, tables, next_due
         self._left = _NONE
         self._left_until = 0.0
         self._has_complained = False
@@ -83,9 +92,9 @@ class Shelf:
         self._tables.set_aside(session, bad, at)
         text = "%d messages cannot be read and were set aside (%s); `postdate errors` shows what is to be done"
         log.error(text, len(bad), next(iter(bad.values())))
-        self._watch.forget()  # the earliest that is known may have been one of them
+        self._next_due.forget()  # the earliest that is known may have been one of them
 
-    def looked_at(self, look: Callable[[Any], Sequence[tuple[int, Row]]]) -> list[DelayedMessage]:
+    def looked_at(self, look: Callable[[Any], Sequence[tuple[int, MessageRow]]]) -> list[DelayedMessage]:
         """Return what can be read of what ``look`` finds, in order; what cannot is set aside if nobody holds it.
 
         A look does not fail because nothing can be written: then what cannot be read is left out.
@@ -120,7 +129,7 @@ class Shelf:
             aside = self._taken(session, number)
             row = _mended(aside.row, mending)
             from_row(row)
-            note = Ending(at, int(RecordKind.RETURNED))
+            note = RecordNote(at, int(RecordKind.RETURNED))
             if not self._tables.come_back(session, row, note) and not self._tables.insert(session, [row], at):
                 raise DuplicateMessage(
                     f"message {row.message_id!r} was stored anew since it was set aside; discard this one"
@@ -128,36 +137,36 @@ class Shelf:
             self._tables.end_aside(session, aside, None)
 
         self._pool.transaction(put_back)
-        self._watch.forget()
+        self._next_due.forget()
 
     def discard(self, number: int, at: int) -> None:
         """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
 
         def discard(session: Any) -> None:
             aside = self._taken(session, number)
-            note = Ending(at, int(RecordKind.DISCARDED), f"unreadable: {aside.reason}")
+            note = RecordNote(at, int(RecordKind.DISCARDED), f"unreadable: {aside.reason}")
             self._tables.end_aside(session, aside, note)
 
         self._pool.transaction(discard)
 
-    def _taken(self, session: Any, number: int) -> Aside:
+    def _taken(self, session: Any, number: int) -> QuarantinedRow:
         found = self._tables.lock_aside(session, number)
         if found is None:
             raise MessageNotFound(f"nothing of number {number} is set aside in this store")
         return found
 
 
-class SetsAside:
+class SetsAside(Quarantine):
     """The methods of :class:`postdate.ports.Quarantine`."""
 
     _pool: Pool
 
     @property
-    def _shelf(self) -> Shelf:
+    def _shelf(self) -> RowQuarantine:
         raise NotImplementedError
 
     @property
-    def _tables(self) -> Tables:
+    def _tables(self) -> RowLockTables:
         raise NotImplementedError
 
     async def quarantined(self, limit: int) -> Sequence[Quarantined]:
@@ -177,7 +186,7 @@ class SetsAside:
         await in_thread(self._shelf.discard, number, to_microseconds(now))
 
 
-def _mended(row: Row, mending: Mending) -> Row:
+def _mended(row: MessageRow, mending: Mending) -> MessageRow:
     put = {
         "headers": resealed(row.headers, mending.headers, mending.body, bytes(row.body)),
         "due": None if mending.due is None else to_microseconds(mending.due),
@@ -187,7 +196,7 @@ def _mended(row: Row, mending: Mending) -> Row:
     return row._replace(**{name: value for name, value in put.items() if value is not None})
 
 
-def _shown(aside: Aside) -> Quarantined:
+def _shown(aside: QuarantinedRow) -> Quarantined:
     values = {name: getattr(aside.row, name) for name in _NAMES}
     raw = {name: _bytes(value) for name, value in values.items() if value is not None}
     return Quarantined(aside.number, "", aside.row.message_id, aside.reason, from_microseconds(aside.at), raw)

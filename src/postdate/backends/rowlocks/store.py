@@ -10,21 +10,21 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
-from postdate.backends.rowlocks.batches import Batches, Token
+from postdate.backends.rowlocks.claims import Claims, HeldMessage
+from postdate.backends.rowlocks.database import RowLockSchema
+from postdate.backends.rowlocks.liveness import Liveness
+from postdate.backends.rowlocks.next_due import NextDue
 from postdate.backends.rowlocks.parts import (
-    Ending,
-    Row,
-    Server,
-    Tables,
-    Waiting,
+    MessageRow,
+    RecordNote,
+    WaitingRow,
     check_columns,
     decoded,
     nearest_instant,
 )
 from postdate.backends.rowlocks.pool import Pool
-from postdate.backends.rowlocks.presence import Presence
-from postdate.backends.rowlocks.quarantine import SetsAside, Shelf
-from postdate.backends.rowlocks.watch import Watch
+from postdate.backends.rowlocks.quarantine import RowQuarantine, SetsAside
+from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
 from postdate.errors import (
     ConfigurationError,
@@ -36,13 +36,17 @@ from postdate.errors import (
 from postdate.messages import DelayedMessage, encode_headers, sealed, size_in_bytes
 from postdate.ports import (
     OUTCOME_RECORDS,
+    AdministrableStore,
     Claim,
+    ClaimingStore,
     MessageFilter,
     Outcome,
     Record,
     RecordKind,
     Scan,
+    ScannableStore,
     ScanPart,
+    Scripted,
     ServerFacts,
     StoreCapabilities,
     StoreReport,
@@ -62,11 +66,11 @@ log = logging.getLogger("postdate.stores")
 _MODES: Final = frozenset(TransactionMode) - {TransactionMode.TRANSACTION_SCOPE}
 
 
-class LockingStore(SetsAside):
+class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore, Scripted):
     """Keeps delayed messages in a table of a database server. The queues are elsewhere, so delivery is at least once.
 
     Args:
-        server: of the database.
+        database: that it is in.
         tables: makes the SQL of a store from the name of its table.
         table: its name; ``None``: ``{endpoint}.timeouts``.
         largest_message_bytes: of headers and body together.
@@ -76,8 +80,8 @@ class LockingStore(SetsAside):
 
     def __init__(
         self,
-        server: Server,
-        tables: Callable[[str], Tables],
+        database: RowLockSchema,
+        tables: Callable[[str], RowLockTables],
         table: str | None,
         largest_message_bytes: int,
         holds_at_most: timedelta | None = None,
@@ -85,10 +89,10 @@ class LockingStore(SetsAside):
         checksum: bool = False,
     ) -> None:
         self._checksum = checksum
-        self._server, self._make_tables, self._table = server, tables, table
+        self.server, self._make_tables, self._table = database.server, tables, table
         self._holds_at_most = holds_at_most
-        self._pool, self._watch = Pool(server), Watch()
-        self._parts: tuple[Tables, Batches, Presence, Shelf] | None = None
+        self._pool, self._next_due = Pool(database.connections), NextDue()
+        self._parts: tuple[RowLockTables, Claims, Liveness, RowQuarantine] | None = None
         self._capabilities = StoreCapabilities(
             durable=True,
             shared=True,
@@ -96,21 +100,22 @@ class LockingStore(SetsAside):
             transaction_modes=_MODES,
             largest_message_bytes=largest_message_bytes,
             holds_at_most=holds_at_most,
+            has_clock=True,
         )
         if table is not None:
             self._assemble(table)
 
     def _assemble(self, table: str) -> None:
         tables = self._make_tables(table)
-        presence = Presence(self._server, tables, self._watch, self._holds_at_most)
+        liveness = Liveness(self.server, tables, self._next_due, self._holds_at_most)
 
         def holder() -> int:
-            presence.start(batches)
-            return presence.holder()
+            liveness.start(claims)
+            return liveness.holder()
 
-        shelf = Shelf(self._pool, tables, self._watch)
-        batches = Batches(self._pool, tables, holder, shelf.left_out)
-        self._parts = (tables, batches, presence, shelf)
+        shelf = RowQuarantine(self._pool, tables, self._next_due)
+        claims = Claims(self._pool, tables, holder, shelf.left_out)
+        self._parts = (tables, claims, liveness, shelf)
 
     @property
     def capabilities(self) -> StoreCapabilities:
@@ -145,10 +150,10 @@ class LockingStore(SetsAside):
         def give_back() -> None:
             try:
                 if self._parts is not None:
-                    self._held.give_up()
+                    self._claims.give_up()
             finally:
                 if self._parts is not None:
-                    self._presence.stop()
+                    self._liveness.stop()
                 self._pool.close()
 
         await in_thread(_done_within, _CLOSE_WITHIN_SECONDS, give_back, self._abort)
@@ -156,10 +161,10 @@ class LockingStore(SetsAside):
     def _abort(self) -> None:
         self._pool.abort()
         if self._parts is not None:
-            self._presence.abort()
+            self._liveness.abort()
 
     @property
-    def _assembled(self) -> tuple[Tables, Batches, Presence, Shelf]:
+    def _assembled(self) -> tuple[RowLockTables, Claims, Liveness, RowQuarantine]:
         if self._parts is None:
             name = type(self).__name__
             raise ConfigurationError(
@@ -168,19 +173,19 @@ class LockingStore(SetsAside):
         return self._parts
 
     @property
-    def _tables(self) -> Tables:
+    def _tables(self) -> RowLockTables:
         return self._assembled[0]
 
     @property
-    def _shelf(self) -> Shelf:
+    def _shelf(self) -> RowQuarantine:
         return self._assembled[3]
 
     @property
-    def _held(self) -> Batches:
+    def _claims(self) -> Claims:
         return self._assembled[1]
 
     @property
-    def _presence(self) -> Presence:
+    def _liveness(self) -> Liveness:
         return self._assembled[2]
 
     # --- storing ------------------------------------------------------------------------------------------------
@@ -188,7 +193,7 @@ class LockingStore(SetsAside):
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         """See :meth:`postdate.ports.DelayedMessageStore.store`."""
         row, at = self._row(message), to_microseconds(now)
-        back = Ending(at, int(RecordKind.RESCHEDULED), "came back from the error queue")
+        back = RecordNote(at, int(RecordKind.RESCHEDULED), "came back from the error queue")
 
         def store(session: Any) -> bool:
             return bool(self._tables.insert(session, [row], at))
@@ -202,7 +207,7 @@ class LockingStore(SetsAside):
 
         if not await in_thread(stored):
             raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
-        self._watch.heard(row.due)
+        self._next_due.heard(row.due)
 
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
         """See :meth:`postdate.ports.ClaimingStore.store_many`."""
@@ -217,10 +222,10 @@ class LockingStore(SetsAside):
         wanted = list(reversed(unique.values()))  # the first of each id, in the order given
         fresh = set(self._pool.transaction(lambda session: self._tables.insert(session, wanted, at)))
         if fresh:
-            self._watch.heard(min(row.due for row in wanted if row.message_id in fresh))
+            self._next_due.heard(min(row.due for row in wanted if row.message_id in fresh))
         return StoreReport(len(fresh), tuple(_others(rows, fresh)))
 
-    def _row(self, message: DelayedMessage) -> Row:
+    def _row(self, message: DelayedMessage) -> MessageRow:
         headers = encode_headers(message.headers)
         size, limit = size_in_bytes(headers, message.body), self._capabilities.largest_message_bytes
         if size > limit:
@@ -232,7 +237,7 @@ class LockingStore(SetsAside):
             headers = sealed(headers, message.body)
         expires_at = None if message.expires_at is None else to_microseconds(message.expires_at)
         due = to_microseconds(message.due)
-        return Row(message.message_id, due, message.destination, expires_at, 0, headers, message.body)
+        return MessageRow(message.message_id, due, message.destination, expires_at, 0, headers, message.body)
 
     # --- the simple contract ------------------------------------------------------------------------------------
 
@@ -241,14 +246,14 @@ class LockingStore(SetsAside):
 
         def fetch() -> DelayedMessage | None:
             claims = self._claim(to_microseconds(now), 1)
-            self._held.lease([claim.token for claim in claims if isinstance(claim.token, Token)])
+            self._claims.lease([claim.token for claim in claims if isinstance(claim.token, HeldMessage)])
             return claims[0].message if claims else None
 
         return await in_thread(fetch)
 
     async def remove(self, message_id: str, now: datetime) -> bool:
         """See :meth:`postdate.ports.DelayedMessageStore.remove`; recorded as delivered."""
-        ending = Ending(to_microseconds(now), int(RecordKind.DELIVERED))
+        ending = RecordNote(to_microseconds(now), int(RecordKind.DELIVERED))
 
         def remove(session: Any) -> int | None:
             found = self._tables.lock(session, message_id)
@@ -260,7 +265,7 @@ class LockingStore(SetsAside):
 
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
         """See :meth:`postdate.ports.DelayedMessageStore.increment_failure_count`."""
-        note = Ending(to_microseconds(now), int(RecordKind.RETRIED))
+        note = RecordNote(to_microseconds(now), int(RecordKind.RETRIED))
 
         def count(session: Any) -> int | None:
             found = self._tables.lock(session, message_id)
@@ -270,13 +275,13 @@ class LockingStore(SetsAside):
 
         return await self._ended(count)
 
-    def _is_free_or_ours(self, found: Waiting) -> bool:
-        return found.holder is None or found.holder in self._held.holders()
+    def _is_free_or_ours(self, found: WaitingRow) -> bool:
+        return found.holder is None or found.holder in self._claims.holders()
 
     async def _ended(self, change: Callable[[Any], int | None]) -> bool:
         number = await self._pool.transaction_in_thread(change)
         if number is not None:
-            self._held.forget(number)
+            self._claims.forget(number)
         return number is not None
 
     async def next_due(self) -> datetime | None:
@@ -309,34 +314,34 @@ class LockingStore(SetsAside):
         if not found:
             self._pool.put(session)
             return []
-        tokens = self._held.hold(session, [(number, attempt_at) for number, attempt_at, _ in found])
-        self._presence.start(self._held)  # which keeps the connection alive
+        tokens = self._claims.hold(session, [(number, attempt_at) for number, attempt_at, _ in found])
+        self._liveness.start(self._claims)  # which keeps the connection alive
         return [Claim(messages[token.number], token) for token in tokens]
 
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
         """See :meth:`postdate.ports.ClaimingStore.finish`."""
-        ending = Ending(to_microseconds(now), int(OUTCOME_RECORDS[outcome]), detail or None)
+        ending = RecordNote(to_microseconds(now), int(OUTCOME_RECORDS[outcome]), detail or None)
 
         def remove(session: Any, numbers: Sequence[int], holder: int | None) -> int:
             return self._tables.finish(session, numbers, holder, ending)
 
-        return await in_thread(self._held.settle, claims, remove)
+        return await in_thread(self._claims.settle, claims, remove)
 
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
         """See :meth:`postdate.ports.ClaimingStore.retry_later`."""
-        note = Ending(to_microseconds(now), int(RecordKind.RETRIED), reason or None)
+        note = RecordNote(to_microseconds(now), int(RecordKind.RETRIED), reason or None)
         then = to_microseconds(attempt_at)
 
         def count(session: Any, numbers: Sequence[int], holder: int | None) -> int:
             return sum(self._tables.retry(session, number, holder, then, note) for number in numbers)
 
-        done = await in_thread(self._held.settle, [claim], count)
+        done = await in_thread(self._claims.settle, [claim], count)
         if done:
-            self._watch.heard(then)
+            self._next_due.heard(then)
         return bool(done)
 
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        """See :meth:`postdate.ports.ReleasingStore.release`."""
+        """See :meth:`postdate.ports.ClaimingStore.release`."""
         then = _microseconds(attempt_at)
 
         def give_back(session: Any, numbers: Sequence[int], holder: int | None) -> int:
@@ -344,19 +349,19 @@ class LockingStore(SetsAside):
                 return len(numbers)  # by row locks alone: with the transaction they are free, as they were before
             return self._tables.release(session, numbers, holder, then)
 
-        done = await in_thread(self._held.settle, claims, give_back)
+        done = await in_thread(self._claims.settle, claims, give_back)
         if done and then is not None:
-            self._watch.heard(then)
+            self._next_due.heard(then)
         elif done:
-            self._watch.forget()
+            self._next_due.forget()
         return done
 
     async def next_attempt(self) -> datetime | None:
         """See :meth:`postdate.ports.ClaimingStore.next_attempt`; what others have locked is not left out."""
 
         def look(session: Any) -> int | None:
-            self._watch.look()
-            return self._watch.seen(self._tables.next_attempt(session, self._held.locked()))
+            self._next_due.look()
+            return self._next_due.seen(self._tables.next_attempt(session, self._claims.locked()))
 
         return _instant(await self._pool.run_in_thread(look))
 
@@ -364,9 +369,9 @@ class LockingStore(SetsAside):
         """See :meth:`postdate.ports.ClaimingStore.listen`; what other processes store is heard of within 0.1 s."""
 
         def start() -> Callable[[], None]:
-            self._presence.start(self._held)
-            self._presence.holder()
-            return self._watch.listen(wake)
+            self._liveness.start(self._claims)
+            self._liveness.holder()
+            return self._next_due.listen(wake)
 
         return await in_thread(start)
 
@@ -374,7 +379,7 @@ class LockingStore(SetsAside):
 
     async def cancel(self, message_id: str, now: datetime) -> bool:
         """See :meth:`postdate.ports.AdministrableStore.cancel`."""
-        ending = Ending(to_microseconds(now), int(RecordKind.CANCELLED))
+        ending = RecordNote(to_microseconds(now), int(RecordKind.CANCELLED))
 
         def cancel(session: Any) -> bool:
             found = self._tables.lock(session, message_id)
@@ -402,11 +407,11 @@ class LockingStore(SetsAside):
 
         done = await self._pool.transaction_in_thread(reschedule)
         if done:
-            self._watch.heard(new_due)
+            self._next_due.heard(new_due)
         return done
 
     async def statistics(self, now: datetime) -> StoreStatistics:
-        """See :meth:`postdate.ports.InspectableStore.statistics`."""
+        """See :meth:`postdate.ports.AdministrableStore.statistics`."""
         at = to_microseconds(now)
 
         def count(session: Any) -> StoreStatistics:
@@ -417,30 +422,30 @@ class LockingStore(SetsAside):
         return await in_thread(self._pool.run_patiently, count)
 
     async def record_counts(self) -> Mapping[RecordKind, int]:
-        """See :meth:`postdate.ports.InspectableStore.record_counts`."""
+        """See :meth:`postdate.ports.AdministrableStore.record_counts`."""
         counts = await in_thread(self._pool.run_patiently, self._tables.record_counts)
         return {RecordKind(kind): count for kind, count in counts.items()}
 
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        """See :meth:`postdate.ports.InspectableStore.list_pending`."""
+        """See :meth:`postdate.ports.AdministrableStore.list_pending`."""
         first, end = _microseconds(where.due_from), _microseconds(where.due_to)
 
-        def look(session: Any) -> Sequence[tuple[int, Row]]:
+        def look(session: Any) -> Sequence[tuple[int, MessageRow]]:
             return self._tables.list_pending(session, where.destination, first, end, limit)
 
         return await in_thread(self._shelf.looked_at, look)
 
     async def get(self, message_id: str) -> DelayedMessage | None:
-        """See :meth:`postdate.ports.InspectableStore.get`."""
+        """See :meth:`postdate.ports.AdministrableStore.get`."""
 
-        def look(session: Any) -> Sequence[tuple[int, Row]]:
+        def look(session: Any) -> Sequence[tuple[int, MessageRow]]:
             return self._tables.get(session, message_id)
 
         found = await in_thread(self._shelf.looked_at, look)
         return found[0] if found else None
 
     async def history(self, message_id: str) -> Sequence[Record]:
-        """See :meth:`postdate.ports.InspectableStore.history`."""
+        """See :meth:`postdate.ports.AdministrableStore.history`."""
         rows = await self._pool.run_in_thread(lambda session: self._tables.history(session, message_id))
         return [
             Record(RecordKind(kind), id_, nearest_instant(at), _instant(due), destination, detail or "")
@@ -454,7 +459,7 @@ class LockingStore(SetsAside):
     # --- the clock of the server --------------------------------------------------------------------------------
 
     async def server_now(self) -> datetime:
-        """See :meth:`postdate.ports.TimekeepingStore.server_now`."""
+        """See :meth:`postdate.ports.ClaimingStore.server_now`."""
 
         def ask(session: Any) -> tuple[datetime, float]:
             return from_microseconds(self._tables.now(session)), time.monotonic()
@@ -462,17 +467,17 @@ class LockingStore(SetsAside):
         return brought_up_to_date(*await self._pool.run_in_thread(ask))
 
     async def report_clock(self, ahead: timedelta) -> None:
-        """See :meth:`postdate.ports.TimekeepingStore.report_clock`; others see it for as long as this process lives."""
+        """See :meth:`postdate.ports.ClaimingStore.report_clock`; others see it for as long as this process lives."""
 
         def report() -> None:
-            self._presence.start(self._held)
-            holder = self._presence.holder()
+            self._liveness.start(self._claims)
+            holder = self._liveness.holder()
             self._pool.run(lambda session: self._tables.report_clock(session, holder, ahead // _MICROSECOND))
 
         await in_thread(report)
 
     async def reported_clocks(self) -> Mapping[str, timedelta]:
-        """See :meth:`postdate.ports.TimekeepingStore.reported_clocks`."""
+        """See :meth:`postdate.ports.ClaimingStore.reported_clocks`."""
         found = await self._pool.run_in_thread(self._tables.reported_clocks)
         return {f"{machine}:{pid}": ahead * _MICROSECOND for machine, pid, ahead in found}
 
@@ -496,7 +501,7 @@ class LockingStore(SetsAside):
         check_columns(scan.what, scan.columns)
         if scan.what == "queued":
             return
-        session = self._server.connect()
+        session = self.server.connect()
         try:
             yield from self._tables.scan(session, scan, part, page)
         finally:
@@ -525,7 +530,7 @@ def _done_within(seconds: float, work: Callable[[], None], abort: Callable[[], N
         raise error
 
 
-def _others(rows: Sequence[Row], fresh: set[str]) -> Iterable[str]:
+def _others(rows: Sequence[MessageRow], fresh: set[str]) -> Iterable[str]:
     """Yield the ids that were there, or stand a second time, in order."""
     expected = set(fresh)
     for row in rows:

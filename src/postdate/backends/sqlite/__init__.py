@@ -1,29 +1,59 @@
 """One SQLite file, which store, queues, sagas, outbox and timeouts share (ADR 0003)."""
 
-from typing import Final
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
 
 from postdate.ports.backends import Adapter, Addresses, Backend, Place
+from postdate.ports.common import Recording
+from postdate.ports.settings import (
+    Checksum,
+    HoldsAtMost,
+    HowMuchIsRecorded,
+    LargestMessageBytes,
+    LimitedMessages,
+    PrefixedTables,
+)
 
-_FILE: Final = frozenset({"synchronous", "recording", "create"})
-_HELD: Final = frozenset({"largest_message_bytes", "holds_at_most"})
+_FILE: Final = frozenset({"synchronous", "recording"})
+_CREATE: Final = frozenset({"create"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreInFile:
+    """Settings of the store."""
+
+    synchronous: Annotated[
+        Literal["full", "normal"],
+        Meta(description="of a file: full: a commit survives loss of power; normal: any end of the process"),
+    ] = "full"
+    recording: HowMuchIsRecorded = Recording.ALL
+    largest_message_bytes: LargestMessageBytes = None
+    holds_at_most: HoldsAtMost = None
+    checksum: Checksum = False
+
 
 BACKEND: Final = Backend(
     product="SQLite",
     place=Place.FILE,
     addresses=Addresses(("sqlite",), "sqlite:///file.db"),
     queue_addresses=Addresses(("local",), "local:///file.db", aliases=("sqlite",)),
-    store=Adapter("postdate.backends.sqlite.store:SqliteStore", _FILE | _HELD | {"checksum"}),
-    transport=Adapter("postdate.backends.sqlite.transport:LocalTransport", _FILE | _HELD | {"expiry", "clock"}),
-    sagas=Adapter("postdate.backends.sqlite.sagas:SqliteSagaStore", _FILE),
-    outbox=Adapter("postdate.backends.sqlite.outbox:SqliteOutbox", frozenset({"synchronous"})),
-    timeouts=Adapter(
-        "postdate.backends.sqlite.timeouts:SqliteTimeouts", frozenset({"synchronous", "recording", "table_prefix"})
+    store=Adapter("postdate.backends.sqlite.store:SqliteStore", StoreInFile, arguments=_CREATE),
+    transport=Adapter(
+        "postdate.backends.sqlite.transport:LocalTransport",
+        LimitedMessages,
+        from_store=_FILE | {"holds_at_most"},
+        arguments=_CREATE | {"expiry", "clock"},
     ),
-    records=Adapter(
-        "postdate.backends.sqlite.record_stream:SqliteRecordStream", frozenset({"synchronous", "recording"})
-    ),
+    sagas=Adapter("postdate.backends.sqlite.sagas:SqliteSagaStore", from_store=_FILE, arguments=_CREATE),
+    outbox=Adapter("postdate.backends.sqlite.outbox:SqliteOutbox", from_store=frozenset({"synchronous"})),
+    timeouts=Adapter("postdate.backends.sqlite.timeouts:SqliteTimeouts", PrefixedTables, from_store=_FILE),
+    records=Adapter("postdate.backends.sqlite.record_stream:SqliteRecordStream", from_store=_FILE),
     timeouts_source=Adapter("postdate.backends.sqlite.timeouts_source:SqliteDialect"),
+    library=Adapter("postdate.backends.sqlite.setup:library_facts"),
     file_facts=Adapter("postdate.backends.sqlite.observation:look_at"),
-    scripts=Adapter("postdate.backends.sqlite.scripts:SqliteScripts"),
+    scripts=Adapter("postdate.backends.sqlite.scripts:scripts"),
     store_source=Adapter("postdate.backends.sqlite.store_source:SqliteStoreDialect"),
+    benchmark=Adapter("postdate.backends.sqlite.benchmark:SqliteTarget"),
 )

@@ -20,7 +20,7 @@ from postdate.backends.sqlite.setup import newest_version
 from postdate.clock import from_microseconds
 from postdate.errors import QueueNotFound
 from postdate.messages import Headers
-from postdate.ports import FileFacts, Process, Queued, Standing
+from postdate.ports import FileFacts, Observer, Process, Queued, Standing
 
 OLDEST_SQLITE: Final = (3, 35, 0)
 """The first version with RETURNING, which claims are made with."""
@@ -42,7 +42,7 @@ _NEXT_DESTINATIONS: Final = """
         SELECT destination FROM delayed_message ORDER BY attempt_at LIMIT 10000) ORDER BY 1"""
 
 
-class FileObserver:
+class FileObserver(Observer):
     """Looks at one file.
 
     Args:

@@ -23,7 +23,7 @@ from postdate.backends.sqlite.transaction import QueueRules, Transaction
 from postdate.clock import to_microseconds
 from postdate.errors import ConfigurationError, StoreError, StoreNotSetUp
 from postdate.persistence.outbox import decode_operations, encode_operations, storable
-from postdate.ports import NativeTransaction, Recording, Work
+from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Recording, Work
 from postdate.ports.outbox import Operation, OutboxRecord
 from postdate.threads import in_thread
 
@@ -41,7 +41,7 @@ _REMOVE: Final = """
         SELECT seq FROM postdate_outbox WHERE endpoint = ? AND dispatched_at < ? ORDER BY dispatched_at LIMIT ?)"""
 
 
-class SqliteOutbox:
+class SqliteOutbox(OutboxStore):
     """Keeps outboxes in an SQLite file; several processes may use one file at once.
 
     It may be the file of a delayed message store and of queues. While a handler has the connection of its transaction,
@@ -204,7 +204,7 @@ def as_opened(connection: sqlite3.Connection) -> None:
     connection.row_factory, connection.text_factory = None, str
 
 
-class SqliteOutboxTransaction:
+class SqliteOutboxTransaction(OutboxTransaction):
     """See :class:`postdate.ports.OutboxTransaction`; the native transaction is an ``sqlite3.Connection``."""
 
     def __init__(self, outbox: SqliteOutbox, key: tuple[str, str]) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from postdate.backends.sqlite.file import SqliteFile, Transaction
 from postdate.ports import RecordKind
-from postdate.ports.pruning import ARCHIVED, StoredRecord
+from postdate.ports.archives import ARCHIVED, StoredRecord
 
 _MARK: Final = f"UPDATE record SET detail = '{ARCHIVED}' WHERE seq = ? AND kind = 1 AND detail IS NOT '{ARCHIVED}'"
 # New records are numbered after the last one: without it, numbers would come again that an archive has.
@@ -17,17 +17,17 @@ _INSERT: Final = "INSERT INTO record (seq, kind, message_id, at, due, destinatio
 
 
 def mark_archived(file: SqliteFile, numbers: Sequence[int]) -> int:
-    """See :meth:`postdate.ports.pruning.PrunableStore.mark_archived`."""
+    """See :meth:`postdate.ports.archives.ArchivableStore.mark_archived`."""
     return file.write_blocking(lambda tx: tx.executemany(_MARK, [(number,) for number in numbers]).rowcount)
 
 
 def prune(file: SqliteFile, numbers: Sequence[int]) -> int:
-    """See :meth:`postdate.ports.pruning.PrunableStore.prune`."""
+    """See :meth:`postdate.ports.archives.ArchivableStore.prune`."""
     return file.write_blocking(lambda tx: tx.executemany(_PRUNE, [(number,) for number in numbers]).rowcount)
 
 
 def restore(file: SqliteFile, records: Sequence[StoredRecord]) -> int:
-    """See :meth:`postdate.ports.pruning.PrunableStore.restore`."""
+    """See :meth:`postdate.ports.archives.ArchivableStore.restore`."""
     scheduled = [record for record in records if record.kind == RecordKind.SCHEDULED]
     others = [record for record in records if record.kind != RecordKind.SCHEDULED]
 

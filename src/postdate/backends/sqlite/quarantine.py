@@ -30,7 +30,7 @@ from postdate.backends.sqlite.transaction import DUE, Transaction, queue_topic
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import DuplicateMessage, MessageNotFound, QueueNotFound, StoreError
 from postdate.messages import check_headers, resealed
-from postdate.ports import Mending, Quarantined, Recording, RecordKind
+from postdate.ports import Mending, Quarantine, Quarantined, Recording, RecordKind
 
 if TYPE_CHECKING:
     from postdate.backends.sqlite.file import SqliteFile
@@ -179,7 +179,7 @@ def _set_aside_again(tx: Transaction, shelf: Shelf, suspects: Mapping[int, str])
     return len(bad)
 
 
-class SetsAside:
+class SetsAside(Quarantine):
     """The methods of :class:`postdate.ports.Quarantine`, on a file."""
 
     file: SqliteFile

@@ -10,10 +10,10 @@ from typing import Any
 from postdate.backends.sqlite.file import SqliteFile
 from postdate.backends.sqlite.scanning import read_scan
 from postdate.errors import StoreNotSetUp
-from postdate.ports import Recording, Scan, ScanPart
+from postdate.ports import Recording, RecordStreamStore, Scan, ScanPart
 
 
-class SqliteRecordStream:
+class SqliteRecordStream(RecordStreamStore):
     """See :class:`postdate.ports.record_streams.RecordStreamStore`. A file that is missing is not created.
 
     Args:

@@ -15,6 +15,7 @@ from postdate.ports import (
     SagaChange,
     SagaFate,
     SagaRecord,
+    SagaStore,
     SagaStoreCapabilities,
     Work,
 )
@@ -30,7 +31,7 @@ _UPDATE: Final = (
 _COMPLETE: Final = "DELETE FROM saga WHERE saga_type = ? AND saga_id = ? AND version = ?"
 
 
-class SqliteSagaStore:
+class SqliteSagaStore(SagaStore):
     """Keeps saga instances in an SQLite file; several processes may use it at once.
 
     Args:
@@ -84,7 +85,7 @@ class SqliteSagaStore:
         await self.file.write(self.applying(changes))
 
     def applying(self, changes: Sequence[SagaChange]) -> Work:
-        """See :meth:`postdate.ports.EnlistingSagaStore.applying`."""
+        """See :meth:`postdate.ports.SagaStore.applying`."""
         steps = [(*_statement(change), change.record) for change in changes]
 
         def apply(tx: Transaction) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from postdate.persistence.migrations import Step, migrations, run
+from postdate.ports.backends import LibraryFacts
 
 MARKS: Final = "postdate_migration"
 """Of what store and queues share."""
@@ -41,6 +42,11 @@ def steps(part: str) -> tuple[Step, ...]:
 def newest_version() -> int:
     """Return the version of what store and queues share that this Postdate makes."""
     return migrations("postdate.backends.sqlite")[-1].version
+
+
+def library_facts() -> LibraryFacts:
+    """Return what the SQLite of this process is."""
+    return LibraryFacts("sqlite", sqlite3.sqlite_version_info, newest_version())
 
 
 def marking(marks: str) -> str:

@@ -29,9 +29,12 @@ from postdate.errors import ClaimLost, DuplicateMessage, InvalidMessage, Message
 from postdate.messages import DelayedMessage, encode_headers, encoded_deliver_at, sealed, size_in_bytes
 from postdate.ports import (
     OUTCOME_RECORDS,
+    AdministrableStore,
+    ArchivableStore,
     Claim,
     MessageFilter,
     MoveReport,
+    MovingStore,
     Outcome,
     Record,
     Recording,
@@ -45,7 +48,7 @@ from postdate.ports import (
     Wake,
     Work,
 )
-from postdate.ports.pruning import StoredRecord
+from postdate.ports.archives import StoredRecord
 from postdate.ports.stores import Discarding
 
 _RETIME: Final = """
@@ -82,7 +85,7 @@ class _Token:
     released: bool = False
 
 
-class SqliteStore(SetsAside):
+class SqliteStore(SetsAside, MovingStore, AdministrableStore, ArchivableStore):
     """Keeps delayed messages in an SQLite file.
 
     Several processes may use one file at once; one file is one store, whatever endpoints are on it.
@@ -170,7 +173,7 @@ class SqliteStore(SetsAside):
         return self.file.write_blocking(self._storing(messages, now))
 
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
-        """See :meth:`postdate.ports.EnlistingStore.storing`."""
+        """See :meth:`postdate.ports.MovingStore.storing`."""
         rows, at = [self._row(message) for message in messages], to_microseconds(now)
 
         def store(tx: Transaction) -> None:
@@ -238,7 +241,7 @@ class SqliteStore(SetsAside):
         return [Claim(message, token=_Token(seq, batch, latest)) for seq, message in found]
 
     def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
-        """See :meth:`postdate.ports.RevocableStore.when_lost`: after this process was frozen, or the file replaced."""
+        """See :meth:`postdate.ports.ClaimingStore.when_lost`: after this process was frozen, or the file replaced."""
         loop = asyncio.get_running_loop()
 
         def fenced(claimant: int) -> None:
@@ -249,7 +252,7 @@ class SqliteStore(SetsAside):
         return self.file.when_fenced(fenced)
 
     def still_holds(self, claim: Claim) -> bool:
-        """See :meth:`postdate.ports.RevocableStore.still_holds`."""
+        """See :meth:`postdate.ports.ClaimingStore.still_holds`."""
         token = claim.token
         assert isinstance(token, _Token)
         return not token.released and self.file.is_in_force(token.batch.claimant)
@@ -262,7 +265,7 @@ class SqliteStore(SetsAside):
         )
 
     def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
-        """See :meth:`postdate.ports.EnlistingStore.finishing`."""
+        """See :meth:`postdate.ports.MovingStore.finishing`."""
         at = to_microseconds(now)
 
         def finish(tx: Transaction) -> None:
@@ -284,7 +287,7 @@ class SqliteStore(SetsAside):
         return await self.file.write(give_back)
 
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        """See :meth:`postdate.ports.ReleasingStore.release`."""
+        """See :meth:`postdate.ports.ClaimingStore.release`."""
         at = None if attempt_at is None else to_microseconds(attempt_at)
         released = list[_Token]()
 
@@ -315,15 +318,10 @@ class SqliteStore(SetsAside):
 
     # --- moving -------------------------------------------------------------------------------------------------
 
-    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
-        """See :meth:`postdate.ports.MovingStore.move_due`."""
-        at = to_microseconds(now)
-        return await self.file.write(lambda tx: move(tx, at, limit, listing=listing))
-
-    async def move_wanted(
-        self, now: datetime, limit: int, discarding: Discarding, *, listing: bool = False
+    async def move_due(
+        self, now: datetime, limit: int, *, discarding: Discarding | None = None, listing: bool = False
     ) -> MoveReport:
-        """See :meth:`postdate.ports.stores.DiscardingStore.move_wanted`."""
+        """See :meth:`postdate.ports.MovingStore.move_due`."""
         at = to_microseconds(now)
         return await self.file.write(lambda tx: move(tx, at, limit, discarding, listing=listing))
 
@@ -366,18 +364,18 @@ class SqliteStore(SetsAside):
         return await self.file.write(reschedule)
 
     async def statistics(self, now: datetime) -> StoreStatistics:
-        """See :meth:`postdate.ports.InspectableStore.statistics`."""
+        """See :meth:`postdate.ports.AdministrableStore.statistics`."""
         return await self.file.read(lambda c: statistics(c, to_microseconds(now)))
 
     async def record_counts(self) -> Mapping[RecordKind, int]:
-        """See :meth:`postdate.ports.InspectableStore.record_counts`."""
+        """See :meth:`postdate.ports.AdministrableStore.record_counts`."""
         rows = await self.file.read(
             lambda c: c.execute("SELECT kind, count(*) FROM record GROUP BY kind ORDER BY kind").fetchall()
         )
         return {RecordKind(kind): count for kind, count in rows}
 
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        """See :meth:`postdate.ports.InspectableStore.list_pending`."""
+        """See :meth:`postdate.ports.AdministrableStore.list_pending`."""
         conditions, values = ["1"], list[Any]()
         for condition, value in (
             ("destination = ?", where.destination),
@@ -393,13 +391,13 @@ class SqliteStore(SetsAside):
         return await looked_at(self.file, WAITING, sql, (*values, limit), message_of)
 
     async def get(self, message_id: str) -> DelayedMessage | None:
-        """See :meth:`postdate.ports.InspectableStore.get`."""
+        """See :meth:`postdate.ports.AdministrableStore.get`."""
         sql = f"SELECT {WAITING_COLUMNS} FROM delayed_message {_OF_ID}"
         found = await looked_at(self.file, WAITING, sql, (message_id,), message_of)
         return found[0] if found else None
 
     async def history(self, message_id: str) -> Sequence[Record]:
-        """See :meth:`postdate.ports.InspectableStore.history`."""
+        """See :meth:`postdate.ports.AdministrableStore.history`."""
         rows = await self.file.read(
             lambda c: c.execute(
                 "SELECT kind, message_id, at, due, destination, detail FROM record WHERE message_id = ? ORDER BY seq",
@@ -429,30 +427,30 @@ class SqliteStore(SetsAside):
 
     @property
     def records_in_commit_order(self) -> bool:
-        """See :class:`postdate.ports.auditing.AuditableStore`: one transaction writes at a time."""
+        """See :class:`postdate.ports.archives.ArchivableStore`: one transaction writes at a time."""
         return True
 
     def tables_of_stores(self) -> Sequence[str]:
-        """See :meth:`postdate.ports.auditing.AuditableStore.tables_of_stores`."""
+        """See :meth:`postdate.ports.archives.ArchivableStore.tables_of_stores`."""
         return ()
 
     # --- pruning ------------------------------------------------------------------------------------------------
 
     @property
     def pruned_at_once(self) -> int:
-        """See :class:`postdate.ports.pruning.PrunableStore`: other processes wait for each transaction."""
+        """See :class:`postdate.ports.archives.ArchivableStore`: other processes wait for each transaction."""
         return 2_000
 
     def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        """See :meth:`postdate.ports.pruning.PrunableStore.mark_archived`; a number is a place."""
+        """See :meth:`postdate.ports.archives.ArchivableStore.mark_archived`; a number is a place."""
         return pruning.mark_archived(self.file, numbers)
 
     def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        """See :meth:`postdate.ports.pruning.PrunableStore.prune`."""
+        """See :meth:`postdate.ports.archives.ArchivableStore.prune`."""
         return pruning.prune(self.file, numbers)
 
     def restore(self, records: Sequence[StoredRecord]) -> int:
-        """See :meth:`postdate.ports.pruning.PrunableStore.restore`."""
+        """See :meth:`postdate.ports.archives.ArchivableStore.restore`."""
         return pruning.restore(self.file, records)
 
 

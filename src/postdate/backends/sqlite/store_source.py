@@ -30,6 +30,10 @@ class SqliteStoreDialect(StoreDialect, SqliteDialect):
         """See :class:`StoreDialect`; a file is one store, whatever endpoints are on it, and is called by its name."""
         return {self._path.name: LIVE} if LIVE in self.tables(session) else {}
 
+    def table_for(self, endpoint: str, named: str | None) -> str:
+        """See :class:`StoreDialect`; all endpoints on a file share one."""
+        return LIVE
+
     def is_here(self, session: Session, other: Session, schema: str) -> bool:
         """See :class:`StoreDialect`."""
         files = [

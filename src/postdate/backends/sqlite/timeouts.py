@@ -27,15 +27,15 @@ from postdate.persistence.timeouts import (
     text_time,
 )
 from postdate.ports import Recording, Work
-from postdate.ports.timeouts import DueChunk, Timeout
+from postdate.ports.timeouts import DueChunk, Timeout, TimeoutClaim, TimeoutPersister
 from postdate.threads import in_thread
 
 _RESERVED: Final = "sqlite_"
 _ALL: Final = -1
 
 
-class SqliteTimeouts:
-    """Keeps timeouts in a table of an SQLite file; :class:`postdate.ports.timeouts.EnlistingTimeouts`.
+class SqliteTimeouts(TimeoutPersister):
+    """Keeps timeouts in a table of an SQLite file; :class:`postdate.ports.timeouts.TimeoutPersister`.
 
     Times are texts ``yyyy-MM-dd HH:mm:ss.ffffff`` in UTC. Several processes may use one file at once.
 
@@ -66,7 +66,7 @@ class SqliteTimeouts:
 
     @property
     def database(self) -> object:
-        """See :class:`postdate.ports.timeouts.EnlistingTimeouts`; that of a local transport on the same file."""
+        """See :class:`postdate.ports.timeouts.TimeoutPersister`; that of a local transport on the same file."""
         return ("sqlite", str(self.file.path))
 
     async def initialize(self, endpoint: str) -> None:
@@ -99,7 +99,7 @@ class SqliteTimeouts:
         return await self.file.write(lambda tx: tx.execute(sql, row).rowcount > 0)
 
     def adding(self, timeout: Timeout) -> Work:
-        """See :meth:`postdate.ports.timeouts.EnlistingTimeouts.adding`."""
+        """See :meth:`postdate.ports.timeouts.TimeoutPersister.adding`."""
         sql, row = self._known.insert, _row(timeout)
 
         def add(tx: Transaction) -> None:
@@ -113,8 +113,8 @@ class SqliteTimeouts:
         row = await self.file.read(lambda connection: connection.execute(sql, (wanted,)).fetchone())
         return None if row is None else decode(*row, owner=self._endpoint)
 
-    async def claim(self, timeout_id: str) -> _Claim | None:
-        """See :meth:`postdate.ports.timeouts.ClaimingTimeouts.claim`: a file is locked, nothing is written."""
+    async def claim(self, timeout_id: str) -> TimeoutClaim | None:
+        """See :meth:`postdate.ports.timeouts.TimeoutPersister.claim`: a file is locked, nothing is written."""
         wanted = normal_id(timeout_id)
         if wanted is None:
             return None
@@ -128,7 +128,10 @@ class SqliteTimeouts:
         finally:
             if found is None:
                 hold.let_go()
-        return None if found is None else _Claim(found, self, hold)
+        if found is None:
+            return None
+        claim = _Claim(found, self, hold)
+        return TimeoutClaim(found, claim.remove, claim.release)
 
     async def try_remove(self, timeout_id: str) -> bool:
         """See :meth:`postdate.ports.timeouts.TimeoutPersister.try_remove`."""
@@ -136,7 +139,7 @@ class SqliteTimeouts:
         return await self.file.write(lambda tx: tx.execute(sql, (wanted,)).rowcount > 0)
 
     def removing(self, timeout_id: str) -> Work:
-        """See :meth:`postdate.ports.timeouts.EnlistingTimeouts.removing`."""
+        """See :meth:`postdate.ports.timeouts.TimeoutPersister.removing`."""
         sql, wanted = self._known.delete, normal_id(timeout_id)
 
         def remove(tx: Transaction) -> None:
@@ -151,7 +154,7 @@ class SqliteTimeouts:
         return await self.file.write(lambda tx: tx.execute(sql, (saga,)).rowcount)
 
     def removing_by_saga(self, saga_id: str) -> Work:
-        """See :meth:`postdate.ports.timeouts.EnlistingTimeouts.removing_by_saga`."""
+        """See :meth:`postdate.ports.timeouts.TimeoutPersister.removing_by_saga`."""
         sql, saga = self._known.delete_saga, normal_saga(saga_id)
 
         def remove(tx: Transaction) -> None:
@@ -183,7 +186,7 @@ class SqliteTimeouts:
 
 
 class _Claim:
-    """See :class:`postdate.ports.timeouts.TimeoutClaim`: a locked file."""
+    """What a :class:`postdate.ports.timeouts.TimeoutClaim` calls: a locked file."""
 
     def __init__(self, timeout: Timeout, timeouts: SqliteTimeouts, hold: Hold) -> None:
         self.timeout, self._timeouts = timeout, timeouts

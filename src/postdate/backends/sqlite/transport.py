@@ -34,7 +34,18 @@ from postdate.errors import (
     TimeToBeReceivedInTransaction,
 )
 from postdate.messages import Envelope, check_headers, encode_headers, size_in_bytes, size_limit
-from postdate.ports import HANDLED, End, Received, Recording, RecordKind, TransactionMode, TransportCapabilities, Work
+from postdate.ports import (
+    HANDLED,
+    End,
+    Received,
+    Receiver,
+    Recording,
+    RecordKind,
+    TransactionMode,
+    Transport,
+    TransportCapabilities,
+    Work,
+)
 from postdate.ports.expiry import ExpiryRules, end_in_queue
 from postdate.wakeup import Alarm
 
@@ -79,7 +90,7 @@ _POLL_FLOOR_SECONDS = 1.0
 """A receiver looks by itself this often, should a wake-up be lost."""
 
 
-class LocalTransport(SetsAside):
+class LocalTransport(SetsAside, Transport):
     """Queues in an SQLite file.
 
     Args:
@@ -127,6 +138,7 @@ class LocalTransport(SetsAside):
             dead_letters=expiry is not None,
             pipelines=True,
             reads_ahead=True,
+            takes_by_id=True,
         )
 
     @property
@@ -216,7 +228,7 @@ class LocalTransport(SetsAside):
             self.file.close()
 
 
-class LocalReceiver:
+class LocalReceiver(Receiver):
     """Receives from one queue; see :class:`postdate.ports.Receiver`."""
 
     def __init__(self, transport: LocalTransport, queue: str) -> None:

@@ -31,7 +31,7 @@ def next_attempt(connection: sqlite3.Connection) -> datetime | None:
 
 
 def statistics(connection: sqlite3.Connection, now: int) -> StoreStatistics:
-    """See :meth:`postdate.ports.InspectableStore.statistics`."""
+    """See :meth:`postdate.ports.AdministrableStore.statistics`."""
 
     def count(condition: str, *values: int) -> int:
         sql = f"SELECT count(*) FROM delayed_message WHERE {condition}"

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final, cast
-from urllib.parse import parse_qsl, unquote, urlsplit
 
-from postdate.backends.rowlocks.sockets import check_answers_within, connected
+from postdate.backends.rowlocks.connection import (
+    CONNECT_WITHIN_SECONDS,
+    LOG_IN_WITHIN_SECONDS,
+    DatabaseServer,
+    ServerSession,
+    check_options,
+    connected,
+)
+from postdate.backends.sqlserver import BACKEND
 from postdate.backends.sqlserver.channel import Channel, Routed
 from postdate.backends.sqlserver.encryption import OPTIONS, encryption_of
 from postdate.backends.sqlserver.errors import translated
-from postdate.errors import ConfigurationError, StoreUnavailable, StoreUnreachable
+from postdate.errors import ConfigurationError, StoreUnreachable
 
 _OLDEST: Final = 13
 _AZURE: Final = frozenset({5, 8})
 _COMPATIBILITY: Final = 130
-_PORT: Final = 1433
-_CONNECT_WITHIN_SECONDS: Final = 5.0
-_LOG_IN_WITHIN_SECONDS: Final = 10.0
-_ANSWER_WITHIN_SECONDS: Final = 30.0
-_PATIENCE_SECONDS: Final = 600.0
-_ALIVE_WITHIN_SECONDS: Final = 2.0
 _MOST_ROUTES: Final = 3
 
 ADMINISTRATORS_SETTINGS: Final = (
@@ -36,7 +39,7 @@ ADMINISTRATORS_SETTINGS: Final = (
 _SETTINGS: Final = f"{ADMINISTRATORS_SETTINGS}; SET LOCK_TIMEOUT 3000; SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
 
 
-class SqlServer:
+class SqlServerInstance(DatabaseServer["SqlServerSession"]):
     """Where a server is.
 
     Args:
@@ -45,76 +48,52 @@ class SqlServer:
             the host of the address, or what ``hostnameincertificate=`` says. ``trustservercertificate=yes`` takes any
             certificate; ``encrypt=no`` sends everything in the clear, the password too; ``encrypt=strict`` begins with
             TLS (TDS 8).
-        answers_within: after so long a silence of the server a connection is given up; ``None``: 30 s.
+        answers_within: see :class:`postdate.backends.rowlocks.connection.DatabaseServer`.
 
     Raises:
         ConfigurationError: the address cannot be read; the text never has the password.
     """
 
+    product, schemes, port = "SQL Server", ("mssql", "sqlserver"), 1433
+
     def __init__(self, url: str, answers_within: timedelta | None = None) -> None:
-        self._answers_within = check_answers_within(answers_within)
-        try:
-            parts = urlsplit(url)
-            self._host, self._port = parts.hostname or "localhost", parts.port or _PORT
-        except ValueError:  # its text may have a piece of a password that is not escaped
-            raise ConfigurationError(
-                "the address of the SQL Server database cannot be read; write mssql://user:password@host:port/database"
-            ) from None
-        self.database = unquote(parts.path.lstrip("/"))
-        self._user, self._password = unquote(parts.username or ""), unquote(parts.password or "")
-        options = {name.lower(): value for name, value in parse_qsl(parts.query, keep_blank_values=True)}
-        unknown = sorted(set(options) - OPTIONS)
-        if parts.scheme not in {"mssql", "sqlserver"} or unknown or not self.database:
-            wrong = (
-                f"does not know {unknown[0]!r}; it may have {', '.join(sorted(OPTIONS))}"
-                if unknown
-                else "is mssql://user:password@host:port/database"
-            )
-            raise ConfigurationError(f"the address of a SQL Server database {wrong}")
+        super().__init__(url, answers_within)
+        options = {name.lower(): value for name, value in self.address.options.items()}
+        check_options(replace(self.address, options=options), OPTIONS)
+        if not self.database:
+            raise ConfigurationError("the address of a SQL Server database is mssql://user:password@host:port/database")
         self._encryption = encryption_of(options)  # once: reading the system's certificates takes 0.1 s
-        self.where = f"SQL Server {self._host}:{self._port}/{self.database}"
 
     def connect(self) -> SqlServerSession:
-        """Return a connection; see :class:`postdate.backends.rowlocks.Server`.
-
-        Raises:
-            ConfigurationError: it is too old, its certificate cannot be trusted, or it does not encrypt.
-            StoreUnavailable: it does not answer.
-        """
-        address = (self._host, self._port)
+        """Return a new connection, to the server that this one sends us to."""
+        address = (self.address.host, self.address.port)
         for _ in range(_MOST_ROUTES):
             try:
                 session = self._connected(*address)
             except Routed as route:
                 address = route.address
             else:
+                BACKEND.announce()
                 return session
         raise StoreUnreachable(f"{self.where}: was sent from server to server, at last to {address[0]}:{address[1]}")
-
-    def connect_patiently(self) -> SqlServerSession:
-        """Return a connection for long statements, such as a migration's; see :meth:`connect`."""
-        session = self.connect()
-        session.wait_for_long()
-        return session
 
     def _connected(self, host: str, port: int) -> SqlServerSession:
         import pytds  # pyright: ignore[reportMissingTypeStubs] - it has none
 
-        within = _ANSWER_WITHIN_SECONDS if self._answers_within is None else self._answers_within.total_seconds()
         with translated(self.where):
-            raw = connected((host, port), _CONNECT_WITHIN_SECONDS)
+            raw = connected((host, port), CONNECT_WITHIN_SECONDS)
             try:
-                raw.settimeout(_LOG_IN_WITHIN_SECONDS)
+                raw.settimeout(LOG_IN_WITHIN_SECONDS)
                 channel = Channel(raw, host, self._encryption, self.where)
                 connection = pytds.connect(
                     dsn=host,
                     port=port,
                     database=self.database,
-                    user=self._user,
-                    password=self._password,
+                    user=self.address.user,
+                    password=self.address.password,
                     autocommit=True,
-                    timeout=within,
-                    login_timeout=_LOG_IN_WITHIN_SECONDS,
+                    timeout=self.seconds_to_answer,
+                    login_timeout=LOG_IN_WITHIN_SECONDS,
                     appname="postdate",
                     sock=cast("Any", channel),  # as much of a socket as the driver uses
                     disable_connect_retry=True,  # the first try has all the time there is
@@ -131,8 +110,8 @@ class SqlServer:
         return session
 
 
-class SqlServerSession:
-    """One connection, in autocommit mode outside of :meth:`begin` … :meth:`commit`; one thread at a time.
+class SqlServerSession(ServerSession):
+    """One connection; see :class:`postdate.backends.rowlocks.connection.ServerSession`.
 
     Args:
         connection: of the driver.
@@ -201,24 +180,15 @@ class SqlServerSession:
             while rows := cursor.fetchmany(page):
                 yield [tuple(row) for row in rows]
 
-    def wait_for_long(self) -> None:
-        """Wait longer for every answer from now on."""
-        self._channel.settimeout(_PATIENCE_SECONDS)
+    @property
+    def seconds(self) -> float:
+        """How long the server may take to answer."""
+        within = self._channel.gettimeout()
+        return math.inf if within is None else within
 
-    @contextmanager
-    def patient(self) -> Generator[None]:
-        """Wait longer for answers within: for what reads or changes whole tables."""
-        with self._limited(_PATIENCE_SECONDS):
-            yield
-
-    @contextmanager
-    def _limited(self, seconds: float) -> Generator[None]:
-        before = self._channel.gettimeout()
-        self._channel.settimeout(seconds)
-        try:
-            yield
-        finally:
-            self._channel.settimeout(before)
+    def limit(self, seconds: float) -> None:
+        """Wait no longer for an answer from now on."""
+        self._channel.settimeout(None if seconds == math.inf else seconds)
 
     def begin(self) -> None:
         """Begin a transaction."""
@@ -241,16 +211,9 @@ class SqlServerSession:
         """End the connection from another thread: whoever waits for an answer hears that none comes. Never raises."""
         self._channel.abort()
 
-    def is_alive(self, at_most: float | None = None) -> bool:
-        """See :meth:`postdate.backends.rowlocks.parts.Session.is_alive`."""
-        before = self._channel.gettimeout()
-        within = _ALIVE_WITHIN_SECONDS if at_most is None else min(before or _ANSWER_WITHIN_SECONDS, at_most)
-        try:
-            with self._limited(within):
-                self.rows("SELECT 1")
-        except StoreUnavailable:
-            return False
-        return True
+    def ping(self) -> None:
+        """Ask the server for any answer."""
+        self.rows("SELECT 1")
 
 
 def _drain(cursor: Any) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from typing import Final
 
 from postdate.backends.rowlocks import Conflict
+from postdate.backends.rowlocks.errors import Meaning, meaning_of
 from postdate.backends.sqlserver.channel import Refused
 from postdate.errors import (
     PostdateError,
@@ -18,33 +20,20 @@ from postdate.errors import (
     StoreUnreachable,
 )
 
-_MEANINGS: dict[type[StoreError], tuple[frozenset[int], str]] = {
+_MEANINGS: Final[Mapping[Meaning, frozenset[int]]] = {
     # Deadlock, lock request timed out, update conflict under snapshot isolation, lost a race for one id.
-    Conflict: (frozenset({1205, 1222, 2601, 2627, 3960}), "{where}: {said}"),
-    StoreNotSetUp: (
-        frozenset({207, 208, 911, 2812, 4902}),
-        "{where} lacks tables of Postdate ({said}); run `postdate setup`",
-    ),
-    StoreFull: (
-        frozenset({1101, 1105, 3257, 9002, 40544}),
-        "{where} has no room ({said}); nothing was written; make room and go on",
-    ),
-    StoreNotWritable: (
-        frozenset({229, 230, 262, 297, 300, 916, 2760, 3906, 6102, 15247, 18452, 18456}),
-        "{where} refuses ({said}); check user, password and grants",
-    ),
+    Conflict: frozenset({1205, 1222, 2601, 2627, 3960}),
+    StoreNotSetUp: frozenset({207, 208, 911, 2812, 4902}),
+    StoreFull: frozenset({1101, 1105, 3257, 9002, 40544}),
+    StoreNotWritable: frozenset({229, 230, 262, 297, 300, 916, 2760, 3906, 6102, 15247, 18452, 18456}),
     # The server goes or comes, or has ended our session; or the database (4060) does not exist, or not yet.
-    StoreUnreachable: (
-        frozenset(
-            {64, 233, 596, 921, 922, 927, 976, 983, 4014, 6005, 10053, 10054, 10060, 11001, 4060, 17142, 17187, 40143}
-            | {40197, 40540, 40613}
-        ),
-        "{where}: {said}",
+    StoreUnreachable: frozenset(
+        {64, 233, 596, 921, 922, 927, 976, 983, 4014, 6005, 10053, 10054, 10060, 11001, 4060, 17142, 17187, 40143}
+        | {40197, 40540, 40613}
     ),
     # It is busy.
-    StoreUnavailable: (
-        frozenset({601, 701, 802, 1204, 3980, 4221, 8645, 8651, 10928, 10929, 40501, 49918, 49919, 49920}),
-        "{where}: {said}",
+    StoreUnavailable: frozenset(
+        {601, 701, 802, 1204, 3980, 4221, 8645, 8651, 10928, 10929, 40501, 49918, 49919, 49920}
     ),
 }
 
@@ -55,9 +44,9 @@ def translate(error: Exception, where: str) -> PostdateError:
         return translate(error.__cause__, where)  # the driver gave up trying; this is why
     number = getattr(error, "number", 0) or getattr(error, "msg_no", 0)
     said = str(getattr(error, "text", "") or error).strip().partition("\n")[0] or type(error).__name__
-    for meaning, (numbers, text) in _MEANINGS.items():
-        if number in numbers:
-            return meaning(text.format(where=where, said=said))
+    found = meaning_of(number, said, where, _MEANINGS)
+    if found is not None:
+        return found
     if not number:  # not said by the server: the connection is gone, or never was
         return StoreUnreachable(f"{where}: {said}")
     return StoreError(f"{where}: {said} ({number})")

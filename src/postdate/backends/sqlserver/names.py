@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
+from typing import Final
 
+from postdate.backends.rowlocks.names import RowLockNames, Spelling, check_not_ours
 from postdate.errors import ConfigurationError
 
-LONGEST_NAME = 128
-_OURS = "postdate_"
+LONGEST_NAME: Final = 128
 
 
 def quoted(name: str) -> str:
@@ -36,41 +35,10 @@ def check_name(name: str, what: str) -> str:
             f"{what} {name!r} has {units} UTF-16 units; SQL Server takes {LONGEST_NAME}: choose a shorter one "
             f"(table=... for a store)"
         )
-    if what == "table" and name.lower().startswith(_OURS):
-        raise ConfigurationError(f"table {name!r} would stand among Postdate's own: names with {_OURS!r} are taken")
-    return name
+    return check_not_ours(name, what)
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
-    """The names of one store, as they stand in SQL with parameters (a ``%`` doubled).
+class SqlServerNames(RowLockNames):
+    """The names of one store; those of locks are compared without regard to case beyond 32 characters."""
 
-    Args:
-        schema: that the tables are in.
-        table: of the waiting messages.
-    """
-
-    schema: str
-    table: str
-
-    def __post_init__(self) -> None:
-        check_name(self.schema, "schema")
-        check_name(self.table, "table")
-
-    def plain(self, name: str) -> str:
-        """Return a name in the schema for a statement without parameters."""
-        return f"{quoted(self.schema)}.{quoted(name)}"
-
-    def of(self, name: str) -> str:
-        """Return one of Postdate's own names for a statement with parameters."""
-        return self.plain(_OURS + name).replace("%", "%%")
-
-    @property
-    def pending(self) -> str:
-        """The table of waiting messages for a statement with parameters."""
-        return self.plain(self.table).replace("%", "%%")
-
-    def lock(self, what: str) -> str:
-        """Return the name of an application lock; they are compared without regard to case beyond 32 characters."""
-        digest = hashlib.md5(self.schema.encode(), usedforsecurity=False).hexdigest()
-        return f"postdate {digest[:16]} {what}"
+    spelling = Spelling("postdate.backends.sqlserver", quoted, literal, check_name)

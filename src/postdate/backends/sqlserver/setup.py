@@ -1,16 +1,15 @@
-"""Creating the tables, by numbered migrations in one transaction. Source: ADR 0008."""
+"""Creating the tables in SQL Server, by numbered migrations in one transaction. Source: ADR 0008."""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Sequence
 from typing import Any, Final
 
-from postdate.backends.rowlocks import migrating as rowlocks
-from postdate.backends.sqlserver.connection import ADMINISTRATORS_SETTINGS, SqlServerSession
-from postdate.backends.sqlserver.names import Names, literal, quoted
+from postdate.backends.rowlocks.names import RowLockNames
+from postdate.backends.rowlocks.setup import mark_done, migrate, rights_needed, steps_of
+from postdate.backends.sqlserver.connection import ADMINISTRATORS_SETTINGS
+from postdate.backends.sqlserver.names import literal, quoted
 from postdate.errors import StoreUnavailable
-from postdate.persistence.migrations import Step, run
+from postdate.persistence.migrations import Step
 
 _WAIT_MILLISECONDS: Final = 30_000
 TAKE_TURN: Final = (
@@ -19,12 +18,11 @@ TAKE_TURN: Final = (
 )
 
 
-def foundation(names: Names) -> tuple[str, ...]:
-    """Return the statements that come before every migration; creating a schema must be alone in its batch."""
-    schema, marks = quoted(names.schema), names.plain("postdate_migration")
-    create = literal(f"CREATE SCHEMA {schema}")
+def foundation(names: RowLockNames) -> tuple[str, ...]:
+    """Return the statements that come before every migration."""
+    marks = names.plain("postdate_migration")
     return (
-        f"IF SCHEMA_ID({literal(names.schema)}) IS NULL EXEC ({create})",
+        creating_schema(names.schema),
         (
             f"IF OBJECT_ID({literal(marks)}, N'U') IS NULL CREATE TABLE {marks} (\n"
             f"    subject nvarchar(128) COLLATE Latin1_General_BIN2 NOT NULL, version int NOT NULL,\n"
@@ -34,42 +32,24 @@ def foundation(names: Names) -> tuple[str, ...]:
     )
 
 
-def steps(names: Names) -> tuple[Step, ...]:
-    """Return the migrations of the schema and of the store's table, in order."""
-    replacements = {
-        "{schema}": quoted(names.schema),
-        "{table}": names.plain(names.table),
-        "{name}": literal(names.table),
-    }
-
-    return rowlocks.steps("postdate.backends.sqlserver", names.table, replacements)
+def creating_schema(schema: str) -> str:
+    """Return the statement that creates a schema where it is missing; creating it must be alone in its batch."""
+    return f"IF SCHEMA_ID({literal(schema)}) IS NULL EXEC ({literal(f'CREATE SCHEMA {quoted(schema)}')})"
 
 
-def mark_done(names: Names, step: Step) -> str:
-    """Return the statement that says that a step was done."""
-    return (
-        f"INSERT INTO {names.plain('postdate_migration')} (subject, version, name) "
-        f"VALUES ({literal(step.subject)}, {step.version}, {literal(step.name)})"
-    )
-
-
-def setup_statements(names: Names) -> str:
+def setup_statements(names: RowLockNames) -> str:
     """Return the SQL that creates everything that is missing; harmless when it is run again."""
     guarded = (
         _guarded(names, step, statement)
-        for step in steps(names)
+        for step in steps_of(names)
         for statement in (*step.statements, mark_done(names, step))
     )
     body = "".join(f"{statement.strip()};\n\n" for statement in [*foundation(names), *guarded])
-    rights = (
-        f"What a user needs that runs Postdate and may not create tables:\n"
-        f"GRANT SELECT, INSERT, UPDATE, DELETE ON SCHEMA::{quoted(names.schema)} TO the_user;\n"
-    )
-    comment = textwrap.indent(rights, "-- ", lambda line: True)
-    return f"{ADMINISTRATORS_SETTINGS};\n\nBEGIN TRANSACTION;\n\n{body}COMMIT TRANSACTION;\n\n{comment}"
+    rights = rights_needed(names, f"SCHEMA::{quoted(names.schema)}")
+    return f"{ADMINISTRATORS_SETTINGS};\n\nBEGIN TRANSACTION;\n\n{body}COMMIT TRANSACTION;\n\n{rights}"
 
 
-def _guarded(names: Names, step: Step, statement: str) -> str:
+def _guarded(names: RowLockNames, step: Step, statement: str) -> str:
     """Return a statement of a migration that is skipped once the migration is marked: by its last statement."""
     marked = (
         f"SELECT 1 FROM {names.plain('postdate_migration')} "
@@ -78,7 +58,7 @@ def _guarded(names: Names, step: Step, statement: str) -> str:
     return f"IF NOT EXISTS ({marked})\n{statement}"
 
 
-def setup(session: SqlServerSession, names: Names) -> None:
+def setup(session: Any, names: RowLockNames) -> None:
     """Create what is missing; several processes may do it at once.
 
     Raises:
@@ -87,23 +67,22 @@ def setup(session: SqlServerSession, names: Names) -> None:
     """
     session.begin()
     try:
-        _wait_for_our_turn(session, names)
+        wait_for_our_turn(session, names.lock("setup"))
         for statement in foundation(names):
             session.change(statement)
-        where = f"schema {names.schema!r}"
-        run(steps(names), marks(session, names), where, session.change, lambda step: mark_done(names, step))
+        migrate(session, names, f"schema {names.schema!r}")
         session.commit()
     except BaseException:
         session.rollback()
         raise
 
 
-def _wait_for_our_turn(session: SqlServerSession, names: Names) -> None:
-    ((granted,),) = session.rows(TAKE_TURN, {"name": names.lock("setup"), "wait": _WAIT_MILLISECONDS})
+def wait_for_our_turn(session: Any, lock: str) -> None:
+    """Wait until nobody else sets up, until the end of the transaction.
+
+    Raises:
+        StoreUnavailable: another process has been at it for half a minute.
+    """
+    ((granted,),) = session.rows(TAKE_TURN, {"name": lock, "wait": _WAIT_MILLISECONDS})
     if granted < 0:
         raise StoreUnavailable("another process has been setting up this schema for half a minute; try again")
-
-
-def marks(session: SqlServerSession, names: Names) -> Sequence[tuple[Any, ...]]:
-    """Return subject and version of each migration that was done."""
-    return session.rows(f"SELECT subject, version FROM {names.plain('postdate_migration')}")

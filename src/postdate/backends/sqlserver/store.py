@@ -11,10 +11,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 from postdate.backends.rowlocks import LockingStore
-from postdate.backends.sqlserver.connection import SqlServer
-from postdate.backends.sqlserver.names import Names, check_name
+from postdate.backends.sqlserver.names import SqlServerNames
+from postdate.backends.sqlserver.schema import SqlServerSchema
 from postdate.backends.sqlserver.setup import setup_statements
-from postdate.backends.sqlserver.tables import HOLDS_AT_MOST, SqlServerTables
+from postdate.backends.sqlserver.tables import SqlServerTables
 from postdate.ports import Recording
 
 
@@ -23,14 +23,16 @@ class SqlServerStore(LockingStore):
 
     Args:
         url: ``mssql://user:password@host:port/database``, in TLS unless it says otherwise; for its options see
-            :class:`postdate.backends.sqlserver.connection.SqlServer`.
-        schema: that the tables are in.
+            :class:`postdate.backends.sqlserver.connection.SqlServerInstance`. Or a
+            :class:`postdate.backends.sqlserver.database.SqlServer`, whose connections it uses, and which has the
+            settings ``schema``, ``holds_at_most`` and ``answers_within``.
+        schema: that the tables are in; ``None``: ``dbo``.
         table: of the waiting messages; at most 128 characters. ``None``: ``{endpoint}.timeouts``.
         recording: how much is kept for audits.
         largest_message_bytes: of headers and body together.
         holds_at_most: a process that shows no life for so long (frozen, swapped out) loses what it holds to others that
             have the rights to end its connections (VIEW SERVER STATE and ALTER ANY CONNECTION); the server itself never
-            ends them, so without these rights it keeps what it holds, and that is logged.
+            ends them, so without these rights it keeps what it holds, and that is logged. ``None``: 60 s.
         answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: 30 s. What
             reads or changes whole tables may take 10 minutes.
         checksum: store one of headers and body with each message; who reads it checks it, whatever this says.
@@ -41,24 +43,24 @@ class SqlServerStore(LockingStore):
 
     def __init__(  # noqa: PLR0913 - the settings that stand beside an address
         self,
-        url: str,
+        url: str | SqlServerSchema,
         *,
-        schema: str = "dbo",
+        schema: str | None = None,
         table: str | None = None,
         recording: Recording = Recording.ALL,
         largest_message_bytes: int = 16 * 1024 * 1024,
-        holds_at_most: timedelta = HOLDS_AT_MOST,
+        holds_at_most: timedelta | None = None,
         answers_within: timedelta | None = None,
         checksum: bool = False,
     ) -> None:
-        self.server = SqlServer(url, answers_within)
-        self._schema, self._recording = check_name(schema, "schema"), recording
-        self._holds_at_most_with_rights = holds_at_most
-        super().__init__(self.server, self._tables_of, table, largest_message_bytes, checksum=checksum)
+        database = SqlServerSchema.of(url, schema, holds_at_most, answers_within)
+        self._schema, self._recording = database.schema, recording
+        self._holds_at_most_with_rights = database.holds_at_most
+        super().__init__(database, self._tables_of, table, largest_message_bytes, checksum=checksum)
 
     def _tables_of(self, table: str) -> SqlServerTables:
-        return SqlServerTables(Names(self._schema, table), self._recording, self._holds_at_most_with_rights)
+        return SqlServerTables(SqlServerNames(self._schema, table), self._recording, self._holds_at_most_with_rights)
 
     def setup_statements(self, endpoint: str) -> str:
         """Return the SQL that :meth:`setup` runs on an empty database, for a database administrator."""
-        return setup_statements(Names(self._schema, self._table or f"{endpoint}.timeouts"))
+        return setup_statements(SqlServerNames(self._schema, self._table or f"{endpoint}.timeouts"))

@@ -7,22 +7,19 @@ Source: specification 4.6; ADR 0008, ADR 0014.
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from postdate.backends.rowlocks.timeouts import ServerTimeouts
-from postdate.backends.sqlserver.connection import SqlServer, SqlServerSession
-from postdate.backends.sqlserver.names import Names, check_name, literal, quoted
-from postdate.backends.sqlserver.setup import TAKE_TURN
-from postdate.errors import InvalidMessage, StoreUnavailable
+from postdate.backends.rowlocks.timeouts import ServerTimeouts, TimeoutStatements, TimeoutTable
+from postdate.backends.sqlserver.names import SqlServerNames, check_name, literal, quoted
+from postdate.backends.sqlserver.schema import SqlServerSchema
+from postdate.backends.sqlserver.setup import creating_schema, wait_for_our_turn
+from postdate.errors import InvalidMessage
 from postdate.messages import DESTINATION_LIMIT
-from postdate.persistence.timeouts import DESTINATION, ID, STATE, TIME, rounded_up, table_name
+from postdate.persistence.timeouts import DESTINATION, ID, STATE, TIME, rounded_up
 
 _WHAT: Final = "the table of timeouts (table_prefix=...)"
-_WAIT_MILLISECONDS: Final = 30_000
-_ALL: Final = 2**63 - 1
 _ENDINGS: Final = (0, 3, 7)
 """The last digits that milliseconds have in a ``datetime``, which counts in 300ths of a second."""
 
@@ -47,8 +44,9 @@ class SqlServerTimeouts(ServerTimeouts):
 
     Args:
         url: ``mssql://user:password@host:port/database``, in TLS unless it says otherwise; for its options see
-            :class:`postdate.backends.sqlserver.connection.SqlServer`.
-        schema: that the table is in.
+            :class:`postdate.backends.sqlserver.connection.SqlServerInstance`. Or a
+            :class:`postdate.backends.sqlserver.database.SqlServer`, whose connections and ``schema`` it uses.
+        schema: that the table is in; ``None``: ``dbo``.
         table_prefix: what the name of the table begins with; the name has at most 128 characters. ``None``: that of the
             endpoint, see :func:`postdate.persistence.timeouts.table_prefix`.
 
@@ -56,23 +54,15 @@ class SqlServerTimeouts(ServerTimeouts):
         ConfigurationError: the address, the schema or the table cannot be.
     """
 
-    def __init__(self, url: str, *, schema: str = "dbo", table_prefix: str | None = None) -> None:
-        self.server = SqlServer(url)
-        self._schema = check_name(schema, "schema")
-        super().__init__(self.server, lambda name: SqlServerTable(schema, name), table_prefix)
-
-    def setup_statements(self, endpoint: str) -> str:
-        """Return the SQL that :meth:`setup` runs where nothing is there yet, for a database administrator."""
-        table = SqlServerTable(self._schema, table_name(endpoint, prefix=self._prefix))
-        rights = (
-            f"For a user who may not create tables:\nGRANT SELECT, INSERT, UPDATE, DELETE ON {table.name} TO the_user;"
-        )
-        create = "".join(f"{statement};\n" for statement in table.create)
-        return f"{create}{textwrap.indent(rights, '-- ', lambda line: True)}\n"
+    def __init__(
+        self, url: str | SqlServerSchema, *, schema: str | None = None, table_prefix: str | None = None
+    ) -> None:
+        database = SqlServerSchema.of(url, schema)
+        super().__init__(database, lambda name: SqlServerTable(database.schema, name), table_prefix)
 
 
-class SqlServerTable:
-    """Every statement of one table; see :class:`postdate.backends.rowlocks.timeouts.Table`.
+class SqlServerTable(TimeoutTable):
+    """Every statement of one table; see :class:`postdate.backends.rowlocks.timeouts.TimeoutTable`.
 
     Args:
         schema: it is in.
@@ -83,14 +73,13 @@ class SqlServerTable:
     """
 
     def __init__(self, schema: str, name: str) -> None:
-        self.name = plain = f"{quoted(schema)}.{quoted(check_name(name, _WHAT))}"
+        plain = f"{quoted(schema)}.{quoted(check_name(name, _WHAT))}"
         table = plain.replace("%", "%%")
-        missing = f"IF OBJECT_ID({literal(plain)}, N'U') IS NULL"
         # The indexes hang on the table: they are made in one statement, so one question decides on all.
-        self.create = (
-            f"IF SCHEMA_ID({literal(schema)}) IS NULL EXEC ({literal(f'CREATE SCHEMA {quoted(schema)}')})",
+        create = (
+            creating_schema(schema),
             (
-                f"{missing} CREATE TABLE {plain} (\n"
+                f"IF OBJECT_ID({literal(plain)}, N'U') IS NULL CREATE TABLE {plain} (\n"
                 f"    [Id] uniqueidentifier NOT NULL PRIMARY KEY, [Destination] nvarchar(200), "
                 f"[SagaId] uniqueidentifier,\n"
                 f"    [State] varbinary(max), [Time] datetime, [Headers] nvarchar(max) NOT NULL,\n"
@@ -98,34 +87,38 @@ class SqlServerTable:
                 f"    INDEX [Index_SagaId] ([SagaId]), INDEX [Index_Time] ([Time])\n)"
             ),
         )
-        self._lock = Names(schema, "timeouts").lock("setup")
+        self._lock = SqlServerNames(schema, "timeouts").lock("setup")
         of_id = "[Id] = CAST(%(Id)s AS uniqueidentifier)"
-        self.insert_one = (
-            f"INSERT INTO {table} ([Id], [Destination], [SagaId], [State], [Time], [Headers], [PersistenceVersion]) "
-            f"SELECT CAST(%(Id)s AS uniqueidentifier), %(Destination)s, CAST(%(SagaId)s AS uniqueidentifier), "
-            f"CONVERT(varbinary(max), CAST(%(State)s AS varchar(max)), 1), CAST(%(Time)s AS datetime), %(Headers)s, "
-            f"%(PersistenceVersion)s "
-            f"WHERE NOT EXISTS (SELECT 1 FROM {table} WITH (UPDLOCK, HOLDLOCK) WHERE {of_id})"
-        )
         row = "[Id], [Destination], [SagaId], [State], CONVERT(varchar(27), [Time], 121), [Headers]"
-        self.peek_one = f"SELECT {row} FROM {table} {_SKIPPING} WHERE {of_id}"
-        self.claim_one = f"SELECT {row} FROM {table} {_CLAIMING} WHERE {of_id}"
-        self.delete_one = f"DELETE FROM {table} WHERE {of_id}"
-        self.delete_all = f"DELETE FROM {table} WHERE [SagaId] = CAST(%(SagaId)s AS uniqueidentifier)"
-        self.find_due = (
-            f"SELECT TOP (%(limit)s) [Id], CONVERT(varchar(27), [Time], 121) FROM {table} {_SKIPPING} "
-            f"WHERE [Time] > CAST(%(after)s AS datetime) AND [Time] <= CAST(%(until)s AS datetime) ORDER BY [Time]"
+        sql = TimeoutStatements(
+            insert=(
+                f"INSERT INTO {table} "
+                f"([Id], [Destination], [SagaId], [State], [Time], [Headers], [PersistenceVersion]) "
+                f"SELECT CAST(%(Id)s AS uniqueidentifier), %(Destination)s, CAST(%(SagaId)s AS uniqueidentifier), "
+                f"CONVERT(varbinary(max), CAST(%(State)s AS varchar(max)), 1), CAST(%(Time)s AS datetime), "
+                f"%(Headers)s, %(PersistenceVersion)s "
+                f"WHERE NOT EXISTS (SELECT 1 FROM {table} WITH (UPDLOCK, HOLDLOCK) WHERE {of_id})"
+            ),
+            peek=f"SELECT {row} FROM {table} {_SKIPPING} WHERE {of_id}",
+            claim=f"SELECT {row} FROM {table} {_CLAIMING} WHERE {of_id}",
+            delete=f"DELETE FROM {table} WHERE {of_id}",
+            delete_saga=f"DELETE FROM {table} WHERE [SagaId] = CAST(%(Id)s AS uniqueidentifier)",
+            due=(
+                f"SELECT TOP (%(limit)s) [Id], CONVERT(varchar(27), [Time], 121) FROM {table} {_SKIPPING} "
+                f"WHERE [Time] > CAST(%(after)s AS datetime) AND [Time] <= CAST(%(until)s AS datetime) ORDER BY [Time]"
+            ),
+            first=(
+                f"SELECT TOP (1) CONVERT(varchar(27), [Time], 121) FROM {table} {_SKIPPING} "
+                f"WHERE [Time] > CAST(%(after)s AS datetime) ORDER BY [Time]"
+            ),
         )
-        self.find_first = (
-            f"SELECT TOP (1) CONVERT(varchar(27), [Time], 121) FROM {table} {_SKIPPING} "
-            f"WHERE [Time] > CAST(%(after)s AS datetime) ORDER BY [Time]"
-        )
+        super().__init__(plain, create, sql)
 
-    def setup(self, session: SqlServerSession) -> None:
-        """See :class:`postdate.backends.rowlocks.timeouts.Table`."""
+    def setup(self, session: Any) -> None:
+        """Create what is missing, in one transaction."""
         session.begin()
         try:
-            self._wait_for_our_turn(session)
+            wait_for_our_turn(session, self._lock)
             for statement in self.create:
                 session.change(statement)
             session.commit()
@@ -133,46 +126,19 @@ class SqlServerTable:
             session.rollback()
             raise
 
-    def _wait_for_our_turn(self, session: SqlServerSession) -> None:
-        ((granted,),) = session.rows(TAKE_TURN, {"name": self._lock, "wait": _WAIT_MILLISECONDS})
-        if granted < 0:
-            raise StoreUnavailable("another process has been setting up this schema for half a minute; try again")
+    def key(self, normal: str) -> Mapping[str, Any]:
+        """Return the id itself: the column is no text."""
+        return {"Id": normal}
 
-    def insert(self, session: SqlServerSession, row: dict[str, Any]) -> bool:
-        """See :class:`postdate.backends.rowlocks.timeouts.Table`; bytes travel as hexadecimal text."""
+    def instant(self, instant: datetime) -> object:
+        """Return the text of a time that a ``datetime`` has."""
+        return bound(instant)
+
+    def insert(self, session: Any, row: dict[str, Any]) -> bool:
+        """Write a row, its bytes as hexadecimal text; ``False``: its id is there already."""
         _check_destination(row)
         values = {**row, STATE: f"0x{row[STATE].hex()}", TIME: bound(as_stored(row[TIME]))}
-        return session.change(self.insert_one, values) > 0
-
-    def peek(self, session: SqlServerSession, timeout_id: str) -> tuple[Any, ...] | None:
-        """See :class:`postdate.backends.rowlocks.timeouts.Table`."""
-        found = session.rows(self.peek_one, {"Id": timeout_id})
-        return found[0] if found else None
-
-    def claim(self, session: SqlServerSession, timeout_id: str) -> tuple[Any, ...] | None:
-        """See :class:`postdate.backends.rowlocks.timeouts.Table`."""
-        found = session.rows(self.claim_one, {"Id": timeout_id})
-        return found[0] if found else None
-
-    def delete(self, session: SqlServerSession, timeout_id: str) -> int:
-        """See :class:`postdate.backends.rowlocks.timeouts.Table`."""
-        return session.change(self.delete_one, {"Id": timeout_id})
-
-    def delete_saga(self, session: SqlServerSession, saga_id: str) -> int:
-        """See :class:`postdate.backends.rowlocks.timeouts.Table`."""
-        return session.change(self.delete_all, {"SagaId": saga_id})
-
-    def due(
-        self, session: SqlServerSession, after: datetime, until: datetime, at_most: int | None
-    ) -> Sequence[tuple[Any, ...]]:
-        """See :class:`postdate.backends.rowlocks.timeouts.Table`."""
-        values = {"after": bound(after), "until": bound(until), "limit": _ALL if at_most is None else at_most}
-        return session.rows(self.find_due, values)
-
-    def first(self, session: SqlServerSession, after: datetime) -> object:
-        """See :class:`postdate.backends.rowlocks.timeouts.Table`."""
-        found = session.rows(self.find_first, {"after": bound(after)})
-        return found[0][0] if found else None
+        return session.change(self.sql.insert, values) > 0
 
 
 def as_stored(due: datetime) -> datetime:

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from postdate.backends.sqlserver.connection import SqlServer, SqlServerSession
-from postdate.backends.sqlserver.names import Names, check_name, literal, quoted
+from postdate.backends.sqlserver.connection import SqlServerInstance, SqlServerSession
+from postdate.backends.sqlserver.names import SqlServerNames, check_name, literal, quoted
+from postdate.backends.sqlserver.schema import DEFAULT_SCHEMA
 from postdate.backends.sqlserver.setup import TAKE_TURN
 from postdate.errors import StoreUnavailable
 from postdate.migrating.dialect import TURN_SECONDS, Dialect, Hiding, Session
 from postdate.migrating.names import NUMBER, ONGOING, STATE_TABLE
 from postdate.persistence.timeouts import ID, TIME
 
-DEFAULT_SCHEMA: Final = "dbo"
 _LOCK_MILLISECONDS: Final = 3_000
 """What every session of ours has."""
 
@@ -57,7 +57,7 @@ class SqlServerDialect(Dialect):
     )
 
     def __init__(self, url: str, schema: str | None) -> None:
-        self._server = SqlServer(url)
+        self._server = SqlServerInstance(url)
         super().__init__(check_name(DEFAULT_SCHEMA if schema is None else schema, "schema"), self._server.where)
 
     def connect(self) -> Session:
@@ -92,7 +92,7 @@ class SqlServerDialect(Dialect):
 
     def take_turn(self, session: Session) -> None:
         """See :class:`Dialect`; until the end of the transaction."""
-        values = {"name": Names(self.schema, "any").lock("migration"), "wait": TURN_SECONDS * 1_000}
+        values = {"name": SqlServerNames(self.schema, "any").lock("migration"), "wait": TURN_SECONDS * 1_000}
         ((granted,),) = session.rows(TAKE_TURN, values)
         if granted < 0:
             raise StoreUnavailable(f"{self.where}: another migration has been at its beginning for too long; try again")

@@ -8,8 +8,9 @@ from dataclasses import replace
 from datetime import timedelta
 
 from postdate.bench.bench import Arrivals, Bench
-from postdate.bench.plants import Plant
+from postdate.bench.limits import arrived, move_limit
 from postdate.bench.result import Figure, Result
+from postdate.bench.targets import Targets
 from postdate.bench.workload import load
 from postdate.clock import SystemClock
 
@@ -57,18 +58,18 @@ def _drain(
     beside_writer: bool = False,
     limited: bool = True,
 ) -> Result:
-    with bench.plant() as plant, ExitStack() as stack:
+    with bench.targets() as targets, ExitStack() as stack:
         limit = None
         if limited:
             bench.report(f"limit: {n:,} bare messages")
-            limit = plant.queues.move_limit(n)
-        found: dict[str, Figure] = {"fill_s": _fill(bench, plant, n, pending)}
+            limit = move_limit(targets, n)
+        found: dict[str, Figure] = {"fill_s": _fill(bench, targets, n, pending)}
         storer = None
         if beside_writer:
-            storer = stack.enter_context(bench.storer(plant, "flat-out", _WRITES_SECONDS))
-        running = stack.enter_context(bench.services(plant, services))
+            storer = stack.enter_context(bench.storer(targets, "flat-out", _WRITES_SECONDS))
+        running = stack.enter_context(bench.services(targets, services))
         if storer is not None:
-            storer.start(load(plant.site, range(0), SystemClock().now(), _MILLISECOND))
+            storer.start(load(targets.deployment, range(0), SystemClock().now(), _MILLISECOND))
             time.sleep(_UNTIL_AT_FULL_SPEED_SECONDS)
         running.start()
         running.wait_for(n, f"delivering {n:,} messages")
@@ -76,13 +77,13 @@ def _drain(
             found |= storer.found()
         running.finish()
         arrivals = Arrivals(range(n))
-        arrivals.add(plant.queues.arrived(plant.site.queue))
+        arrivals.add(arrived(targets, n))
         return running.result(name, arrivals, limit, found)
 
 
-def _fill(bench: Bench, plant: Plant, n: int, pending: int) -> float:
+def _fill(bench: Bench, targets: Targets, n: int, pending: int) -> float:
     now, started = SystemClock().now(), time.monotonic()
-    later = load(plant.site, range(n, n + pending), now + timedelta(days=1), _MILLISECOND)
-    due = load(plant.site, range(n), now - timedelta(days=1), timedelta(microseconds=100))
-    bench.fill(plant, *([later] if pending else []), due)
+    later = load(targets.deployment, range(n, n + pending), now + timedelta(days=1), _MILLISECOND)
+    due = load(targets.deployment, range(n), now - timedelta(days=1), timedelta(microseconds=100))
+    bench.fill(targets, *([later] if pending else []), due)
     return time.monotonic() - started

@@ -8,17 +8,17 @@ from functools import partial
 import anyio
 
 from postdate.bench.bench import STUCK_SECONDS, Bench
-from postdate.bench.places.place import ReceivedPlace
-from postdate.bench.plants import Plant
+from postdate.bench.deployment import Deployment
+from postdate.bench.limits import receive_limit
 from postdate.bench.processes import Partner
 from postdate.bench.result import Result
-from postdate.bench.site import Site
 from postdate.bench.tally import Tally
+from postdate.bench.targets import Measured, Targets
 from postdate.bench.workload import Ping, id_of
 from postdate.clock import SystemClock
 from postdate.endpoint.sending import Sender, SendOptions, outgoing_message
 from postdate.endpoint.serialization import MessageTypes
-from postdate.errors import ConfigurationError, PostdateError
+from postdate.errors import PostdateError
 from postdate.messages import Envelope
 
 _SENT_AT_ONCE = 1_000
@@ -28,19 +28,19 @@ _IDLE_SECONDS = 1.0
 
 def handle(bench: Bench, n: int, concurrency: int) -> Result:
     """Handle ``n`` messages that are in the queue before the endpoint starts, until none of them is left there."""
-    with bench.plant() as plant:
-        queues = _received(plant)
-        _fill(bench, plant, n)
+    with bench.targets() as targets:
+        queues = targets.queues
+        _fill(bench, targets, n)
         bench.report(f"limit: taking {n:,} messages off the queue")
-        limit = queues.receive_limit(plant.site.endpoint, n)
-        fill_s = _fill(bench, plant, n)
+        limit = receive_limit(targets, targets.deployment.endpoint, n)
+        fill_s = _fill(bench, targets, n)
         with (
             bench.tally("handled") as tally,
-            Partner("postdate.bench.handler", "receiving", plant.site, tally.path, n, concurrency) as partner,
+            Partner("postdate.bench.handler", "receiving", targets.deployment, tally.path, n, concurrency) as partner,
         ):
             before = queues.cpu_seconds()
             partner.start()
-            ended = _wait(bench, plant.site, queues, n, tally, partner)
+            ended = _wait(bench, targets.deployment, queues, n, tally, partner)
             after = queues.cpu_seconds()
             found = partner.finish()
         seconds = ended - found["started"]
@@ -50,38 +50,34 @@ def handle(bench: Bench, n: int, concurrency: int) -> Result:
             rss_mb=found["rss_mb"], cpu_s=found["cpu_s"], server_cpu_s=server,
             server_cpu_cores=None if server is None else server / seconds,
             extra={"concurrency": concurrency, "start_s": found["start_s"], "fill_s": fill_s},
-            servers={queues.name: queues.facts()},
+            servers={queues.name: queues.facts},
         )  # fmt: skip
 
 
-def _received(plant: Plant) -> ReceivedPlace:
-    if isinstance(plant.queues, ReceivedPlace):
-        return plant.queues
-    raise ConfigurationError(
-        f"the limit of receiving is known for local and postgres only, not for {plant.queues.name}: choose one of "
-        f"them with --transport"
-    )
-
-
-def _fill(bench: Bench, plant: Plant, n: int) -> float:
+def _fill(bench: Bench, targets: Targets, n: int) -> float:
     """Put the messages into the queue of the endpoint, and return the seconds that it took."""
     bench.report(f"sending {n:,} messages")
     started = time.monotonic()
-    anyio.run(partial(_send, plant.site, n))
-    plant.queues.settle()
+    anyio.run(partial(_send, targets.deployment, n))
+    targets.queues.target.settle()
     return time.monotonic() - started
 
 
-async def _send(site: Site, n: int) -> None:
-    transport, clock, types, sender = site.open_transport(), SystemClock(), MessageTypes(), Sender(site.endpoint, None)
+async def _send(deployment: Deployment, n: int) -> None:
+    transport, clock, types, sender = (
+        deployment.open_transport(),
+        SystemClock(),
+        MessageTypes(),
+        Sender(deployment.endpoint, None),
+    )
     try:
-        await transport.create_queues([site.endpoint])
+        await transport.create_queues([deployment.endpoint])
         for first in range(0, n, _SENT_AT_ONCE):
             now, envelopes = clock.now(), list[Envelope]()
             for number in range(first, min(first + _SENT_AT_ONCE, n)):
                 content, body = types.encode(Ping(number))
-                options = SendOptions(message_id=id_of(number, site.run))
-                message = outgoing_message(content, body, site.endpoint, options, sender, now)
+                options = SendOptions(message_id=id_of(number, deployment.run))
+                message = outgoing_message(content, body, deployment.endpoint, options, sender, now)
                 assert isinstance(message, Envelope), "there is no delay"
                 envelopes.append(message)
             for error in await transport.send(envelopes, now):
@@ -91,7 +87,7 @@ async def _send(site: Site, n: int) -> None:
         await transport.close()
 
 
-def _wait(bench: Bench, site: Site, queues: ReceivedPlace, n: int, tally: Tally, partner: Partner) -> float:
+def _wait(bench: Bench, deployment: Deployment, queues: Measured, n: int, tally: Tally, partner: Partner) -> float:
     """Wait until the queue is empty and return the machine time of that.
 
     The queue is looked at only when all messages were handled, or nothing went on for a second: a look that finds many
@@ -109,7 +105,7 @@ def _wait(bench: Bench, site: Site, queues: ReceivedPlace, n: int, tally: Tally,
         count, now = tally.value, time.monotonic()
         if count != seen:
             seen, since = count, now
-        if (count >= n or now - since > _IDLE_SECONDS) and queues.is_empty(site.endpoint):
+        if (count >= n or now - since > _IDLE_SECONDS) and queues.target.is_empty(deployment.endpoint):
             return time.time()
         if now - since > STUCK_SECONDS:
             raise PostdateError(f"{text}: nothing went on for {STUCK_SECONDS:.0f} s after {count:,}")

@@ -10,7 +10,7 @@ import typer
 
 from postdate.cli.arguments import DURATION, INSTANT
 from postdate.cli.command import Use, command, wrong_usage
-from postdate.cli.pipeline.common import Cores, Master, app, on_spark, store_of
+from postdate.cli.pipeline.common import SparkOptions, app, on_spark, store_of
 
 if TYPE_CHECKING:
     from postdate.pipeline.archive import ArchiveResult, RestoreResult
@@ -34,8 +34,8 @@ def archive(
     forget_ids: Annotated[
         bool, typer.Option("--forget-ids", help="Remove the ids as well: they may be used again then.")
     ] = False,
-    cores: Cores = None,
-    master: Master = None,
+    *,
+    cluster: SparkOptions,
 ) -> None:
     """Move the records of messages that have ended from the store to Parquet, by day.
 
@@ -54,7 +54,7 @@ def archive(
         assert limit is not None
         return run(spark, store, folder, limit, now, keep_ids=not forget_ids)
 
-    result = on_spark(job, cores, master)
+    result = on_spark(job, cluster)
     use.report(result.to_json(), lambda: _print_archived(result))
 
 
@@ -93,8 +93,8 @@ def restore(
         datetime | None,
         typer.Option("--ended-to", parser=INSTANT, metavar="TIME", help="Messages that ended before then."),
     ] = None,
-    cores: Cores = None,
-    master: Master = None,
+    *,
+    cluster: SparkOptions,
 ) -> None:
     """Put the records of an archive back into the store; those that are there stay as they are."""
     store = store_of(use)
@@ -104,7 +104,7 @@ def restore(
 
         return run(spark, store, folder, ids=ids, ended_from=ended_from, ended_to=ended_to)
 
-    result = on_spark(job, cores, master)
+    result = on_spark(job, cluster)
     use.report(result.to_json(), lambda: _print_restored(result))
 
 

@@ -11,7 +11,7 @@ import typer
 from postdate.cli.arguments import DURATION
 from postdate.cli.command import Use, command, wrong_usage
 from postdate.cli.exits import Exit
-from postdate.cli.pipeline.common import Cores, Master, app, on_spark, store_of
+from postdate.cli.pipeline.common import SparkOptions, app, on_spark, store_of
 
 if TYPE_CHECKING:
     from postdate.pipeline.audit import AuditResult
@@ -38,8 +38,8 @@ def audit(
     all_endpoints: Annotated[
         bool, typer.Option("--all-endpoints", help="Every endpoint of the database, not only that of the settings.")
     ] = False,
-    cores: Cores = None,
-    master: Master = None,
+    *,
+    cluster: SparkOptions,
 ) -> None:
     """Compare what was scheduled with what was delivered: lost, duplicated, early, orphaned, late.
 
@@ -59,7 +59,7 @@ def audit(
             spark, stores, SystemClock().now(), late_after=late_after, records=records or (), findings_to=findings
         )
 
-    result = on_spark(job, cores, master)
+    result = on_spark(job, cluster)
     if html is not None:
         from postdate.pipeline.report import write_html
 

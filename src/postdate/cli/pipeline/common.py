@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -29,6 +30,14 @@ Cores = Annotated[int | None, typer.Option("--cores", min=1, help="Threads of Sp
 Master = Annotated[str | None, typer.Option("--master", metavar="URL", help="A Spark cluster; default: this process.")]
 
 
+@dataclass(frozen=True, slots=True)
+class SparkOptions:
+    """Where Spark runs: options of every job."""
+
+    cores: Cores = None
+    master: Master = None
+
+
 def store_of(use: Use) -> StoreSpec:
     """Return the store of the settings, as a job takes it along."""
     with extra_installed():
@@ -49,8 +58,7 @@ def extra_installed() -> Generator[None]:
 
 def on_spark(
     job: Callable[[SparkSession], T],
-    cores: int | None,
-    master: str | None,
+    cluster: SparkOptions,
     conf: Mapping[str, str] | None = None,
     *,
     long: bool = False,
@@ -63,9 +71,9 @@ def on_spark(
     with Console(stderr=True).status("Spark is working …"):
         try:
             with spark_session(
-                cores=cores, master=master, conf={**(FOR_LONG_JOBS if long else {}), **(conf or {})}
-            ) as spark:
-                return job(spark)
+                cores=cluster.cores, master=cluster.master, conf={**(FOR_LONG_JOBS if long else {}), **(conf or {})}
+            ) as session:
+                return job(session)
         except Exception as error:
             # Known by its home: Spark itself is imported in the pipeline only.
             if type(error).__module__.startswith("pyspark.errors"):

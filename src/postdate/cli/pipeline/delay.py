@@ -10,7 +10,7 @@ import typer
 from postdate.cli.arguments import DURATION
 from postdate.cli.command import Use, command, wrong_usage
 from postdate.cli.logs import LogLevel, logging_to_stderr
-from postdate.cli.pipeline.common import Cores, Master, app, extra_installed, log, on_spark, told_to_stop
+from postdate.cli.pipeline.common import SparkOptions, app, extra_installed, log, on_spark, told_to_stop
 
 if TYPE_CHECKING:
     from postdate.pipeline.session import SparkSession
@@ -50,8 +50,8 @@ def delay(
         milliseconds=500
     ),
     log_level: LogLevel = "INFO",
-    cores: Cores = None,
-    master: Master = None,
+    *,
+    cluster: SparkOptions,
 ) -> None:
     """Hand on the rows of a folder's files when they are due, until SIGTERM or Ctrl-C; needs no store.
 
@@ -78,4 +78,4 @@ def delay(
         log.info("stopped")
 
     with logging_to_stderr(log_level), told_to_stop() as stop:
-        on_spark(go_on, cores, master, delay_conf(), long=True)
+        on_spark(go_on, cluster, delay_conf(), long=True)

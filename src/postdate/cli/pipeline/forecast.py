@@ -11,7 +11,7 @@ import typer
 
 from postdate.cli.arguments import DURATION
 from postdate.cli.command import Use, command, wrong_usage
-from postdate.cli.pipeline.common import Cores, Master, app, extra_installed, on_spark, store_of
+from postdate.cli.pipeline.common import SparkOptions, app, extra_installed, on_spark, store_of
 
 if TYPE_CHECKING:
     from postdate.pipeline.forecast_result import ForecastResult
@@ -56,8 +56,8 @@ def forecast(
         Path | None, typer.Option("--load", metavar="DIR", help="Write the table of the load to a new folder.")
     ] = None,
     load_format: Annotated[LoadFormat, typer.Option("--load-format", help="Of the table.")] = LoadFormat.PARQUET,
-    cores: Cores = None,
-    master: Master = None,
+    *,
+    cluster: SparkOptions,
 ) -> None:
     """Say what falls due when and where, which rate it needs, and when it has drained at a rate.
 
@@ -81,7 +81,7 @@ def forecast(
             result.write_load(load, load_format.value)
         return result
 
-    result = on_spark(job, cores, master)
+    result = on_spark(job, cluster)
     if html is not None:
         from postdate.pipeline.forecast_report import write_forecast
 

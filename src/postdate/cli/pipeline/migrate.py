@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,7 +12,7 @@ from postdate.cli.arguments import DURATION, INSTANT
 from postdate.cli.command import Use, command, group, wrong_usage
 from postdate.cli.exits import Exit
 from postdate.cli.logs import LogLevel, logging_to_stderr
-from postdate.cli.pipeline.common import Cores, Master, app, extra_installed, on_spark, store_of
+from postdate.cli.pipeline.common import SparkOptions, app, extra_installed, on_spark, store_of
 
 if TYPE_CHECKING:
     from postdate.pipeline.migrate import MigrateJob, MigrateResult, OriginSpec, PreviewResult, StatusResult
@@ -60,24 +61,78 @@ Margin = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class OriginOptions:
+    """From where messages come: options of every command here."""
+
+    source: From = None
+    from_store: FromStore = None
+    schema: Schema = None
+    prefixes: Prefixes = None
+
+    def spec(self) -> OriginSpec:
+        """Return it as a job takes it along.
+
+        Raises:
+            TyperException: there are none or two, or a prefix is none.
+        """
+        address = self.from_store if self.source is None else self.source
+        if address is None or (self.source is not None and self.from_store is not None):
+            raise wrong_usage("say from where: either --from ADDRESS, a timeout manager's, or --from-store ADDRESS")
+        if self.from_store is not None and self.prefixes:
+            raise wrong_usage(
+                "--prefix is for a timeout manager's tables; those of a store are found by their endpoints"
+            )
+        named = dict[str, str]()
+        for each in self.prefixes or []:
+            endpoint, equals, prefix = each.partition("=")
+            if not (endpoint and equals):
+                raise wrong_usage(f"--prefix {each!r} is not ENDPOINT=PREFIX")
+            named[endpoint] = prefix
+        with extra_installed():
+            from postdate.pipeline.migrate import OriginSpec
+        return OriginSpec(address, self.schema, named or None, is_store=self.from_store is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Whose:
+    """Whose messages move: options of commands that begin a run."""
+
+    endpoints: Endpoints = None
+    all_endpoints: AllEndpoints = False
+
+    def chosen(self) -> list[str] | None:
+        """Return the endpoints; ``None``: all.
+
+        Raises:
+            TyperException: neither or both were said.
+        """
+        if bool(self.endpoints) == self.all_endpoints:
+            raise wrong_usage("say whose messages: either --endpoint NAME or --all-endpoints")
+        return self.endpoints
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How a run moves: options of commands that move."""
+
+    batch_size: BatchSize = None
+    margin: Margin = None
+
+
 @command(migrations, "preview")
 def preview(
     use: Use,
-    source: From = None,
-    from_store: FromStore = None,
-    endpoints: Endpoints = None,
-    all_endpoints: AllEndpoints = False,
+    origin: OriginOptions,
+    whose: Whose,
     cutoff: Cutoff = None,
     margin: Margin = None,
-    schema: Schema = None,
-    prefixes: Prefixes = None,
 ) -> None:
     """Say what would move and what is in the way; change nothing.
 
     Exit code 1 if something is in the way.
     """
-    _one_of(endpoints, all_endpoints)
-    job = _job(use, _origin(source, from_store, schema, prefixes), endpoints, cutoff, None, margin)
+    job = _job(use, origin, whose.chosen(), cutoff, Pace(margin=margin))
 
     from postdate.clock import SystemClock
     from postdate.pipeline.migrate import preview as look
@@ -91,80 +146,67 @@ def preview(
 @command(migrations, "run")
 def run(
     use: Use,
-    source: From = None,
-    from_store: FromStore = None,
-    endpoints: Endpoints = None,
-    all_endpoints: AllEndpoints = False,
+    origin: OriginOptions,
+    whose: Whose,
+    pace: Pace,
     cutoff: Cutoff = None,
-    batch_size: BatchSize = None,
-    margin: Margin = None,
-    schema: Schema = None,
-    prefixes: Prefixes = None,
     log_level: LogLevel = "INFO",
-    cores: Cores = None,
-    master: Master = None,
+    *,
+    cluster: SparkOptions,
 ) -> None:
     """Move messages, and compare what the store has with what there was; go on if it was begun with the same options.
 
     What fires them there may run meanwhile, and so may services on the store. Exit code 1 if anything is not as it was.
     """
-    _one_of(endpoints, all_endpoints)
-    job = _job(use, _origin(source, from_store, schema, prefixes), endpoints, cutoff, batch_size, margin)
+    job = _job(use, origin, whose.chosen(), cutoff, pace)
 
-    def move(spark: SparkSession) -> MigrateResult:
+    def move(session: SparkSession) -> MigrateResult:
         from postdate.pipeline.migrate import migrate
 
-        return migrate(spark, job)
+        return migrate(session, job)
 
     with logging_to_stderr(log_level):
-        result = on_spark(move, cores, master, long=True)
+        result = on_spark(move, cluster, long=True)
     _report(use, result)
 
 
 @command(migrations, "resume")
 def resume(
     use: Use,
-    source: From = None,
-    from_store: FromStore = None,
+    origin: OriginOptions,
+    pace: Pace,
     endpoints: Endpoints = None,
-    batch_size: BatchSize = None,
-    margin: Margin = None,
-    schema: Schema = None,
-    prefixes: Prefixes = None,
     log_level: LogLevel = "INFO",
-    cores: Cores = None,
-    master: Master = None,
+    *,
+    cluster: SparkOptions,
 ) -> None:
     """Go on with the runs that have not ended, each as it was begun; or with those of the endpoints named.
 
     Exit code 1 if anything is not as it was.
     """
-    job = _job(use, _origin(source, from_store, schema, prefixes), endpoints, None, batch_size, margin)
+    job = _job(use, origin, endpoints, None, pace)
 
-    def go_on(spark: SparkSession) -> MigrateResult:
+    def go_on(session: SparkSession) -> MigrateResult:
         from postdate.pipeline.migrate import resume
 
-        return resume(spark, job)
+        return resume(session, job)
 
     with logging_to_stderr(log_level):
-        result = on_spark(go_on, cores, master, long=True)
+        result = on_spark(go_on, cluster, long=True)
     _report(use, result)
 
 
 @command(migrations, "abort")
 def abort(
     use: Use,
-    source: From = None,
-    from_store: FromStore = None,
+    origin: OriginOptions,
     endpoints: Endpoints = None,
-    schema: Schema = None,
-    prefixes: Prefixes = None,
 ) -> None:
     """Give back to where it came from what the store does not have yet; what it has stays there.
 
     Of the runs that have not ended, or of the endpoints named. Exit code 1 if what the store has is not as it was.
     """
-    job = _job(use, _origin(source, from_store, schema, prefixes), endpoints, None, None, None)
+    job = _job(use, origin, endpoints, None, Pace())
 
     from postdate.pipeline.migrate import abort as end
 
@@ -175,60 +217,33 @@ def abort(
 
 
 @command(migrations, "status")
-def status(
-    use: Use, source: From = None, from_store: FromStore = None, schema: Schema = None, prefixes: Prefixes = None
-) -> None:
+def status(use: Use, origin: OriginOptions) -> None:
     """Say how far each run is; change nothing."""
-    origin = _origin(source, from_store, schema, prefixes)
+    spec = origin.spec()
 
     from postdate.pipeline.migrate import status as look
 
-    result = look(origin)
+    result = look(spec)
     use.report(result.to_json(), lambda: _print_status(result))
 
 
 # --- arguments --------------------------------------------------------------------------------------------------------
 
 
-def _one_of(endpoints: list[str] | None, all_endpoints: bool) -> None:
-    if bool(endpoints) == all_endpoints:
-        raise wrong_usage("say whose messages: either --endpoint NAME or --all-endpoints")
-
-
-def _origin(source: str | None, store: str | None, schema: str | None, prefixes: list[str] | None) -> OriginSpec:
-    address = store if source is None else source
-    if address is None or (source is not None and store is not None):
-        raise wrong_usage("say from where: either --from ADDRESS, a timeout manager's, or --from-store ADDRESS")
-    if store is not None and prefixes:
-        raise wrong_usage("--prefix is for a timeout manager's tables; those of a store are found by their endpoints")
-    named = dict[str, str]()
-    for each in prefixes or []:
-        endpoint, equals, prefix = each.partition("=")
-        if not (endpoint and equals):
-            raise wrong_usage(f"--prefix {each!r} is not ENDPOINT=PREFIX")
-        named[endpoint] = prefix
-    with extra_installed():
-        from postdate.pipeline.migrate import OriginSpec
-    return OriginSpec(address, schema, named or None, is_store=store is not None)
-
-
 def _job(
-    use: Use,
-    origin: OriginSpec,
-    endpoints: list[str] | None,
-    cutoff: datetime | None,
-    batch_size: int | None,
-    margin: timedelta | None,
+    use: Use, origin: OriginOptions, endpoints: list[str] | None, cutoff: datetime | None, pace: Pace
 ) -> MigrateJob:
+    spec = origin.spec()
+
     from postdate.pipeline.migrate import BATCH_SIZE, EVERYTHING, MARGIN, MigrateJob
 
     return MigrateJob(
-        origin,
+        spec,
         store_of(use),
         tuple(endpoints) if endpoints else None,
         cutoff or EVERYTHING,
-        batch_size or BATCH_SIZE,
-        MARGIN if margin is None else margin,
+        pace.batch_size or BATCH_SIZE,
+        MARGIN if pace.margin is None else pace.margin,
     )
 
 

@@ -11,7 +11,7 @@ import typer
 
 from postdate.cli.command import Use, command, wrong_usage
 from postdate.cli.exits import Exit
-from postdate.cli.pipeline.common import Cores, Master, app, on_spark, store_of
+from postdate.cli.pipeline.common import SparkOptions, app, on_spark, store_of
 from postdate.errors import PipelineError
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ def schedule(
     report: Annotated[
         Path | None, typer.Option("--report", metavar="DIR", help="New folder for the counts, as a Parquet table.")
     ] = None,
-    cores: Cores = None,
-    master: Master = None,
+    *,
+    cluster: SparkOptions,
 ) -> None:
     """Store every row of a table as a delayed message; run it again, and nothing is stored twice.
 
@@ -114,7 +114,7 @@ def schedule(
         times = _local_times(zone, ambiguous, nonexistent)
         return run(messages, ScheduleJob(store, SystemClock().now(), columns, times, rejects, report=report))
 
-    result = on_spark(job, cores, master, long=_size(source) >= _LARGE_BYTES)
+    result = on_spark(job, cluster, long=_size(source) >= _LARGE_BYTES)
     use.report(result.to_json(), lambda: _print_scheduled(result, store))
     if result.set_aside:
         raise typer.Exit(Exit.NOT_KEPT)

@@ -12,7 +12,7 @@ from postdate.cli.arguments import DURATION
 from postdate.cli.command import Use, command, wrong_usage
 from postdate.cli.exits import Exit
 from postdate.cli.logs import LogLevel, logging_to_stderr
-from postdate.cli.pipeline.common import Cores, Master, app, extra_installed, log, on_spark, told_to_stop
+from postdate.cli.pipeline.common import SparkOptions, app, extra_installed, log, on_spark, told_to_stop
 
 if TYPE_CHECKING:
     from postdate.pipeline.dispatching import SweepSpec
@@ -55,8 +55,8 @@ def sweep(
         ),
     ] = None,
     log_level: LogLevel = "INFO",
-    cores: Cores = None,
-    master: Master = None,
+    *,
+    cluster: SparkOptions,
 ) -> None:
     """Put due messages into their queues on Spark, with the claims that services make: both may run at once.
 
@@ -86,7 +86,7 @@ def sweep(
             log.info("stopped")
 
         with logging_to_stderr(log_level), told_to_stop() as stop:
-            on_spark(go_on, cores, master, long=True)
+            on_spark(go_on, cluster, long=True)
         return
 
     def once(spark: SparkSession) -> SweepResult:
@@ -94,7 +94,7 @@ def sweep(
 
         return run(spark, spec, slots=slots, ledger=ledger)
 
-    result = on_spark(once, cores, master)
+    result = on_spark(once, cluster)
     use.report(result.to_json(), lambda: _print_swept(result, spec))
     if not result.complete:
         raise typer.Exit(Exit.NOT_KEPT)

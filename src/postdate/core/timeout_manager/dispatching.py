@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Final, Protocol
 
 import anyio
@@ -15,7 +16,7 @@ from postdate.errors import NotADelayedMessage, TimeoutConcurrentlyProcessed
 from postdate.messages import Envelope
 from postdate.metrics import NO_METRICS, Metrics
 from postdate.ports import End, Received, Transport
-from postdate.ports.timeouts import ClaimingTimeouts, EnlistingTimeouts, Timeout, TimeoutClaim, TimeoutPersister
+from postdate.ports.timeouts import Timeout, TimeoutClaim, TimeoutPersister
 
 log = logging.getLogger("postdate.timeout_manager")
 
@@ -35,17 +36,8 @@ class Announcer(Protocol):
         ...
 
 
-class _Unclaimed:
-    """A timeout that others may have in hand at the same time."""
-
-    def __init__(self, timeout: Timeout, persister: TimeoutPersister) -> None:
-        self.timeout, self._persister = timeout, persister
-
-    async def remove(self) -> bool:
-        return await self._persister.try_remove(self.timeout.timeout_id)
-
-    async def release(self) -> None:
-        """Nothing is held."""
+async def _hold_nothing() -> None:
+    """Release nothing: in a transaction of the queue there is no claim."""
 
 
 class DispatchStep:
@@ -67,17 +59,13 @@ class DispatchStep:
     def __init__(
         self,
         persister: TimeoutPersister,
-        enlisting: EnlistingTimeouts | None,
+        enlisting: TimeoutPersister | None,
         transport: Transport,
         clock: Clock,
         announcer: Announcer,
         metrics: Metrics = NO_METRICS,
     ) -> None:
         self._persister, self._enlisting, self._transport, self._clock = persister, enlisting, transport, clock
-        # In the transaction of the queue no claim is needed: who comes second finds the timeout gone and sends nothing.
-        self._claiming: ClaimingTimeouts | None = None
-        if enlisting is None and isinstance(persister, ClaimingTimeouts):
-            self._claiming = persister
         self._asking, self._sending = Guard.of_store(persister, clock), Guard.of_transport(transport, clock)
         self._announcer, self._metrics = announcer, metrics
         self._sent: dict[str, None] = {}  # in order: the oldest are forgotten first
@@ -105,10 +93,13 @@ class DispatchStep:
         return Done(end, lambda: self._dispatched(timeout_id, timeout))
 
     async def _taken(self, timeout_id: str) -> TimeoutClaim | None:
-        if self._claiming is not None:
-            return await self._claiming.claim(timeout_id)
+        if self._enlisting is None:
+            return await self._persister.claim(timeout_id)
+        # In the transaction of the queue no claim is needed: who comes second finds the timeout gone and sends nothing.
         timeout = await self._persister.peek(timeout_id)
-        return None if timeout is None else _Unclaimed(timeout, self._persister)
+        if timeout is None:
+            return None
+        return TimeoutClaim(timeout, partial(self._persister.try_remove, timeout_id), _hold_nothing)
 
     async def _end(self, taken: TimeoutClaim, envelope: Envelope) -> End:
         timeout = taken.timeout

@@ -17,7 +17,7 @@ from postdate.errors import NotADelayedMessage
 from postdate.messages import Envelope, Headers
 from postdate.metrics import NO_METRICS, Metrics
 from postdate.ports import End, Received, Work
-from postdate.ports.timeouts import EnlistingTimeouts, Timeout, TimeoutPersister
+from postdate.ports.timeouts import Timeout, TimeoutPersister
 
 log = logging.getLogger("postdate.timeout_manager")
 
@@ -44,7 +44,7 @@ class StoreStep:
     def __init__(
         self,
         persister: TimeoutPersister,
-        enlisting: EnlistingTimeouts | None,
+        enlisting: TimeoutPersister | None,
         owner: str,
         clock: Clock,
         registered: Callable[[datetime], None],

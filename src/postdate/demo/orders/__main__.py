@@ -85,7 +85,7 @@ def main(
 
 async def _play(settings: Settings, speed: float) -> None:
     async with opened(settings, create=True, initialize=False) as plant:
-        sagas = open_saga_store(settings)
+        sagas = open_saga_store(settings, plant.databases)
         try:
             named = settings.origins.get("endpoint.name", "default") != "default"
             name = settings.endpoint.name if named else "orders"

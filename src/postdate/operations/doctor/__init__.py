@@ -26,7 +26,7 @@ from postdate.operations.doctor.traffic import (
     traffic,
 )
 from postdate.operations.needs import sources
-from postdate.ports import InspectableStore, Quarantine, TimekeepingStore, TransactionMode, TransportCapabilities
+from postdate.ports import AdministrableStore, Quarantine, TransactionMode, TransportCapabilities
 from postdate.ports.backends import Place
 from postdate.wiring import (
     advice_for,
@@ -136,15 +136,15 @@ class _Looking:
                 store = open_store(address, **store_settings(self.settings))
                 stack.push_async_callback(store.close)
                 await store.initialize(self.settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
-                judges = self.settings.delayed_delivery.use_store_clock and isinstance(store, TimekeepingStore)
+                judges = self.settings.delayed_delivery.use_store_clock and store.capabilities.has_clock
                 checks, self._store_answers = await look_at_server("store server", store, self.clock, judges=judges)
                 self.checks += checks
-                if self._store_answers and isinstance(store, TimekeepingStore):
+                if self._store_answers and store.capabilities.has_clock:
                     reported = await store.reported_clocks()
                     self.checks += [service_clocks(reported, judges=judges)] if reported else []
                 if self._store_answers and isinstance(store, Quarantine):
                     self._note_set_aside(await store.quarantined_count())
-                if self._store_answers and isinstance(store, InspectableStore):
+                if self._store_answers and isinstance(store, AdministrableStore):
                     self.stored = await stored_on_server(store, store_observer(store), self.clock.now())
         except PostdateError as error:
             self._cannot_be_read("store", error)

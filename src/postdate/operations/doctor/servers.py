@@ -18,7 +18,7 @@ from postdate.core.store_clock import WORTH_SAYING
 from postdate.errors import PostdateError
 from postdate.operations.doctor.checks import Check, Result
 from postdate.operations.plain import shown_count, shown_span
-from postdate.ports import DescribesServer, OldSnapshot, SeesSnapshots, ServerFacts
+from postdate.ports import AdministrableStore, OldSnapshot, ServerFacts, Transport
 from postdate.wiring import advice_for
 
 _PATIENCE_SECONDS: Final = 30.0
@@ -39,21 +39,24 @@ async def look_at_server(name: str, adapter: object, clock: Clock, *, judges: bo
         clock: of this machine.
         judges: whether services go by the clock of the server.
     """
-    if not isinstance(adapter, DescribesServer):
-        return [Check(name, Result.OK, "it tells nothing about itself")], True
+    silent = [Check(name, Result.OK, "it tells nothing about itself")]
+    if not isinstance(adapter, AdministrableStore | Transport):
+        return silent, True
     try:
         with anyio.fail_after(_PATIENCE_SECONDS):
             await adapter.server_facts()  # connects: the next answer comes without that delay
             before = clock.now()
             facts = await adapter.server_facts()
             after = clock.now()
-            snapshots = await adapter.old_snapshots() if isinstance(adapter, SeesSnapshots) else None
+            snapshots = await adapter.old_snapshots() if isinstance(adapter, AdministrableStore) else None
     except TimeoutError:
         found = f"no answer within {_PATIENCE_SECONDS:g} s"
         return [Check(name, Result.FAIL, found, "see whether it runs and can be reached from here")], False
     except PostdateError as error:
         mend = "see whether it runs, and whether address, user and password are right: `postdate config show`"
         return [Check(name, Result.FAIL, str(error), advice_for(error, mend))], False
+    if facts is None:
+        return silent, True
     checks = [version(name, facts), *judged(facts)]
     if facts.now is not None:
         checks.append(clocks(before, facts.now, after, judges=judges))

@@ -10,14 +10,11 @@ from postdate.config import Settings
 from postdate.operations.doctor.checks import Check, Result
 from postdate.operations.plain import delivering, shown_count, shown_span
 from postdate.ports import (
-    CountsQueues,
+    AdministrableStore,
     FileFacts,
-    InspectableStore,
-    KnowsDestinations,
     MessageFilter,
+    Observer,
     Process,
-    QueueObserver,
-    StoreObserver,
     Transport,
 )
 
@@ -68,7 +65,7 @@ def stored_in_file(facts: FileFacts) -> Stored:
     return Stored(facts.pending, facts.overdue, None, facts.processes, facts.next_destinations)
 
 
-async def stored_on_server(store: InspectableStore, view: StoreObserver | None, now: datetime) -> Stored:
+async def stored_on_server(store: AdministrableStore, view: Observer | None, now: datetime) -> Stored:
     """Return what waits in the store of a server.
 
     Raises:
@@ -76,16 +73,15 @@ async def stored_on_server(store: InspectableStore, view: StoreObserver | None, 
     """
     counts = await store.statistics(now)
     processes = None if view is None else await view.processes()
-    if isinstance(view, KnowsDestinations):
-        destinations = await view.next_destinations(_LOOK_AHEAD)
-    else:
+    destinations = None if view is None else await view.next_destinations(_LOOK_AHEAD)
+    if destinations is None:
         pending = await store.list_pending(MessageFilter(), _READ_AHEAD)
         destinations = sorted({message.destination for message in pending})
     return Stored(counts.pending, counts.overdue, counts.next_due, processes, destinations)
 
 
 async def lengths_on_server(
-    transport: Transport, view: QueueObserver | None, names: Sequence[str]
+    transport: Transport, view: Observer | None, names: Sequence[str]
 ) -> Mapping[str, int] | None:
     """Return how long the queues are; ``None`` where not even their being there can be seen.
 
@@ -94,7 +90,7 @@ async def lengths_on_server(
     """
     if view is not None:
         return await view.queue_lengths()
-    return await transport.lengths_of(names) if isinstance(transport, CountsQueues) else None
+    return await transport.lengths_of(names)
 
 
 # --- judging what was found ----------------------------------------------------------------------------------------

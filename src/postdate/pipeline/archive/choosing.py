@@ -19,7 +19,7 @@ from postdate.pipeline.columns import arrow_schema, spark_schema, to_batch
 from postdate.pipeline.frames import PAGE_ROWS, held_snapshot, scan_frame, scan_parts
 from postdate.pipeline.stores import OpenStore, StoreSpec, opened
 from postdate.ports import Scan, ScanPart
-from postdate.ports.pruning import ARCHIVED, PrunableStore
+from postdate.ports.archives import ARCHIVED, ArchivableStore
 
 _KEPT = StorageLevel.MEMORY_AND_DISK
 _TURNS = (
@@ -30,14 +30,14 @@ _TURNS = (
 _PARTS = pa.schema([("first", pa.int64()), ("end", pa.int64())])
 
 
-def prunable(store: OpenStore) -> PrunableStore:
+def prunable(store: OpenStore) -> ArchivableStore:
     """Return the side of a store that records are taken out of.
 
     Raises:
         PipelineError: this store cannot do that.
     """
     scannable = store.scannable()
-    if not isinstance(scannable, PrunableStore):
+    if not isinstance(scannable, ArchivableStore):
         raise PipelineError(f"{type(scannable).__name__} cannot be archived: its records cannot be taken out")
     return scannable
 

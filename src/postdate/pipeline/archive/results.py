@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+
+from postdate.pipeline.plain import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ class ArchiveResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain values for JSON; instants in ISO 8601."""
-        return {**asdict(self), "before": self.before.isoformat(), "days": [asdict(day) for day in self.days]}
+        return plain(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +80,4 @@ class RestoreResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain values for JSON."""
-        return asdict(self)
+        return plain(self)

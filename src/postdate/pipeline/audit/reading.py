@@ -32,9 +32,8 @@ from postdate.errors import PipelineError
 from postdate.pipeline.frames import held_snapshot, scan_frame, scan_parts
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import ScanPart
-from postdate.ports.auditing import AuditableStore
+from postdate.ports.archives import ARCHIVED, ArchivableStore
 from postdate.ports.migrating import GIVEN_BACK
-from postdate.ports.pruning import ARCHIVED
 
 KEPT = StorageLevel.MEMORY_AND_DISK
 """Where frames are kept that must not be read again: that would be another picture."""
@@ -94,7 +93,7 @@ def endpoints_of(store: StoreSpec) -> tuple[StoreSpec, ...]:
     """
     with opened(store) as found:
         scannable = found.scannable()
-        tables = scannable.tables_of_stores() if isinstance(scannable, AuditableStore) else ()
+        tables = scannable.tables_of_stores() if isinstance(scannable, ArchivableStore) else ()
     ending = ".timeouts"
     return tuple(replace(store, table=table, endpoint=table.removesuffix(ending) or table) for table in tables) or (
         store,
@@ -181,7 +180,7 @@ class _Reading:
             ]
         with opened(self.endpoint.store) as store:
             scannable = store.scannable()
-            in_order = isinstance(scannable, AuditableStore) and scannable.records_in_commit_order
+            in_order = isinstance(scannable, ArchivableStore) and scannable.records_in_commit_order
         return self._bracketed_by_number() if in_order else self._read_twice()
 
     def _bracketed_by_number(self) -> list[DataFrame]:

@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
+from postdate.pipeline.plain import plain
+
 BROKEN_PROMISES = ("lost", "duplicated", "early", "orphaned")
 """Findings that must not be: with any of them an audit is not clean."""
 
@@ -163,8 +165,7 @@ class AuditResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain values for JSON; instants in ISO 8601."""
-        plain: dict[str, Any] = _plain(asdict(self))
-        return {"clean": self.clean, **plain}
+        return {"clean": self.clean, **plain(self)}
 
     def table(self) -> list[tuple[str, str]]:
         """Return the totals as lines of name and value, for terminals."""
@@ -174,15 +175,3 @@ class AuditResult:
             for name, value in asdict(self.lateness).items()
         ]
         return counted + lateness
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case dict():
-            return {key: _plain(entry) for key, entry in value.items()}  # pyright: ignore[reportUnknownVariableType]
-        case list() | tuple():
-            return [_plain(entry) for entry in value]  # pyright: ignore[reportUnknownVariableType]
-        case datetime():
-            return value.isoformat()
-        case _:
-            return value

@@ -7,6 +7,7 @@ from typing import Final
 
 from postdate.clock import SystemClock
 from postdate.errors import MigrationConflict, PipelineError
+from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.migrate.looking import MigrateJob, going_on, status_of
 from postdate.pipeline.migrate.moving import BatchTask, move_batch, tasks_of
 from postdate.pipeline.migrate.origin import Origin
@@ -14,7 +15,7 @@ from postdate.pipeline.migrate.results import EndpointResult, MigrateResult
 from postdate.pipeline.migrate.tally import Tally
 from postdate.pipeline.migrate.target import TargetStore, opened_target
 from postdate.pipeline.migrate.verifying import verify_all
-from postdate.ports.migrating import BatchStatus, MigrationRun, MigrationSource, MigrationStatus
+from postdate.ports.migrating import BatchStatus, MigrationRun, MigrationStatus
 
 _TRIES: Final = 20
 

@@ -11,11 +11,10 @@ from typing import Final
 from postdate.config import resolved
 from postdate.errors import MigrationConflict
 from postdate.migrating.store_tables import StoreTables
+from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.stores import StoreSpec
-from postdate.ports.migrating import MigrationSource
-from postdate.wiring.migration_sources import store_source
+from postdate.wiring.migration_sources import is_store_source, store_source
 
-_MOVABLE: Final = frozenset({"sqlite", "postgresql", "postgres", "mariadb", "mysql"})
 _SHOWN: Final = 10
 
 
@@ -37,10 +36,10 @@ def between_stores(
         StoreError: one of the two failed.
     """
     place = resolved(target.address, os.environ)
-    if not isinstance(source, StoreTables) or place.scheme not in _MOVABLE:
+    if not isinstance(source, StoreTables) or not is_store_source(place):
         return {}
     with closing(store_source(place, schema=target.schema)) as other:
-        table = "delayed_message" if place.scheme == "sqlite" else target.table or f"{target.endpoint}.timeouts"
+        table = other.table_for(target.endpoint, target.table)
         is_same_place = source.same_place(other)
         leaving = other.being_emptied(table)
         if leaving is not None:

@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from postdate.clock import SystemClock
 from postdate.errors import MigrationConflict, PipelineError, StoreUnavailable, StoreUnreachable
+from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.migrate.looking import (
     MigrateJob,
     going_on,
@@ -35,12 +36,7 @@ from postdate.pipeline.migrate.results import EndpointResult, MigrateResult
 from postdate.pipeline.migrate.tally import Tally
 from postdate.pipeline.migrate.tasks import SparkTasks
 from postdate.pipeline.session import require_utc
-from postdate.ports.migrating import (
-    BatchStatus,
-    MigrationRun,
-    MigrationSource,
-    MigrationStatus,
-)
+from postdate.ports.migrating import BatchStatus, MigrationRun, MigrationStatus
 
 T = TypeVar("T")
 

@@ -11,13 +11,14 @@ from typing import Final
 from postdate.config import Address, resolved
 from postdate.errors import MigrationConflict, PipelineError
 from postdate.messages import aware_utc
+from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.migrate.between_stores import between_stores
 from postdate.pipeline.migrate.origin import OriginSpec
 from postdate.pipeline.migrate.results import EndpointPreview, PreviewResult, RunStatus, StatusResult
 from postdate.pipeline.migrate.target import opened_target
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports import Recording
-from postdate.ports.migrating import MigrationPreview, MigrationRun, MigrationSource, MigrationStatus
+from postdate.ports.migrating import MigrationPreview, MigrationRun, MigrationStatus
 
 EVERYTHING: Final = datetime(1970, 1, 1, tzinfo=UTC)
 """The cut-off of whoever wants to leave nothing."""

@@ -25,12 +25,13 @@ import pyarrow.compute
 
 from postdate.clock import SystemClock
 from postdate.errors import MessageError, PipelineError
+from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.columns import INSTANT
 from postdate.pipeline.migrate.origin import Origin
 from postdate.pipeline.migrate.target import TargetStore
 from postdate.pipeline.migrate.verifying import checksums
 from postdate.pipeline.rows import checked
-from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationRun, MigrationSource
+from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationRun
 
 pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from postdate.config import Address, resolved
-from postdate.migrating.tables import TimeoutTables
-from postdate.pipeline.migrate.postgres import PostgresColumns
+from postdate.config import Address, resolved, without_secrets
+from postdate.errors import StoreUnavailable
+from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.rows import to_columns
 from postdate.pipeline.stores import absolute
-from postdate.ports.migrating import MigrationRun, MigrationSource
-from postdate.wiring.migration_sources import migration_source, store_source
+from postdate.ports.migrating import HiddenColumns, MigrationRun
+from postdate.wiring.migration_sources import hidden_columns, migration_source, store_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,8 @@ class OriginSpec:
                 return
             source = migration_source(place, schema=self.schema, prefixes=self.prefixes)
             stack.callback(source.close)
-            columns = None
-            if isinstance(source, TimeoutTables) and place.scheme in {"postgresql", "postgres"}:
-                columns = PostgresColumns(place, source)
+            columns = hidden_columns(place, source)
+            if columns is not None:
                 stack.callback(columns.close)
             yield Origin(source, columns)
 
@@ -79,7 +78,7 @@ class Origin:
     """
 
     source: MigrationSource
-    columns: PostgresColumns | None = None
+    columns: HiddenColumns | None = None
 
     def read(self, run: MigrationRun, number: int) -> pa.RecordBatch:
         """Return the messages of a batch, with :data:`postdate.pipeline.rows.MESSAGE_COLUMNS`; some may be missing.
@@ -88,5 +87,8 @@ class Origin:
             MessageError: one is no message.
             StoreError: the source failed.
         """
-        found = None if self.columns is None else self.columns.read(run.run_id, number)
+        try:
+            found = None if self.columns is None else self.columns.read(run.run_id, number)
+        except StoreUnavailable as error:
+            raise StoreUnavailable(without_secrets(str(error))) from error
         return to_columns(self.source.read(run, number)) if found is None else found

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from postdate.pipeline.plain import plain
 from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationRun
 
 NAMED = 100
@@ -59,12 +60,8 @@ class PreviewResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain values for JSON; instants in ISO 8601."""
-        return {
-            "source": self.source,
-            "target": self.target,
-            "possible": self.possible,
-            "endpoints": [_plain(asdict(each)) for each in self.endpoints],
-        }
+        addresses = {"source": self.source, "target": self.target}
+        return {**addresses, "possible": self.possible, "endpoints": plain(self.endpoints)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +152,7 @@ class MigrateResult:
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain values for JSON."""
-        return {**asdict(self), "exact": self.exact}
+        return {**plain(self), "exact": self.exact}
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,19 +197,5 @@ class RunStatus:
 
     def to_json(self) -> dict[str, Any]:
         """Return the run as plain values for JSON; instants in ISO 8601."""
-        run = self.run
-        return {
-            "run_id": run.run_id,
-            "endpoint": run.endpoint,
-            "status": run.status.name.lower(),
-            "parameters": dict(run.parameters),
-            "cutoff": run.cutoff.isoformat(),
-            "started_at": run.started_at.isoformat(),
-            "completed_at": None if run.completed_at is None else run.completed_at.isoformat(),
-            "batches": {status.name.lower(): count for status, count in self.batches.items()},
-            "messages": {status.name.lower(): count for status, count in self.messages.items()},
-        }
-
-
-def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in values.items()}
+        found = plain(self)
+        return {**found.pop("run"), **found}

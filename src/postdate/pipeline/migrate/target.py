@@ -20,8 +20,7 @@ from postdate.pipeline.columns import INSTANT
 from postdate.pipeline.rows import MESSAGE_COLUMNS, to_columns
 from postdate.pipeline.stores import PAGE_ROWS, OpenStore, StoreSpec
 from postdate.ports import (
-    ColumnarStore,
-    InspectableStore,
+    AdministrableStore,
     Record,
     RecordKind,
     Scan,
@@ -30,7 +29,7 @@ from postdate.ports import (
     ScanPart,
     TransactionMode,
 )
-from postdate.ports.pruning import ARCHIVED
+from postdate.ports.archives import ARCHIVED
 
 _FEW: Final = 50
 """So many messages are asked for one by one, by index; for more of them all that there is is read."""
@@ -109,23 +108,23 @@ def opened_target(spec: StoreSpec) -> Generator[TargetStore]:
             portal.call(store.close)
 
 
-def _inspectable(store: object) -> InspectableStore:
-    assert isinstance(store, InspectableStore)  # as every built-in store is
+def _inspectable(store: object) -> AdministrableStore:
+    assert isinstance(store, AdministrableStore)  # as every built-in store is
     return store
 
 
-async def _pending(store: InspectableStore, ids: Sequence[str]) -> list[DelayedMessage]:
+async def _pending(store: AdministrableStore, ids: Sequence[str]) -> list[DelayedMessage]:
     found = [await store.get(each) for each in ids]
     return [message for message in found if message is not None]
 
 
-async def _histories(store: InspectableStore, ids: Sequence[str]) -> list[Record]:
+async def _histories(store: AdministrableStore, ids: Sequence[str]) -> list[Record]:
     return [record for each in ids for record in await store.history(each)]
 
 
 def _scanned(store: ScannableStore, part: ScanPart, where: ScanFilter) -> Iterable[pa.RecordBatch]:
     scan = Scan("pending", tuple(MESSAGE_COLUMNS.names), where)
-    if isinstance(store, ColumnarStore):
+    if store.gives_columns:
         for batch in store.scan_columns(scan, part):
             columns = [batch.column(field.name).cast(field.type) for field in MESSAGE_COLUMNS]
             yield pa.record_batch(columns, schema=MESSAGE_COLUMNS)

@@ -12,15 +12,17 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta
 
 from postdate.backends.registry import schemes_in_one_database
-from postdate.config import Address, Settings, load_settings, resolved
-from postdate.config.values import FromText, Wrong, choice, integer, queue_name, text
+from postdate.config import Address, Settings, definitions, load_settings, resolved
+from postdate.config.values import FromText, read
 from postdate.errors import ConfigurationError, PipelineError
 from postdate.pipeline.dispatching import SweepSpec
 from postdate.pipeline.stores import StoreSpec
-from postdate.ports import Recording
+from postdate.ports.settings import QueueName, Wrong, setting
 from postdate.wiring import check_store, check_transport, file_of
 
 DEFAULT_PARTITIONS: Final = 4
@@ -65,9 +67,25 @@ class Option:
     read: Callable[[str], Any]
 
 
-def _number(least: int) -> Callable[[str], int]:
-    read = integer(least)
-    return lambda raw: read(FromText(raw))
+def _as(annotation: Any) -> Callable[[str], Any]:
+    """Return how a text is read that is of an annotation's kind, as settings are."""
+    kind = setting("option", Annotated[annotation, Meta(description="an option")])
+    assert kind is not None
+    return lambda raw: read(kind, FromText(raw))
+
+
+def _of_store(name: str) -> Callable[[str], Any]:
+    """Return how a text is read that is a setting of a store, as the file has it."""
+
+    def read_it(raw: str) -> Any:
+        found = read(definitions("store")[name], FromText(raw))
+        return found.value if isinstance(found, Enum) else found
+
+    return read_it
+
+
+_NUMBER: Final = _as(Annotated[int, Meta(ge=1)])
+_TEXT: Final = _as(str)
 
 
 def _names(raw: str) -> tuple[str, ...]:
@@ -78,20 +96,20 @@ OPTIONS: Final = MappingProxyType(
     {
         option.name.lower(): option
         for option in (
-            Option("store", _READS | _WRITES, text),
-            Option("config", _READS | _WRITES, text),
-            Option("schema", _READS | _WRITES, text),
-            Option("table", _READS | _WRITES, text),
-            Option("endpoint", _READS | _WRITES, queue_name),
-            Option("recording", _READS | _WRITES, choice(str, *(each.value for each in Recording))),
-            Option("synchronous", _READS | _WRITES, choice(str, "full", "normal")),
-            Option("what", _READS | _WRITES, choice(str, PENDING, RECORDS, QUEUED)),
+            Option("store", _READS | _WRITES, _TEXT),
+            Option("config", _READS | _WRITES, _TEXT),
+            Option("schema", _READS | _WRITES, _of_store("schema")),
+            Option("table", _READS | _WRITES, _of_store("table")),
+            Option("endpoint", _READS | _WRITES, _as(QueueName)),
+            Option("recording", _READS | _WRITES, _of_store("recording")),
+            Option("synchronous", _READS | _WRITES, _of_store("synchronous")),
+            Option("what", _READS | _WRITES, _as(Literal["pending", "records", "queued"])),
             Option("columns", _READS, _names),
-            Option("partitions", _READS, _number(1)),
-            Option("snapshot", frozenset({Use.READING}), text),
-            Option("startingAt", frozenset({Use.FOLLOWING}), choice(str, EARLIEST, LATEST)),
-            Option("maxRowsPerBatch", frozenset({Use.FOLLOWING}), _number(1)),
-            Option("batch", _WRITES, _number(1)),
+            Option("partitions", _READS, _NUMBER),
+            Option("snapshot", frozenset({Use.READING}), _TEXT),
+            Option("startingAt", frozenset({Use.FOLLOWING}), _as(Literal["earliest", "latest"])),
+            Option("maxRowsPerBatch", frozenset({Use.FOLLOWING}), _NUMBER),
+            Option("batch", _WRITES, _NUMBER),
         )
     }
 )
@@ -153,8 +171,8 @@ class Options:
         kind = check_store(place)
         chosen = {name: self._values[name] for name in _OF_STORE if name in self._values}
         for name in chosen:
-            if name not in kind.settings:
-                takes = ", ".join(each for each in _OF_STORE if each in kind.settings)
+            if name not in kind.takes:
+                takes = ", ".join(each for each in _OF_STORE if each in kind.takes)
                 raise PipelineError(f"the option {name} is not for {kind.product}, which takes {takes}; remove it")
         if (endpoint := self.get("endpoint")) is not None:
             chosen["endpoint"] = endpoint
@@ -193,7 +211,7 @@ class Options:
                 f"its section [transport], and write .option('config', '/path/postdate.toml')"
             )
         known = {"schema": store.schema, "synchronous": store.synchronous, "recording": store.recording}
-        takes = check_transport(place).settings
+        takes = check_transport(place).takes
         given = {name: value for name, value in known.items() if name in takes and value is not None}
         return SweepSpec(store, store.address, given)
 

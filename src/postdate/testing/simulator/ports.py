@@ -5,48 +5,61 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any
 
 from postdate.errors import DestinationUnavailable, PostdateError
 from postdate.messages import DelayedMessage, Envelope
 from postdate.ports import (
     HANDLED,
     Claim,
+    ClaimingStore,
     End,
     MoveReport,
+    MovingStore,
     Outcome,
     Received,
+    Receiver,
     StoreCapabilities,
     StoreReport,
     TransactionMode,
+    Transport,
     TransportCapabilities,
     Wake,
     Work,
 )
+from postdate.ports.stores import Discarding
 from postdate.testing.simulator.clock import true_now
 from postdate.testing.simulator.ledger import origin_of, origin_of_row
 from postdate.testing.simulator.network import LATE_IN_DOUBT_SECONDS, NOT_YET, Connection, Request
 from postdate.testing.simulator.site import HOLDS_AT_MOST
 
 
-class SimulatedStore:
+class SimulatedStore(ClaimingStore):
     """A claiming store on a site; in the promise it keeps, like any of ours.
 
     Args:
         connection: to the site.
+        shares: its database is that of the queues.
+        has_clock: it is on a server that has one.
     """
 
-    def __init__(self, connection: Connection, *, shares: bool) -> None:
+    def __init__(self, connection: Connection, *, shares: bool, has_clock: bool) -> None:
         self._connection, self._site = connection, connection.site
         modes = frozenset(TransactionMode)
-        self.capabilities = StoreCapabilities(
+        self._capabilities = StoreCapabilities(
             durable=True,
             shared=True,
             time_precision=timedelta(microseconds=1),
             transaction_modes=modes if shares else modes - {TransactionMode.TRANSACTION_SCOPE},
             database=connection.site if shares else None,
             holds_at_most=HOLDS_AT_MOST,
+            has_clock=has_clock,
         )
+
+    @property
+    def capabilities(self) -> StoreCapabilities:
+        """See :class:`postdate.ports.ClaimingStore`."""
+        return self._capabilities
 
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
         """See :meth:`postdate.ports.ClaimingStore.initialize`."""
@@ -99,7 +112,7 @@ class SimulatedStore:
         )
 
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        """See :class:`postdate.ports.stores.ReleasingStore`."""
+        """See :class:`postdate.ports.stores.ClaimingStore`."""
         return await self._connection.call("release", lambda: self._site.release(claims, attempt_at), about=claims)
 
     async def next_attempt(self) -> datetime | None:
@@ -127,8 +140,24 @@ class SimulatedStore:
     async def close(self) -> None:
         """Nothing to close."""
 
+    async def server_now(self) -> datetime:
+        """See :meth:`postdate.ports.ClaimingStore.server_now`."""
+        return await self._connection.call("server_now", true_now)
 
-class SimulatedMovingStore(SimulatedStore):
+    async def report_clock(self, ahead: timedelta) -> None:
+        """See :meth:`postdate.ports.ClaimingStore.report_clock`."""
+        await self._connection.call("report_clock", lambda: self._site.clocks.update({self._life: ahead}))
+
+    async def reported_clocks(self) -> Mapping[str, timedelta]:
+        """See :meth:`postdate.ports.ClaimingStore.reported_clocks`."""
+        return await self._connection.call("reported_clocks", lambda: dict(self._site.clocks))
+
+    @property
+    def _life(self) -> str:
+        return self._connection.session.life
+
+
+class SimulatedMovingStore(SimulatedStore, MovingStore):
     """The same in the database of the queues."""
 
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
@@ -139,7 +168,9 @@ class SimulatedMovingStore(SimulatedStore):
         """See :meth:`postdate.ports.MovingStore.finishing`."""
         return self._site.finishing(claims, outcome)
 
-    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
+    async def move_due(
+        self, now: datetime, limit: int, *, discarding: Discarding | None = None, listing: bool = False
+    ) -> MoveReport:
         """See :meth:`postdate.ports.MovingStore.move_due`."""
         return await self._connection.call("move_due", lambda: self._site.move(now, limit))
 
@@ -148,44 +179,7 @@ class SimulatedMovingStore(SimulatedStore):
         await self._connection.call("pause", lambda: None)
 
 
-class _Timekeeping(SimulatedStore):
-    """A clock of the server beside the store."""
-
-    async def server_now(self) -> datetime:
-        """See :meth:`postdate.ports.TimekeepingStore.server_now`."""
-        return await self._connection.call("server_now", true_now)
-
-    async def report_clock(self, ahead: timedelta) -> None:
-        """See :meth:`postdate.ports.TimekeepingStore.report_clock`."""
-        await self._connection.call("report_clock", lambda: self._site.clocks.update({self._life: ahead}))
-
-    async def reported_clocks(self) -> Mapping[str, timedelta]:
-        """See :meth:`postdate.ports.TimekeepingStore.reported_clocks`."""
-        return await self._connection.call("reported_clocks", lambda: dict(self._site.clocks))
-
-    @property
-    def _life(self) -> str:
-        return self._connection.session.life
-
-
-class TimekeepingStore(_Timekeeping):
-    """A store on a server with a clock."""
-
-
-class TimekeepingMovingStore(_Timekeeping, SimulatedMovingStore):
-    """The same in the database of the queues."""
-
-
-STORES: Final[Mapping[tuple[bool, bool], type[SimulatedStore]]] = {
-    (False, False): SimulatedStore,
-    (True, False): SimulatedMovingStore,
-    (False, True): TimekeepingStore,
-    (True, True): TimekeepingMovingStore,
-}
-"""By whether it shares its database with the queues, and whether its server has a clock."""
-
-
-class SimulatedTransport:
+class SimulatedTransport(Transport):
     """Queues on a site.
 
     Args:
@@ -197,13 +191,18 @@ class SimulatedTransport:
     def __init__(self, connection: Connection, *, pipelines: bool, shares: bool) -> None:
         self._connection, self._site = connection, connection.site
         modes = frozenset(TransactionMode)
-        self.capabilities = TransportCapabilities(
+        self._capabilities = TransportCapabilities(
             durable=True,
             transaction_modes=modes if shares else modes - {TransactionMode.TRANSACTION_SCOPE},
             database=connection.site if shares else None,
             pipelines=pipelines,
             reads_ahead=shares and pipelines,
         )
+
+    @property
+    def capabilities(self) -> TransportCapabilities:
+        """See :class:`postdate.ports.Transport`."""
+        return self._capabilities
 
     async def create_queues(self, names: Sequence[str]) -> None:
         """See :meth:`postdate.ports.Transport.create_queues`."""
@@ -257,7 +256,7 @@ class SimulatedTransport:
         """Nothing to close."""
 
 
-class SimulatedReceiver:
+class SimulatedReceiver(Receiver):
     """Receives from one queue.
 
     Args:

@@ -25,7 +25,7 @@ from postdate.testing.simulator.clock import ProcessClock, at_second
 from postdate.testing.simulator.ledger import REMEMBERED, Bounds, Ledger, Violation
 from postdate.testing.simulator.loop import SeededLoop, Tag
 from postdate.testing.simulator.network import SERVER, Connection, Plan, Server, Weather
-from postdate.testing.simulator.ports import STORES, SimulatedTransport
+from postdate.testing.simulator.ports import SimulatedMovingStore, SimulatedStore, SimulatedTransport
 from postdate.testing.simulator.scenario import Event, Happening, Kind, scenario
 from postdate.testing.simulator.site import HOLDS_AT_MOST, Breaks, Session, Site
 
@@ -425,7 +425,8 @@ class Process:
         self._connections.append(Connection(world.store, session if shares else Session(life)))
         queues, stored = self._connections
         transport = SimulatedTransport(queues, pipelines=world.plot.pipelines, shares=shares)
-        self.store = STORES[shares, world.plot.profile.store_clock](stored, shares=shares)
+        kind = SimulatedMovingStore if shares else SimulatedStore
+        self.store = kind(stored, shares=shares, has_clock=world.plot.profile.store_clock)
         self.endpoint = Endpoint(
             NAME,
             transport=transport,

@@ -255,7 +255,7 @@ class Site:
         return len(held)
 
     def finishing(self, claims: Sequence[Claim], outcome: Outcome) -> Work:
-        """See :meth:`postdate.ports.EnlistingStore.finishing`."""
+        """See :meth:`postdate.ports.MovingStore.finishing`."""
 
         def work(site: object) -> None:
             assert site is self
@@ -265,7 +265,7 @@ class Site:
         return work
 
     def storing(self, messages: Sequence[DelayedMessage]) -> Work:
-        """See :meth:`postdate.ports.EnlistingStore.storing`."""
+        """See :meth:`postdate.ports.MovingStore.storing`."""
 
         def work(site: object) -> None:
             assert site is self
@@ -284,7 +284,7 @@ class Site:
         return True
 
     def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        """See :class:`postdate.ports.stores.ReleasingStore`."""
+        """See :class:`postdate.ports.stores.ClaimingStore`."""
         held = [row for claim in claims if (row := self._held(claim)) is not None]
         for row in held:
             self._ledger.note(f"{origin_of_row(row.message)} given back, not before {attempt_at or row.attempt_at}")

@@ -15,7 +15,6 @@ from postdate.testing.store_suite.subject import (
     claim_one,
     claiming,
     ids,
-    inspectable,
     message,
 )
 
@@ -110,7 +109,7 @@ async def nothing_is_rescheduled_past_its_expiry(subject: StoreSubject) -> None:
 async def pending_messages_are_listed(subject: StoreSubject) -> None:
     """Listed by due time, filtered by destination and due range (from inclusive, to exclusive), up to the limit."""
     async with claiming(subject) as store:
-        operator = inspectable(store)
+        operator = administrable(store)
         if operator is None:
             return
         batch = [message(f"{n}", NOW + n * SECOND, destination="ab"[n % 2]) for n in (3, 0, 2, 1)]
@@ -130,7 +129,7 @@ async def pending_messages_are_listed(subject: StoreSubject) -> None:
 async def a_pending_message_is_found_by_id(subject: StoreSubject) -> None:
     """Get returns a pending message, also while it is claimed, and none for one that is gone or unknown."""
     async with claiming(subject) as store:
-        operator = inspectable(store)
+        operator = administrable(store)
         if operator is None:
             return
         stored = message()
@@ -147,7 +146,7 @@ async def a_pending_message_is_found_by_id(subject: StoreSubject) -> None:
 async def statistics_agree_with_the_messages(subject: StoreSubject) -> None:
     """Pending, overdue, claimed and failing are counted, and the earliest due time is theirs."""
     async with claiming(subject) as store:
-        operator = inspectable(store)
+        operator = administrable(store)
         if operator is None:
             return
         empty = await operator.statistics(NOW)
@@ -217,7 +216,7 @@ async def none_keeps_nothing_of_what_has_left(subject: StoreSubject) -> None:
 async def a_record_says_what_when_and_why(subject: StoreSubject) -> None:
     """A record has its kind, id, time, due time, destination and detail; the counts of the kinds agree with them."""
     async with claiming(subject) as store:
-        operator = inspectable(store)
+        operator = administrable(store)
         if operator is None:
             return
         await store.store(message(), NOW - SECOND)

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 
 from postdate.backends.memory.transport import MemoryTransport
 from postdate.core.dispatcher import enlisting as can_share
 from postdate.endpoint.delayed_delivery import check_mode
 from postdate.endpoint.settings import DelayedDelivery
-from postdate.errors import ClaimLost, ConfigurationError, QueueNotFound, UnsupportedTransactionMode
+from postdate.errors import ClaimLost, ConfigurationError, NotSupported, QueueNotFound, UnsupportedTransactionMode
 from postdate.messages import Envelope
 from postdate.ports import (
     AdministrableStore,
-    AuditableStore,
+    ArchivableStore,
     ClaimingStore,
-    ColumnarStore,
-    EnlistingStore,
-    InspectableStore,
     MovingStore,
     Outcome,
-    PrunableStore,
+    Quarantine,
     RecordKind,
+    Scan,
     ScannableStore,
+    ScanPart,
     TransactionMode,
     capabilities_of,
 )
@@ -33,12 +31,11 @@ from postdate.testing.store_suite.subject import (
     QUEUE,
     SECOND,
     StoreSubject,
+    administrable,
     claim_one,
     claiming,
     close,
-    enlisting,
     ids,
-    inspectable,
     message,
     moving,
     opened,
@@ -46,31 +43,41 @@ from postdate.testing.store_suite.subject import (
 
 capabilities: Topic[StoreSubject] = Topic("capabilities")
 
-_PORTS: tuple[type, ...] = (
+_ROLES: tuple[type, ...] = (
     ClaimingStore,
-    EnlistingStore,
     MovingStore,
-    InspectableStore,
     AdministrableStore,
     ScannableStore,
-    ColumnarStore,
-    AuditableStore,
-    PrunableStore,
+    ArchivableStore,
+    Quarantine,
 )
 
 
-def _own_methods(port: type) -> list[str]:
-    return [name for name, value in vars(port).items() if isinstance(value, Callable) and not name.startswith("_")]
+def _own_methods(role: type) -> list[str]:
+    return [name for name, value in vars(role).items() if getattr(value, "__isabstractmethod__", False)]
 
 
 @capabilities
-async def no_port_is_half_there(subject: StoreSubject) -> None:
-    """A store has all methods of an optional port or none of them, so that asking for it cannot fail half-way."""
+async def no_role_is_half_there(subject: StoreSubject) -> None:
+    """A store with a method of a role declares the role by inheriting it, and so has all its methods."""
     async with opened(subject) as store:
-        for port in _PORTS:
-            present = {name: callable(getattr(store, name, None)) for name in _own_methods(port)}
-            whole = isinstance(store, port)
-            expect(whole == any(present.values()), f"all or none of {port.__name__}: {present}")
+        for role in _ROLES:
+            present = [name for name in _own_methods(role) if hasattr(store, name)]
+            expect(isinstance(store, role) or not present, f"{role.__name__} is inherited, as there are {present}")
+
+
+@capabilities
+async def a_clock_and_columns_are_there_as_it_says(subject: StoreSubject) -> None:
+    """A store that says it has a clock tells the time by it, and one that does not refuses; columns likewise."""
+    async with claiming(subject) as store:
+        if store.capabilities.has_clock:
+            expect((await store.server_now()).utcoffset() == timedelta(0), "the time of the server is UTC")
+        else:
+            with expect_error(NotSupported, "the clock of a store without one"):
+                await store.server_now()
+        if isinstance(store, ScannableStore) and not store.gives_columns:
+            with expect_error(NotSupported, "columns of a store without them"):
+                list(store.scan_columns(Scan("pending", ()), ScanPart(0, 1)))
 
 
 @capabilities
@@ -106,7 +113,7 @@ async def a_shared_transaction_needs_one_database(subject: StoreSubject) -> None
         expect(can_share(store, MemoryTransport()) is None, "no transaction is shared with queues in memory")
         with expect_error(UnsupportedTransactionMode, "transaction scope with queues in memory"):
             check_mode(DelayedDelivery(store), MemoryTransport(), TransactionMode.TRANSACTION_SCOPE)
-        if enlisting(store) is None:
+        if moving(store) is None:
             declared = TransactionMode.TRANSACTION_SCOPE in store.capabilities.transaction_modes
             expect(not declared, "a store that cannot enlist does not declare transaction scope")
             return
@@ -121,7 +128,7 @@ async def a_shared_transaction_needs_one_database(subject: StoreSubject) -> None
 async def storing_is_part_of_the_transaction(subject: StoreSubject) -> None:
     """Enlisting: what is stored in a transaction of the queues is there after its commit, and not after a rollback."""
     async with claiming(subject) as store:
-        enlisted = enlisting(store)
+        enlisted = moving(store)
         if enlisted is None:
             return
         transport = subject.transport()
@@ -142,7 +149,7 @@ async def storing_is_part_of_the_transaction(subject: StoreSubject) -> None:
 async def finishing_is_part_of_the_transaction(subject: StoreSubject) -> None:
     """Enlisting: a claim is finished with the send or not at all; a lost claim raises ClaimLost and nothing is sent."""
     async with claiming(subject) as store:
-        enlisted = enlisting(store)
+        enlisted = moving(store)
         if enlisted is None:
             return
         transport = subject.transport()
@@ -193,7 +200,7 @@ async def due_messages_move_to_their_queues(subject: StoreSubject) -> None:
             found = (moved.destination, dict(moved.headers), moved.body, moved.due, moved.expires_at)
             expect_equal(found, (QUEUE, {"é": "🕰"}, b"\0last", last.due, last.expires_at), "a moved message")
             expect_equal(ids(await store.claim_due(NOW, 10)), ["x"], "claims of what was left behind")
-            inspected = inspectable(store)
+            inspected = administrable(store)
             if inspected is not None:
                 ends = {name: (await inspected.history(name))[-1].kind for name in ("first", "expired")}
                 expect_equal(ends, {"first": RecordKind.DELIVERED, "expired": RecordKind.EXPIRED}, "records")

@@ -7,19 +7,19 @@ from datetime import datetime
 
 import anyio
 
-from postdate.ports import ClaimingStore, Outcome, RecordKind, ReleasingStore
+from postdate.ports import Outcome, RecordKind
 from postdate.testing.conformance import Topic, expect, expect_equal, in_time
 from postdate.testing.store_suite.subject import (
     MICROSECOND,
     NOW,
     SECOND,
     StoreSubject,
+    administrable,
     claim_one,
     claiming,
     claims_of,
     close,
     ids,
-    inspectable,
     message,
     prepare,
 )
@@ -154,28 +154,21 @@ async def a_claim_from_before_a_comeback_is_void(subject: StoreSubject) -> None:
         expect_equal(await store.finish([new], Outcome.DELIVERED, NOW), 1, "finished with the new claim")
 
 
-def _releasing(store: ClaimingStore) -> ReleasingStore | None:
-    return store if isinstance(store, ReleasingStore) else None
-
-
 @claims
 async def a_released_claim_counts_nothing(subject: StoreSubject) -> None:
     """What is released can be claimed at once, failed before or not; no failure is counted and no record is written."""
     async with claiming(subject) as store:
-        releasing = _releasing(store)
-        if releasing is None:
-            return
         await store.store_many([message("failed"), message("new")], NOW)
         failed = next(c for c in await store.claim_due(NOW + SECOND, 10) if c.message.message_id == "failed")
         await store.retry_later(failed, NOW + 60 * SECOND, NOW, "why")
         later = NOW + 61 * SECOND
         held = await store.claim_due(later, 10)
         expect_equal(ids(held), ["failed"], "claims of what is free")
-        expect_equal(await releasing.release(held, None), 1, "released")
+        expect_equal(await store.release(held, None), 1, "released")
         again = await store.claim_due(later, 10)
         expect_equal(ids(again), ["failed"], "claims after the release")
         expect_equal(again[0].message.number_of_failures, 1, "number of failures")
-        inspected = inspectable(store)
+        inspected = administrable(store)
         if inspected is not None:
             kinds = [record.kind for record in await inspected.history("failed")]
             expect_equal(kinds, [RecordKind.SCHEDULED, RecordKind.RETRIED], "history")
@@ -186,12 +179,9 @@ async def a_released_claim_counts_nothing(subject: StoreSubject) -> None:
 async def a_released_message_waits_until_then(subject: StoreSubject) -> None:
     """A batch that is released until some time cannot be claimed before it, and is a batch again after it."""
     async with claiming(subject) as store:
-        releasing = _releasing(store)
-        if releasing is None:
-            return
         await store.store_many([message(f"{n}", NOW + n * MICROSECOND) for n in range(20)], NOW)
         held, until = await store.claim_due(NOW + SECOND, 100), NOW + 10 * SECOND
-        expect_equal(await releasing.release(held, until), 20, "released")
+        expect_equal(await store.release(held, until), 20, "released")
         expect_equal(ids(await store.claim_due(until, 100)), [], "claims before the time given")
         expect_equal(await store.next_attempt(), until, "next attempt")
         again = await store.claim_due(until + MICROSECOND, 100)
@@ -203,19 +193,16 @@ async def a_released_message_waits_until_then(subject: StoreSubject) -> None:
 async def a_released_claim_is_void(subject: StoreSubject) -> None:
     """A claim that was released finishes nothing, fails nothing and releases nothing, claimed anew or not."""
     async with claiming(subject) as store:
-        releasing = _releasing(store)
-        if releasing is None:
-            return
         await store.store_many([message("a"), message("b")], NOW)
         old = await store.claim_due(NOW + SECOND, 10)
         expect_equal(await store.finish(old[1:], Outcome.DELIVERED, NOW), 1, "finished before the release")
-        expect_equal(await releasing.release(old, None), 1, "released of one that is held and one that is finished")
-        expect_equal(await releasing.release(old, None), 0, "released a second time")
+        expect_equal(await store.release(old, None), 1, "released of one that is held and one that is finished")
+        expect_equal(await store.release(old, None), 0, "released a second time")
         expect_equal(await store.finish(old, Outcome.DELIVERED, NOW), 0, "finished with a released claim")
         new = await claim_one(store)
         expect_equal(await store.finish(old, Outcome.DELIVERED, NOW), 0, "finished with the released claim, held anew")
         expect(not await store.retry_later(old[0], NOW, NOW, "stale"), "failing with the released claim is false")
-        expect_equal(await releasing.release(old, None), 0, "released with the released claim")
+        expect_equal(await store.release(old, None), 0, "released with the released claim")
         expect_equal(await store.finish([new], Outcome.DELIVERED, NOW), 1, "finished with the new claim")
 
 

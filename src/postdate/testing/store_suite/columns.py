@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from postdate.clock import to_microseconds
 from postdate.messages import DelayedMessage, encode_headers
-from postdate.ports import ColumnarStore, Scan, ScanPart
+from postdate.ports import Scan, ScannableStore, ScanPart
 from postdate.testing.conformance import expect, expect_equal
 
 _INSTANT = pa.timestamp("us", tz="UTC")
@@ -26,7 +26,7 @@ _NUMBERS = frozenset({"number", "kind", "number_of_failures"})
 
 
 def message_batch(messages: Sequence[DelayedMessage]) -> pa.RecordBatch:
-    """Return messages as :meth:`postdate.ports.ColumnarStore.store_columns` takes them."""
+    """Return messages as :meth:`postdate.ports.ScannableStore.store_columns` takes them."""
     expiries = [None if each.expires_at is None else to_microseconds(each.expires_at) for each in messages]
     return pa.record_batch(
         {
@@ -40,7 +40,7 @@ def message_batch(messages: Sequence[DelayedMessage]) -> pa.RecordBatch:
     )
 
 
-def rows_of_columns(store: ColumnarStore, scan: Scan, parts: Sequence[ScanPart]) -> list[tuple[Any, ...]]:
+def rows_of_columns(store: ScannableStore, scan: Scan, parts: Sequence[ScanPart]) -> list[tuple[Any, ...]]:
     """Read as columns what a scan by pages gives as rows; the types are those of the contract."""
     rows: list[tuple[Any, ...]] = []
     for part in parts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from postdate.ports import capabilities_of
 from postdate.testing.conformance import Topic, expect, expect_equal
-from postdate.testing.store_suite.subject import MICROSECOND, NOW, SECOND, StoreSubject, inspectable, message, opened
+from postdate.testing.store_suite.subject import MICROSECOND, NOW, SECOND, StoreSubject, administrable, message, opened
 
 contract: Topic[StoreSubject] = Topic("contract")
 
@@ -110,7 +110,7 @@ async def remove_is_a_delivery(subject: StoreSubject) -> None:
         await store.store(message(), NOW)
         await store.fetch_next_due(NOW + SECOND)
         await store.remove("m-1", NOW + SECOND)
-        inspected = inspectable(store)
+        inspected = administrable(store)
         if inspected is not None:
             history = await inspected.history("m-1")
             expect_equal([record.kind.name for record in history], ["SCHEDULED", "DELIVERED"], "history")

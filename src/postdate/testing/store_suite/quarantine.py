@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from functools import partial
 from unittest import mock
 
 import anyio
@@ -23,7 +24,7 @@ from postdate.ports import (
     Recording,
     RecordKind,
 )
-from postdate.ports.stores import Discarding, DiscardingStore
+from postdate.ports.stores import Discarding
 from postdate.testing.conformance import (
     ConformanceFailure,
     Damage,
@@ -44,7 +45,6 @@ from postdate.testing.store_suite.subject import (
     claiming,
     close,
     ids,
-    inspectable,
     message,
     moving,
     quarantining,
@@ -144,9 +144,9 @@ async def a_move_that_looks_into_headers_loses_nothing_that_is_unreadable(subjec
     discarding = Discarding(timedelta(0), has_lapsed)
     async with claiming(subject) as store:
         mover = moving(store)
-        if isinstance(mover, DiscardingStore):
-            move = mover.move_wanted
-            await _move_beside(subject, store, lambda limit: move(NOW + SECOND, limit, discarding))
+        if mover is not None:
+            move = partial(mover.move_due, NOW + SECOND, discarding=discarding)
+            await _move_beside(subject, store, move)
 
 
 @quarantine
@@ -165,7 +165,7 @@ async def the_oldest_that_can_be_read_is_fetched(subject: StoreSubject) -> None:
 async def an_operator_sees_the_others(subject: StoreSubject) -> None:
     """Questions about what waits are answered as if the damaged messages were not there."""
     async with claiming(subject) as store:
-        found, operator = quarantining(subject, store), inspectable(store)
+        found, operator = quarantining(subject, store), administrable(store)
         if found is None or operator is None:
             return
         await _store_damaged(subject, store, found[1])
@@ -206,12 +206,12 @@ async def an_unreadable_message_is_set_aside_with_its_bytes(subject: StoreSubjec
                 expect(b"\0body" in aside.raw.values(), f"the body is kept, got {sorted(aside.raw)}")
             if damage is not Damage.CONTENT:
                 expect(there in aside.raw.values(), f"what stood there is kept, got {dict(aside.raw)}")
-            operator = inspectable(store)
+            operator = administrable(store)
             if operator is not None:
                 history = await operator.history(_bad(damage))
                 expect_equal([each.kind.name for each in history], ["SCHEDULED", "FAILED"], "history")
                 expect(history[-1].detail.startswith("unreadable: "), f"it says why, not {history[-1].detail!r}")
-        operator = inspectable(store)
+        operator = administrable(store)
         if operator is not None:
             statistics = await operator.statistics(NOW)
             expect_equal((statistics.pending, statistics.quarantined), (0, len(found[1])), "pending and set aside")
@@ -243,7 +243,7 @@ async def a_mended_message_is_put_back(subject: StoreSubject) -> None:
             expected = message(_bad(damage), headers=headers, body=body)
             expect_equal(claim.message, expected, "the mended message")
             expect_equal(await store.finish([claim], Outcome.DELIVERED, NOW), 1, "finished")
-            operator = inspectable(store)
+            operator = administrable(store)
             if operator is not None:
                 kinds = [each.kind.name for each in await operator.history(_bad(damage))]
                 expect_equal(kinds, ["SCHEDULED", "FAILED", "RETURNED", "DELIVERED"], "history")
@@ -271,7 +271,7 @@ async def what_is_still_unreadable_stays_set_aside(subject: StoreSubject) -> Non
             for call in (place.put_back(aside.number, Mending(), NOW), place.discard_quarantined(aside.number, NOW)):
                 with expect_error(MessageNotFound, "naming what is not set aside any more"):
                     await call
-            operator = inspectable(store)
+            operator = administrable(store)
             if operator is not None:
                 kinds = [each.kind for each in await operator.history(_bad(damage))]
                 expect_equal(kinds[-1], RecordKind.DISCARDED, "the last record")
@@ -348,7 +348,7 @@ async def tightened_limits_refuse_nothing_that_is_stored(subject: StoreSubject) 
         await store.store(kept, NOW)
     with mock.patch.multiple(messages, MESSAGE_ID_LIMIT=5, DESTINATION_LIMIT=5):
         async with claiming(subject, largest_message_bytes=1_000) as store:
-            operator = inspectable(store)
+            operator = administrable(store)
             if not store.capabilities.durable:
                 return
             if operator is not None:

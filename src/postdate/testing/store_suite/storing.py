@@ -16,12 +16,12 @@ from postdate.testing.store_suite.subject import (
     NOW,
     SECOND,
     StoreSubject,
+    administrable,
     claim_one,
     claiming,
     claims_of,
     columnar,
     ids,
-    inspectable,
     message,
     opened,
 )
@@ -173,7 +173,7 @@ async def a_failed_message_may_come_back(subject: StoreSubject) -> None:
             expect_equal(await store.finish([claim], outcome, NOW), 1, "finished")
         with expect_error(DuplicateMessage, "storing the id of a message delivered after it had failed"):
             await store.store(message(), NOW)
-        inspected = inspectable(store)
+        inspected = administrable(store)
         if inspected is not None:
             kinds = [record.kind.name for record in await inspected.history("m-1")]
             lives = ["SCHEDULED", "FAILED", "RESCHEDULED", "FAILED", "RESCHEDULED", "DELIVERED"]
@@ -302,7 +302,7 @@ async def columns_are_stored_as_messages_are(subject: StoreSubject) -> None:
             expect_equal(await store_all(batch), (3, ("m-0", f"a-{attempt}")), "report of a batch with known ids")
             known = tuple(each.message_id for each in batch)
             expect_equal(await store_all(batch), (0, known), "report of a batch that was stored before")
-            inspected = inspectable(store)
+            inspected = administrable(store)
             for each in first:
                 if inspected is not None:
                     (record,) = await inspected.history(each.message_id)

@@ -13,15 +13,11 @@ from postdate.ports import (
     AdministrableStore,
     Claim,
     ClaimingStore,
-    ColumnarStore,
     DelayedMessageStore,
-    EnlistingStore,
-    InspectableStore,
     MovingStore,
     Quarantine,
     Recording,
     ScannableStore,
-    SetsUp,
     TransactionMode,
     Transport,
 )
@@ -85,8 +81,10 @@ async def opened(subject: StoreSubject, **settings: Any) -> AsyncGenerator[Delay
 async def prepare(store: DelayedMessageStore) -> None:
     """Initialize, then set up."""
     await store.initialize("conformance", TransactionMode.RECEIVE_ONLY)
-    if isinstance(store, SetsUp):
+    if isinstance(store, ClaimingStore):
         await store.setup()
+    elif (setting_up := getattr(store, "setup", None)) is not None:
+        await setting_up()
 
 
 async def close(store: DelayedMessageStore | Transport) -> None:
@@ -105,18 +103,13 @@ async def claiming(subject: StoreSubject, **settings: Any) -> AsyncGenerator[Cla
 
 def claims_of(store: DelayedMessageStore) -> ClaimingStore:
     """Return the store if it works in batches: an endpoint takes no other."""
-    expect(isinstance(store, ClaimingStore), "the store has the methods of ClaimingStore")
+    expect(isinstance(store, ClaimingStore), "the store says that it is a ClaimingStore")
     assert isinstance(store, ClaimingStore)
     return store
 
 
-def inspectable(store: DelayedMessageStore) -> InspectableStore | None:
-    """Return the store if it can be inspected."""
-    return store if isinstance(store, InspectableStore) else None
-
-
 def administrable(store: DelayedMessageStore) -> AdministrableStore | None:
-    """Return the store if an operator can change what waits in it."""
+    """Return the store if an operator can see and change what waits in it."""
     return store if isinstance(store, AdministrableStore) else None
 
 
@@ -125,9 +118,9 @@ def scannable(store: DelayedMessageStore) -> ScannableStore | None:
     return store if isinstance(store, ScannableStore) else None
 
 
-def columnar(store: DelayedMessageStore) -> ColumnarStore | None:
+def columnar(store: DelayedMessageStore) -> ScannableStore | None:
     """Return the store if it gives and takes columns."""
-    return store if isinstance(store, ColumnarStore) else None
+    return store if isinstance(store, ScannableStore) and store.gives_columns else None
 
 
 def quarantining(subject: StoreSubject, store: DelayedMessageStore) -> tuple[Quarantine, list[Damage]] | None:
@@ -135,13 +128,8 @@ def quarantining(subject: StoreSubject, store: DelayedMessageStore) -> tuple[Qua
     return damages_of(subject.damages(), store)
 
 
-def enlisting(store: DelayedMessageStore) -> EnlistingStore | None:
-    """Return the store if it can share a transaction."""
-    return store if isinstance(store, EnlistingStore) and store.capabilities.database is not None else None
-
-
 def moving(store: DelayedMessageStore) -> MovingStore | None:
-    """Return the store if it moves messages itself."""
+    """Return the store if it can share a transaction with its queues, and moves messages itself."""
     return store if isinstance(store, MovingStore) and store.capabilities.database is not None else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from postdate.ports.timeouts import ClaimingTimeouts
+from postdate.ports.timeouts import TimeoutPersister
 from postdate.testing.conformance import Topic, expect, expect_equal, in_time
 from postdate.testing.timeout_suite.subject import NOW, SECOND, TimeoutSubject, named, prepared, timeout, timeout_id
 
@@ -13,18 +13,14 @@ claiming: Topic[TimeoutSubject] = Topic("claiming")
 
 
 @asynccontextmanager
-async def _two(subject: TimeoutSubject) -> AsyncGenerator[tuple[ClaimingTimeouts, ClaimingTimeouts] | None]:
+async def _two(subject: TimeoutSubject) -> AsyncGenerator[tuple[TimeoutPersister, TimeoutPersister] | None]:
     """Open two handles, as two processes have them, on storage with timeout 1; ``None``: it cannot be claimed from."""
     async with prepared(subject.open()) as ours:
-        if not isinstance(ours, ClaimingTimeouts):
-            yield None
-            return
         await ours.add(timeout())
         if not subject.durable:
             yield ours, ours
             return
         async with prepared(subject.open_elsewhere()) as theirs:
-            assert isinstance(theirs, ClaimingTimeouts)
             yield ours, theirs
 
 

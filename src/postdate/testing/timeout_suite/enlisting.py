@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from postdate.errors import TimeoutConcurrentlyProcessed
+from postdate.errors import NotSupported, TimeoutConcurrentlyProcessed
 from postdate.messages import Envelope
 from postdate.ports import Transport
-from postdate.ports.timeouts import EnlistingTimeouts
-from postdate.testing.conformance import Topic, expect, expect_equal, expect_error
+from postdate.ports.timeouts import TimeoutPersister
+from postdate.testing.conformance import Topic, expect_equal, expect_error
 from postdate.testing.timeout_suite.subject import NOW, QUEUE, SAGA, TimeoutSubject, prepared, timeout, timeout_id
 
 enlisting: Topic[TimeoutSubject] = Topic("enlisting")
@@ -18,11 +18,12 @@ _MESSAGE = Envelope(QUEUE, "m-1")
 
 
 @asynccontextmanager
-async def _together(subject: TimeoutSubject) -> AsyncGenerator[tuple[EnlistingTimeouts, Transport] | None]:
+async def _together(subject: TimeoutSubject) -> AsyncGenerator[tuple[TimeoutPersister, Transport] | None]:
     """Open storage and queues of one database; ``None`` when the storage does not say that it can share one."""
     async with prepared(subject.open()) as persister:
-        if not isinstance(persister, EnlistingTimeouts):
-            expect(not hasattr(persister, "removing"), "all methods of EnlistingTimeouts are there, or none")
+        if persister.database is None:
+            with expect_error(NotSupported, "work in a transaction of storage that shares none"):
+                persister.removing(timeout_id(1))
             yield None
             return
         transport = subject.transport()

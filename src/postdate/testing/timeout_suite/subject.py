@@ -47,7 +47,7 @@ class TimeoutSubject(ABC):
         raise NotImplementedError(f"{type(self).__name__} must define removing_elsewhere(): its storage is shared")
 
     def transport(self) -> Transport:
-        """Return queues in the same database. Only called for :class:`postdate.ports.timeouts.EnlistingTimeouts`."""
+        """Return queues in the same database. Only called for :class:`postdate.ports.timeouts.TimeoutPersister`."""
         raise NotImplementedError(f"{type(self).__name__} must define transport(): its storage names a database")
 
 

@@ -9,7 +9,7 @@ import anyio
 
 from postdate.errors import TimeToBeReceivedInTransaction
 from postdate.messages import Envelope
-from postdate.ports import CountsQueues, End, Transport
+from postdate.ports import End, Transport
 from postdate.testing.conformance import Topic, expect, expect_equal, in_time
 from postdate.testing.transport_suite.subject import (
     IN,
@@ -79,11 +79,11 @@ async def the_clock_of_the_sender_does_not_count(subject: TransportSubject) -> N
 async def an_expired_message_leaves_the_queue_without_a_receiver(subject: TransportSubject) -> None:
     """What expires at the head of a queue is gone from it though nobody receives (row 60)."""
     async with queues(subject) as transport:
-        if not (transport.capabilities.expires_messages and isinstance(transport, CountsQueues)):
+        if not transport.capabilities.expires_messages or await transport.lengths_of([IN]) is None:
             return
         await transport.send([_lasting("gone", _SHORT), _lasting("lives", _LONG)], NOW)
         with in_time("an expired message leaving its queue"):
-            while (await transport.lengths_of([IN]))[IN] != 1:  # noqa: ASYNC110 - only the queue knows
+            while (await transport.lengths_of([IN]) or {}).get(IN) != 1:  # noqa: ASYNC110 - only the queue knows
                 await anyio.sleep(0.02)
 
 

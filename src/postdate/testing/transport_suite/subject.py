@@ -11,7 +11,7 @@ import anyio
 import anyio.lowlevel
 
 from postdate.messages import Envelope
-from postdate.ports import EnlistingStore, Quarantine, Received, Receiver, Transport
+from postdate.ports import MovingStore, Quarantine, Received, Receiver, Transport
 from postdate.testing.conformance import Damage, damages_of, in_time
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
@@ -32,7 +32,7 @@ class TransportSubject(ABC):
         """Return a handle as another process would have it. Only called for durable transports."""
         raise NotImplementedError(f"{type(self).__name__} must define open_elsewhere(): its transport is durable")
 
-    def store(self) -> EnlistingStore:
+    def store(self) -> MovingStore:
         """Return a store in the same database. Only called for transports that name a database."""
         raise NotImplementedError(f"{type(self).__name__} must define store(): its transport names a database")
 

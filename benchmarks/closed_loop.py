@@ -1,0 +1,44 @@
+"""A process that stores for ``benchmarks/churn.py``; the deployment comes as the first line on its standard input.
+
+``closed_loop.py WINDOW STORED TAKEN`` stores batch after batch, due at once, never more than ``WINDOW`` messages ahead
+of what is taken off the queue; both are tallies.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+
+from postdate.bench.deployment import Deployment
+from postdate.bench.storer import main
+from postdate.bench.tally import Tally
+from postdate.bench.workload import Load
+from postdate.clock import SystemClock, to_microseconds
+from postdate.ports import ClaimingStore
+
+_LOOKS_AGAIN_SECONDS = 0.0005
+
+
+async def closed(store: ClaimingStore, load: Load, window: int, stored: Tally, taken: Tally) -> Mapping[str, float]:
+    """Store batch after batch, due at once, never more than ``window`` messages ahead of what is taken."""
+    clock = SystemClock()
+    for first in range(load.start, load.start + load.count, load.batch):
+        count = min(load.batch, load.start + load.count - first)
+        while stored.value + count - taken.value > window:  # noqa: ASYNC110 - the count is another process'
+            await anyio.sleep(_LOOKS_AGAIN_SECONDS)
+        now = clock.now()
+        part = replace(load, start=first, count=count, first_due=to_microseconds(now), spacing=0.0)
+        for batch in part.batches():
+            await store.store_many(batch, now)
+        stored.add(count)
+    return {}
+
+
+if __name__ == "__main__":
+    window, tallies = int(sys.argv[1]), [Tally(Path(path)) for path in sys.argv[2:]]
+    deployment = Deployment.from_json(sys.stdin.readline())
+    anyio.run(main, deployment, lambda store, load: closed(store, load, window, *tallies))

@@ -1,0 +1,104 @@
+"""Room for ``postdate bench``: a table, a container and queues of the run, which are deleted after it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from azure.core.exceptions import AzureError, HttpResponseError, ResourceNotFoundError
+from azure.data.tables import TableServiceClient
+from azure.storage.blob import BlobLeaseClient, BlobServiceClient
+from azure.storage.queue import QueueServiceClient
+
+from postdate.backends.azure.login import AzureLogin, parse_login
+from postdate.backends.azure.queue_names import queue_name, sanitizer_of
+from postdate.backends.azure.table_names import lease_container, records_table
+from postdate.errors import StoreUnavailable
+from postdate.ports.benchmarks import BenchmarkRun, BenchmarkTarget
+
+_SANITIZER: Final = "dashes"
+_IS_LEASED: Final = 412
+
+
+class AzureTarget(BenchmarkTarget):
+    """An account. Sending through the transport alone is its limit: the emulator's speed says nothing of Azure's."""
+
+    def __init__(self, address: str, run: BenchmarkRun) -> None:
+        super().__init__(address, run)
+        self.login = parse_login(address)
+        self.table = f"postdatebench{run.name}"
+        self._file = Path(tempfile.gettempdir()) / f"postdate-bench-{run.name}.connection"
+
+    def __enter__(self) -> Self:
+        self._file.touch(mode=0o600, exist_ok=False)
+        self._file.write_text(connection_string(self.login), encoding="utf-8")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.unlink()
+        try:
+            self.remove()
+        except AzureError as failure:
+            reason = str(failure).partition("\n")[0]
+            raise StoreUnavailable(f"{self.login.place('table')} kept what was made for the run: {reason}") from failure
+
+    def address_of(self, scheme: str) -> str:
+        """Return an address that refers to the connection string: the host of one service does not name the others."""
+        return f"{scheme}://?connection=file:{self._file}"
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """The table of the run, and a sanitizer that takes the names of its queues."""
+        return {"table": self.table, "sanitizer": _SANITIZER}
+
+    def remove_queue(self, queue: str) -> None:
+        """Delete a queue."""
+        service = QueueServiceClient(self.login.endpoint("queue"), self.login.credential)
+        with service, suppress(ResourceNotFoundError):
+            service.delete_queue(clean(queue))
+
+    def remove(self) -> None:
+        """Delete all that was made for the run."""
+        if "queue" in self.login.endpoints:
+            for queue in self.run.queues:
+                self.remove_queue(queue)
+        if "table" in self.login.endpoints:
+            tables: Any = TableServiceClient(endpoint=self.login.endpoint("table"), credential=self.login.credential)
+            with tables:
+                for table in (self.table, records_table(self.table)):
+                    tables.delete_table(table)
+        if "blob" in self.login.endpoints:
+            with BlobServiceClient(self.login.endpoint("blob"), self.login.credential) as blobs:
+                _delete_container(blobs, lease_container(self.table, 0))
+
+
+def _delete_container(blobs: BlobServiceClient, name: str) -> None:
+    """Delete a container, even one that a process of the run leased and did not give up."""
+    container = blobs.get_container_client(name)
+    with suppress(ResourceNotFoundError):
+        try:
+            container.delete_container()
+        except HttpResponseError as error:
+            if error.status_code != _IS_LEASED:
+                raise
+            BlobLeaseClient(container).break_lease(lease_break_period=0)
+            container.delete_container()
+
+
+def connection_string(login: AzureLogin) -> str:
+    """Return the connection string of an account, however its address was given."""
+    parts = [f"AccountName={login.account}"]
+    parts.append(f"AccountKey={login.key}" if login.key else f"SharedAccessSignature={login.signature}")
+    names = {"queue": "QueueEndpoint", "table": "TableEndpoint", "blob": "BlobEndpoint"}
+    return ";".join([*parts, *(f"{names[service]}={url}" for service, url in login.endpoints.items())])
+
+
+def clean(queue: str) -> str:
+    """Return the name that Azure has for a queue of the run."""
+    return queue_name(queue, sanitizer_of(_SANITIZER))

@@ -1,0 +1,35 @@
+"""MariaDB as applications name it: one object for all that Postdate keeps in a database there."""
+
+from __future__ import annotations
+
+from postdate.backends.mariadb.schema import MariaDbSchema
+from postdate.backends.mariadb.store import MariaDbStore
+from postdate.backends.mariadb.timeouts import MariaDbTimeouts
+
+
+class MariaDb(MariaDbSchema):
+    """A database of MariaDB 10.6 or newer: one pool of connections for what is kept there.
+
+    A store or timeouts with settings of their own are made from it, too: ``MariaDbStore(database, recording=…)``.
+
+    Args:
+        url: ``mariadb://user:password@host:port/database``; for TLS, ``?ssl=true`` (see
+            :class:`postdate.backends.mariadb.connection.MariaDbServer`).
+        schema: the database that the tables are in; ``None``: that of ``url``.
+        holds_at_most: a process that shows no life for so long (frozen, swapped out, cut off) loses what it holds: the
+            server ends its connections. Whole seconds, 1 at least; ``None``: 60 s.
+        answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: 30 s.
+
+    Raises:
+        ConfigurationError: the address, the schema or a time cannot be.
+    """
+
+    @property
+    def store(self) -> MariaDbStore:
+        """The store of delayed messages; made at first use, and always the same."""
+        return self._once("store", lambda: MariaDbStore(self))
+
+    @property
+    def timeouts(self) -> MariaDbTimeouts:
+        """The timeouts of a timeout manager; made at first use, and always the same."""
+        return self._once("timeouts", lambda: MariaDbTimeouts(self))

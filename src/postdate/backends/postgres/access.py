@@ -1,0 +1,373 @@
+"""A database as this process has it open, and what one adapter has of it.
+
+However many adapters are made from one :class:`OpenDatabase`, they share its connections, one thread that hears of
+other processes, and one number under which this process holds messages. An adapter that is closed leaves the others
+theirs. Source: ADR 0007, ADR 0019, ADR 0021.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final, TypeVar
+from weakref import WeakSet
+
+import psycopg
+
+from postdate.backends.postgres.answering import ANSWERS_WITHIN, Answers, BoundedAsyncConnection, BoundedConnection
+from postdate.backends.postgres.errors import is_conflict, translate, translated
+from postdate.backends.postgres.expiring import Reaper
+from postdate.backends.postgres.listening import HOLDS_AT_MOST, Life, Listener
+from postdate.backends.postgres.names import DEFAULT_SCHEMA, Names, foundation, mark_done, quoted, sql, steps
+from postdate.backends.postgres.pool import Pool
+from postdate.backends.postgres.sessions import mark
+from postdate.errors import ConfigurationError, StoreUnavailable
+from postdate.persistence.migrations import Step, run
+from postdate.ports import Recording
+from postdate.threads import in_thread
+
+T = TypeVar("T")
+Connection = psycopg.Connection[Any]
+
+_TRIES: Final = 5
+_SHORT_WAIT: Final = "lock_timeout=5s"
+"""For the connection that holds: it must be heard of, whatever tables others have locked."""
+
+
+class OpenDatabase:
+    """One schema of a database, with the connections, the thread and the number of this process.
+
+    Nothing is connected before the first use. What is open is closed when the last adapter has been.
+
+    Args:
+        url: ``postgresql://user:password@host:port/database``, or any connection string of libpq.
+        schema: in which the tables are; any characters.
+        recording: how much is kept for audits.
+        answers_within: after so long a silence of the server a connection is given up; above 0.
+        holds_at_most: when this process shows no life for so long, others end its sessions; above 0.
+
+    Raises:
+        ConfigurationError: the address, the schema or a duration cannot be.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = DEFAULT_SCHEMA,
+        recording: Recording = Recording.ALL,
+        answers_within: timedelta = ANSWERS_WITHIN,
+        holds_at_most: timedelta = HOLDS_AT_MOST,
+    ) -> None:
+        self.names, self.pool = Names(schema), Pool(url)
+        self.recording, self.answers_within, self.holds_at_most = recording, answers_within, holds_at_most
+        self._life = Life(mark(), holds_at_most)
+        self._reaper = Reaper(self.names, self.identity, recording)
+        self._answers = Answers(answers_within, self.pool.given_up)
+        self._lock = threading.Lock()
+        self._accesses = 0
+        self._listener: Listener | None = None
+        _OPEN.add(self)
+
+    @property
+    def schema(self) -> str:
+        """In which the tables are."""
+        return self.names.schema
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What tells databases apart, and the schema."""
+        return (*self.pool.address.identity, self.names.schema)
+
+    def expect(self, concurrency: int) -> None:
+        """Open connections for an endpoint that handles so many messages at once, and hardly more; see the pool."""
+        self.pool.expect(concurrency)
+
+    def begin(self) -> None:
+        """Count an adapter."""
+        with self._lock:
+            self._accesses += 1
+            if self._accesses == 1:
+                self._answers = Answers(self.answers_within, self.pool.given_up)
+                self.pool.open()
+
+    def listener(self) -> Listener:
+        """Return the thread that hears of other processes, and by whose connection they know that we live.
+
+        It also takes out of the queues what has expired there.
+        """
+        with self._lock:
+            if self._listener is None:
+                self._listener = Listener(
+                    partial(self.connected, _SHORT_WAIT), self.pool.given_up, self.names, self._reaper, self._life
+                )
+                self._listener.start()
+            return self._listener
+
+    def connected(self, *options: str) -> BoundedConnection:
+        """Return a connection of the caller's own; see :meth:`Pool.connect`."""
+        with translated(f"{self.pool.address.shown}, schema {self.names.schema}"):
+            return self.pool.connect(self._answers, *options)
+
+    def leave(self) -> None:
+        """If the last adapter leaves, wait for no answer any more for longer than a moment."""
+        if self._accesses == 1:
+            self._answers.hurry()
+
+    def end(self, answers: Answers, *, in_doubt: bool) -> None:
+        """Count an adapter less; with the last one everything is closed, and what is held is free again.
+
+        Args:
+            answers: of the adapter, which has no time any more.
+            in_doubt: the adapter may have left something held: others can have it when our number is another one.
+        """
+        with self._lock:
+            self._accesses -= 1
+            if self._accesses == 0:
+                leaving, self._listener = self._listener, None
+                self._answers.hurry()
+                self.pool.close()
+            else:
+                leaving = None
+                if in_doubt and self._listener is not None:
+                    self._listener.renew()
+        if leaving is not None:
+            leaving.stop()
+        if self.pool.given_up:  # what those sessions hold would be theirs for as long as they live
+            with suppress(psycopg.Error):
+                self.pool.connect(answers).close()
+
+    def begin_anew(self) -> None:
+        """Forget connections, thread and number, which are the parent's, in the child of a fork."""
+        self.pool.begin_anew()
+        self._lock = threading.Lock()
+        self._life = Life(mark(), self.holds_at_most)
+        self._answers = Answers(self.answers_within, self.pool.given_up)
+        self._listener = None
+
+
+_OPEN: Final = WeakSet[OpenDatabase]()
+
+
+def _forked() -> None:
+    for database in list(_OPEN):
+        database.begin_anew()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+class Access:
+    """What one adapter has of a database, until it is closed.
+
+    Args:
+        database: that others may use, too; or the address of one, which is opened for this adapter alone.
+        schema: in which its tables are; ``None``: that of the database.
+        recording: how much it keeps for audits; ``None``: as the database says, or everything.
+        answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: as the
+            database says, or 20 seconds.
+        holds_at_most: when this process shows no life for so long, others end its sessions; above 0. ``None``: as the
+            database says, or a minute.
+
+    Raises:
+        ConfigurationError: the address, the schema or a duration cannot be, or contradicts the database.
+    """
+
+    def __init__(
+        self,
+        database: str | OpenDatabase,
+        schema: str | None = None,
+        *,
+        recording: Recording | None = None,
+        answers_within: timedelta | None = None,
+        holds_at_most: timedelta | None = None,
+    ) -> None:
+        if isinstance(database, str):
+            database = OpenDatabase(
+                database,
+                schema=DEFAULT_SCHEMA if schema is None else schema,
+                recording=recording or Recording.ALL,
+                answers_within=ANSWERS_WITHIN if answers_within is None else answers_within,
+                holds_at_most=HOLDS_AT_MOST if holds_at_most is None else holds_at_most,
+            )
+        elif holds_at_most not in {None, database.holds_at_most}:
+            raise ConfigurationError(
+                f"the database was opened with holds_at_most={database.holds_at_most}, which is for the whole process: "
+                f"say {holds_at_most} there, or leave it out here"
+            )
+        self.shared = database
+        self.names = database.names if schema is None else Names(schema)
+        self.recording, self.holds_at_most = recording or database.recording, database.holds_at_most
+        self.identity = (*database.pool.address.identity, self.names.schema)
+        self.where = f"{database.pool.address.shown}, schema {self.names.schema}"
+        self.reaper = Reaper(self.names, self.identity, self.recording)
+        within = database.answers_within if answers_within is None else answers_within
+        self._answers = Answers(within, database.pool.given_up)
+        self._closed = False
+        database.begin()
+
+    # --- connections --------------------------------------------------------------------------------------------
+
+    @property
+    def conninfo(self) -> str:
+        """What another driver on libpq connects with; it holds the password."""
+        return self.shared.pool.address.conninfo
+
+    def connect(self, **settings: Any) -> Connection:
+        """Return a connection of the caller's own, in autocommit mode, that waits for answers however long it takes."""
+        with translated(self.where):
+            connection = psycopg.Connection[Any].connect(self.conninfo, autocommit=True, **settings)
+            connection.prepare_threshold = 2
+            return connection
+
+    @property
+    def knows_what_was_done(self) -> bool:
+        """Whether no session is left whose last statement, given up here, may still be done on the server."""
+        return not self.shared.pool.given_up
+
+    def take(self, *, brief: bool = False) -> BoundedConnection:
+        """Return a connection that is alive, to be given back with :meth:`put`; see :meth:`Pool.take`."""
+        self._check_open()
+        with translated(self.where):
+            return self.shared.pool.take(self._answers, brief=brief)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreUnavailable(f"{self.where}: closed")
+
+    def put(self, connection: BoundedConnection) -> None:
+        """Take a connection back; one that is broken or in a transaction is closed."""
+        self.shared.pool.put(connection)
+
+    def drop(self, connection: BoundedConnection) -> None:
+        """Close a connection that was taken, with the transaction that it is in."""
+        self.shared.pool.drop(connection)
+
+    def roll_back(self, connection: BoundedConnection) -> None:
+        """End a transaction on a connection that was taken, and close that; if it is silent, without waiting for it."""
+        given_up = self.shared.pool.given_up
+        if not connection.closed and given_up.distrusts(connection):
+            given_up.add(connection, silent=False)
+        with suppress(psycopg.Error):  # free at once, not when the server has noticed that we are gone
+            connection.execute("ROLLBACK")
+        self.drop(connection)
+
+    async def take_for_application(self) -> BoundedAsyncConnection:
+        """Return a connection as the application would open it; see :meth:`Pool.take_for_application`."""
+        self._check_open()
+        return await self.shared.pool.take_for_application(self._answers)
+
+    def bound(self, connection: BoundedAsyncConnection) -> None:
+        """Have a connection that a handler has wait no longer than ours do: what comes now is ours."""
+        connection.answers = self._answers
+
+    async def put_of_application(self, connection: BoundedAsyncConnection) -> None:
+        """Take such a connection back."""
+        await self.shared.pool.put_of_application(connection, self._answers)
+
+    def translating(self) -> AbstractContextManager[None]:
+        """Raise errors of the driver as errors of Postdate."""
+        return translated(self.where)
+
+    @contextmanager
+    def leased(self) -> Generator[BoundedConnection]:
+        """Lend a connection in autocommit mode for brief work; errors of the driver are translated."""
+        connection = self.take(brief=True)
+        try:
+            with translated(self.where):
+                yield connection
+        finally:
+            self.put(connection)
+
+    def run_blocking(self, work: Callable[[Connection], T], *, patiently: bool = False) -> T:
+        """Do ``work`` on a connection in autocommit mode; a lost race with another transaction is run again.
+
+        Args:
+            work: what to do.
+            patiently: it reads or writes whole tables, and may take minutes.
+        """
+        for tries in range(1, _TRIES + 1):
+            connection = self.take(brief=not patiently)
+            connection.patient = patiently
+            try:
+                return work(connection)
+            except psycopg.Error as error:
+                if not is_conflict(error) or tries == _TRIES:
+                    raise translate(error, self.where) from error
+            finally:
+                self.put(connection)
+        raise AssertionError
+
+    async def run(self, work: Callable[[Connection], T], *, patiently: bool = False) -> T:
+        """Do ``work`` on a connection in a thread; a cancelled caller waits for its end."""
+        return await in_thread(partial(self.run_blocking, patiently=patiently), work)
+
+    async def transaction(self, work: Callable[[Connection], T], *, patiently: bool = False) -> T:
+        """Do ``work`` in one transaction."""
+        return await in_thread(partial(self.transaction_blocking, patiently=patiently), work)
+
+    def transaction_blocking(self, work: Callable[[Connection], T], *, patiently: bool = False) -> T:
+        """Do ``work`` in one transaction, in the calling thread."""
+
+        def whole(connection: Connection) -> T:
+            with connection.transaction():
+                return work(connection)
+
+        return self.run_blocking(whole, patiently=patiently)
+
+    # --- being alive --------------------------------------------------------------------------------------------
+
+    def listener(self) -> Listener:
+        """Return the thread that hears of other processes, and by whose connection they know that we live."""
+        self._check_open()
+        return self.shared.listener()
+
+    def leave(self) -> None:
+        """Wait for no answer any more for longer than a moment: what comes now is the end."""
+        self._answers.hurry()
+        if not self._closed:
+            self.shared.leave()
+
+    def close_blocking(self, *, in_doubt: bool = False) -> None:
+        """Give the database back; a second time without effect. A server that does not answer is not waited for.
+
+        Args:
+            in_doubt: something may have been left that this process holds.
+        """
+        self.leave()
+        closed, self._closed = self._closed, True
+        if not closed:
+            self.shared.end(self._answers, in_doubt=in_doubt)
+
+    # --- set-up -------------------------------------------------------------------------------------------------
+
+    def setup_blocking(self, table: str | None = None, part: Sequence[Step] = ()) -> None:
+        """Create what is missing of the schema, a store's table, and a part; several processes may do it at once."""
+        self._bring_up_to_date([*steps(self.names.schema, table), *part])
+
+    def setup_part_blocking(self, part: Sequence[Step]) -> None:
+        """Create what is missing of a part alone; several processes may do it at once."""
+        self._bring_up_to_date(part)
+
+    def _bring_up_to_date(self, wanted: Sequence[Step]) -> None:
+        schema = self.names.schema
+        with self.translating(), self.connect() as connection, connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(%s, 0)", (self.names.lock_class,))
+            if not self._is_founded(connection):  # so that later starts need no right to create
+                connection.execute(sql(foundation(schema)))
+            done = connection.execute(sql(f"SELECT subject, version FROM {self.names.of('migration')}"), ()).fetchall()
+            run(
+                wanted,
+                done,
+                self.where,
+                execute=lambda text: connection.execute(sql(text)),
+                mark=lambda step: mark_done(schema, step),
+            )
+
+    def _is_founded(self, connection: Connection) -> bool:
+        marks = f"{quoted(self.names.schema)}.migration"
+        return connection.execute("SELECT to_regclass(%s)", (marks,)).fetchone() != (None,)

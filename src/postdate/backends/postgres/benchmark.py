@@ -1,0 +1,187 @@
+"""The barest statements for ``postdate bench``: on tables of their own, on the same server in the same run.
+
+Everything is as durable as the server is set: ``synchronous_commit`` is left alone, and every batch is a commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
+
+import psycopg
+
+from postdate.clock import from_microseconds
+from postdate.errors import ConfigurationError, StoreUnavailable
+from postdate.ports.benchmarks import BareRow, BenchmarkRun, BenchmarkTarget, Inserter, Mover, Taker
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+_TAKEN_AT_ONCE: Final = 1_000
+_TABLES: Final = (
+    """CREATE TABLE {schema}.bare_pending (
+        id bigint GENERATED ALWAYS AS IDENTITY, due timestamptz NOT NULL, message_id text NOT NULL,
+        destination text NOT NULL DEFAULT 'bench', headers text NOT NULL, body bytea NOT NULL)""",
+    "CREATE INDEX ON {schema}.bare_pending (due, id)",
+    """CREATE TABLE {schema}.bare_queue (
+        id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, message_id text NOT NULL, headers text NOT NULL,
+        body bytea NOT NULL)""",
+)
+_COPY: Final = "COPY {schema}.bare_pending (message_id, due, headers, body) FROM STDIN"
+_MOVE: Final = """
+    WITH moved AS (
+        DELETE FROM {schema}.bare_pending WHERE ctid = ANY (ARRAY(
+            SELECT ctid FROM {schema}.bare_pending WHERE due < %(before)s
+            ORDER BY due, id LIMIT %(at_once)s FOR UPDATE SKIP LOCKED))
+        RETURNING message_id, headers, body)
+    INSERT INTO {schema}.bare_queue (message_id, headers, body) SELECT message_id, headers, body FROM moved
+"""
+_IN_QUEUE: Final = "FROM {schema}.queue_message WHERE queue_id = (SELECT queue_id FROM {schema}.queue WHERE name = %s)"
+# Arrays, so that the rows are found by their keys: joins read whole tables as soon as these are small enough.
+_TAKE: Final = f"""
+    WITH taken AS (
+        DELETE FROM {{schema}}.queue_message WHERE queue_id = %(queue)s AND number = ANY (ARRAY(
+            SELECT number FROM {{schema}}.queue_message WHERE queue_id = %(queue)s AND number > %(after)s
+            ORDER BY number LIMIT {_TAKEN_AT_ONCE} FOR UPDATE SKIP LOCKED))
+        RETURNING number, content),
+    emptied AS (
+        DELETE FROM {{schema}}.content WHERE number = ANY (ARRAY(SELECT content FROM taken)) RETURNING headers, body)
+    SELECT headers, body, (SELECT max(number) FROM taken) FROM emptied
+"""
+
+
+class PostgresTarget(BenchmarkTarget):
+    """A schema that is made for the run and dropped after it."""
+
+    name_parameter = "application_name"
+    server_process = "postgres"
+
+    def __init__(self, address: str, run: BenchmarkRun) -> None:
+        super().__init__(address, run)
+        self.schema = f"postdate_bench_{run.name}"
+        self._opened: Connection | None = None
+
+    @property
+    def connection(self) -> Connection:
+        """A connection on which every statement is a transaction of its own."""
+        assert self._opened is not None, "entered"
+        return self._opened
+
+    def connect(self, role: str) -> Connection:
+        """Return another such connection, which shows the server its role."""
+        return psycopg.connect(self.address, autocommit=True, application_name=f"postdate bench {role}")
+
+    def __enter__(self) -> Self:
+        try:
+            self._opened = self.connect("itself")
+            self.connection.execute(self.sql("CREATE SCHEMA {schema}"))
+        except psycopg.OperationalError as error:
+            raise StoreUnavailable(f"cannot reach PostgreSQL at {self._where}: {error}") from error
+        except psycopg.Error as error:
+            self.connection.close()
+            raise ConfigurationError(f"cannot make a schema at {self._where}: {error}") from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.connection.close()  # an interrupted statement leaves it unusable
+        with self.connect("itself") as connection:
+            connection.execute(self.sql("DROP SCHEMA {schema} CASCADE"))
+
+    @property
+    def _where(self) -> str:
+        return urlsplit(self.address).netloc.rpartition("@")[2]
+
+    def sql(self, text: str) -> bytes:
+        """Return a statement with the name of the schema, which is of our own making, in its places."""
+        return text.replace("{schema}", self.schema).encode()
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """The schema of store and queues."""
+        return {"schema": self.schema}
+
+    def connections(self) -> Sequence[tuple[int, str]]:
+        """Return process and name of each connection to the server, our own first."""
+        select = "SELECT pid, coalesce(application_name, '') FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
+        return [(self.connection.info.backend_pid, ""), *self.connection.execute(select).fetchall()]
+
+    def settle(self) -> None:
+        """Vacuum and analyse all tables, and write everything back."""
+        tables = "SELECT format('%%I.%%I', schemaname, tablename) FROM pg_tables WHERE schemaname = %s"
+        for (table,) in self.connection.execute(tables.encode(), [self.schema]).fetchall():
+            self.connection.execute(f"VACUUM ANALYZE {table}".encode())
+        with suppress(psycopg.errors.InsufficientPrivilege):
+            self.connection.execute("CHECKPOINT")
+
+    def arrived(self, queue: str) -> Iterable[str]:
+        """Return the id of each message in a queue."""
+        return [each for (each,) in self.connection.execute(self.sql(f"SELECT message_id {_IN_QUEUE}"), [queue])]
+
+    def is_empty(self, queue: str) -> bool:
+        """Return whether a queue holds no message."""
+        return self.connection.execute(self.sql(f"SELECT 1 {_IN_QUEUE} LIMIT 1"), [queue]).fetchone() is None
+
+    # --- the barest way -----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _bare_tables(self) -> Generator[None]:
+        for statement in _TABLES:
+            self.connection.execute(self.sql(statement))
+        yield
+        self.connection.execute(self.sql("DROP TABLE {schema}.bare_pending, {schema}.bare_queue"))
+
+    @contextmanager
+    def mover(self, rows: Iterable[BareRow], at_once: int) -> Generator[Mover]:
+        """Move rows with one statement a commit: no ids to keep unique, no records, no expiry, nobody to wake."""
+        with self._bare_tables():
+            with self.connection.cursor().copy(self.sql(_COPY)) as copy:
+                for message_id, due, headers, body in rows:
+                    copy.write_row((message_id, from_microseconds(due), headers, body))
+            self.settle()
+            statement = self.sql(_MOVE)
+
+            def move(before: int) -> int:
+                values = {"before": from_microseconds(before), "at_once": at_once}
+                return self.connection.execute(statement, values, prepare=True).rowcount
+
+            yield move
+
+    @contextmanager
+    def inserter(self) -> Generator[Inserter]:
+        """Insert rows by COPY."""
+        with self._bare_tables():
+            statement = self.sql(_COPY)
+
+            def prepared(rows: Sequence[BareRow]) -> Callable[[], None]:
+                lines = "".join(
+                    f"{message_id}\t{from_microseconds(due)}\t{headers}\t\\\\x{body.hex()}\n"
+                    for message_id, due, headers, body in rows
+                )
+
+                def insert() -> None:
+                    with self.connection.cursor().copy(statement) as copy:
+                        copy.write(lines)
+
+                return insert
+
+            yield prepared
+
+    @contextmanager
+    def taker(self, queue: str) -> Generator[Taker]:
+        """Take messages off a queue of the transport: none is parsed, held or recorded."""
+        found = self.connection.execute(self.sql("SELECT queue_id FROM {schema}.queue WHERE name = %s"), [queue])
+        row = found.fetchone()
+        assert row is not None, "the queue has been filled"
+        values, statement = {"queue": row[0], "after": 0}, self.sql(_TAKE)
+
+        def take() -> int:
+            taken = self.connection.execute(statement, values, prepare=True).fetchall()
+            if taken:
+                values["after"] = taken[0][2]
+            return len(taken)
+
+        yield take

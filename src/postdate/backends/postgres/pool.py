@@ -1,0 +1,304 @@
+"""The connections of this process to one database, which all adapters there share, of two kinds.
+
+Ours are psycopg's for blocking code, with settings made for our own statements, and are used in threads: one round trip
+costs a thread hand-over of some 50 microseconds, and the same code serves the event loop, pipeline processes and Spark
+executors. Those of applications are asynchronous, with the settings that the application has written.
+
+Once an endpoint has said how many messages it handles at once, the pool opens no more than that and two. Two are left
+for brief work, which holds nothing that others wait for; handlers' transactions get the others, and wait for each other
+as handlers do. What claims rows never waits. A wait that lasts all the same ends after seconds: the limit saves
+connections, and must never stop messages. Source: ADR 0007, ADR 0019, ADR 0021.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from contextlib import suppress
+from typing import Final
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from postdate.backends.postgres.answering import Answers, Bounded, BoundedAsyncConnection, BoundedConnection, GivenUp
+from postdate.backends.postgres.sessions import address_of
+from postdate.threads import in_thread
+
+_MOST_IDLE: Final = 16
+"""Kept of each kind where no endpoint has said how many it needs."""
+
+FOR_BRIEF_WORK: Final = 2
+_WAITS_AT_MOST_SECONDS: Final = 5.0
+
+
+class Pool:
+    """See the module. Thread-safe.
+
+    Args:
+        url: of the database, or any connection string of libpq.
+
+    Raises:
+        ConfigurationError: it cannot be read.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url, self.address = url, address_of(url)
+        self.given_up = GivenUp()
+        self._changed = threading.Condition()
+        self._idle: list[BoundedConnection] = []
+        self._idle_of_applications: list[BoundedAsyncConnection] = []
+        self._open = self._of_applications = self._brief = 0
+        self._most: int | None = None
+        self._keeps = True
+
+    def expect(self, concurrency: int) -> None:
+        """Open connections for so many more messages at once, and no more than that and two in all."""
+        with self._changed:
+            self._most = (self._most or FOR_BRIEF_WORK) + concurrency
+
+    def open(self) -> None:
+        """Keep connections, from now on, for whoever comes next."""
+        with self._changed:
+            self._keeps = True
+
+    def close(self) -> None:
+        """Close what is idle, and what is lent when it comes back."""
+        with self._changed:
+            self._keeps = False
+            idle, self._idle = self._idle, []
+            of_applications, self._idle_of_applications = self._idle_of_applications, []
+            self._open -= len(idle) + len(of_applications)
+            self._of_applications -= len(of_applications)
+            self._changed.notify_all()
+        for each in (*idle, *of_applications):
+            each.pgconn.finish()
+
+    # --- connections of the caller's own --------------------------------------------------------------------------
+
+    def connect(self, answers: Answers, *options: str) -> BoundedConnection:
+        """Return a connection that belongs to the caller, in autocommit mode.
+
+        Args:
+            answers: how long it waits for them.
+            options: more settings of the session, as ``name=value``; they count, whatever the address says.
+
+        Raises:
+            psycopg.Error: there is none.
+        """
+        more = " ".join(f"-c {option}" for option in options)
+        connection = BoundedConnection.connect(
+            self.address.conninfo, autocommit=True, options=f"{self.address.options} {more}".strip()
+        )
+        connection.prepare_threshold = 2
+        connection.opened_at, connection.answers = time.monotonic(), answers
+        try:
+            if self.given_up:
+                self.given_up.end(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    # --- ours -----------------------------------------------------------------------------------------------------
+
+    def take(self, answers: Answers, *, brief: bool) -> BoundedConnection:
+        """Return a connection that is alive; give it back with :meth:`put`, or close it with :meth:`drop`.
+
+        Args:
+            answers: how long it waits for them, while it is lent.
+            brief: for one piece of work, which waits for nobody; otherwise the connection may be kept.
+        """
+        while True:
+            connection = self._idle_or_none(brief=brief)
+            try:
+                if connection is None:
+                    connection = self.connect(answers)
+                elif not self._is_usable(connection):
+                    connection.pgconn.finish()
+                    self._gone(brief=brief)
+                    continue
+            except BaseException:
+                self._gone(brief=brief)
+                raise
+            connection.answers, connection.brief, connection.patient = answers, brief, False
+            return connection
+
+    def _idle_or_none(self, *, brief: bool) -> BoundedConnection | None:
+        """Return an idle connection, or the right to open one."""
+        with self._changed:
+            if brief:
+                self._changed.wait_for(self._has_room_for_brief_work, _WAITS_AT_MOST_SECONDS)
+                self._brief += 1
+            if self._idle:
+                return self._idle.pop()
+            superfluous = self._idle_of_applications.pop(0) if self._is_full() and self._idle_of_applications else None
+            if superfluous is None:
+                self._open += 1
+            else:
+                self._of_applications -= 1
+        if superfluous is not None:
+            superfluous.pgconn.finish()
+        return None
+
+    def _is_full(self) -> bool:
+        return self._most is not None and self._open >= self._most
+
+    def _has_room_for_brief_work(self) -> bool:
+        return bool(self._idle) or not self._is_full() or self._brief < FOR_BRIEF_WORK
+
+    def put(self, connection: BoundedConnection) -> None:
+        """Take a connection back; one that is broken or in a transaction is closed."""
+        idle = not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE
+        with self._changed:
+            kept = idle and self._is_kept(len(self._idle))
+            if kept:
+                self._idle.append(connection)
+            self._lent_no_more(connection, kept=kept)
+        if not kept:
+            with suppress(psycopg.Error):
+                connection.close()
+
+    def _is_kept(self, idle: int) -> bool:
+        fits = idle < _MOST_IDLE if self._most is None else self._open <= self._most
+        return self._keeps and fits
+
+    def _lent_no_more(self, connection: BoundedConnection, *, kept: bool) -> None:
+        self._brief -= connection.brief
+        self._open -= not kept
+        connection.brief = False
+        self._changed.notify_all()
+
+    def drop(self, connection: BoundedConnection) -> None:
+        """Close a connection that was taken: a transaction on it is rolled back when the server notices that."""
+        with self._changed:
+            self._lent_no_more(connection, kept=False)
+        connection.close()
+
+    def _gone(self, *, brief: bool) -> None:
+        with self._changed:
+            self._open -= 1
+            self._brief -= brief
+            self._changed.notify_all()
+
+    def _is_usable(self, connection: Bounded) -> bool:
+        """Return whether an idle connection can be used; one beside which others stay silent is given up."""
+        if self.given_up.distrusts(connection):
+            self.given_up.add(connection, silent=False)
+            return False
+        return _is_quiet(connection)
+
+    # --- those of applications ------------------------------------------------------------------------------------
+
+    async def take_for_application(self, answers: Answers) -> BoundedAsyncConnection:
+        """Return a connection as the application would open it, in autocommit mode; see :meth:`take`."""
+        while True:
+            has_place, connection = self._place_for_application(0)
+            if not has_place:  # until some brief work is over
+                _, connection = await in_thread(self._place_for_application, _WAITS_AT_MOST_SECONDS)
+            try:
+                if connection is None:
+                    connection = await self._connected(answers)
+                elif not self._is_usable(connection):
+                    connection.pgconn.finish()
+                    self._application_gone()
+                    continue
+            except BaseException:
+                self._application_gone()
+                raise
+            connection.answers = answers
+            return connection
+
+    def _place_for_application(self, seconds: float) -> tuple[bool, BoundedAsyncConnection | None]:
+        """Return whether there is a place, waiting so long for it at most, and an idle connection if there is one.
+
+        After a wait there always is.
+        """
+        with self._changed:
+            has_room = self._has_room_for_application()
+            if not has_room and not seconds:
+                return False, None
+            if not has_room:
+                self._changed.wait_for(self._has_room_for_application, seconds)
+            if self._idle_of_applications:
+                return True, self._idle_of_applications.pop()
+            superfluous = self._idle.pop(0) if self._is_full() and self._idle else None
+            self._open += superfluous is None
+            self._of_applications += 1
+        if superfluous is not None:
+            superfluous.pgconn.finish()
+        return True, None
+
+    def _has_room_for_application(self) -> bool:
+        if self._idle_of_applications or self._most is None:
+            return True
+        return self._of_applications < self._most - FOR_BRIEF_WORK and (self._open < self._most or bool(self._idle))
+
+    async def _connected(self, answers: Answers) -> BoundedAsyncConnection:
+        if self.given_up:
+            await in_thread(self._end_given_up, answers)
+        connection = await BoundedAsyncConnection.connect(self.address.for_applications, autocommit=True)
+        connection.opened_at = time.monotonic()
+        as_opened(connection)
+        return connection
+
+    def _end_given_up(self, answers: Answers) -> None:
+        self.connect(answers).close()
+
+    async def put_of_application(self, connection: BoundedAsyncConnection, answers: Answers) -> None:
+        """Take a connection back as it was lent; one that cannot be is closed.
+
+        Args:
+            connection: that a handler may have had.
+            answers: how long it waits for them from now on.
+        """
+        as_opened(connection)
+        connection.answers = answers
+        idle = not connection.closed and connection.info.transaction_status is TransactionStatus.IDLE
+        with self._changed:
+            kept = idle and self._is_kept(len(self._idle_of_applications))
+            if kept:
+                self._idle_of_applications.append(connection)
+            else:
+                self._open -= 1
+                self._of_applications -= 1
+            self._changed.notify_all()
+        if not kept:
+            with suppress(psycopg.Error):
+                await connection.close()
+
+    def _application_gone(self) -> None:
+        with self._changed:
+            self._open -= 1
+            self._of_applications -= 1
+            self._changed.notify_all()
+
+    def begin_anew(self) -> None:
+        """Forget every connection: in the child of a fork they are the parent's, who goes on using them."""
+        _OF_THE_PARENT.extend([*self._idle, *self._idle_of_applications])
+        self.address, self.given_up = address_of(self._url), GivenUp()  # the sessions of the child have its own mark
+        self._changed = threading.Condition()
+        self._idle, self._idle_of_applications = [], []
+        self._open = self._of_applications = self._brief = 0
+
+
+_OF_THE_PARENT: Final = list[Bounded]()
+"""Kept, for a connection that is let go of complains that it is open."""
+
+
+def as_opened(connection: BoundedAsyncConnection) -> None:
+    """Undo what a handler has set about rows and statements: our own statements read tuples."""
+    connection.row_factory, connection.cursor_factory = tuple_row, psycopg.AsyncCursor
+    connection.prepare_threshold = 2
+
+
+def _is_quiet(connection: Bounded) -> bool:
+    """Return whether an idle connection is open and the server has said nothing: it speaks up only when it goes."""
+    if connection.closed:
+        return False
+    try:
+        readable, _, _ = select.select([connection.fileno()], [], [], 0)
+    except (OSError, ValueError, psycopg.Error):
+        return False
+    return not readable

@@ -1,0 +1,38 @@
+"""Room for ``postdate bench``: queues of the run, which are deleted after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Final
+
+import anyio
+
+from postdate.backends.rabbitmq import wire
+from postdate.backends.rabbitmq.link import Channel, Link
+from postdate.backends.rabbitmq.login import parse_url
+from postdate.ports.benchmarks import BenchmarkTarget
+
+_QUEUE_DELETE: Final = (50, 40)
+_QUEUE_DELETE_OK: Final = (50, 41)
+_CONNECTS_WITHIN_SECONDS: Final = 10.0
+
+
+class RabbitMqTarget(BenchmarkTarget):
+    """A virtual host, with the queues of the run in it. Sending through the transport alone is its limit."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        anyio.run(self._delete, self.run.queues)
+
+    def remove_queue(self, queue: str) -> None:
+        """Delete a queue."""
+        anyio.run(self._delete, [queue])
+
+    async def _delete(self, queues: Sequence[str]) -> None:
+        link = await Link.open(parse_url(self.address), _CONNECTS_WITHIN_SECONDS)
+        channel = await link.open_channel(Channel)
+        for queue in queues:
+            await channel.call(_QUEUE_DELETE, b"\0\0" + wire.short_text(queue) + b"\0", _QUEUE_DELETE_OK)
+        await link.close()

@@ -1,0 +1,208 @@
+"""Addresses of database servers, TCP connections to them, and what every session on one can. Source: ADR 0008."""
+
+from __future__ import annotations
+
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import ClassVar, Final, Generic, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from postdate.errors import ConfigurationError, StoreUnavailable
+
+_KEEPALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 15_000}
+"""A server that vanished without a word is noticed within 15 s or so."""
+CONNECT_WITHIN_SECONDS: Final = 5.0
+LOG_IN_WITHIN_SECONDS: Final = 10.0
+_ANSWER_WITHIN_SECONDS: Final = 30.0
+_PATIENCE_SECONDS: Final = 600.0
+_ALIVE_WITHIN_SECONDS: Final = 2.0
+
+
+def connected(address: tuple[str, int], seconds: float) -> socket.socket:
+    """Return a connected socket whose every operation takes ``seconds`` at most, as connecting does.
+
+    Raises:
+        OSError: nobody answers there.
+    """
+    opened = socket.create_connection(address, seconds)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for name, value in _KEEPALIVE.items():
+        with suppress(AttributeError, OSError):  # not every system has all of them
+            opened.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return opened
+
+
+@dataclass(frozen=True, slots=True)
+class ServerAddress:
+    """Where a database is, and as whom to log in; the parts of a URL.
+
+    Args:
+        product: as people call the server.
+        host: to connect to.
+        port: likewise.
+        database: empty: none is named.
+        user: to log in as.
+        password: of the user.
+        options: behind the question mark, names as they were written.
+    """
+
+    product: str
+    host: str
+    port: int
+    database: str
+    user: str
+    password: str = field(repr=False)
+    options: Mapping[str, str]
+
+    @property
+    def where(self) -> str:
+        """The address without secrets, for texts."""
+        return f"{self.product} {self.host}:{self.port}/{self.database}"
+
+
+def address_of(url: str, product: str, schemes: tuple[str, ...], port: int) -> ServerAddress:
+    """Return the parts of a URL; ``port`` is the one that a URL without any means.
+
+    Raises:
+        ConfigurationError: it cannot be read, or has another scheme; the text never has the password.
+    """
+    example = f"{schemes[0]}://user:password@host:port/database"
+    try:
+        parts = urlsplit(url)
+        host, found_port = parts.hostname or "localhost", parts.port or port
+    except ValueError:  # its text may have a piece of a password that is not escaped
+        raise ConfigurationError(f"the address of the {product} database cannot be read; write {example}") from None
+    if parts.scheme not in schemes:
+        raise ConfigurationError(f"the address of a {product} database is {example}")
+    name, user, password = unquote(parts.path.lstrip("/")), unquote(parts.username or ""), unquote(parts.password or "")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    return ServerAddress(product, host, found_port, name, user, password, options)
+
+
+def check_options(address: ServerAddress, known: frozenset[str]) -> None:
+    """Refuse an option that the server's address does not have.
+
+    Raises:
+        ConfigurationError: names it, and those that there are.
+    """
+    unknown = sorted(set(address.options) - known)
+    if unknown:
+        raise ConfigurationError(
+            f"the address of a {address.product} database does not know {unknown[0]!r}; it may have "
+            f"{', '.join(sorted(known))}"
+        )
+
+
+class ServerSession(ABC):
+    """One connection, in autocommit mode outside of ``begin`` … ``commit``; one thread at a time.
+
+    Besides what :class:`postdate.backends.rowlocks.parts.PooledSession` says, dialects call ``rows(sql, values)``,
+    which returns the rows of a statement, ``change(sql, values)``, which returns how many rows it changed or found so,
+    and ``pages(sql, values, page)``, which yields rows as the server sends them, while nothing else may run. A percent
+    sign is doubled in statements with ``values``.
+    """
+
+    @property
+    @abstractmethod
+    def seconds(self) -> float:
+        """How long the server may take to answer."""
+
+    @abstractmethod
+    def limit(self, seconds: float) -> None:
+        """Wait no longer for an answer from now on."""
+
+    @abstractmethod
+    def ping(self) -> None:
+        """Ask the server for any answer.
+
+        Raises:
+            StoreUnavailable: there is none.
+        """
+
+    def wait_for_long(self) -> None:
+        """Wait longer for every answer from now on."""
+        self.limit(_PATIENCE_SECONDS)
+
+    @contextmanager
+    def patient(self) -> Generator[None]:
+        """Wait longer for answers within: for what reads or changes whole tables."""
+        with self._limited(_PATIENCE_SECONDS):
+            yield
+
+    @contextmanager
+    def _limited(self, seconds: float) -> Generator[None]:
+        before = self.seconds
+        self.limit(seconds)
+        try:
+            yield
+        finally:
+            self.limit(before)
+
+    def is_alive(self, at_most: float | None = None) -> bool:
+        """See :meth:`postdate.backends.rowlocks.parts.PooledSession.is_alive`."""
+        try:
+            with self._limited(_ALIVE_WITHIN_SECONDS if at_most is None else min(self.seconds, at_most)):
+                self.ping()
+        except StoreUnavailable:
+            return False
+        return True
+
+
+S = TypeVar("S", bound=ServerSession)
+
+
+class DatabaseServer(ABC, Generic[S]):
+    """Where a server is.
+
+    Args:
+        url: of a database there.
+        answers_within: after so long a silence of the server a connection is given up; ``None``: 30 s.
+
+    Raises:
+        ConfigurationError: the address cannot be read, or the time is none at all.
+    """
+
+    product: ClassVar[str]
+    schemes: ClassVar[tuple[str, ...]]
+    port: ClassVar[int]
+
+    def __init__(self, url: str, answers_within: timedelta | None = None) -> None:
+        if answers_within is not None and answers_within <= timedelta(0):
+            raise ConfigurationError(f"answers_within must be above 0, not {answers_within}")
+        self._answers_within = answers_within
+        self.address = address_of(url, self.product, self.schemes, self.port)
+
+    @property
+    def database(self) -> str:
+        """The database that the address names; empty: none."""
+        return self.address.database
+
+    @property
+    def where(self) -> str:
+        """The address without secrets, for texts."""
+        return self.address.where
+
+    @property
+    def seconds_to_answer(self) -> float:
+        """How long the server may take to answer."""
+        return _ANSWER_WITHIN_SECONDS if self._answers_within is None else self._answers_within.total_seconds()
+
+    @abstractmethod
+    def connect(self) -> S:
+        """Return a new connection.
+
+        Raises:
+            ConfigurationError: it is another server, or too old, or cannot be trusted.
+            StoreUnavailable: it does not answer.
+        """
+
+    def connect_patiently(self) -> S:
+        """Return a connection for long statements, such as a migration's; see :meth:`connect`."""
+        session = self.connect()
+        session.wait_for_long()
+        return session

@@ -1,0 +1,256 @@
+"""A connection with a thread of its own, by which others know that this process lives, and by which it hears of them.
+
+As long as the connection is open, what the process leased is its own. When the process or its machine dies, the server
+closes the connection; whoever looks next frees what was leased under its number. No clock is involved.
+
+Nothing ends the thread but :meth:`Liveness.stop`, and no number outlives its connection: whatever goes wrong, the
+number is withdrawn, and another connection gets another one. What goes wrong with the tables and not with the
+connection is logged once and tried again, and the number stays.
+
+These servers do not call when a message is stored, so the thread asks for the next attempt, the first entry of an
+index, ten times a second, and only while somebody listens.
+
+What a dialect gives is :class:`LivingTables`. A server that calls (as PostgreSQL notifies) looks at ``next_attempt``
+as seldom as it likes: what it hears of goes to the same next-due cache. Source: ADR 0008.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from datetime import timedelta
+from typing import Any, Final, Protocol
+
+from postdate.backends.rowlocks.claims import Claims, LeasingTables, LockedBatch
+from postdate.backends.rowlocks.next_due import NextDue
+from postdate.backends.rowlocks.parts import Conflict, SessionSource
+from postdate.errors import PostdateError, StoreFull, StoreUnreachable
+
+_LOOK_EVERY_SECONDS: Final = 0.1
+_FREE_EVERY_SECONDS: Final = 1.0
+_SPEAK_AFTER_SECONDS: Final = 10.0
+"""How long a connection that holds a batch is silent at most; less where silence is taken for an end earlier."""
+_SPEAKS_IN_TIME: Final = 4
+"""Times that something is said before silence would be taken for an end."""
+_CONNECT_AGAIN_AFTER_SECONDS: Final = (0.1, 0.2, 0.5, 1.0)
+_START_WITHIN_SECONDS: Final = 15.0
+_STOP_WITHIN_SECONDS: Final = 20.0
+"""As long as it takes to find out that nobody answers; the thread ends after that by itself."""
+
+log = logging.getLogger("postdate.stores")
+
+
+class LivingTables(LeasingTables, Protocol):
+    """What a dialect gives: numbers that live as long as a connection, and what is asked on it."""
+
+    def appear(self, session: Any) -> int:
+        """Return a new number under which this process may hold messages for as long as ``session`` is open."""
+        ...
+
+    def dead(self, session: Any) -> Sequence[int]:
+        """Return the numbers whose connection is gone."""
+        ...
+
+    def unknown(self, session: Any) -> Sequence[int]:
+        """Return the numbers that messages are leased under and nobody has: after a restore, or deletes by hand."""
+        ...
+
+    def bury(self, session: Any, holders: Sequence[int]) -> None:
+        """Forget numbers; waits for transactions that lease under them, and keeps others from it until the end."""
+        ...
+
+    def next_attempt(self, session: Any, locked: Sequence[int]) -> int | None:
+        """Return the earliest ``attempt_at``, but for those of ``locked``; waits for nobody."""
+        ...
+
+
+class Liveness:
+    """One thread, started by the first who needs it.
+
+    Args:
+        server: to appear at.
+        tables: of the store.
+        next_due: told of the next attempt.
+        holds_at_most: after so long a silence the server ends connections; ``None``: it does not.
+    """
+
+    def __init__(
+        self, server: SessionSource, tables: LivingTables, next_due: NextDue, holds_at_most: timedelta | None = None
+    ) -> None:
+        in_time = _SPEAK_AFTER_SECONDS if holds_at_most is None else holds_at_most.total_seconds() / _SPEAKS_IN_TIME
+        self._speak_after_seconds = min(_SPEAK_AFTER_SECONDS, in_time)
+        self._ends_after_seconds = math.inf if holds_at_most is None else holds_at_most.total_seconds()
+        self._keeper: threading.Thread | None = None
+        self._server, self._tables, self._next_due = server, tables, next_due
+        self._claims: Claims | None = None
+        self._ready, self._stop = threading.Event(), threading.Event()
+        self._holder: int | None = None
+        self._session: Any | None = None
+        self._failure: PostdateError | None = None
+        self._failures = 0
+        self._troubled: set[str] = set()
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+
+    def start(self, claims: Claims) -> None:
+        """Start the thread if it does not run."""
+        with self._lock:
+            if self._thread is None and not self._stop.is_set():
+                self._claims = claims
+                self._thread = threading.Thread(target=self._run, name="postdate-store-liveness", daemon=True)
+                self._thread.start()
+
+    def holder(self) -> int:
+        """Return the number under which this process holds messages now; blocking, as long as it takes to connect.
+
+        Raises:
+            StoreUnavailable: there is no connection at the moment.
+        """
+        holder = self._holder if self._ready.wait(_START_WITHIN_SECONDS) else None
+        if holder is None:
+            raise self._failure or StoreUnreachable(f"{self._server.where}: the connection that holds messages is gone")
+        return holder
+
+    def stop(self) -> None:
+        """End the thread and its connection; what is leased now is free."""
+        with self._lock:
+            self._stop.set()
+            thread = self._thread
+        if thread is not None:
+            thread.join(_STOP_WITHIN_SECONDS)
+        keeper = self._keeper
+        if keeper is not None:
+            keeper.join(_STOP_WITHIN_SECONDS)
+        self._ready.set()
+
+    def abort(self) -> None:
+        """End the connection from another thread, whatever is waited for on it."""
+        session = self._session
+        if session is not None:
+            session.abort()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                with closing(self._server.connect()) as session:
+                    self._session = session
+                    self._live(session)
+            except Exception as error:  # noqa: BLE001 - without this thread nothing that we hold would be ours
+                self._failed(error)
+
+    def _live(self, session: Any) -> None:
+        """Have a number for as long as all goes well with the connection."""
+        holder = self._tables.appear(session)
+        try:
+            self._failure, self._holder = None, holder
+            self._ready.set()
+            self._stay(session)
+            self._try(session, self._free_our_own)
+        finally:
+            self._ready.clear()  # who asks waits for the next one
+            self._holder = None
+
+    def _failed(self, error: Exception) -> None:
+        """Note why there is no number, and wait before the next connection."""
+        is_ours = isinstance(error, PostdateError)
+        self._failure = error if is_ours else StoreUnreachable(f"{self._server.where}: {error!r}")
+        if self._failures:  # the one before did not work, either
+            self._ready.set()
+        else:
+            log.warning("lost the connection that holds messages: %s", error, exc_info=None if is_ours else error)
+        pauses = _CONNECT_AGAIN_AFTER_SECONDS
+        self._stop.wait(pauses[min(self._failures, len(pauses) - 1)])
+        self._failures += 1
+
+    def _stay(self, session: Any) -> None:
+        freed_at = time.monotonic()
+        self._try(session, self._free_what_nobody_holds)
+        self._try(session, self._free_what_the_dead_hold)
+        while not self._stop.is_set():
+            self._keep_batches()
+            if time.monotonic() - freed_at >= _FREE_EVERY_SECONDS:
+                freed_at = time.monotonic()
+                self._try(session, self._free_what_the_dead_hold)
+            self._try(session, self._free_what_was_abandoned)
+            self._try(session, self._look)
+            self._failures = 0
+            self._stop.wait(_LOOK_EVERY_SECONDS)
+
+    def _try(self, session: Any, step: Callable[[Any], None]) -> None:
+        """Do a step. Only what is wrong with the connection goes on from here; anything else is for the next time."""
+        name = step.__name__
+        try:
+            step(session)
+        except Conflict:  # with another who does the same
+            session.rollback()
+        except PostdateError as error:
+            if error.transient and not isinstance(error, StoreFull):
+                raise
+            session.rollback()
+            if name not in self._troubled:
+                log.error("what processes hold of this store is looked after only in part: %s", error)
+            self._troubled.add(name)
+        else:
+            self._troubled.discard(name)
+
+    def _keep_batches(self) -> None:
+        """Keep what has been silent, beside this thread: what waits for one connection must not silence another."""
+        if self._claims is None or (self._keeper is not None and self._keeper.is_alive()):
+            return
+        silent = self._claims.silent(self._speak_after_seconds)
+        if silent:
+            self._keeper = threading.Thread(
+                target=self._keep, args=(self._claims, silent), name="postdate-store-keeper", daemon=True
+            )
+            self._keeper.start()
+
+    def _keep(self, claims: Claims, silent: Sequence[LockedBatch]) -> None:
+        lost = claims.keep(silent, self._ends_after_seconds)
+        if lost:
+            log.warning("%d messages are held no more: the connection that held them is gone", lost)
+            self._next_due.forget()
+
+    def _look(self, session: Any) -> None:
+        """Tell the next-due cache of the next attempt."""
+        if self._next_due.is_listened_to and self._claims is not None:
+            first = self._tables.next_attempt(session, self._claims.locked())
+            if first is not None:
+                self._next_due.heard(first)
+
+    def _free_what_was_abandoned(self, session: Any) -> None:
+        if self._claims is None:
+            return
+        for holder, numbers in self._claims.abandoned().items():
+            session.begin()
+            self._tables.free(session, [holder], numbers)
+            session.commit()
+            self._claims.freed(numbers)
+            self._next_due.forget()
+
+    def _free_what_nobody_holds(self, session: Any) -> None:
+        self._free_of(session, self._tables.unknown(session))
+
+    def _free_what_the_dead_hold(self, session: Any) -> None:
+        """Free the messages of holders that are gone; whoever comes first does it for all."""
+        self._free_of(session, self._tables.dead(session))
+
+    def _free_our_own(self, session: Any) -> None:
+        if self._holder is not None:
+            self._free(session, [self._holder])
+
+    def _free_of(self, session: Any, dead: Sequence[int]) -> None:
+        if dead and (freed := self._free(session, dead)):
+            log.info("%d messages of processes that ended are free again", freed)
+            self._next_due.forget()
+
+    def _free(self, session: Any, holders: Sequence[int]) -> int:
+        """Bury holders, all or nothing: first the numbers, after which nobody can lease under them any more."""
+        session.begin()
+        self._tables.bury(session, holders)
+        freed = self._tables.free(session, holders)
+        session.commit()
+        return freed

@@ -1,0 +1,134 @@
+"""The SQL of a store as data: templates in which ``{pending}``, ``{record}`` and the like stand for its tables.
+
+A dialect is a subclass that gives the statements in which servers differ: how rows are locked and skipped, how an index
+is demanded, how much is read. What every server reads alike is written here. Parameters are ``%(name)s``, and any other
+percent sign is doubled. Source: ADR 0008.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from postdate.backends.rowlocks.names import RowLockNames
+from postdate.persistence.migrations import filled_in
+from postdate.ports import Scan
+
+EARLIEST: Final = -(2**63) + 1
+"""Before every time; a bound that also leaves out NULL."""
+
+_FRAGMENTS: Final = {
+    "row": "p.message_id, p.due, p.destination, p.expires_at, p.failures, p.headers, p.body",
+    "content": "message_id, due, destination, expires_at, failures, headers, body",
+    "into_record": "INSERT INTO {record} (at, due, store_id, kind, message_id, destination, detail)",
+    "as_record": "SELECT %(at)s, due, %(store)s, %(kind)s, message_id, destination, %(detail)s FROM",
+    "due_first": "p.attempt_at > %(from)s AND p.attempt_at < %(at)s ORDER BY p.attempt_at, p.number",
+    "of_store": "FROM {quarantine} WHERE store_id = %(store)s",
+    "share": "t.number >= %(first)s AND t.number < %(end)s",
+}
+
+
+class RowLockStatements:
+    """Every statement of one store.
+
+    Attributes of the class are templates, or mappings of them; those of an object have the names filled in.
+
+    Args:
+        names: of the tables.
+    """
+
+    fragments: ClassVar[Mapping[str, str]] = {}
+    """Pieces that several templates have, by the name that stands for them in braces; a later one may have earlier
+    ones. ``of_id``: one message by ``id`` and ``store``; ``scheduled``: of its records, the first, which is unique."""
+
+    # --- storing
+    find_store = "SELECT store_id FROM {store} WHERE name = %(name)s"
+    insert_records: str
+    """Writes *scheduled* records, but for ids that are known; gives number and id of each."""
+    insert_messages: str
+    lock_scheduled: str
+    last_kind: str
+    """The kind of the last record of a message that does not wait."""
+    record_one = "{into_record} {as_record} {pending} WHERE number = %(number)s"
+
+    # --- claims
+    claim: str
+    """Locks the oldest that may be attempted and that nobody has locked; gives number, ``attempt_at`` and row."""
+    forget_scheduled: str
+    lease: str
+    keep_holder: str
+    """Has a number not be buried before the end of the transaction; gives nothing if it is buried."""
+    retry: str
+    release: str
+    lock: str
+    reschedule: str
+
+    # --- looking
+    next_attempt: str
+    next_attempt_but: str
+    next_due: str
+    first_free: str
+    """Where the messages begin that nobody has locked: locked are the oldest, up to the first that can be locked. That
+    one is touched, and no other."""
+    statistics: str
+    record_counts = "SELECT kind, COUNT(*) FROM {record} WHERE store_id = %(store)s GROUP BY kind ORDER BY kind"
+    list_pending: str
+    get: str
+    history = "SELECT kind, message_id, at, due, destination, detail FROM {record} WHERE {of_id} ORDER BY number"
+    now: str
+
+    # --- who is alive
+    add_holder: str
+    find_dead: str
+    find_unknown = (
+        "SELECT DISTINCT p.holder FROM {attempt} WHERE p.attempt_at IS NULL AND p.holder IS NOT NULL "
+        "AND NOT EXISTS (SELECT 1 FROM {holder} AS h WHERE h.holder = p.holder)"
+    )
+    drop_holders: str
+    """Touches the rows it names and no other: a look at all would wait for every process that leases just now."""
+    report_clock = "UPDATE {holder} SET ahead = %(ahead)s WHERE holder = %(holder)s"
+    reported_clocks: str
+
+    # --- what cannot be read
+    free_ones: str
+    set_aside: str
+    remove_one: str
+    record_aside = "{into_record} VALUES (%(at)s, %(due)s, %(store)s, %(kind)s, %(id)s, %(destination)s, %(detail)s)"
+    set_aside_count = "SELECT COUNT(*) {of_store}"
+    all_aside: str
+    lock_aside: str
+    end_aside = "DELETE FROM {quarantine} WHERE number = %(number)s"
+
+    # --- scans
+    bounds: Mapping[str, str] = {
+        "pending": "SELECT COALESCE(MIN(number), 0), COALESCE(MAX(number) + 1, 0) FROM {pending}",
+        "records": "SELECT COALESCE(MIN(number), 0), COALESCE(MAX(number) + 1, 0) FROM {record}",
+    }
+    _shares: Mapping[str, str] = {
+        "pending": "FROM {pending} AS t WHERE {share}",
+        "records": "FROM {record} AS t WHERE {share} AND t.store_id = %(store)s",
+    }
+    _dues: ClassVar[Mapping[str, str]] = {"due_from": "t.due >= %(due_from)s", "due_to": "t.due < %(due_to)s"}
+    _listed: Mapping[str, str]
+    """Conditions that a message is one of a list: ``destinations``, and ``pending`` and ``records`` by id."""
+
+    def __init__(self, names: RowLockNames) -> None:
+        known = {f"{{{name}}}": f"{{{name}}}" for name in ("pending", "record", "store", "holder", "quarantine")}
+        for name, text in {**_FRAGMENTS, **self.fragments}.items():
+            known[f"{{{name}}}"] = filled_in(text, known)
+        tables = names.in_statements
+        for name in dir(type(self)):
+            template: Any = None if name.startswith("__") else getattr(type(self), name)
+            if isinstance(template, str):
+                setattr(self, name, filled_in(filled_in(template, known), tables))
+        for name in ("bounds", "_shares", "_listed"):
+            pieces: Mapping[str, str] = getattr(type(self), name)
+            setattr(self, name, {key: filled_in(filled_in(each, known), tables) for key, each in pieces.items()})
+
+    def scanned(self, scan: Scan, given: Mapping[str, Any]) -> str:
+        """Return the statement of a scan; ``given`` are its conditions by their names."""
+        wanted = ", ".join("t.failures" if each == "number_of_failures" else f"t.{each}" for each in scan.columns)
+        known = {**self._dues, **self._listed, "message_ids": self._listed[scan.what]}
+        # An empty list is no SQL for some, and nothing is in it.
+        conditions = [known[name] if value != () else "1 = 0" for name, value in given.items()]
+        return " AND ".join([f"SELECT {wanted or '1'} {self._shares[scan.what]}", *conditions])

@@ -1,0 +1,379 @@
+"""The steps of one store in SQL, written once for every server that locks rows and skips locked ones. Source: ADR 0008.
+
+A dialect is a subclass of :class:`RowLockTables`: its statements as data, and the methods at the end of the class.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from postdate.backends.rowlocks.names import RowLockNames
+from postdate.backends.rowlocks.parts import (
+    MessageRow,
+    QuarantinedRow,
+    RecordNote,
+    WaitingRow,
+    filter_values,
+    headers_retimed,
+    readable_due,
+)
+from postdate.backends.rowlocks.setup import marks, steps_of
+from postdate.backends.rowlocks.statements import EARLIEST, RowLockStatements
+from postdate.clock import from_microseconds
+from postdate.errors import StoreNotSetUp, StoreUnreachable
+from postdate.persistence.migrations import setup_command, standing
+from postdate.ports import Recording, RecordKind, Scan, ScanPart, ServerFacts
+
+
+class RowLockTables(ABC):
+    """The steps of one store. Each is a part of a transaction that the caller begins and ends, and may block.
+
+    Times are whole microseconds since 1970-01-01 UTC. Rows are locked and removed in the order of their numbers
+    wherever the order is ours to choose, so that two processes wait for each other instead of deadlocking.
+
+    Args:
+        names: of its tables.
+        sql: its statements.
+        recording: what is recorded.
+    """
+
+    product: ClassVar[str]
+    """As people call the server."""
+    schema_is: ClassVar[str] = "schema"
+    """What the server calls that which its tables are in."""
+    latest: ClassVar[int | None] = None
+    """What stands for no bound in ``list_pending``."""
+
+    def __init__(self, names: RowLockNames, sql: RowLockStatements, recording: Recording) -> None:
+        self.names, self._sql, self._recording = names, sql, recording
+        self._store_id: int | None = None
+        self._own_lock = ""
+
+    @property
+    def recording(self) -> Recording:
+        """What is recorded."""
+        return self._recording
+
+    def _store(self, session: Any) -> int:
+        if self._store_id is None:
+            missing = (
+                f"{self.schema_is} {self.names.schema!r} has no table {self.names.table!r}; "
+                f"{setup_command(self.names.table)}"
+            )
+            try:
+                found = session.rows(self._sql.find_store, {"name": self.names.table})
+            except StoreNotSetUp as error:
+                raise StoreNotSetUp(missing) from error
+            if not found:
+                raise StoreNotSetUp(missing)
+            self._store_id = int(found[0][0])
+        return self._store_id
+
+    # --- storing ------------------------------------------------------------------------------------------------
+
+    def insert(self, session: Any, rows: Sequence[MessageRow], at: int) -> Sequence[str]:
+        """Write messages and their records, but for ids that are known; return the ids that were not."""
+        numbers = self._insert_records(session, rows, at)
+        self._insert_messages(session, [(numbers[row.message_id], row) for row in rows if row.message_id in numbers])
+        return list(numbers)
+
+    def come_back(self, session: Any, row: MessageRow, note: RecordNote) -> bool:
+        """Write a message under its old number if its last record says that it went to the error queue."""
+        of_id = {"id": row.message_id, "store": self._store(session)}
+        found = session.rows(self._sql.lock_scheduled, of_id)
+        if not found:
+            return False
+        number = found[0][0]
+        last = session.rows(self._sql.last_kind, {**of_id, "number": number})
+        if not last or last[0][0] not in {RecordKind.FAILED, RecordKind.RETURNED}:
+            return False
+        self._insert_messages(session, [(number, row)])
+        self._record_one(session, number, note, Recording.OUTCOMES)
+        return True
+
+    def _record_one(self, session: Any, number: int, note: RecordNote, from_level: Recording) -> None:
+        """Record what happens to a message that stays, if so much is recorded."""
+        if self._recording is Recording.ALL or self._recording is from_level:
+            session.change(self._sql.record_one, {"number": number, **self._note(session, note)})
+
+    def _note(self, session: Any, note: RecordNote) -> dict[str, Any]:
+        return {"store": self._store(session), "at": note.at, "kind": note.kind, "detail": note.detail}
+
+    # --- claims -------------------------------------------------------------------------------------------------
+
+    def claim(self, session: Any, at: int, limit: int) -> Sequence[tuple[int, int, MessageRow]]:
+        """Lock the oldest messages with ``attempt_at`` before ``at`` that nobody else has locked.
+
+        Returns:
+            Number, ``attempt_at`` and row of each, oldest first.
+        """
+        begin = self._beginning(session)
+        if begin is None or begin >= at - 1:
+            return []
+        found = session.rows(self._sql.claim, {"from": begin, "at": at, "limit": limit})
+        return [(number, attempt_at, MessageRow(*row)) for number, attempt_at, *row in found]
+
+    def finish(self, session: Any, numbers: Sequence[int], holder: int | None, ending: RecordNote) -> int:
+        """Remove and record those of ``numbers`` (ascending) that ``holder`` holds; return how many."""
+        held = {"numbers": self._listed(numbers), "holder": holder}
+        if self._recording is not Recording.NONE:
+            return self._remove_recorded(session, held, self._note(session, ending))
+        removed = self._remove(session, held)
+        if removed:
+            session.change(self._sql.forget_scheduled, {"numbers": self._listed(removed)})
+        return len(removed)
+
+    def lease(self, session: Any, numbers: Sequence[int], holder: int) -> None:
+        """Have ``holder`` hold messages that this transaction has locked beyond its end.
+
+        Raises:
+            StoreUnavailable: the number is buried. It cannot be buried before this transaction has ended, either.
+        """
+        if not session.rows(self._sql.keep_holder, {"holder": holder}):
+            raise StoreUnreachable(f"the connection that held messages under number {holder} is gone")
+        session.change(self._sql.lease, {"numbers": self._listed(numbers), "holder": holder})
+
+    def release(self, session: Any, numbers: Sequence[int], holder: int | None, attempt_at: int | None) -> int:
+        """Give back those of ``numbers`` (ascending) that ``holder`` holds; ``attempt_at`` ``None``: they are due.
+
+        Returns:
+            How many.
+        """
+        values = {"numbers": self._listed(numbers), "holder": holder, "attempt_at": attempt_at}
+        return session.change(self._sql.release, values)
+
+    def retry(self, session: Any, number: int, holder: int | None, attempt_at: int | None, note: RecordNote) -> bool:
+        """Count a failure of what ``holder`` holds and give it back; ``attempt_at`` ``None``: at its due time."""
+        if not session.change(self._sql.retry, {"number": number, "holder": holder, "attempt_at": attempt_at}):
+            return False
+        self._record_one(session, number, note, Recording.ALL)
+        return True
+
+    def lock(self, session: Any, message_id: str) -> WaitingRow | None:
+        """Lock a waiting message; ``None``: there is none, or somebody has it locked."""
+        found = session.rows(self._sql.lock, {"id": message_id, "store": self._store(session)})
+        return WaitingRow(*found[0]) if found else None
+
+    def reschedule(self, session: Any, found: WaitingRow, due: int, at: int) -> None:
+        """Give a locked message another due time, also in the header that says it."""
+        session.change(self._sql.reschedule, {"number": found.number, "due": due, **headers_retimed(found.due, due)})
+        self._record_one(session, found.number, RecordNote(at, int(RecordKind.RESCHEDULED)), Recording.OUTCOMES)
+
+    # --- what cannot be read ------------------------------------------------------------------------------------
+
+    def free_ones(self, session: Any, numbers: Sequence[int]) -> Sequence[tuple[int, MessageRow]]:
+        """Lock those of ``numbers`` (ascending) that nobody holds, and return them."""
+        return _numbered(session.rows(self._sql.free_ones, {"numbers": self._listed(numbers)}))
+
+    def set_aside(self, session: Any, bad: Mapping[int, str], at: int) -> None:
+        """Take locked messages out of the way with their bytes, and record it.
+
+        Args:
+            session: in a transaction.
+            bad: why each cannot be read, by its number.
+            at: time of the record.
+        """
+        for number, reason in bad.items():
+            values = {"number": number, "at": at, "store": self._store(session), "reason": reason}
+            found = self.lock_aside(session, self._put_aside(session, values))
+            assert found is not None
+            self._record_aside(session, found, RecordNote(at, int(RecordKind.FAILED), f"unreadable: {reason}"))
+            session.change(self._sql.remove_one, {"number": number})
+            if self._recording is Recording.NONE:
+                session.change(self._sql.forget_scheduled, {"numbers": self._listed([number])})
+
+    def _record_aside(self, session: Any, aside: QuarantinedRow, note: RecordNote) -> None:
+        if self._recording is Recording.NONE:
+            return
+        of_message = {"id": aside.row.message_id, "due": readable_due(aside.row), "destination": aside.row.destination}
+        session.change(self._sql.record_aside, {**of_message, **self._note(session, note)})
+
+    def set_aside_count(self, session: Any) -> int:
+        """Count what is set aside."""
+        return _only(session.rows(self._sql.set_aside_count, {"store": self._store(session)}))
+
+    def all_aside(self, session: Any, limit: int) -> Sequence[QuarantinedRow]:
+        """Return what is set aside, oldest first."""
+        found = session.rows(self._sql.all_aside, {"store": self._store(session), "limit": limit})
+        return [_aside(row) for row in found]
+
+    def lock_aside(self, session: Any, number: int) -> QuarantinedRow | None:
+        """Lock what is set aside under a number; ``None``: there is nothing."""
+        found = session.rows(self._sql.lock_aside, {"store": self._store(session), "number": number})
+        return _aside(found[0]) if found else None
+
+    def end_aside(self, session: Any, aside: QuarantinedRow, ending: RecordNote | None) -> None:
+        """Delete what is set aside; recorded unless ``ending`` is ``None``."""
+        session.change(self._sql.end_aside, {"number": aside.number})
+        if ending is not None:
+            self._record_aside(session, aside, ending)
+
+    # --- who is alive -------------------------------------------------------------------------------------------
+
+    def appear(self, session: Any) -> int:
+        """Return a new number under which this process may hold messages for as long as ``session`` is open."""
+        self._own_lock = self.names.lock(uuid.uuid4().hex)
+        self._take_lock(session, self._own_lock)  # first: without it the number would be taken for dead
+        values = {"store": self._store(session), "lock": self._own_lock, "pid": os.getpid(), "machine": platform.node()}
+        return _only(session.rows(self._sql.add_holder, values))
+
+    def dead(self, session: Any) -> Sequence[int]:
+        """Return the numbers whose connection is gone."""
+        return [holder for (holder,) in session.rows(self._sql.find_dead, self._here(session))]
+
+    def unknown(self, session: Any) -> Sequence[int]:
+        """Return the numbers that messages are leased under and nobody has: after a restore, or deletes by hand."""
+        return [holder for (holder,) in session.rows(self._sql.find_unknown, {})]
+
+    def bury(self, session: Any, holders: Sequence[int]) -> None:
+        """Forget numbers; waits for transactions that lease under them, and keeps others from it until the end."""
+        session.change(self._sql.drop_holders, {"holders": self._listed(holders)})
+
+    def report_clock(self, session: Any, holder: int, ahead: int) -> None:
+        """Note how far the clock of ``holder`` is ahead of the server's."""
+        session.change(self._sql.report_clock, {"holder": holder, "ahead": ahead})
+
+    def reported_clocks(self, session: Any) -> Sequence[tuple[str, int, int]]:
+        """Return machine, process id and how far the clock is ahead, of holders that live and have noted it."""
+        found = session.rows(self._sql.reported_clocks, self._here(session))
+        return [(machine, pid, ahead) for machine, pid, ahead in found]
+
+    def _here(self, session: Any) -> dict[str, Any]:
+        return {"store": self._store(session), "own": self._own_lock}
+
+    # --- looking ------------------------------------------------------------------------------------------------
+
+    def next_attempt(self, session: Any, locked: Sequence[int]) -> int | None:
+        """Return the earliest ``attempt_at``, but for those of ``locked``; waits for nobody."""
+        if locked:
+            values = {"from": EARLIEST, "locked": self._listed(locked)}
+            return _only(session.rows(self._sql.next_attempt_but, values))
+        return _only(session.rows(self._sql.next_attempt, {"from": EARLIEST}))
+
+    def next_due(self, session: Any) -> int | None:
+        """Return the earliest due time."""
+        return _only(session.rows(self._sql.next_due, {}))
+
+    def statistics(self, session: Any, at: int) -> tuple[int, int, int, int, int | None]:
+        """Return the values of :class:`postdate.ports.StoreStatistics`; exact if what is locked are the oldest."""
+        begin = self._beginning(session)
+        bounds = {"from": EARLIEST if begin is None else begin, "at": at}
+        free = session.rows(self._sql.first_free, bounds)
+        free_at, free_number = free[0] if free else (None, None)
+        values = {**bounds, "free_at": free_at, "free_number": free_number}
+        ((pending, overdue, claimed, failing, first),) = session.rows(self._sql.statistics, values)
+        return int(pending), max(int(overdue), 0), int(claimed), int(failing), first
+
+    def record_counts(self, session: Any) -> Mapping[int, int]:
+        """Count the records by kind."""
+        return dict(session.rows(self._sql.record_counts, {"store": self._store(session)}))
+
+    def list_pending(
+        self, session: Any, destination: str | None, due_from: int | None, due_to: int | None, limit: int
+    ) -> Sequence[tuple[int, MessageRow]]:
+        """Return waiting messages with their numbers, by due time and number."""
+        values = {
+            "destination": destination,
+            "due_from": EARLIEST if due_from is None else due_from,
+            "due_to": self.latest if due_to is None else due_to,
+            "limit": limit,
+        }
+        return _numbered(session.rows(self._sql.list_pending, values))
+
+    def get(self, session: Any, message_id: str) -> Sequence[tuple[int, MessageRow]]:
+        """Return a waiting message with its number, or nothing; waits for nobody."""
+        return _numbered(session.rows(self._sql.get, {"id": message_id, "store": self._store(session)}))
+
+    def history(self, session: Any, message_id: str) -> Sequence[tuple[Any, ...]]:
+        """Return kind, id, at, due, destination and detail of each record of a message, in order."""
+        return session.rows(self._sql.history, {"id": message_id, "store": self._store(session)})
+
+    def now(self, session: Any) -> int:
+        """Return the time of the server."""
+        return _only(session.rows(self._sql.now, {}))
+
+    def facts(self, session: Any) -> ServerFacts:
+        """Return what the server says of itself; needs no tables."""
+        version, now, settings = self._said(session)
+        try:
+            done = marks(session, self.names)
+        except StoreNotSetUp:
+            done = list[tuple[Any, ...]]()
+        there, newest = standing(steps_of(self.names), done)
+        return ServerFacts(self.product, version, from_microseconds(now), there, newest, settings)
+
+    def bounds(self, session: Any, what: str) -> tuple[int, int]:
+        """Return the first number of a relation and the one after its last; equal when it is empty."""
+        ((first, end),) = session.rows(self._sql.bounds[what], {})
+        return first, end
+
+    def scan(self, session: Any, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
+        """Yield pages of a share, read by one statement; columns are known ones."""
+        given = filter_values(scan.where)
+        lists = {name: self._listed(given[name]) for name in ("message_ids", "destinations") if name in given}
+        values = {**given, **lists, "first": part.first, "end": part.end, "store": self._store(session)}
+        return session.pages(self._sql.scanned(scan, given), values, page)
+
+    # --- what a dialect gives ------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def setup(self, session: Any) -> None:
+        """Create what is missing. Several processes may do it at once; it ends transactions itself."""
+
+    @abstractmethod
+    def free(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
+        """Give back what the holders hold, or those of ``numbers``; may be attempted at their due times."""
+
+    @abstractmethod
+    def _insert_records(self, session: Any, rows: Sequence[MessageRow], at: int) -> Mapping[str, int]:
+        """Write the *scheduled* records of ids that are not known; return number by id, in the order of ``rows``."""
+
+    @abstractmethod
+    def _insert_messages(self, session: Any, numbered: Sequence[tuple[int, MessageRow]]) -> None:
+        """Write messages under their numbers."""
+
+    @abstractmethod
+    def _remove_recorded(self, session: Any, held: Mapping[str, Any], note: Mapping[str, Any]) -> int:
+        """Remove those of ``numbers`` that ``holder`` holds, with a record of each; return how many."""
+
+    @abstractmethod
+    def _remove(self, session: Any, held: Mapping[str, Any]) -> list[int]:
+        """Remove those of ``numbers`` that ``holder`` holds; return which."""
+
+    @abstractmethod
+    def _put_aside(self, session: Any, values: Mapping[str, Any]) -> int:
+        """Copy a message to what is set aside; return its number there."""
+
+    @abstractmethod
+    def _take_lock(self, session: Any, lock: str) -> None:
+        """Have the connection hold the lock of that name for as long as it is open."""
+
+    @abstractmethod
+    def _said(self, session: Any) -> tuple[str, int, dict[str, str]]:
+        """Return the server's version, its time, and settings that operators look at."""
+
+    def _listed(self, values: Sequence[Any]) -> Any:
+        """Return a list as a parameter has it."""
+        return values
+
+    def _beginning(self, session: Any) -> int | None:
+        """Return an instant before the first attempt, for a look to begin at; ``None``: nothing is to be attempted."""
+        return EARLIEST
+
+
+def _numbered(rows: Sequence[tuple[Any, ...]]) -> list[tuple[int, MessageRow]]:
+    return [(number, MessageRow(*row)) for number, *row in rows]
+
+
+def _aside(row: tuple[Any, ...]) -> QuarantinedRow:
+    number, at, reason, *content = row
+    return QuarantinedRow(number, at, reason, MessageRow(*content))
+
+
+def _only(rows: Sequence[tuple[Any, ...]]) -> Any:
+    return rows[0][0] if rows else None

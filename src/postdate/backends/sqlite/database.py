@@ -1,0 +1,91 @@
+"""An SQLite file as one object, from which all is made that an endpoint keeps in it. Source: ADR 0003, ADR 0021."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import cached_property
+from pathlib import Path
+
+from postdate.backends.sqlite.outbox import SqliteOutbox
+from postdate.backends.sqlite.sagas import SqliteSagaStore
+from postdate.backends.sqlite.store import SqliteStore
+from postdate.backends.sqlite.timeouts import SqliteTimeouts
+from postdate.backends.sqlite.transport import LocalTransport
+from postdate.persistence.databases import DatabaseObject
+from postdate.ports import Recording
+
+
+class Sqlite(DatabaseObject):
+    """One SQLite file, with store, queues, sagas, outbox and timeouts in it: each made once, when asked.
+
+    ``Endpoint("sales", Sqlite("sales.db"))`` takes what it needs. Close it with :meth:`close`, or use it as an
+    asynchronous context manager. Any number of processes on one machine may use one file, and several objects on one
+    file of one process share its connections.
+
+    Args:
+        path: of the file.
+        synchronous: ``full``: a commit survives loss of power; ``normal``: it survives any end of the process.
+        recording: how much is kept for audits.
+        create: create the file and its tables when they are missing.
+        holds_at_most: when this process shows no life for so long, others take what it holds; ``None``: a minute.
+
+    Raises:
+        ConfigurationError: the file is open in this process with other settings, or one of them cannot be.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        synchronous: str = "full",
+        recording: Recording = Recording.ALL,
+        create: bool = True,
+        holds_at_most: timedelta | None = None,
+    ) -> None:
+        super().__init__()
+        self.path = Path(path)
+        self._synchronous, self._recording, self._create = synchronous, recording, create
+        self._holds_at_most = holds_at_most
+
+    @cached_property
+    def store(self) -> SqliteStore:
+        """Where delayed messages wait."""
+        return self.made(
+            SqliteStore(
+                self.path,
+                synchronous=self._synchronous,
+                recording=self._recording,
+                create=self._create,
+                holds_at_most=self._holds_at_most,
+            )
+        )
+
+    @cached_property
+    def queues(self) -> LocalTransport:
+        """The queues."""
+        return self.made(
+            LocalTransport(
+                self.path,
+                synchronous=self._synchronous,
+                recording=self._recording,
+                create=self._create,
+                holds_at_most=self._holds_at_most,
+            )
+        )
+
+    @cached_property
+    def sagas(self) -> SqliteSagaStore:
+        """Where saga instances are kept."""
+        return self.made(
+            SqliteSagaStore(self.path, synchronous=self._synchronous, recording=self._recording, create=self._create)
+        )
+
+    @cached_property
+    def outbox(self) -> SqliteOutbox:
+        """Where outboxes are kept, and whose transactions handlers use."""
+        return self.made(SqliteOutbox(self.path, synchronous=self._synchronous))
+
+    @cached_property
+    def timeouts(self) -> SqliteTimeouts:
+        """Where a timeout manager keeps its timeouts."""
+        return self.made(SqliteTimeouts(self.path, synchronous=self._synchronous, recording=self._recording))

@@ -1,0 +1,34 @@
+"""SQL Server as applications name it: one object for all that Postdate keeps in a schema there."""
+
+from __future__ import annotations
+
+from postdate.backends.sqlserver.schema import SqlServerSchema
+from postdate.backends.sqlserver.store import SqlServerStore
+from postdate.backends.sqlserver.timeouts import SqlServerTimeouts
+
+
+class SqlServer(SqlServerSchema):
+    """A schema of SQL Server 2016 or newer: one pool of connections for what is kept there.
+
+    A store or timeouts with settings of their own are made from it, too: ``SqlServerStore(database, recording=…)``.
+
+    Args:
+        url: ``mssql://user:password@host:port/database``, in TLS unless it says otherwise; for its options see
+            :class:`postdate.backends.sqlserver.connection.SqlServerInstance`.
+        schema: that the tables are in; ``None``: ``dbo``.
+        holds_at_most: see :class:`postdate.backends.sqlserver.store.SqlServerStore`; ``None``: 60 s.
+        answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: 30 s.
+
+    Raises:
+        ConfigurationError: the address, the schema or a time cannot be.
+    """
+
+    @property
+    def store(self) -> SqlServerStore:
+        """The store of delayed messages; made at first use, and always the same."""
+        return self._once("store", lambda: SqlServerStore(self))
+
+    @property
+    def timeouts(self) -> SqlServerTimeouts:
+        """The timeouts of a timeout manager; made at first use, and always the same."""
+        return self._once("timeouts", lambda: SqlServerTimeouts(self))

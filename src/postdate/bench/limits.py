@@ -1,0 +1,226 @@
+"""Physical limits, measured in the same run as our own figures: the barest way to do the same, timed alike for all.
+
+Where a backend gives no barer way to put messages into its queues, its limit is sending through its transport alone;
+``servers`` says so then.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from itertools import islice
+from typing import Final
+
+import anyio
+
+from postdate.bench.deployment import Deployment
+from postdate.bench.result import Lateness, lateness
+from postdate.bench.targets import Measured, Targets
+from postdate.bench.workload import BODY, encoded_headers_of, headers_of, id_of
+from postdate.clock import SystemClock
+from postdate.errors import ConfigurationError, PostdateError
+from postdate.messages import Envelope
+from postdate.ports.benchmarks import BareRow
+
+_RUN: Final = "0" * 12
+_SENT_AT_ONCE: Final = 1_000
+_BATCHES_AT_ONCE: Final = 4
+_FILLED_A_SECOND_AT_LEAST: Final = 50_000
+
+
+def _rows(dues: Iterable[int]) -> Generator[BareRow]:
+    for number, due in enumerate(dues):
+        message_id = id_of(number, _RUN)
+        yield BareRow(message_id, due, encoded_headers_of(message_id), BODY)
+
+
+def _microseconds() -> int:
+    return time.time_ns() // 1_000
+
+
+# --- rates --------------------------------------------------------------------------------------------------------
+
+
+def move_limit(targets: Targets, n: int) -> float:
+    """Return messages a second of the barest way to put ``n`` due messages into a queue."""
+    target = targets.queues.target
+    found = target.moved_per_second(n)
+    if found is None:
+        rates = [_moved_per_second(targets.queues, n, at_once) for at_once in target.moved_at_once]
+        found = max(filter(None, rates), default=None)
+    if found is not None:
+        return found
+    targets.queues.facts["limit"] = "sending through the transport alone"
+    try:
+        return anyio.run(_send_limit, targets.deployment, n)
+    finally:
+        target.remove_queue(targets.deployment.limit_queue)
+
+
+def _moved_per_second(queues: Measured, n: int, at_once: int) -> float | None:
+    """Return the rate of moving rows from a bare table to another; ``None``: there is no such way."""
+    now = _microseconds()
+    moving = queues.target.mover(_rows(range(now - (n + 1) * 1_000, now - 1_000, 1_000)), at_once)
+    if moving is None:
+        return None
+    with moving as move:
+        started, moved = time.perf_counter(), 0
+        while moved < n:
+            batch = move(now)
+            if not batch:
+                raise PostdateError(f"the limit moved {moved:,} rows, not {n:,}: somebody else is in its tables")
+            moved += batch
+        return n / (time.perf_counter() - started)
+
+
+async def _send_limit(deployment: Deployment, n: int) -> float:
+    transport, clock, queue = deployment.open_transport(), SystemClock(), deployment.limit_queue
+    ids = [id_of(number, _RUN) for number in range(min(n, _SENT_AT_ONCE))]
+    envelopes = [Envelope(queue, each, headers_of(each), BODY, due=clock.now()) for each in ids]
+    batches = iter([envelopes[: n - first] for first in range(0, n, _SENT_AT_ONCE)])
+
+    async def send() -> None:
+        for batch in batches:
+            for error in await transport.send(batch, clock.now()):
+                if error is not None:
+                    raise error
+
+    try:
+        await transport.create_queues([queue])
+        started = time.perf_counter()
+        async with anyio.create_task_group() as tasks:
+            for _ in range(_BATCHES_AT_ONCE):
+                tasks.start_soon(send)
+        return n / (time.perf_counter() - started)
+    finally:
+        await transport.close()
+
+
+def insert_limit(targets: Targets, n: int, batch: int) -> float | None:
+    """Return rows a second of inserting bare rows, ``batch`` a commit; ``None``: there is no barer way to store."""
+    inserting = targets.store.target.inserter()
+    if inserting is None:
+        return None
+    seconds, due = 0.0, _microseconds() + 3_600_000_000
+    with inserting as prepared:
+        rows = _rows(range(due, due + n))
+        while made := list(islice(rows, batch)):
+            insert = prepared(made)
+            started = time.perf_counter()
+            insert()
+            seconds += time.perf_counter() - started
+    return n / seconds
+
+
+def receive_limit(targets: Targets, queue: str, n: int) -> float:
+    """Return messages a second of taking all ``n`` messages off a queue in the barest way, headers and body read.
+
+    Raises:
+        ConfigurationError: the backend knows no such way.
+        PostdateError: there were not so many.
+    """
+    taking = targets.queues.target.taker(queue)
+    if taking is None:
+        raise ConfigurationError(
+            f"the limit of receiving is not known for {targets.queues.name}: choose queues of another kind with "
+            f"--transport, such as local"
+        )
+    with taking as take:
+        started, taken = time.perf_counter(), 0
+        while batch := take():
+            taken += batch
+        seconds = time.perf_counter() - started
+    if taken != n:
+        raise PostdateError(f"the limit took {taken:,} messages off the queue, not {n:,}: somebody else is in it")
+    return n / seconds
+
+
+# --- lateness -----------------------------------------------------------------------------------------------------
+
+
+def floor(targets: Targets, rate: int, seconds: float) -> tuple[Lateness, Lateness | None]:
+    """Return how late the barest loop is, and, where that only sleeps, how late a thread is that does.
+
+    A server's sleeps until each due time and moves what is due. One that only sleeps is an event loop, which is what a
+    service is made of: for files, and for servers whose backend gives no barer way.
+    """
+    n = int(rate * seconds)
+    dues = due_times(rate, seconds, ahead=1 + n / _FILLED_A_SECOND_AT_LEAST)
+    target = targets.queues.target
+    moving = target.mover(_rows(int(due * 1e6) for due in dues), target.moved_at_once[0])
+    if moving is None or not targets.queues.is_server:
+        return anyio.run(event_loop_floor, rate, seconds), sleep_floor(rate, seconds)
+    with moving as move:
+        return moving_floor(dues, lambda now: move(int(now * 1e6))), None
+
+
+def due_times(rate: int, seconds: float, ahead: float = 0.1) -> list[float]:
+    """Return ``rate`` instants a second for ``seconds``, from ``ahead`` seconds after now on, in seconds since 1970."""
+    first = time.time() + ahead
+    return [first + number / rate for number in range(int(rate * seconds))]
+
+
+def sleep_floor(rate: int, seconds: float) -> Lateness:
+    """Return how late a bare loop is that only sleeps until each due time: of a thread, the best the system can do."""
+    late: list[float] = []
+    for due in due_times(rate, seconds):
+        time.sleep(max(due - time.time(), 0))
+        late.append(time.time() - due)
+    return lateness(late)
+
+
+async def event_loop_floor(rate: int, seconds: float) -> Lateness:
+    """Return the same of an event loop, which is what an asynchronous service is made of."""
+    late: list[float] = []
+    for due in due_times(rate, seconds):
+        await anyio.sleep(max(due - time.time(), 0))
+        late.append(time.time() - due)
+    return lateness(late)
+
+
+def moving_floor(dues: list[float], move: Callable[[float], int]) -> Lateness:
+    """Return how late a bare loop is that sleeps until the next due time, moves what is due, and sleeps again.
+
+    Args:
+        dues: of the rows, ascending, in seconds since 1970.
+        move: moves everything due before an instant, durably, and says how many.
+    """
+    late: list[float] = []
+    while len(late) < len(dues):
+        time.sleep(max(dues[len(late)] - time.time(), 0))
+        moved = move(time.time())
+        at = time.time()
+        late += [at - due for due in dues[len(late) : len(late) + moved]]
+    return lateness(late)
+
+
+# --- what arrived -------------------------------------------------------------------------------------------------
+
+_QUIET_SECONDS: Final = 0.3
+_PATIENCE_SECONDS: Final = 10.0
+_RECEIVED_AT_ONCE: Final = 1_000
+
+
+def arrived(targets: Targets, n: int) -> Iterator[str]:
+    """Yield the id of every message in the destination queue, of which ``n`` are expected; they may be gone then."""
+    found = targets.queues.target.arrived(targets.deployment.queue)
+    yield from anyio.run(_received, targets.deployment, n) if found is None else found
+
+
+async def _received(deployment: Deployment, n: int) -> list[str]:
+    transport, clock, found = deployment.open_transport(), SystemClock(), list[str]()
+    receiver = transport.receiver(deployment.queue)
+    try:
+        while True:
+            batch = None
+            with anyio.move_on_after(_QUIET_SECONDS if len(found) >= n else _PATIENCE_SECONDS):
+                batch = await receiver.receive(_RECEIVED_AT_ONCE)
+            if batch is None:
+                return found
+            found += [each.envelope.message_id for each in batch]
+            async with anyio.create_task_group() as tasks:
+                for each in batch:
+                    tasks.start_soon(receiver.commit, each, clock.now())
+    finally:
+        await receiver.close()
+        await transport.close()

@@ -1,0 +1,222 @@
+"""``postdate bench``: measures here what our own figures come from."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType, MappingProxyType
+from typing import Annotated, Any, TypeVar, cast
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from postdate.bench.bench import Bench
+from postdate.bench.result import Result
+from postdate.bench.runs import delivering, handling, storing, timing
+from postdate.bench.targets import Options, file_named
+from postdate.cli.command import add_command, group, options_of
+from postdate.errors import ConfigurationError
+
+Benchmark = TypeVar("Benchmark", bound=Callable[..., Result])
+
+app = group("bench", "Measure your own store and queues, beside the physical limit measured in the same run.")
+
+Number = Annotated[int, typer.Option("--n", min=1, help="Messages.")]
+
+
+def _common(
+    store: Annotated[
+        str,
+        typer.Option("--store", help="A kind of store, as sqlite, postgres, mariadb, or the address of one."),
+    ] = "sqlite",
+    transport: Annotated[
+        str | None,
+        typer.Option("--transport", help="A kind of queues, as local, rabbitmq, or an address. Default: the store's."),
+    ] = None,
+    queue_type: Annotated[
+        str, typer.Option("--queue-type", help="Kind of RabbitMQ queue: quorum or classic.")
+    ] = "quorum",
+    folder: Annotated[
+        Path | None,
+        typer.Option("--folder", help="Where to measure files: a folder on the disk in question. Default: temporary."),
+    ] = None,
+    synchronous: Annotated[
+        str,
+        typer.Option(
+            "--synchronous", help="Of files. full: survives loss of power; normal: survives the end of the process."
+        ),
+    ] = "full",
+    recording: Annotated[
+        str, typer.Option("--recording", help="How much is recorded for audits: all, outcomes, none.")
+    ] = "all",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Declare the options that every benchmark has; never called."""
+
+
+def measures(app: typer.Typer, targets: Mapping[str, str] = MappingProxyType({})) -> Callable[[Benchmark], Benchmark]:
+    """Register a benchmark as a command: its own options, and the common ones.
+
+    Args:
+        app: group of the command.
+        targets: see :class:`postdate.bench.targets.Options`.
+    """
+
+    def register(benchmark: Benchmark) -> Benchmark:
+        def run(context: typer.Context, **values: Any) -> None:
+            del context
+            _run(benchmark, targets, **values)
+
+        add_command(app, benchmark.__name__, benchmark, run, options_of(_common))
+        return benchmark
+
+    return register
+
+
+def _run(
+    benchmark: Callable[..., Result],
+    targets: Mapping[str, str],
+    *,
+    as_json: bool,
+    folder: Path | None,
+    **values: Any,
+) -> None:
+    if folder is None and (file := file_named(values["store"])) is not None:
+        folder = file.parent
+    if folder is not None and not folder.is_dir():
+        raise ConfigurationError(f"there is no folder {folder}")
+    with (
+        _interrupted_by_termination(),
+        tempfile.TemporaryDirectory(prefix="postdate-bench-", dir=folder) as temporary,
+    ):
+        common = {name: values.pop(name) for name in ("store", "transport", "queue_type", "synchronous", "recording")}
+        options = Options(folder=Path(temporary).absolute(), targets=targets, **common)
+        with _progress(quiet=as_json and not sys.stderr.isatty()) as report:
+            result = benchmark(Bench(options, report), **values)
+    _show(result, as_json=as_json)
+
+
+@measures(app)
+def drain(
+    bench: Bench,
+    n: Number = 200_000,
+    services: Annotated[
+        int,
+        typer.Option("--services", min=1, help="Service processes on one store; of_one compares with a single one."),
+    ] = 1,
+    beside_writer: Annotated[
+        bool, typer.Option("--beside-writer", help="While another process stores in single commits, flat out.")
+    ] = False,
+) -> Result:
+    """Deliver messages that are due; the limit does the same in the barest way."""
+    return delivering.drain(bench, n, services=services, beside_writer=beside_writer)
+
+
+@measures(app)
+def backlog(
+    bench: Bench,
+    n: Number = 200_000,
+    pending: Annotated[int, typer.Option("--pending", min=1, help="Messages that are not due yet.")] = 1_000_000,
+) -> Result:
+    """Deliver what is due above many that are not; of_empty compares with an empty store."""
+    return delivering.backlog(bench, n, pending)
+
+
+@measures(app)
+def lateness(
+    bench: Bench,
+    rate: Annotated[int, typer.Option("--rate", min=1, help="Messages a second.")] = 200,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="For how long.")] = 30,
+    stored_by: Annotated[
+        str,
+        typer.Option(
+            "--stored-by", help="Who stores the messages: the 'service', an 'other' process, or all 'before'."
+        ),
+    ] = "service",
+    receiver: Annotated[
+        bool, typer.Option("--receiver", help="Another process receives each message; received_p50_ms … are its view.")
+    ] = False,
+) -> Result:
+    """Deliver at an even rate; how late each message is in its queue, and a bare loop that does the same."""
+    return timing.even(bench, rate, seconds, stored_by=stored_by, receiver=receiver)
+
+
+@measures(app)
+def herd(bench: Bench, n: Number = 20_000) -> Result:
+    """Deliver messages that are all due at one instant; times_limit compares with the barest way to move them."""
+    return timing.herd(bench, n)
+
+
+@measures(app)
+def handle(
+    bench: Bench,
+    n: Number = 20_000,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Messages handled at once.")] = 100,
+) -> Result:
+    """Handle messages that are in the queue of an endpoint; the limit takes them off in the barest way."""
+    return handling.handle(bench, n, concurrency)
+
+
+@measures(app)
+def schedule(
+    bench: Bench,
+    n: Number = 200_000,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Messages in one commit.")] = 5_000,
+) -> Result:
+    """Store messages in bulk; the limit is bare rows in the same batches."""
+    return storing.schedule(bench, n, batch)
+
+
+# --- output ------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _interrupted_by_termination() -> Generator[None]:
+    """Take the signal to end as an interrupt from the keyboard, so that nothing is left on the servers."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Generator[Callable[[str], None]]:
+    """Show what is going on: in one line that changes on a terminal, one line for each step elsewhere."""
+    console = Console(stderr=True, quiet=quiet)
+    if console.is_terminal:
+        with console.status("") as status:
+            yield status.update
+        return
+    yield lambda text: console.print(f"{text} …", highlight=False)
+
+
+def _show(result: Result, *, as_json: bool) -> None:
+    found = result.as_dict()
+    if as_json:
+        typer.echo(json.dumps(found))
+    else:
+        table = Table(title=f"postdate bench {result.benchmark}", title_justify="left", show_header=False)
+        for key, value in found.items():
+            table.add_row(key, _shown(value))
+        Console().print(table)
+    if not result.promise_kept:
+        raise typer.Exit(1)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return "\n".join(f"{key}: {_shown(each)}" for key, each in cast("dict[str, object]", value).items())
+    if isinstance(value, list):
+        return ", ".join(map(_shown, cast("list[object]", value)))
+    return f"{value:,}" if isinstance(value, int | float) else str(value)

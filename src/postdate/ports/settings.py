@@ -1,0 +1,361 @@
+"""What a setting is: a field of a frozen dataclass whose annotation says what it means. Source: ADR 0023.
+
+``leases: Annotated[int, Meta(ge=1, le=64, description="among so many processes …")] = 1`` is the whole definition. From
+it are made: how it is read from the file and the environment, what is said of a wrong value, ``config show``, the table
+of the documentation, and the check in the constructor. A field without a description is no setting.
+"""
+
+from __future__ import annotations
+
+import difflib
+import enum
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import timedelta
+from functools import lru_cache
+from typing import Annotated, Any, Final, Literal, Union, cast, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from postdate.errors import ConfigurationError, InvalidMessage
+from postdate.messages import DESTINATION_LIMIT, check_text
+from postdate.ports.common import Recording
+
+_LONGEST_SUFFIX: Final = len(".timeouts")
+_SECOND: Final = timedelta(seconds=1)
+
+
+class Wrong(ValueError):
+    """What a value must be; the caller adds which setting it is and where it stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a value of a form of its own is checked and made; stands in an annotation.
+
+    Args:
+        read: returns the value that is meant, or raises :class:`Wrong`.
+        many: how a list of them is called.
+    """
+
+    read: Callable[[Any], Any]
+    many: str = "texts"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The bounds of a duration; stands in an annotation. Without bounds it is above zero.
+
+    Args:
+        least, most: the bounds, both allowed; ``most`` is ``None``: there is no upper one.
+        step: it is a multiple of that.
+    """
+
+    least: timedelta | None = None
+    most: timedelta | None = None
+    step: timedelta | None = None
+
+    def holds(self, value: timedelta) -> bool:
+        """Return whether a duration is within the bounds."""
+        if self.least is None:
+            return value > timedelta(0)
+        return (
+            self.least <= value and (self.most is None or value <= self.most) and not (self.step and value % self.step)
+        )
+
+    def expected(self, kind: str) -> str:
+        """Return what a value must be.
+
+        Args:
+            kind: ``duration`` where it is written as a text, ``timedelta`` where it is given by a program.
+        """
+        example = " such as {} or 1m30s" if kind == "duration" else ""
+        if self.least is None:
+            return f"a {kind} above zero" + ("," + example.format("30s") if example else "")
+        if self.most is None:
+            return f"a {kind} of zero or more" + ("," + example.format("0s") if example else "")
+        steps = "" if self.step is None else f", in steps of {format_duration(self.step)}"
+        return f"a {kind} of {format_duration(self.least)} to {format_duration(self.most)}{steps}"
+
+
+ZERO_OR_MORE: Final = Span(timedelta(0))
+
+_UNITS: Final = (
+    ("d", 86_400_000_000),
+    ("h", 3_600_000_000),
+    ("m", 60_000_000),
+    ("s", 1_000_000),
+    ("ms", 1_000),
+    ("us", 1),
+)
+
+
+def format_duration(duration: timedelta) -> str:
+    """Return the shortest text that ``postdate.config.parse_duration`` reads back as ``duration``, not negative."""
+    rest, text = duration // timedelta(microseconds=1), ""
+    for unit, size in _UNITS:
+        if rest >= size:
+            count, rest = divmod(rest, size)
+            text += f"{count}{unit}"
+    return text or "0s"
+
+
+class Secret(str):
+    """A text that is never shown; a setting of this type is hidden in ``config show``, in errors and in ``repr``."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'***'"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting, as its field defines it.
+
+    Args:
+        name: of the field.
+        kind: type of its values; ``None`` beside it is only a default.
+        meta: what else its annotation says.
+        default: value where nothing is set.
+        optional: ``None`` may be given, and means the default of what takes the setting.
+    """
+
+    name: str
+    kind: Any
+    meta: tuple[object, ...]
+    default: Any
+    optional: bool
+
+    @property
+    def meaning(self) -> str:
+        """What it does, in a line."""
+        return next(each.description for each in self.meta if isinstance(each, Meta) and each.description)
+
+    @property
+    def is_list(self) -> bool:
+        """Whether it has many values."""
+        return get_origin(self.kind) is tuple
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The texts that it can be, if these are few."""
+        if isinstance(self.kind, enum.EnumType):
+            return tuple(str(each.value) for each in cast("type[enum.Enum]", self.kind))
+        return get_args(self.kind) if get_origin(self.kind) is Literal else ()
+
+    def checked(self, value: object, duration: str = "timedelta") -> Any:
+        """Return the value of the right type that is meant.
+
+        Args:
+            value: of the setting's type, or of one that TOML has in its place.
+            duration: how durations are called, see :meth:`Span.expected`.
+
+        Raises:
+            Wrong: it cannot be; says what it must be.
+        """
+        form = next((each for each in self.meta if isinstance(each, Form)), None)
+        if self.is_list:
+            return self._list(value)
+        if form is not None:
+            return form.read(value)
+        if self.kind is timedelta:
+            if isinstance(value, timedelta) and self._span.holds(value):
+                return value
+            raise Wrong(f"must be {self.expected(duration)}")
+        try:
+            found = msgspec.convert(value, Annotated[self.kind, self._bounds])
+        except msgspec.ValidationError:
+            raise Wrong(f"must be {self.expected(duration)}{self._meant(value)}") from None
+        if self.kind is str and not found.strip():
+            raise Wrong(f"must be {self.expected(duration)}")
+        return found
+
+    def expected(self, duration: str = "duration") -> str:
+        """Return what a value must be."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        if self.kind is bool:
+            return "true or false"
+        if self.kind is timedelta:
+            return self._span.expected(duration)
+        if self.kind is str or self.kind is Secret:
+            return "a text that is not blank"
+        bounds = self._bounds
+        within = "" if bounds.ge is None else f", {bounds.ge} or more"
+        if bounds.ge is not None and bounds.le is not None:
+            within = f", {bounds.ge} to {bounds.le:,}"
+        return f"a {'whole ' if self.kind is int else ''}number{within}"
+
+    def _list(self, value: object) -> tuple[Any, ...]:
+        item, *_ = get_args(self.kind)
+        form = next((each for each in get_args(item)[1:] if isinstance(each, Form)), None)
+        if not isinstance(value, list | tuple):
+            raise Wrong(f"must be a list of {form.many if form else 'texts'}, as in {_EXAMPLE}")
+        each = Setting(self.name, str, get_args(item)[1:], None, optional=False)
+        return tuple(each.checked(one) for one in cast("Sequence[object]", value))
+
+    @property
+    def _span(self) -> Span:
+        return next((each for each in self.meta if isinstance(each, Span)), Span())
+
+    @property
+    def _bounds(self) -> Meta:
+        return next((each for each in self.meta if isinstance(each, Meta)), Meta())
+
+    def _meant(self, value: object) -> str:
+        close = difflib.get_close_matches(str(value), self.choices, n=1)
+        return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+_EXAMPLE: Final = '["orders", "invoices"]'
+
+
+@lru_cache(maxsize=256)
+def settings_of(kind: type) -> Mapping[str, Setting]:
+    """Return the settings of a dataclass by name: those of its fields that have a description.
+
+    Raises:
+        TypeError: it is no dataclass.
+        NameError: an annotation names a type that is not imported where the dataclass is.
+    """
+    hints = get_type_hints(kind, include_extras=True)
+    found = {each.name: setting(each.name, hints[each.name], each.default) for each in fields(kind)}
+    return types.MappingProxyType({name: each for name, each in found.items() if each is not None})
+
+
+def setting(name: str, annotation: Any, default: Any = None) -> Setting | None:
+    """Return what an annotation makes of a field, or ``None``: it is no setting."""
+    kind, *meta = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    given = get_args(kind) if get_origin(kind) in {Union, types.UnionType} else (kind,)
+    possible = [each for each in given if each is not types.NoneType]
+    if len(possible) != 1 or not any(isinstance(each, Meta) and each.description for each in meta):
+        return None
+    if get_origin(possible[0]) is Annotated:
+        possible[0], *more = get_args(possible[0])
+        meta += more
+    if possible[0] is Secret:
+        meta.append(Form(_secret))
+    return Setting(name, possible[0], tuple(meta), default, optional=len(given) > 1)
+
+
+def check_settings(chosen: object) -> None:
+    """Refuse wrong values of a dataclass of settings; for its ``__post_init__``.
+
+    Raises:
+        ConfigurationError: says which setting, what it must be, and what it is.
+    """
+    for name, each in settings_of(type(chosen)).items():
+        value: object = getattr(chosen, name)
+        if value is None and each.optional:
+            continue
+        try:
+            each.checked(value)
+        except Wrong as error:
+            raise ConfigurationError(f"{name} {error}, not {value!r}") from None
+
+
+# --- forms ------------------------------------------------------------------------------------------------------------
+
+
+def _queue_name(limit: int) -> Form:
+    def read(raw: Any) -> str:
+        try:
+            check_text(raw, "it", limit)
+        except InvalidMessage as error:
+            raise Wrong(f"must be the name of a queue: {error}") from error
+        return str(raw)
+
+    return Form(read, "queue names")
+
+
+def _secret(raw: Any) -> Secret:
+    if not isinstance(raw, str) or not raw.strip():
+        raise Wrong("must be a text that is not blank")
+    return Secret(raw)
+
+
+QueueName = Annotated[str, _queue_name(DESTINATION_LIMIT - _LONGEST_SUFFIX)]
+"""The name of a queue, short enough for the names that are made from it."""
+
+Destination = Annotated[str, _queue_name(DESTINATION_LIMIT)]
+"""The name of a queue."""
+
+
+# --- settings that several backends have ------------------------------------------------------------------------------
+
+Schema = Annotated[str | None, Meta(description="of the tables, on a server; default: the store's own")]
+HoldsAtMost = Annotated[
+    timedelta | None,
+    Span(_SECOND, timedelta(hours=1)),
+    Meta(
+        description="a process that shows no life for so long loses what it holds to others, 1 s to 1 h; default: the "
+        "store's own, 60 s. Of queues in the store's database, too"
+    ),
+]
+AnswersWithin = Annotated[
+    timedelta | None,
+    Span(_SECOND, timedelta(minutes=10)),
+    Meta(
+        description="after so long a silence of the server a connection is given up, 1 s to 10 min; default: 20 s at "
+        "PostgreSQL and Redis, else 30 s. Of queues there, too"
+    ),
+]
+LargestMessageBytes = Annotated[
+    int | None, Meta(ge=1, description="headers and body together; default: the adapter's own, 16 MiB on most")
+]
+HowMuchIsRecorded = Annotated[Recording, Meta(description="how much is kept for audits")]
+Checksum = Annotated[
+    bool,
+    Meta(description="true: store one with each message, so that damage to its content is noticed before it is sent"),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TablesOnServer:
+    """Settings of a store whose tables are on a database server."""
+
+    schema: Schema = None
+    table: Annotated[
+        str | None, Meta(description="of the waiting messages, on a server; default: {endpoint.name}.timeouts")
+    ] = None
+    recording: HowMuchIsRecorded = Recording.ALL
+    largest_message_bytes: LargestMessageBytes = None
+    holds_at_most: HoldsAtMost = None
+    answers_within: AnswersWithin = None
+    checksum: Checksum = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixedTables:
+    """Settings of a storage of timeouts."""
+
+    table_prefix: Annotated[
+        str | None,
+        Meta(description="the table's name begins so; default: the endpoint's name, with _ for every point, and _"),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixedTablesOnServer(PrefixedTables):
+    """Settings of a storage of timeouts whose tables are on a database server."""
+
+    schema: Annotated[str | None, Meta(description="of the tables, on a server; default: where upstream has them")] = (
+        None
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InSchema:
+    """The setting of what has a table on a database server, beside the store's."""
+
+    schema: Annotated[str | None, Meta(description="of the table, on a server; default: the store's")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitedMessages:
+    """The setting of queues or stores that have a limit of their own."""
+
+    largest_message_bytes: LargestMessageBytes = None
