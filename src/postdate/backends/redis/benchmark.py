@@ -102,7 +102,7 @@ class RedisTarget(BenchmarkTarget):
     def facts(self) -> Mapping[str, str]:
         """Return when the server syncs what it has written, if our user may know."""
         with suppress(ResponseError):
-            return {name.decode(): said.decode() for name, said in self.client.config_get("appendfsync").items()}
+            return {str(name): str(said) for name, said in self.client.config_get("appendfsync").items()}
         return {}
 
     @override
