@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from functools import cached_property
 
+from typing_extensions import override
+
 from postdate.backends.postgres.access import OpenDatabase
 from postdate.backends.postgres.answering import ANSWERS_WITHIN
 from postdate.backends.postgres.listening import HOLDS_AT_MOST
@@ -90,6 +92,7 @@ class Postgres(OpenDatabase, DatabaseObject):
         """
         return self.made(PostgresTimeouts(self, schema=self.schema))
 
+    @override
     def serve(self, endpoint: str, concurrency: int, *, stores: bool) -> None:
         """Open no more connections than its endpoints need.
 
