@@ -21,10 +21,9 @@ from typing_extensions import override
 
 from postdate.backends.postgres.names import quoted
 from postdate.errors import StoreUnavailable
-from postdate.migrating.dialect import Hidden
+from postdate.migrating.dialect import Hidden, HiddenColumns
 from postdate.migrating.tables import MigrationSource
 from postdate.persistence.timeouts import DESTINATION, HEADERS, ID, STATE, TIME
-from postdate.ports.migrating import HiddenColumns
 
 pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
 
