@@ -4,6 +4,7 @@ check that nothing was left open.
 
 import logging
 import os
+import signal
 import sqlite3
 import sys
 import threading
@@ -28,6 +29,11 @@ from postdate import LocalTransport, MemoryStore, MemoryTransport, SqliteStore
 from postdate.backends.sqlite.file import SqliteFile
 from postdate.ports import DelayedMessageStore, MovingStore, Recording, Transport
 from postdate.testing import Damage, StoreSubject, TransportSubject
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As of a shell that runs us in the background. Processes that tests interrupt would inherit it, and never end.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 pytest_plugins = ["tests.servers_fixtures", "tests.side_by_side"]
 

@@ -4,122 +4,95 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from postdate.backends.azure.store import AzureTableStore
-    from postdate.backends.azure.transport import AzureStorageQueueTransport
+    from postdate.backends.azure.database import AzureStorage
+    from postdate.backends.azure.store import AzureTableStore as AzureTableStore
+    from postdate.backends.azure.transport import AzureStorageQueueTransport as AzureStorageQueueTransport
     from postdate.backends.mariadb.database import MariaDb
-    from postdate.backends.mariadb.store import MariaDbStore
-    from postdate.backends.mariadb.timeouts import MariaDbTimeouts
+    from postdate.backends.mariadb.store import MariaDbStore as MariaDbStore
+    from postdate.backends.mariadb.timeouts import MariaDbTimeouts as MariaDbTimeouts
     from postdate.backends.memory.database import Memory
-    from postdate.backends.memory.sagas import MemorySagaStore
-    from postdate.backends.memory.store import MemoryStore
-    from postdate.backends.memory.timeouts import MemoryTimeouts
-    from postdate.backends.memory.transport import MemoryTransport
-    from postdate.backends.msmq.transport import MsmqTransport
+    from postdate.backends.memory.sagas import MemorySagaStore as MemorySagaStore
+    from postdate.backends.memory.store import MemoryStore as MemoryStore
+    from postdate.backends.memory.timeouts import MemoryTimeouts as MemoryTimeouts
+    from postdate.backends.memory.transport import MemoryTransport as MemoryTransport
+    from postdate.backends.msmq.machine import Msmq
+    from postdate.backends.msmq.transport import MsmqTransport as MsmqTransport
     from postdate.backends.postgres.database import Postgres
-    from postdate.backends.postgres.outbox import PostgresOutbox
-    from postdate.backends.postgres.sagas import PostgresSagaStore
-    from postdate.backends.postgres.store import PostgresStore
-    from postdate.backends.postgres.timeouts import PostgresTimeouts
-    from postdate.backends.postgres.transport import PostgresTransport
-    from postdate.backends.rabbitmq.transport import RabbitMqTransport
+    from postdate.backends.postgres.outbox import PostgresOutbox as PostgresOutbox
+    from postdate.backends.postgres.sagas import PostgresSagaStore as PostgresSagaStore
+    from postdate.backends.postgres.store import PostgresStore as PostgresStore
+    from postdate.backends.postgres.timeouts import PostgresTimeouts as PostgresTimeouts
+    from postdate.backends.postgres.transport import PostgresTransport as PostgresTransport
+    from postdate.backends.rabbitmq.broker import RabbitMq
+    from postdate.backends.rabbitmq.transport import RabbitMqTransport as RabbitMqTransport
     from postdate.backends.sqlite.database import Sqlite
-    from postdate.backends.sqlite.outbox import SqliteOutbox
-    from postdate.backends.sqlite.sagas import SqliteSagaStore
-    from postdate.backends.sqlite.store import SqliteStore
-    from postdate.backends.sqlite.timeouts import SqliteTimeouts
-    from postdate.backends.sqlite.transport import LocalTransport
+    from postdate.backends.sqlite.outbox import SqliteOutbox as SqliteOutbox
+    from postdate.backends.sqlite.sagas import SqliteSagaStore as SqliteSagaStore
+    from postdate.backends.sqlite.store import SqliteStore as SqliteStore
+    from postdate.backends.sqlite.timeouts import SqliteTimeouts as SqliteTimeouts
+    from postdate.backends.sqlite.transport import LocalTransport as LocalTransport
     from postdate.backends.sqlserver.database import SqlServer
-    from postdate.backends.sqlserver.store import SqlServerStore
-    from postdate.backends.sqlserver.timeouts import SqlServerTimeouts
-    from postdate.clock import Clock, ScaledClock, SystemClock
-    from postdate.core.recoverability import DelayedRetry, Discard, ImmediateRetry, MoveToError, Recoverability
+    from postdate.backends.sqlserver.store import SqlServerStore as SqlServerStore
+    from postdate.backends.sqlserver.timeouts import SqlServerTimeouts as SqlServerTimeouts
+    from postdate.clock import Clock as Clock
+    from postdate.clock import ScaledClock as ScaledClock
+    from postdate.clock import SystemClock as SystemClock
+    from postdate.core.recoverability import DelayedRetry as DelayedRetry
+    from postdate.core.recoverability import Discard as Discard
+    from postdate.core.recoverability import ImmediateRetry as ImmediateRetry
+    from postdate.core.recoverability import MoveToError as MoveToError
+    from postdate.core.recoverability import Recoverability
     from postdate.endpoint.audit import Audit
     from postdate.endpoint.blocking import BlockingEndpoint
     from postdate.endpoint.endpoint import Endpoint
     from postdate.endpoint.handling import HandlerContext
     from postdate.endpoint.outbox import Outbox
     from postdate.endpoint.sagas import Saga, handles, handles_reply, handles_timeout, started_by
-    from postdate.endpoint.sending import SendOptions
-    from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, TimeoutManager
+    from postdate.endpoint.sending import SendOptions as SendOptions
+    from postdate.endpoint.settings import DelayedDelivery, TimeoutManager
+    from postdate.endpoint.settings import ExternalTimeoutManager as ExternalTimeoutManager
     from postdate.endpoint.time_to_be_received import time_to_be_received
-    from postdate.errors import PostdateError
-    from postdate.messages import DelayedMessage, Envelope, Headers
-    from postdate.ports import (
-        DelayedMessageStore,
-        DelayExchange,
-        ExpiryRules,
-        Recording,
-        SagaStore,
-        TransactionMode,
-        Transport,
-    )
+    from postdate.errors import PostdateError as PostdateError
+    from postdate.messages import DelayedMessage
+    from postdate.messages import Envelope as Envelope
+    from postdate.messages import Headers as Headers
+    from postdate.ports import DelayedMessageStore, TransactionMode, Transport
+    from postdate.ports import DelayExchange as DelayExchange
+    from postdate.ports import ExpiryRules as ExpiryRules
+    from postdate.ports import Recording as Recording
+    from postdate.ports import SagaStore as SagaStore
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Audit",
-    "AzureStorageQueueTransport",
-    "AzureTableStore",
+    "AzureStorage",
     "BlockingEndpoint",
-    "Clock",
-    "DelayExchange",
     "DelayedDelivery",
     "DelayedMessage",
     "DelayedMessageStore",
-    "DelayedRetry",
-    "Discard",
     "Endpoint",
-    "Envelope",
-    "ExpiryRules",
-    "ExternalTimeoutManager",
     "HandlerContext",
-    "Headers",
-    "ImmediateRetry",
-    "LocalTransport",
     "MariaDb",
-    "MariaDbStore",
-    "MariaDbTimeouts",
     "Memory",
-    "MemorySagaStore",
-    "MemoryStore",
-    "MemoryTimeouts",
-    "MemoryTransport",
-    "MoveToError",
-    "MsmqTransport",
+    "Msmq",
     "Outbox",
-    "PostdateError",
     "Postgres",
-    "PostgresOutbox",
-    "PostgresSagaStore",
-    "PostgresStore",
-    "PostgresTimeouts",
-    "PostgresTransport",
-    "RabbitMqTransport",
-    "Recording",
+    "RabbitMq",
     "Recoverability",
     "Saga",
-    "SagaStore",
-    "ScaledClock",
-    "SendOptions",
     "SqlServer",
-    "SqlServerStore",
-    "SqlServerTimeouts",
     "Sqlite",
-    "SqliteOutbox",
-    "SqliteSagaStore",
-    "SqliteStore",
-    "SqliteTimeouts",
-    "SystemClock",
     "TimeoutManager",
     "TransactionMode",
     "Transport",
-    "__version__",
     "handles",
     "handles_reply",
     "handles_timeout",
     "started_by",
     "time_to_be_received",
 ]
+"""The front door. The adapters that database objects make, and other names below, are found here as well."""
 
 # Imported at first use: `postdate --help` and Spark's executors start several times as fast without the rest.
 _ROOMS = {
@@ -136,7 +109,10 @@ _ROOMS = {
     "endpoint.time_to_be_received": ("time_to_be_received",),
     "errors": ("PostdateError",),
     "messages": ("DelayedMessage", "Envelope", "Headers"),
+    "backends.azure.database": ("AzureStorage",),
     "backends.memory.database": ("Memory",),
+    "backends.msmq.machine": ("Msmq",),
+    "backends.rabbitmq.broker": ("RabbitMq",),
     "backends.postgres.database": ("Postgres",),
     "backends.sqlite.database": ("Sqlite",),
     "backends.postgres.outbox": ("PostgresOutbox",),
@@ -193,4 +169,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_HOMES})

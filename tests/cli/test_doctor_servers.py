@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from postdate import MemoryStore
 from postdate.clock import SystemClock
 from postdate.config import Settings, load_settings
 from postdate.errors import StoreUnavailable
@@ -148,10 +149,11 @@ def test_what_is_no_session_is_mended_by_its_own_statement():
     assert check.mend.endswith(end)
 
 
-class Talkative:
+class Talkative(MemoryStore):
     """An adapter whose server tells everything."""
 
     def __init__(self, *, schema_version: int = 1, snapshots: int = 0) -> None:
+        super().__init__()
         self.facts = ServerFacts("PostgreSQL", "16.4", None, schema_version, 1, {"synchronous_commit": "on"})
         self._snapshots = [OldSnapshot(1, "", "bob", timedelta(hours=1), "active")] * snapshots
 
@@ -162,7 +164,7 @@ class Talkative:
         return self._snapshots
 
 
-class Unreachable:
+class Unreachable(MemoryStore):
     """An adapter whose server does not answer."""
 
     async def server_facts(self) -> ServerFacts:

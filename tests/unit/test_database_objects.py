@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
+import postdate
 from postdate import (
     DelayedDelivery,
     Endpoint,
@@ -154,3 +155,51 @@ def test_a_database_without_outboxes_is_refused_as_one() -> None:
 def test_a_transport_in_place_of_a_database_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"second argument.*not MemoryTransport.*transport="):
         Endpoint("shop", MemoryTransport())  # pyright: ignore[reportArgumentType] - the mistake
+
+
+# --- the front door --------------------------------------------------------------------------------------------------
+
+
+def test_the_front_door_is_narrow_and_every_name_is_there() -> None:
+    """57 names were exported, 22 of them adapters; what database objects make can still be named one by one."""
+    assert len(postdate.__all__) <= 26
+    assert all(getattr(postdate, name) is not None for name in [*postdate.__all__, "PostgresStore", "LocalTransport"])
+    assert set(postdate.__all__) < set(dir(postdate))
+
+
+OBJECTS: dict[str, Callable[[], Any]] = {
+    "postgres": lambda: postdate.Postgres("postgresql://nobody@127.0.0.1:1/none"),
+    "mariadb": lambda: postdate.MariaDb("mariadb://nobody@127.0.0.1:1/none"),
+    "sqlserver": lambda: postdate.SqlServer("mssql://nobody@127.0.0.1:1/none"),
+    "azure": lambda: postdate.AzureStorage("UseDevelopmentStorage=true"),
+}
+
+
+@pytest.mark.parametrize("make", OBJECTS.values(), ids=OBJECTS)
+async def test_a_store_with_a_table_for_each_endpoint_is_that_of_one(make: Callable[[], Any]) -> None:
+    async with make() as database:
+        first = Endpoint("sales", database, transport=MemoryTransport())
+        assert first.delayed_delivery is not None
+        assert first.delayed_delivery.store is database.store is database.store
+        with pytest.raises(ConfigurationError, match=rf"'sales' wait in the store of this {type(database).__name__}"):
+            Endpoint("billing", database, transport=MemoryTransport())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: postdate.RabbitMq("amqp://nobody@127.0.0.1:1/"),
+        postdate.Msmq,
+    ],
+    ids=["rabbitmq", "msmq"],
+)
+async def test_a_broker_gives_queues_and_needs_a_store_besides(make: Callable[[], Any]) -> None:
+    broker = make()
+    with pytest.raises(ConfigurationError, match=f"{type(broker).__name__} has no store for an endpoint"):
+        Endpoint("sales", broker)
+
+
+async def test_queues_of_a_broker_and_a_store_of_a_database_make_an_endpoint() -> None:
+    async with postdate.RabbitMq("amqp://nobody@127.0.0.1:1/") as broker, Memory() as memory:
+        endpoint = Endpoint("sales", broker, delayed_delivery=DelayedDelivery(memory.store))
+        assert endpoint.transport is broker.queues

@@ -70,9 +70,9 @@ async def test_a_copy_that_fails_again_names_its_destination_once_more(bench) ->
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"poison_queue": " "}, "poison_queue is blank"),
+        ({"poison_queue": " "}, "poison_queue must be the name of a queue: it is blank"),
         ({"poison_queue": "p" * 201}, "at most 200"),
-        ({"errors_return_to": "sender"}, "must be 'timeouts_queue' or 'destination', not 'sender'"),
+        ({"errors_return_to": "sender"}, "must be one of timeouts_queue, destination, not 'sender'"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], says: str) -> None:

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import anyio
+from typing_extensions import override
 
 from postdate.clock import Clock, in_real_time, time_left
 from postdate.core.guard import ANSWERS_WITHIN, GRACE, LETTING_GO
@@ -132,22 +133,23 @@ class WatchedReceiver(Receiver):
     def __init__(self, receiver: Receiver, clock: Clock, answers_within: timedelta = ANSWERS_WITHIN) -> None:
         self._receiver, self.watch = receiver, Watch(clock, answers_within)
 
+    @override
     async def receive(self, limit: int) -> Sequence[Received]:
         """See :meth:`postdate.ports.Receiver.receive`: it may wait for ever."""
         return await self._receiver.receive(limit)
 
+    @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        """See :meth:`postdate.ports.Receiver.commit`."""
         await self.watch.call(self._receiver.commit(received, now, end), self._receiver, TransportUnreachable)
 
+    @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        """See :meth:`postdate.ports.Receiver.roll_back`."""
         await self.watch.call(self._receiver.roll_back(received, failed=failed), self._receiver, TransportUnreachable)
 
+    @override
     async def take(self, message_id: str) -> Received | None:
-        """See :meth:`postdate.ports.Receiver.take`."""
         return await self._receiver.take(message_id)
 
+    @override
     async def close(self) -> None:
-        """See :meth:`postdate.ports.Receiver.close`."""
         await self._receiver.close()

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import cast
 
+from typing_extensions import override
+
 from postdate.core.guard import calling_store
 from postdate.errors import ConfigurationError, DuplicateMessage, PostdateError
 from postdate.messages import DelayedMessage
@@ -94,10 +96,12 @@ class SimpleStore(ClaimingStore):
         self._announced: datetime | None = None
 
     @property
+    @override
     def capabilities(self) -> StoreCapabilities:
         """What the store says, or what is taken for granted."""
         return capabilities_of(self._store)
 
+    @override
     async def setup(self) -> None:
         """Let the store create its tables, where it has such a method."""
         setting_up = getattr(self._store, "setup", None)
@@ -105,6 +109,7 @@ class SimpleStore(ClaimingStore):
             with calling_store(self._store):
                 await setting_up()
 
+    @override
     async def close(self) -> None:
         """Close the store, where it has such a method, whether that is async or not."""
         closing = getattr(self._store, "close", None)
@@ -115,12 +120,13 @@ class SimpleStore(ClaimingStore):
 
     # --- the six methods ----------------------------------------------------------------------------------------
 
+    @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
         """See :class:`postdate.ports.DelayedMessageStore`; what the store raises is its answer, and left alone."""
         await self._store.initialize(endpoint, mode)
 
+    @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
-        """See :meth:`postdate.ports.DelayedMessageStore.store`."""
         with calling_store(self._store):
             await self._store.store(message, now)
         if self._announced is None or message.due < self._announced:
@@ -128,28 +134,29 @@ class SimpleStore(ClaimingStore):
             for wake in self._wakes:
                 wake()
 
+    @override
     async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
-        """See :meth:`postdate.ports.DelayedMessageStore.fetch_next_due`."""
         with calling_store(self._store):
             return await self._store.fetch_next_due(now)
 
+    @override
     async def remove(self, message_id: str, now: datetime) -> bool:
-        """See :meth:`postdate.ports.DelayedMessageStore.remove`."""
         with calling_store(self._store):
             return await self._store.remove(message_id, now)
 
+    @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
-        """See :meth:`postdate.ports.DelayedMessageStore.increment_failure_count`."""
         with calling_store(self._store):
             return await self._store.increment_failure_count(message_id, now)
 
+    @override
     async def next_due(self) -> datetime | None:
-        """See :meth:`postdate.ports.DelayedMessageStore.next_due`."""
         with calling_store(self._store):
             return await self._store.next_due()
 
     # --- claims -------------------------------------------------------------------------------------------------
 
+    @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
         """Store one after the other: no transaction holds them together here."""
         already_there: list[str] = []
@@ -160,6 +167,7 @@ class SimpleStore(ClaimingStore):
                 already_there.append(message.message_id)
         return StoreReport(len(messages) - len(already_there), tuple(already_there))
 
+    @override
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
         """See :meth:`postdate.ports.ClaimingStore.claim_due`; fetches until there is no more or enough.
 
@@ -200,6 +208,7 @@ class SimpleStore(ClaimingStore):
         del self._held[message_id]
         return True
 
+    @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
         """Remove each, whatever its outcome: the six methods keep no records. See :class:`ClaimingStore`."""
         finished = 0
@@ -210,6 +219,7 @@ class SimpleStore(ClaimingStore):
                 self._attempts.pop(claim.message.message_id, None)
         return finished
 
+    @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
         """Count a failure, and remember here when the next attempt may be made."""
         message_id = claim.message.message_id
@@ -224,6 +234,7 @@ class SimpleStore(ClaimingStore):
             self._attempts[message_id] = attempt_at
         return there
 
+    @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
         """Keep them here until they are claimed again: the store has no way to take them back that counts nothing."""
         held = [claim.message for claim in claims if self._let_go(claim)]
@@ -231,6 +242,7 @@ class SimpleStore(ClaimingStore):
             self._kept[message.message_id] = _Kept(message, attempt_at or message.due)
         return len(held)
 
+    @override
     async def next_attempt(self) -> datetime | None:
         """Return when to look again; see :data:`LOOK_BEHIND_HELD` and specification row 57."""
         due = await self.next_due()
@@ -241,6 +253,7 @@ class SimpleStore(ClaimingStore):
         self._announced = min([*times, *([] if due is None else [due])], default=None)
         return self._announced
 
+    @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
         """Call ``wake`` after a message was stored through this object; other processes are not heard."""
         self._wakes.append(wake)

@@ -384,3 +384,27 @@ class Dialect(ABC):
         """Put a batch back into the live table; say how many were put there, and how many were hidden."""
         put, take = self.returning(self.hidden(session, run_id, number), live, columns)
         return Given(session.change(put, {}), session.change(take, {}))
+
+
+class HiddenColumns(ABC):
+    """Batches that a run has hidden, as Arrow columns: no row becomes a Python object. Source: ADR 15."""
+
+    @abstractmethod
+    def read(self, run_id: str, number: int) -> Any:
+        """Return the messages of a batch.
+
+        Args:
+            run_id: of the run.
+            number: of the batch.
+
+        Returns:
+            A ``pyarrow.RecordBatch``; ``None``: the messages are to be read row by row, with
+            :meth:`MigrationSource.read`.
+
+        Raises:
+            StoreUnavailable: the database failed; transient.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the connection; a second time without effect."""

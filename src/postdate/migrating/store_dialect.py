@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from typing_extensions import override
+
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import InvalidMessage, MessageError, StoreUnavailable
 from postdate.messages import DelayedMessage, opened
@@ -56,24 +58,25 @@ class StoreDialect(Dialect):
 
     # --- values --------------------------------------------------------------------------------------------------
 
+    @override
     def floor(self, instant: datetime) -> object:
-        """See :class:`Dialect`."""
         return to_microseconds(instant)
 
     def instant_of(self, value: Any) -> datetime:
         """Return what a column of the store says, in UTC."""
         return from_microseconds(value)
 
+    @override
     def is_due_from(self) -> str:
-        """See :class:`Dialect`."""
         return "due >= %(floor)s"
 
+    @override
     def is_due_before(self) -> str:
-        """See :class:`Dialect`."""
         return "due < %(floor)s"
 
     # --- moving --------------------------------------------------------------------------------------------------
 
+    @override
     def hide(self, session: Session, hiding: Hiding, floor: datetime) -> int:
         """See :class:`Dialect`; with the records."""
         moved = session.change(self._copying(hiding), {"floor": self.floor(floor)})
@@ -121,6 +124,7 @@ class StoreDialect(Dialect):
     def _store_number(self, live: str) -> str:
         """Return the value of the column that says which store's a record is, with a comma behind it."""
 
+    @override
     def give_back(self, session: Session, run_id: str, number: int, live: str, columns: Sequence[str]) -> Given:
         """See :class:`Dialect`; with the records. Nobody can have stored a message of that id meanwhile."""
         wanted, staging, which = self.list_of(columns), staging_table(run_id), f"{self.quoted(NUMBER)} = {number}"

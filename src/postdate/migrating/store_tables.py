@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
+from typing_extensions import override
+
 from postdate.errors import ConfigurationError, MigrationConflict
 from postdate.messages import DelayedMessage
 from postdate.migrating.dialect import Session
@@ -37,6 +39,7 @@ class StoreTables(MigrationSource):
 
     # --- looking -------------------------------------------------------------------------------------------------
 
+    @override
     def endpoints(self) -> Sequence[str]:
         """See the port. A table that is not called ``{endpoint}.timeouts`` is called as it is; a file by its name.
 
@@ -56,8 +59,8 @@ class StoreTables(MigrationSource):
         where = "" if self._sql.schema == "main" else f" in schema {self._sql.schema!r}; say with --schema where it is"
         raise ConfigurationError(f"{self._sql.where} has no Postdate store{where}")
 
+    @override
     def preview(self, endpoint: str, cutoff: datetime) -> MigrationPreview:
-        """See the port."""
         destinations, times = Counter[str](), list[datetime]()
         with self._session() as session:
             table, values = self._sql.table(self._table_of(session, endpoint)), {"floor": self._sql.floor(cutoff)}
@@ -73,11 +76,13 @@ class StoreTables(MigrationSource):
         ends = (min(times), max(times)) if times else (None, None)
         return MigrationPreview(endpoint, destinations.total(), left, *ends, dict(destinations))
 
+    @override
     def read(self, run: MigrationRun, number: int) -> Sequence[DelayedMessage]:
         """See the port; by due time. A batch that was given back has none."""
         with self._session() as session:
             return self._store.messages(session, staging_table(run.run_id), number)
 
+    @override
     def give_back(self, run: MigrationRun, number: int) -> int:
         """See the port; the dispatchers of the store are told."""
         given = super().give_back(run, number)
@@ -161,8 +166,8 @@ class _StoreState(State):
         super().__init__(dialect)
         self._store = dialect
 
+    @override
     def add_staged(self, session: Session, run: MigrationRun, staging: str, first: int, count: int) -> None:
-        """See :class:`State`."""
         marks = ", ".join(f"%({column})s" for column in BATCH_COLUMNS)
         adding = f"INSERT INTO {self._batches} ({self._sql.list_of(BATCH_COLUMNS)}) VALUES ({marks})"
         for number, size, earliest in self._store.counted(session, staging, first):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from types import TracebackType
-from typing import Protocol, Self, TypeVar
+from typing import ClassVar, Protocol, Self, TypeVar
+
+from postdate.errors import ConfigurationError
 
 
 class Closing(Protocol):
@@ -21,8 +23,12 @@ C = TypeVar("C", bound=Closing)
 class DatabaseObject:
     """What every database object does with what is made from it. Close it, or use it as a context manager."""
 
+    has_a_table_for_each_endpoint: ClassVar[bool] = False
+    """Whether its store is that of one endpoint, as each has a table of its own."""
+
     def __init__(self) -> None:
         self._made: list[Closing] = []
+        self._stores_for: str | None = None
 
     def made(self, adapter: C) -> C:
         """Return an adapter that was made from this database, which is closed with it."""
@@ -30,13 +36,26 @@ class DatabaseObject:
         return adapter
 
     def serve(self, endpoint: str, concurrency: int, *, stores: bool) -> None:
-        """Take note of an endpoint that uses this database: several may; nothing has to be done.
+        """Take note of an endpoint that uses this database.
 
         Args:
             endpoint: its name.
             concurrency: messages that it handles at once.
             stores: its delayed messages wait in the store of this object.
+
+        Raises:
+            ConfigurationError: delayed messages of another endpoint wait in that store, which has a table for each.
         """
+        if not stores or not self.has_a_table_for_each_endpoint:
+            return
+        if self._stores_for not in {None, endpoint}:
+            name = type(self).__name__
+            raise ConfigurationError(
+                f"the delayed messages of endpoint {self._stores_for!r} wait in the store of this {name}, and those "
+                f"of {endpoint!r} have another table: give each endpoint a {name} of its own, or say where they wait "
+                f"with delayed_delivery=DelayedDelivery(store)"
+            )
+        self._stores_for = endpoint
 
     async def close(self) -> None:
         """Close what was made from this database, and with it the database; a second time without effect."""

@@ -18,6 +18,7 @@ from typing import Any, Final
 import anyio
 import pyarrow as pa
 from anyio.from_thread import start_blocking_portal
+from typing_extensions import override
 
 from postdate.clock import Clock, SystemClock, later
 from postdate.config import Settings
@@ -123,18 +124,22 @@ class Counts(NoMetrics):
     def __init__(self) -> None:
         self.of: Counter[str] = Counter()
 
+    @override
     def delivered(self, messages: int, lateness_seconds: Sequence[float]) -> None:
         """Count deliveries."""
         self.of["delivered"] += messages
 
+    @override
     def expired(self, messages: int) -> None:
         """Count messages that nobody wanted any more when they were due."""
         self.of["expired"] += messages
 
+    @override
     def retried(self, messages: int) -> None:
         """Count messages that were given back for a later attempt."""
         self.of["retried"] += messages
 
+    @override
     def moved_to_error(self, messages: int) -> None:
         """Count messages that went to the error queue."""
         self.of["failed"] += messages
@@ -231,8 +236,8 @@ class _Sending(RepeatedFailures):
 
     failed_at: float | None = None
 
+    @override
     def failure(self, error: BaseException, seconds: float) -> timedelta:
-        """See :class:`RepeatedFailures`."""
         self.failed_at = seconds
         return super().failure(error, seconds)
 

@@ -169,7 +169,7 @@ class Backend:
         timeouts_source: the SQL by which a migration reads and hides timeouts:
             :class:`postdate.migrating.dialect.Dialect`, called with the place and ``schema``.
         timeouts_columns: gives batches of hidden timeouts as Arrow columns:
-            :class:`postdate.ports.migrating.HiddenColumns`, called with the place and the source.
+            :class:`postdate.migrating.dialect.HiddenColumns`, called with the place and the source.
         store_source: the same as ``timeouts_source`` for messages of a store:
             :class:`postdate.migrating.store_dialect.StoreDialect`.
         scripts: of a backend of files, the SQL that makes what is in one: :class:`postdate.ports.FileScripts`, called

@@ -6,11 +6,10 @@ Everything here blocks: a source is used by the driver and by the tasks of a Spa
 from __future__ import annotations
 
 import enum
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 MOVED_AWAY: Final = "moved to another store by migration "
 """How the detail of the *cancelled* record begins of a message that was hidden from its store; the run's id follows."""
@@ -110,27 +109,3 @@ class MigrationBatch:
     status: BatchStatus
     count: int
     earliest: datetime
-
-
-class HiddenColumns(ABC):
-    """Batches that a run has hidden, as Arrow columns: no row becomes a Python object. Source: ADR 15."""
-
-    @abstractmethod
-    def read(self, run_id: str, number: int) -> Any:
-        """Return the messages of a batch.
-
-        Args:
-            run_id: of the run.
-            number: of the batch.
-
-        Returns:
-            A ``pyarrow.RecordBatch``; ``None``: the messages are to be read row by row, with
-            :meth:`MigrationSource.read`.
-
-        Raises:
-            StoreUnavailable: the database failed; transient.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release the connection; a second time without effect."""

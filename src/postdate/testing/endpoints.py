@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 import msgspec
+from typing_extensions import override
 
 from postdate.backends.memory.sagas import MemorySagaStore
 from postdate.backends.memory.store import MemoryStore
@@ -258,6 +259,7 @@ class _Watched(Endpoint):
         self.failures: list[Exception] = []
         super().__init__(name, **settings)
 
+    @override
     def outgoing(
         self, message: object, options: SendOptions, related_to: Mapping[str, str] | None = None
     ) -> Envelope | DelayedMessage:
@@ -265,6 +267,7 @@ class _Watched(Endpoint):
         self.made[outgoing.message_id] = message
         return outgoing
 
+    @override
     def to_error(self, received: Received, error: Exception, queue: str | None = None) -> End:
         self.failures.append(error)
         return super().to_error(received, error, queue)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
+from typing_extensions import override
+
 from postdate.errors import PostdateError
 from postdate.messages import DelayedMessage, Envelope
 from postdate.ports import (
@@ -122,67 +124,68 @@ class FaultyStore(ClaimingStore):
         self._store = store
         self.faults = Faults(*plans)
 
+    @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        """Fail or pass on."""
         return await self.faults.run("release", lambda: self._store.release(claims, attempt_at))
 
     @property
+    @override
     def capabilities(self) -> StoreCapabilities:
         """Those of the wrapped store."""
         return self._store.capabilities
 
+    @override
     async def initialize(self, endpoint: str, mode: Any) -> None:
-        """See :class:`postdate.ports.DelayedMessageStore`, as every method here."""
         await self.faults.run("initialize", lambda: self._store.initialize(endpoint, mode))
 
+    @override
     async def setup(self) -> None:
-        """Fail or pass on."""
         await self.faults.run("setup", self._store.setup)
 
+    @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
-        """Fail or pass on."""
         await self.faults.run("store", lambda: self._store.store(message, now))
 
+    @override
     async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
-        """Fail or pass on."""
         return await self.faults.run("fetch_next_due", lambda: self._store.fetch_next_due(now))
 
+    @override
     async def remove(self, message_id: str, now: datetime) -> bool:
-        """Fail or pass on."""
         return await self.faults.run("remove", lambda: self._store.remove(message_id, now))
 
+    @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
-        """Fail or pass on."""
         return await self.faults.run(
             "increment_failure_count", lambda: self._store.increment_failure_count(message_id, now)
         )
 
+    @override
     async def next_due(self) -> datetime | None:
-        """Fail or pass on."""
         return await self.faults.run("next_due", self._store.next_due)
 
+    @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        """Fail or pass on."""
         return await self.faults.run("store_many", lambda: self._store.store_many(messages, now))
 
+    @override
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
-        """Fail or pass on."""
         return await self.faults.run("claim_due", lambda: self._store.claim_due(now, limit))
 
+    @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
-        """Fail or pass on."""
         return await self.faults.run("finish", lambda: self._store.finish(claims, outcome, now, detail))
 
+    @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
-        """Fail or pass on."""
         return await self.faults.run("retry_later", lambda: self._store.retry_later(claim, attempt_at, now, reason))
 
+    @override
     async def next_attempt(self) -> datetime | None:
-        """Fail or pass on."""
         return await self.faults.run("next_attempt", self._store.next_attempt)
 
+    @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
-        """Fail or pass on."""
         return await self.faults.run("listen", lambda: self._store.listen(wake))
 
 
@@ -198,24 +201,24 @@ class FaultyMovingStore(FaultyStore, MovingStore):
         super().__init__(store, *plans)
         self._moving = store
 
+    @override
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
-        """Pass on."""
         return self._moving.storing(messages, now)
 
+    @override
     def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
-        """Pass on."""
         return self._moving.finishing(claims, outcome, now, detail)
 
+    @override
     async def move_due(
         self, now: datetime, limit: int, *, discarding: Discarding | None = None, listing: bool = False
     ) -> MoveReport:
-        """Fail or pass on."""
         return await self.faults.run(
             "move_due", lambda: self._moving.move_due(now, limit, discarding=discarding, listing=listing)
         )
 
+    @override
     async def pause(self) -> None:
-        """Fail or pass on."""
         await self.faults.run("pause", self._moving.pause)
 
 
@@ -235,18 +238,19 @@ class FaultyTransport(Transport):
         self.faults = Faults(*plans)
 
     @property
+    @override
     def capabilities(self) -> TransportCapabilities:
         """Those of the wrapped transport."""
         return self._transport.capabilities
 
+    @override
     async def create_queues(self, names: Sequence[str]) -> None:
-        """Fail or pass on."""
         await self.faults.run("create_queues", lambda: self._transport.create_queues(names))
 
+    @override
     async def send(
         self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
     ) -> Sequence[PostdateError | None]:
-        """Fail or pass on."""
         try:
             return await self.faults.run("send", lambda: self._transport.send(envelopes, now, work=work))
         except PostdateError as error:
@@ -254,12 +258,13 @@ class FaultyTransport(Transport):
                 raise
             return [error] * len(envelopes)
 
+    @override
     def receiver(self, queue: str) -> FaultyReceiver:
         """Return a receiver that fails by the same plans."""
         return FaultyReceiver(self._transport.receiver(queue), self.faults)
 
+    @override
     async def close(self) -> None:
-        """Pass on."""
         await self._transport.close()
 
 
@@ -274,18 +279,19 @@ class FaultyReceiver(Receiver):
     def __init__(self, receiver: Receiver, faults: Faults) -> None:
         self._receiver, self._faults = receiver, faults
 
+    @override
     async def receive(self, limit: int) -> Sequence[Received]:
-        """Fail or pass on."""
         return await self._faults.run("receive", lambda: self._receiver.receive(limit))
 
+    @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        """Fail or pass on."""
         await self._faults.run("commit", lambda: self._receiver.commit(received, now, end))
 
+    @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        """Fail or pass on."""
         await self._faults.run("roll_back", lambda: self._receiver.roll_back(received, failed=failed))
 
+    @override
     async def close(self) -> None:
         """Pass on: what ends must end."""
         await self._receiver.close()

@@ -8,11 +8,10 @@ from typing import Literal, cast
 
 from postdate.config import Address, resolved
 from postdate.errors import ConfigurationError
-from postdate.migrating.dialect import Dialect
+from postdate.migrating.dialect import Dialect, HiddenColumns
 from postdate.migrating.store_dialect import StoreDialect
 from postdate.migrating.store_tables import StoreTables
 from postdate.migrating.tables import MigrationSource
-from postdate.ports.migrating import HiddenColumns
 from postdate.wiring.adapters import kind_of, kinds, loaded, open_adapter
 
 

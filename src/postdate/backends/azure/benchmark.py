@@ -13,6 +13,7 @@ from azure.core.exceptions import AzureError, HttpResponseError, ResourceNotFoun
 from azure.data.tables import TableServiceClient
 from azure.storage.blob import BlobLeaseClient, BlobServiceClient
 from azure.storage.queue import QueueServiceClient
+from typing_extensions import override
 
 from postdate.backends.azure.login import AzureLogin, parse_login
 from postdate.backends.azure.queue_names import queue_name, sanitizer_of
@@ -48,15 +49,18 @@ class AzureTarget(BenchmarkTarget):
             reason = str(failure).partition("\n")[0]
             raise StoreUnavailable(f"{self.login.place('table')} kept what was made for the run: {reason}") from failure
 
+    @override
     def address_of(self, scheme: str) -> str:
         """Return an address that refers to the connection string: the host of one service does not name the others."""
         return f"{scheme}://?connection=file:{self._file}"
 
     @property
+    @override
     def settings(self) -> Mapping[str, str]:
         """The table of the run, and a sanitizer that takes the names of its queues."""
         return {"table": self.table, "sanitizer": _SANITIZER}
 
+    @override
     def remove_queue(self, queue: str) -> None:
         """Delete a queue."""
         service = QueueServiceClient(self.login.endpoint("queue"), self.login.credential)

@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 import anyio
+from typing_extensions import override
 
 from postdate.backends.azure.envelope import from_text
 from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS
@@ -152,6 +153,7 @@ class AzureQueueReceiver(Receiver):
 
     # --- receiving ----------------------------------------------------------------------------------------------------
 
+    @override
     async def receive(self, limit: int) -> Sequence[Received]:
         """See :meth:`postdate.ports.Receiver.receive`; a queue that stays empty is asked less and less often."""
         wait = timedelta(0)
@@ -285,6 +287,7 @@ class AzureQueueReceiver(Receiver):
 
     # --- ending -------------------------------------------------------------------------------------------------------
 
+    @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
         """See :meth:`postdate.ports.Receiver.commit`; the outgoing messages first, then the message is deleted.
 
@@ -316,6 +319,7 @@ class AzureQueueReceiver(Receiver):
                 if asyncio.get_running_loop().time() < hold.expires - _CLOCK_GRAIN_SECONDS:
                     raise ClaimLost(f"message {hold.native_id} in {self._queue!r} is gone: {error}") from error
 
+    @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
         """See :meth:`postdate.ports.Receiver.roll_back`; what is not held any more is free already."""
         with suppress(ClaimLost):
@@ -331,6 +335,7 @@ class AzureQueueReceiver(Receiver):
             self._memory.forgive(self._queue, hold.native_id)
         self._service.announce(self._queue)
 
+    @override
     async def close(self) -> None:
         """See :meth:`postdate.ports.Receiver.close`; what cannot be given back is free when its time has run out."""
         closing = asyncio.ensure_future(self._close())

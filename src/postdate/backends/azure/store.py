@@ -14,6 +14,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
+from typing_extensions import override
 
 from postdate.backends.azure import questions
 from postdate.backends.azure.errors import TABLES, translated
@@ -141,8 +142,8 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         return f"AzureTableStore({self._login.place('table')}, table={self._table_name!r})"
 
     @property
+    @override
     def capabilities(self) -> StoreCapabilities:
-        """See :class:`postdate.ports.ClaimingStore`."""
         return self._capabilities
 
     @property
@@ -150,6 +151,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         """The table of the waiting messages; ``None`` before it is known."""
         return self._table_name
 
+    @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
         """Settle the name of the table; Azure is not asked. See :class:`postdate.ports.DelayedMessageStore`."""
         if mode not in _MODES:
@@ -161,6 +163,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         if self._table_name is None:
             self._table_name = default_table(endpoint)
 
+    @override
     async def setup(self) -> None:
         """Create the tables and the containers of the leases; idempotent."""
         rooms = self._opened
@@ -169,6 +172,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         for lease in rooms.leases.all:
             await lease.create()
 
+    @override
     async def close(self) -> None:
         """Give up the leases and close every connection; a second time without effect."""
         rooms, services = self._rooms, self._services
@@ -223,11 +227,12 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
 
     # --- storing ------------------------------------------------------------------------------------------------
 
+    @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
-        """See :meth:`postdate.ports.DelayedMessageStore.store`."""
         check_size(message, self._capabilities.largest_message_bytes, checksum=self._checksum)
         self._stored([await self._opened.storing.store(message, now)])
 
+    @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
         """See :meth:`postdate.ports.ClaimingStore.store_many`; repeat it when it was interrupted."""
         for message in messages:
@@ -248,6 +253,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
 
     # --- claims -------------------------------------------------------------------------------------------------
 
+    @override
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
         """See :meth:`postdate.ports.ClaimingStore.claim_due`; a page at a time, and nothing without a lease."""
         rooms = self._opened
@@ -296,14 +302,15 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
             self._rooms.pages.forget()
         self._holding.lose(share)
 
+    @override
     def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
-        """See :meth:`postdate.ports.ClaimingStore.when_lost`."""
         return self._holding.when_lost(lost)
 
+    @override
     def still_holds(self, claim: Claim) -> bool:
-        """See :meth:`postdate.ports.ClaimingStore.still_holds`."""
         return self._rooms is not None and self._holding.still_holds(claim, self._rooms.leases)
 
+    @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
         """See :meth:`postdate.ports.ClaimingStore.release`: not written down, since nobody else dispatches meanwhile.
 
@@ -326,6 +333,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
             self._next_due.heard(to_microseconds(attempt_at))
         return len(held)
 
+    @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
         """See :meth:`postdate.ports.ClaimingStore.finish`; recorded first, then removed."""
         held = await self._holding.still_held(claims, self._opened.leases)
@@ -356,6 +364,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         await rooms.records.forget(messages)
         return len(removed) + sum(gone)
 
+    @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
         """See :meth:`postdate.ports.ClaimingStore.retry_later`; the message moves to the key of its next attempt."""
         held = await self._holding.still_held([claim], self._opened.leases)
@@ -389,6 +398,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         await table.atomically([Operation("delete", new.keys)])  # somebody took it away meanwhile
         return False
 
+    @override
     async def next_attempt(self) -> datetime | None:
         """See :meth:`postdate.ports.ClaimingStore.next_attempt`; ``None`` while others dispatch: a lease wakes us."""
         self._next_due.look()
@@ -412,6 +422,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
 
         return _sooner(await rooms.pages.first(is_wanted), deferred)
 
+    @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
         """See :meth:`postdate.ports.ClaimingStore.listen`; others' messages are heard of within the pause of looks."""
         keeper = self._opened.keeper
@@ -434,30 +445,33 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
 
     # --- what cannot be read ------------------------------------------------------------------------------------
 
+    @override
     async def quarantined(self, limit: int) -> Sequence[Quarantined]:
         """See :meth:`postdate.ports.Quarantine.quarantined`; their numbers follow from their row keys."""
         return await self._opened.quarantine.all(limit)
 
+    @override
     async def quarantined_count(self) -> int:
-        """See :meth:`postdate.ports.Quarantine.quarantined_count`."""
         return await self._opened.quarantine.count()
 
+    @override
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
         """See :meth:`postdate.ports.Quarantine.put_back`; copied back first, then removed: no transaction has both."""
         self._stored([await self._opened.quarantine.put_back(number, mending, now)])
         self._next_due.forget()
 
+    @override
     async def discard_quarantined(self, number: int, now: datetime) -> None:
-        """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
         await self._opened.quarantine.discard(number, now)
 
     # --- the simple contract ------------------------------------------------------------------------------------
 
+    @override
     async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
-        """See :meth:`postdate.ports.DelayedMessageStore.fetch_next_due`."""
         claims = await self.claim_due(now, 1)
         return claims[0].message if claims else None
 
+    @override
     async def remove(self, message_id: str, now: datetime) -> bool:
         """See :meth:`postdate.ports.DelayedMessageStore.remove`; recorded as delivered."""
         held = self._holding.of(message_id)
@@ -466,8 +480,8 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         waiting = await self._free(message_id, now)
         return waiting is not None and bool(await self._end([waiting], RecordKind.DELIVERED, now))
 
+    @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
-        """See :meth:`postdate.ports.DelayedMessageStore.increment_failure_count`."""
         held = self._holding.of(message_id)
         if held is not None:
             claim = Claim(held.waiting.message, held)
@@ -478,6 +492,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         share = self._share(waiting.row)
         return await self._retry(Held(waiting, share, self._opened.leases.term(share)), waiting.message.due, now, "")
 
+    @override
     async def next_due(self) -> datetime | None:
         """See :meth:`postdate.ports.DelayedMessageStore.next_due`; looks at every message that has failed before."""
         return await questions.next_due(self._opened.pages)
@@ -499,6 +514,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         found = await self._opened.storing.find(message_id)
         return found[1] if found is not None and await self._may_change(found[1], now) else None
 
+    @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
         """See :meth:`postdate.ports.AdministrableStore.cancel`.
 
@@ -513,6 +529,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
             await self._opened.records.not_ended([waiting])
             return False
 
+    @override
     async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
         """See :meth:`postdate.ports.AdministrableStore.reschedule`; see :meth:`cancel`."""
         async with self._claiming:
@@ -533,42 +550,48 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
             self._next_due.heard(to_microseconds(new.attempt_at))
         return done
 
+    @override
     async def statistics(self, now: datetime) -> StoreStatistics:
         """See :meth:`postdate.ports.AdministrableStore.statistics`; reads the keys of all, and knows our own claims."""
         found = await questions.statistics(self._opened.pages, self._holding, now)
         return replace(found, quarantined=await self._opened.quarantine.count())
 
+    @override
     async def record_counts(self) -> Mapping[RecordKind, int]:
-        """See :meth:`postdate.ports.AdministrableStore.record_counts`."""
         return await self._opened.records.counts()
 
+    @override
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
         """See :meth:`postdate.ports.AdministrableStore.list_pending`; what failed stands at its next attempt."""
         return await questions.pending(self._opened.pages, where, limit)
 
+    @override
     async def get(self, message_id: str) -> DelayedMessage | None:
         """See :meth:`postdate.ports.AdministrableStore.get`; finds what was stored by us, not what upstream stored."""
         found = await self._opened.storing.find(message_id)
         return None if found is None else found[1].message
 
+    @override
     async def history(self, message_id: str) -> Sequence[Record]:
-        """See :meth:`postdate.ports.AdministrableStore.history`."""
         return await self._opened.records.history(message_id)
 
+    @override
     async def server_now(self) -> datetime:
         """See :meth:`postdate.ports.ClaimingStore.server_now`; two round trips, after :meth:`setup`."""
         return await self._opened.clocks.now()
 
+    @override
     async def report_clock(self, ahead: timedelta) -> None:
-        """See :meth:`postdate.ports.ClaimingStore.report_clock`."""
         await self._opened.clocks.report(ahead)
 
+    @override
     async def reported_clocks(self) -> Mapping[str, timedelta]:
         """See :meth:`postdate.ports.ClaimingStore.reported_clocks`: of those that wrote within two minutes."""
         return await self._opened.clocks.reported()
 
+    @override
     async def server_facts(self) -> ServerFacts:
-        """See :meth:`postdate.ports.DescribesServer.server_facts`; the clock tells whole seconds."""
+        """See :meth:`postdate.ports.AdministrableStore.server_facts`; the clock tells whole seconds."""
         headers: dict[str, str] = {}
 
         def keep(response: Any) -> None:

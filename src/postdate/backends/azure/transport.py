@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from azure.core.exceptions import ResourceExistsError
+from typing_extensions import override
 
 from postdate.backends.azure.envelope import LARGEST_MESSAGE_BYTES
 from postdate.backends.azure.errors import QUEUES, code_of, translated
@@ -97,10 +98,11 @@ class AzureStorageQueueTransport(Transport):
         return f"AzureStorageQueueTransport({self.service.place})"
 
     @property
+    @override
     def capabilities(self) -> TransportCapabilities:
-        """See :class:`postdate.ports.Transport`."""
         return self._capabilities
 
+    @override
     async def create_queues(self, names: Sequence[str]) -> None:
         """See :meth:`postdate.ports.Transport.create_queues`.
 
@@ -116,6 +118,7 @@ class AzureStorageQueueTransport(Transport):
                     if code_of(error) != _ALREADY_THERE:
                         raise
 
+    @override
     async def send(
         self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
     ) -> Sequence[PostdateError | None]:
@@ -123,8 +126,8 @@ class AzureStorageQueueTransport(Transport):
         refuse_work(work)
         return await self._sender.send(envelopes, now)
 
+    @override
     def receiver(self, queue: str) -> AzureQueueReceiver:
-        """See :meth:`postdate.ports.Transport.receiver`."""
         receiver = AzureQueueReceiver(
             self.service, queue, self._pace, self._memory, self._send_all, self._receivers.discard
         )
@@ -141,8 +144,9 @@ class AzureStorageQueueTransport(Transport):
             if error is not None:
                 raise error
 
+    @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
-        """See :meth:`postdate.ports.CountsQueues.lengths_of`.
+        """See :meth:`postdate.ports.Transport.lengths_of`.
 
         Exact, without what somebody has in hand, for queues of up to 31 messages; what Azure says for longer ones
         counts those in hand, and for a while those that have expired.
@@ -162,8 +166,9 @@ class AzureStorageQueueTransport(Transport):
             properties = await queue.get_queue_properties()
         return max(visible, properties.approximate_message_count or 0)
 
+    @override
     async def server_facts(self) -> ServerFacts:
-        """See :meth:`postdate.ports.DescribesServer.server_facts`.
+        """See :meth:`postdate.ports.Transport.server_facts`.
 
         The service tells the time in whole seconds, too coarsely to be compared with ours, and by its clock messages
         expire, but none becomes due: so it is among the settings, as text.
@@ -178,6 +183,7 @@ class AzureStorageQueueTransport(Transport):
         told = {name: headers[name] for name in ("date", "server") if name in headers}
         return ServerFacts("Azure Storage", headers.get("x-ms-version", "without a version"), settings=told)
 
+    @override
     async def close(self) -> None:
         """See :meth:`postdate.ports.Transport.close`; receivers that are open are closed."""
         for receiver in list(self._receivers):

@@ -8,6 +8,8 @@ from types import TracebackType
 from typing import Final, Self
 from urllib.parse import urlsplit
 
+from typing_extensions import override
+
 from postdate.backends.mariadb.connection import MariaDbServer, literal
 from postdate.ports.benchmarks import BareRow, BenchmarkRun, BenchmarkTarget, Inserter
 
@@ -29,6 +31,7 @@ class MariaDbTarget(BenchmarkTarget):
         self.database = f"postdate_bench_{run.name}"
         self.session = MariaDbServer(address).connect()
 
+    @override
     def address_of(self, scheme: str) -> str:
         """Return the address with the database of the run."""
         return urlsplit(self.address)._replace(scheme=scheme, path=f"/{self.database}").geturl()
@@ -46,6 +49,7 @@ class MariaDbTarget(BenchmarkTarget):
         session.close()
 
     @contextmanager
+    @override
     def inserter(self) -> Generator[Inserter]:
         """Insert many rows with one statement."""
         self.session.change(_TABLE.format(database=self.database))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pymysql
 from pymysql.constants import CLIENT
 from pymysql.cursors import SSCursor
+from typing_extensions import override
 
 from postdate.backends.mariadb.errors import translated
 from postdate.backends.rowlocks.connection import (
@@ -63,6 +64,7 @@ class MariaDbServer(DatabaseServer["MariaDbSession"]):
         tls = self.address.options
         self._tls = _tls(tls) if tls else None  # once: reading the system's certificates takes 0.1 s
 
+    @override
     def connect(self) -> MariaDbSession:
         """Return a new connection, which may log in for longer than it may take to answer."""
         with translated(self.where, LOG_IN_WITHIN_SECONDS):
@@ -168,10 +170,12 @@ class MariaDbSession(ServerSession):
             self.change("SET SESSION wait_timeout = %(silence)s", {"silence": self._silence_seconds})
 
     @property
+    @override
     def seconds(self) -> float:
         """How long the server may take to answer."""
         return self._connection.seconds
 
+    @override
     def limit(self, seconds: float) -> None:
         """Wait no longer for an answer from now on."""
         self._connection.limit(seconds)
@@ -232,6 +236,7 @@ class MariaDbSession(ServerSession):
         """End the connection from another thread: whoever waits for an answer hears that none comes. Never raises."""
         self._connection.abort()
 
+    @override
     def ping(self) -> None:
         """Ask the server for any answer."""
         with self._speaking():

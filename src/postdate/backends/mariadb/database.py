@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from postdate.backends.mariadb.schema import MariaDbSchema
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.backends.mariadb.timeouts import MariaDbTimeouts
@@ -24,12 +26,12 @@ class MariaDb(MariaDbSchema):
         ConfigurationError: the address, the schema or a time cannot be.
     """
 
-    @property
+    @cached_property
     def store(self) -> MariaDbStore:
-        """The store of delayed messages; made at first use, and always the same."""
-        return self._once("store", lambda: MariaDbStore(self))
+        """Where delayed messages wait, in the table ``{endpoint}.timeouts``."""
+        return self.made(MariaDbStore(self))
 
-    @property
+    @cached_property
     def timeouts(self) -> MariaDbTimeouts:
-        """The timeouts of a timeout manager; made at first use, and always the same."""
-        return self._once("timeouts", lambda: MariaDbTimeouts(self))
+        """Where a timeout manager keeps its timeouts."""
+        return self.made(MariaDbTimeouts(self))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
+from typing_extensions import override
+
 from postdate.backends.mariadb import pruning
 from postdate.backends.mariadb.names import MariaDbNames
 from postdate.backends.mariadb.schema import MariaDbSchema
@@ -65,38 +67,43 @@ class MariaDbStore(LockingStore, ArchivableStore):
     def _tables_of(self, table: str) -> MariaDbTables:
         return MariaDbTables(MariaDbNames(self._schema, table), self._recording)
 
+    @override
     def setup_statements(self, endpoint: str) -> str:
         """Return the SQL that :meth:`setup` runs on an empty server, for a database administrator."""
         return setup_statements(MariaDbNames(self._schema, self._table or f"{endpoint}.timeouts"))
 
+    @override
     async def old_snapshots(self) -> Sequence[OldSnapshot]:
-        """See :meth:`postdate.ports.SeesSnapshots.old_snapshots`; none are seen without the right ``PROCESS``."""
+        """See :meth:`postdate.ports.AdministrableStore.old_snapshots`; none are seen without the right ``PROCESS``."""
         return await self._pool.run_in_thread(old_snapshots)
 
     @property
+    @override
     def records_in_commit_order(self) -> bool:
         """See :class:`postdate.ports.archives.ArchivableStore`; numbers are given out before the commit."""
         return False
 
+    @override
     def tables_of_stores(self) -> Sequence[str]:
-        """See :meth:`postdate.ports.archives.ArchivableStore.tables_of_stores`."""
         return pruning.tables_of_stores(self._pool, self._names)
 
     @property
+    @override
     def pruned_at_once(self) -> int:
         """See :class:`postdate.ports.archives.ArchivableStore`: a number is a place."""
         return 10_000
 
+    @override
     def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
         """See :meth:`postdate.ports.archives.ArchivableStore.mark_archived`; a number is a place."""
         return pruning.mark_archived(self._pool, self._names, numbers)
 
+    @override
     def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        """See :meth:`postdate.ports.archives.ArchivableStore.prune`."""
         return pruning.prune(self._pool, self._names, numbers)
 
+    @override
     def restore(self, records: Sequence[StoredRecord]) -> int:
-        """See :meth:`postdate.ports.archives.ArchivableStore.restore`."""
         return pruning.restore(self._pool, self._names, records)
 
     @property

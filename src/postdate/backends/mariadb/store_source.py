@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 
+from typing_extensions import override
+
 from postdate.backends.mariadb.names import MariaDbNames, literal
 from postdate.backends.mariadb.timeouts_source import MariaDbDialect
 from postdate.migrating.dialect import Hiding, Session
@@ -20,13 +22,14 @@ class MariaDbStoreDialect(StoreDialect, MariaDbDialect):
         schema: the database that the stores are in; ``None``: that of the URL.
     """
 
+    @override
     def stores(self, session: Session) -> Mapping[str, str]:
-        """See :class:`StoreDialect`."""
         if "postdate_store" not in self.tables(session):
             return {}
         found = session.rows(f"SELECT name FROM {self._own('store')} ORDER BY name", {})
         return {name.removesuffix(ENDING): name for (name,) in found}
 
+    @override
     def is_here(self, session: Session, other: Session, schema: str) -> bool:
         """See :class:`StoreDialect`; locks have names for the whole server."""
         name = {"name": f"postdate {secrets.token_hex(16)}"}
@@ -37,8 +40,8 @@ class MariaDbStoreDialect(StoreDialect, MariaDbDialect):
             session.rows("SELECT RELEASE_LOCK(%(name)s)", name)
         return not free and schema == self.schema
 
+    @override
     def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
-        """See :class:`postdate.migrating.dialect.Dialect`."""
         key = f"PRIMARY KEY ({self.list_of((NUMBER, self.key))})"
         return (
             (

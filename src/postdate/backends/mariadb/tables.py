@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
+from typing_extensions import override
+
 from postdate.backends.mariadb import setup
 from postdate.backends.mariadb.connection import literal
 from postdate.backends.mariadb.errors import LockedTooLong
@@ -49,6 +51,7 @@ class MariaDbTables(RowLockTables):
         self._records, self._messages = map(_around_rows, (self._mariadb.insert_records, self._mariadb.insert_messages))
         super().__init__(names, self._mariadb, recording)
 
+    @override
     def setup(self, session: Any) -> None:
         """Create what is missing, under a lock that the whole server knows."""
         setup.setup(session, self.names)
@@ -108,6 +111,7 @@ class MariaDbTables(RowLockTables):
         session.change(self._mariadb.delete_held, held)
         return found
 
+    @override
     def free(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
         """Give back what the holders hold, or those of ``numbers``, some thousands a statement."""
         if numbers is None:
@@ -115,6 +119,7 @@ class MariaDbTables(RowLockTables):
         parts = [numbers[start : start + _ROWS_AT_ONCE] for start in range(0, len(numbers), _ROWS_AT_ONCE)]
         return sum(session.change(self._mariadb.free, {"numbers": part, "holders": holders}) for part in parts)
 
+    @override
     def lock(self, session: Any, message_id: str) -> WaitingRow | None:
         """Lock a waiting message; waits a second, as a look may lock a row for a moment."""
         found = session.rows(self._mariadb.find, {"id": message_id, "store": self._store(session)})

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
+from typing_extensions import override
+
 from postdate.backends.mariadb.connection import literal
 from postdate.backends.mariadb.names import check_name, quoted
 from postdate.backends.mariadb.schema import MariaDbSchema
@@ -96,6 +98,7 @@ class MariaDbTable(TimeoutTable):
         )
         super().__init__(plain, create, sql)
 
+    @override
     def setup(self, session: Any) -> None:
         """Create what is missing; later starts need no right to create."""
         create_schema, create = self.create
@@ -105,14 +108,17 @@ class MariaDbTable(TimeoutTable):
             session.change(create_schema)
         session.change(create)
 
+    @override
     def key(self, normal: str) -> Mapping[str, Any]:
         """Return the spellings of an id."""
         return {"ids": spellings(normal)}
 
+    @override
     def instant(self, instant: datetime) -> object:
         """Return a time as text."""
         return text_time(instant)
 
+    @override
     def insert(self, session: Any, row: dict[str, Any]) -> bool:
         """Write a row, its time rounded up to what the table keeps; ``False``: its id is there already."""
         _check_size(row, session.largest_packet - _PACKET_ROOM)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import cast
 
+from typing_extensions import override
+
 from postdate.backends.mariadb.connection import MariaDbServer
 from postdate.backends.mariadb.names import MariaDbNames, check_name, quoted
 from postdate.errors import ConfigurationError, StoreUnavailable
@@ -34,8 +36,8 @@ class MariaDbDialect(Dialect):
         self._server = MariaDbServer(url)
         super().__init__(check_name(schema or self._server.database, "schema"), self._server.where)
 
+    @override
     def connect(self) -> Session:
-        """See :class:`Dialect`."""
         session = cast("Session", self._server.connect_patiently())
         try:
             session.change(
@@ -46,13 +48,13 @@ class MariaDbDialect(Dialect):
             raise
         return session
 
+    @override
     def now(self, session: Session) -> datetime:
-        """See :class:`Dialect`."""
         ((now,),) = session.rows("SELECT UTC_TIMESTAMP(6)", {})
         return now.replace(tzinfo=UTC)
 
+    @override
     def tables(self, session: Session) -> Sequence[str]:
-        """See :class:`Dialect`."""
         return [
             name
             for (name,) in session.rows(
@@ -62,8 +64,8 @@ class MariaDbDialect(Dialect):
             )
         ]
 
+    @override
     def columns(self, session: Session, table: str) -> Sequence[str]:
-        """See :class:`Dialect`."""
         of = {"schema": self.schema, "table": table}
         here = "TABLE_SCHEMA = %(schema)s AND TABLE_NAME = %(table)s"
         engines = session.rows(f"SELECT ENGINE FROM information_schema.TABLES WHERE {here}", of)
@@ -77,11 +79,13 @@ class MariaDbDialect(Dialect):
         )
         return [name for (name,) in found]
 
+    @override
     def limit(self, session: Session, margin: timedelta) -> None:
         """See :class:`Dialect`; the server also ends a transaction whose client is suspended."""
         seconds = margin.total_seconds()
         self._set(session, max(seconds / 4, 0.000001), int(seconds / 8), max(int(seconds / 4), 1))
 
+    @override
     def unlimit(self, session: Session) -> None:
         """See :class:`Dialect`; back to what every session of ours has."""
         self._set(session, 0, 3, 0)
@@ -94,6 +98,7 @@ class MariaDbDialect(Dialect):
             {},
         )
 
+    @override
     def take_turn(self, session: Session) -> None:
         """See :class:`Dialect`; creating a table ends a transaction here, but not this."""
         ((granted,),) = session.rows(
@@ -102,19 +107,19 @@ class MariaDbDialect(Dialect):
         if granted != 1:
             raise StoreUnavailable(f"{self.where}: another migration has been at its beginning for too long; try again")
 
+    @override
     def end_turn(self, session: Session) -> None:
-        """See :class:`Dialect`."""
         session.rows("SELECT RELEASE_LOCK(%(name)s)", {"name": self._turn()})
 
     def _turn(self) -> str:
         return MariaDbNames(self.schema, "any").lock("migration")
 
+    @override
     def quoted(self, name: str) -> str:
-        """See :class:`Dialect`."""
         return quoted(name).replace("%", "%%")
 
+    @override
     def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
-        """See :class:`Dialect`."""
         key = f"PRIMARY KEY ({self.list_of((NUMBER, ID))})"
         return (
             (

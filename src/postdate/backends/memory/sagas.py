@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from typing_extensions import override
+
 from postdate.errors import SagaConflict
 from postdate.ports import Correlation, SagaChange, SagaFate, SagaRecord, SagaStore, SagaStoreCapabilities
 
@@ -16,28 +18,30 @@ class MemorySagaStore(SagaStore):
         self._records: dict[tuple[str, str], SagaRecord] = {}
 
     @property
+    @override
     def capabilities(self) -> SagaStoreCapabilities:
-        """See :class:`postdate.ports.SagaStore`."""
         return SagaStoreCapabilities(durable=False, shared=False)
 
+    @override
     async def setup(self) -> None:
         """Nothing to create."""
 
+    @override
     async def find(self, saga_type: str, correlation: Correlation) -> SagaRecord | None:
-        """See :meth:`postdate.ports.SagaStore.find`."""
         return _found(self._records, saga_type, correlation)
 
+    @override
     async def load(self, saga_type: str, saga_id: str) -> SagaRecord | None:
-        """See :meth:`postdate.ports.SagaStore.load`."""
         return self._records.get((saga_type, saga_id))
 
+    @override
     async def apply(self, changes: Sequence[SagaChange]) -> None:
-        """See :meth:`postdate.ports.SagaStore.apply`."""
         records = dict(self._records)
         for change in changes:
             _apply(records, change)
         self._records = records
 
+    @override
     async def close(self) -> None:
         """Nothing to release."""
 

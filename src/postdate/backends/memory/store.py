@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from typing_extensions import override
+
 from postdate.errors import DuplicateMessage, InvalidMessage, MessageTooLarge
 from postdate.messages import DelayedMessage, encode_headers, rescheduled, size_in_bytes, with_failures
 from postdate.ports import (
@@ -63,15 +65,16 @@ class MemoryStore(ClaimingStore, AdministrableStore):
         self._wakes: list[Wake] = []
 
     @property
+    @override
     def capabilities(self) -> StoreCapabilities:
-        """See :class:`postdate.ports.DelayedMessageStore`."""
         return self._capabilities
 
+    @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
         """Nothing to prepare; the mode was checked against the capabilities."""
 
+    @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
-        """See :meth:`postdate.ports.DelayedMessageStore.store`."""
         self._check_size(message)
         if self._last_failed(message.message_id):
             await self._come_back(message, now)
@@ -79,8 +82,8 @@ class MemoryStore(ClaimingStore, AdministrableStore):
         if (await self.store_many([message], now)).already_there:
             raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
 
+    @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        """See :meth:`postdate.ports.ClaimingStore.store_many`."""
         for message in messages:
             self._check_size(message)
         first_before = self._first_attempt()
@@ -122,44 +125,45 @@ class MemoryStore(ClaimingStore, AdministrableStore):
         self._record(RecordKind.SCHEDULED, message, now)
         return True
 
+    @override
     async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
-        """See :meth:`postdate.ports.DelayedMessageStore.fetch_next_due`."""
         claims = await self.claim_due(now, 1)
         return claims[0].message if claims else None
 
+    @override
     async def remove(self, message_id: str, now: datetime) -> bool:
         """See :meth:`postdate.ports.DelayedMessageStore.remove`; recorded as delivered."""
         return self._end(message_id, RecordKind.DELIVERED, now, "")
 
+    @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
-        """See :meth:`postdate.ports.DelayedMessageStore.increment_failure_count`."""
         entry = self._entries.get(message_id)
         return entry is not None and self._count_failure(entry, entry.message.due, now, "")
 
+    @override
     async def next_due(self) -> datetime | None:
-        """See :meth:`postdate.ports.DelayedMessageStore.next_due`."""
         return min((entry.message.due for entry in self._entries.values()), default=None)
 
+    @override
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
-        """See :meth:`postdate.ports.ClaimingStore.claim_due`."""
         due = [entry for entry in self._entries.values() if entry.attempt_at is not None and entry.attempt_at < now]
         due.sort(key=lambda entry: entry.attempt_at or entry.message.due)
         for entry in due[:limit]:
             entry.claimed_from, entry.attempt_at, entry.token = entry.attempt_at, None, next(self._tokens)
         return [Claim(entry.message, entry.token) for entry in due[:limit]]
 
+    @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
-        """See :meth:`postdate.ports.ClaimingStore.finish`."""
         held = [claim for claim in claims if self._held(claim) is not None]
         return sum(self._end(claim.message.message_id, OUTCOME_RECORDS[outcome], now, detail) for claim in held)
 
+    @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
-        """See :meth:`postdate.ports.ClaimingStore.retry_later`."""
         entry = self._held(claim)
         return entry is not None and self._count_failure(entry, attempt_at, now, reason)
 
+    @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        """See :meth:`postdate.ports.ClaimingStore.release`."""
         held = [entry for claim in claims if (entry := self._held(claim)) is not None]
         for entry in held:
             entry.attempt_at, entry.token = attempt_at or entry.claimed_from, None
@@ -167,22 +171,22 @@ class MemoryStore(ClaimingStore, AdministrableStore):
             wake()
         return len(held)
 
+    @override
     async def next_attempt(self) -> datetime | None:
-        """See :meth:`postdate.ports.ClaimingStore.next_attempt`."""
         return self._first_attempt()
 
+    @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
-        """See :meth:`postdate.ports.ClaimingStore.listen`."""
         self._wakes.append(wake)
         return lambda: self._wakes.remove(wake)
 
+    @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
-        """See :meth:`postdate.ports.AdministrableStore.cancel`."""
         entry = self._entries.get(message_id)
         return entry is not None and entry.token is None and self._end(message_id, RecordKind.CANCELLED, now, "")
 
+    @override
     async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
-        """See :meth:`postdate.ports.AdministrableStore.reschedule`."""
         entry = self._entries.get(message_id)
         if entry is None or entry.token is not None:
             return False
@@ -195,8 +199,8 @@ class MemoryStore(ClaimingStore, AdministrableStore):
             wake()
         return True
 
+    @override
     async def statistics(self, now: datetime) -> StoreStatistics:
-        """See :meth:`postdate.ports.AdministrableStore.statistics`."""
         entries = self._entries.values()
         return StoreStatistics(
             pending=len(entries),
@@ -206,24 +210,25 @@ class MemoryStore(ClaimingStore, AdministrableStore):
             next_due=await self.next_due(),
         )
 
+    @override
     async def record_counts(self) -> Mapping[RecordKind, int]:
-        """See :meth:`postdate.ports.AdministrableStore.record_counts`."""
         return Counter(record.kind for record in self._records)
 
+    @override
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        """See :meth:`postdate.ports.AdministrableStore.list_pending`."""
         found = [entry.message for entry in self._entries.values() if where.matches(entry.message)]
         return sorted(found, key=lambda message: message.due)[:limit]
 
+    @override
     async def get(self, message_id: str) -> DelayedMessage | None:
-        """See :meth:`postdate.ports.AdministrableStore.get`."""
         entry = self._entries.get(message_id)
         return None if entry is None else entry.message
 
+    @override
     async def history(self, message_id: str) -> Sequence[Record]:
-        """See :meth:`postdate.ports.AdministrableStore.history`."""
         return [record for record in self._records if record.message_id == message_id]
 
+    @override
     async def close(self) -> None:
         """Nothing to release."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from typing_extensions import override
+
 from postdate.persistence.timeouts import checked, in_order, normal_id, normal_saga
 from postdate.ports.timeouts import DueChunk, DueTimeout, Timeout, TimeoutClaim, TimeoutPersister
 
@@ -15,23 +17,25 @@ class MemoryTimeouts(TimeoutPersister):
         self._timeouts: dict[str, Timeout] = {}
         self._claimed: set[str] = set()
 
+    @override
     async def initialize(self, endpoint: str) -> None:
         """Nothing to prepare. See :class:`postdate.ports.timeouts.TimeoutPersister`."""
 
+    @override
     async def setup(self) -> None:
         """Nothing to create."""
 
+    @override
     async def add(self, timeout: Timeout) -> bool:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.add`."""
         timeout = checked(timeout)
         return self._timeouts.setdefault(timeout.timeout_id, timeout) is timeout
 
+    @override
     async def peek(self, timeout_id: str) -> Timeout | None:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.peek`."""
         return self._timeouts.get(normal_id(timeout_id) or "")
 
+    @override
     async def claim(self, timeout_id: str) -> TimeoutClaim | None:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.claim`."""
         found = await self.peek(timeout_id)
         if found is None or found.timeout_id in self._claimed:
             return None
@@ -39,20 +43,20 @@ class MemoryTimeouts(TimeoutPersister):
         claim = _Claim(found, self, self._claimed)
         return TimeoutClaim(found, claim.remove, claim.release)
 
+    @override
     async def try_remove(self, timeout_id: str) -> bool:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.try_remove`."""
         return self._timeouts.pop(normal_id(timeout_id) or "", None) is not None
 
+    @override
     async def remove_by_saga(self, saga_id: str) -> int:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.remove_by_saga`."""
         saga = normal_saga(saga_id)
         theirs = [each.timeout_id for each in self._timeouts.values() if saga is not None and each.saga_id == saga]
         for timeout_id in theirs:
             del self._timeouts[timeout_id]
         return len(theirs)
 
+    @override
     async def next_chunk(self, start: datetime, now: datetime, limit: int) -> DueChunk:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.next_chunk`."""
         stored = [DueTimeout(each.timeout_id, each.due) for each in self._timeouts.values()]
         found = in_order(each for each in stored if start < each.due <= now)
         last = found[: max(limit, 1)][-1].due if found else now
@@ -61,6 +65,7 @@ class MemoryTimeouts(TimeoutPersister):
             return DueChunk(chunk, now)
         return DueChunk(chunk, min((each.due for each in stored if each.due > now), default=None))
 
+    @override
     async def close(self) -> None:
         """Nothing to release."""
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
+from typing_extensions import override
+
 from postdate.clock import Clock, SystemClock, to_microseconds
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, QueueNotFound, UnsupportedTransactionMode
 from postdate.messages import Envelope, check_headers, encode_headers, size_in_bytes, size_limit
@@ -97,19 +99,19 @@ class MemoryTransport(Transport):
         self.queues: dict[str, _Queue] = {}
 
     @property
+    @override
     def capabilities(self) -> TransportCapabilities:
-        """See :class:`postdate.ports.Transport`."""
         return self._capabilities
 
+    @override
     async def create_queues(self, names: Sequence[str]) -> None:
-        """See :meth:`postdate.ports.Transport.create_queues`."""
         for name in names:
             self.queues.setdefault(name, _Queue())
 
+    @override
     async def send(
         self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
     ) -> Sequence[PostdateError | None]:
-        """See :meth:`postdate.ports.Transport.send`."""
         refuse_work(work)
         return [self._send(self.ending(envelope, now)) for envelope in envelopes]
 
@@ -151,18 +153,20 @@ class MemoryTransport(Transport):
             )
         return None
 
+    @override
     def receiver(self, queue: str) -> MemoryReceiver:
-        """See :meth:`postdate.ports.Transport.receiver`."""
         return MemoryReceiver(self, queue)
 
     async def queue_lengths(self) -> Mapping[str, int]:
         """Return how many messages each queue holds, those being handled included."""
         return {name: len(self.alive(name).messages) + queue.held for name, queue in self.queues.items()}
 
+    @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
-        """See :meth:`postdate.ports.CountsQueues.lengths_of`; what is in hand or has expired is not counted."""
+        """See :meth:`postdate.ports.Transport.lengths_of`; what is in hand or has expired is not counted."""
         return {name: len(self.alive(name).messages) for name in names if name in self.queues}
 
+    @override
     async def close(self) -> None:
         """Nothing to release."""
 
@@ -180,8 +184,8 @@ class MemoryReceiver(Receiver):
     def _queue(self) -> _Queue:
         return self._transport.alive(self._name)
 
+    @override
     async def receive(self, limit: int) -> Sequence[Received]:
-        """See :meth:`postdate.ports.Receiver.receive`."""
         queue = self._queue
         if self._alarm is None:
             self._alarm = Alarm()
@@ -199,8 +203,8 @@ class MemoryReceiver(Receiver):
         queue.held += 1
         return received
 
+    @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        """See :meth:`postdate.ports.Receiver.commit`."""
         refuse_work(end.work)
         for envelope in end.outgoing:
             error = self._transport.why_not(envelope)
@@ -210,13 +214,13 @@ class MemoryReceiver(Receiver):
         for envelope in end.outgoing:
             self._transport.queues[envelope.destination].put(self._transport.ending(envelope, now))
 
+    @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        """See :meth:`postdate.ports.Receiver.roll_back`."""
         envelope = self._let_go(received)
         self._queue.put(envelope, received.failures + int(failed), first=True)
 
+    @override
     async def close(self) -> None:
-        """See :meth:`postdate.ports.Receiver.close`."""
         for received, _ in list(self._held.values()):
             await self.roll_back(received, failed=False)
         if self._alarm is not None:

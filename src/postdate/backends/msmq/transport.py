@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 import anyio
+from typing_extensions import override
 
 from postdate.backends.msmq import BACKEND
 from postdate.backends.msmq.address import QueueAddress, parse_address, parse_place, receiving_address
@@ -137,8 +138,8 @@ class MsmqTransport(Transport):
         return f"MsmqTransport({self._default_machine!r}, transactional={self.transactional})"
 
     @property
+    @override
     def capabilities(self) -> TransportCapabilities:
-        """See :class:`postdate.ports.Transport`."""
         return self._capabilities
 
     def _apartment(self) -> Apartment:
@@ -146,6 +147,7 @@ class MsmqTransport(Transport):
             self._sending = Apartment(self.com, "send")
         return self._sending
 
+    @override
     async def create_queues(self, names: Sequence[str]) -> None:
         """See :meth:`postdate.ports.Transport.create_queues`; MSMQ creates private queues on their own machine only."""
         for name in names:
@@ -155,6 +157,7 @@ class MsmqTransport(Transport):
                 raise ConfigurationError(f"queue {name!r} cannot be created: {error}") from error
             await self._apartment().do(Desk.create, address, self.transactional)
 
+    @override
     async def send(
         self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
     ) -> Sequence[PostdateError | None]:
@@ -185,18 +188,20 @@ class MsmqTransport(Transport):
         """Return the address to receive from; see :func:`postdate.backends.msmq.address.receiving_address`."""
         return receiving_address(queue, self._default_machine, self.com.machine)
 
+    @override
     def receiver(self, queue: str) -> MsmqReceiver:
-        """See :meth:`postdate.ports.Transport.receiver`."""
         return MsmqReceiver(self, queue)
 
+    @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
-        """See :meth:`postdate.ports.CountsQueues.lengths_of`; looks at every message, though not at its body."""
+        """See :meth:`postdate.ports.Transport.lengths_of`; looks at every message, though not at its body."""
         lengths: dict[str, int] = {}
         for name in names:
             with suppress(QueueNotFound):
                 lengths[name] = await self._apartment().do(Desk.count, self.receiving_address(name))
         return lengths
 
+    @override
     async def close(self) -> None:
         """See :meth:`postdate.ports.Transport.close`; gives back what its receivers hold."""
         for receiver in list(self.receivers):
@@ -262,8 +267,8 @@ class MsmqReceiver(Receiver):
         self._held: dict[object, _Held] = {}
         self._has_failed = False
 
+    @override
     async def receive(self, limit: int) -> Sequence[Received]:
-        """See :meth:`postdate.ports.Receiver.receive`."""
         try:
             address = self._transport.receiving_address(self._queue)
             self._transport.receivers.add(self)
@@ -304,6 +309,7 @@ class MsmqReceiver(Receiver):
             # Those at hand are handed over; the next call meets the error again.
         return received
 
+    @override
     async def take(self, message_id: str) -> Received | None:
         """See :meth:`postdate.ports.Receiver.take`; looks at the messages before it, without their bodies."""
         address = self._transport.receiving_address(self._queue)
@@ -350,6 +356,7 @@ class MsmqReceiver(Receiver):
         if self._held.pop(held.received.token, None) is not None:
             held.apartment.held -= 1
 
+    @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
         """See :meth:`postdate.ports.Receiver.commit`; one transaction of MSMQ where its queues are transactional."""
         refuse_work(end.work)
@@ -366,6 +373,7 @@ class MsmqReceiver(Receiver):
         self._let_go(held)
         transport.failures.forget(self._queue, received.envelope.message_id)
 
+    @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
         """See :meth:`postdate.ports.Receiver.roll_back`; what is not held any more is in its queue already."""
         with suppress(ClaimLost):
@@ -378,6 +386,7 @@ class MsmqReceiver(Receiver):
         await held.apartment.do(Desk.give_back, held.hold)
         self._let_go(held)
 
+    @override
     async def close(self) -> None:
         """See :meth:`postdate.ports.Receiver.close`; without a transaction, what MSMQ does not take back is lost."""
         with anyio.CancelScope(shield=True):

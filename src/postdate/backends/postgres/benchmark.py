@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 from urllib.parse import urlsplit
 
 import psycopg
+from typing_extensions import override
 
 from postdate.clock import from_microseconds
 from postdate.errors import ConfigurationError, StoreUnavailable
@@ -100,15 +101,18 @@ class PostgresTarget(BenchmarkTarget):
         return text.replace("{schema}", self.schema).encode()
 
     @property
+    @override
     def settings(self) -> Mapping[str, str]:
         """The schema of store and queues."""
         return {"schema": self.schema}
 
+    @override
     def connections(self) -> Sequence[tuple[int, str]]:
         """Return process and name of each connection to the server, our own first."""
         select = "SELECT pid, coalesce(application_name, '') FROM pg_stat_activity WHERE pid <> pg_backend_pid()"
         return [(self.connection.info.backend_pid, ""), *self.connection.execute(select).fetchall()]
 
+    @override
     def settle(self) -> None:
         """Vacuum and analyse all tables, and write everything back."""
         tables = "SELECT format('%%I.%%I', schemaname, tablename) FROM pg_tables WHERE schemaname = %s"
@@ -117,10 +121,12 @@ class PostgresTarget(BenchmarkTarget):
         with suppress(psycopg.errors.InsufficientPrivilege):
             self.connection.execute("CHECKPOINT")
 
+    @override
     def arrived(self, queue: str) -> Iterable[str]:
         """Return the id of each message in a queue."""
         return [each for (each,) in self.connection.execute(self.sql(f"SELECT message_id {_IN_QUEUE}"), [queue])]
 
+    @override
     def is_empty(self, queue: str) -> bool:
         """Return whether a queue holds no message."""
         return self.connection.execute(self.sql(f"SELECT 1 {_IN_QUEUE} LIMIT 1"), [queue]).fetchone() is None
@@ -135,6 +141,7 @@ class PostgresTarget(BenchmarkTarget):
         self.connection.execute(self.sql("DROP TABLE {schema}.bare_pending, {schema}.bare_queue"))
 
     @contextmanager
+    @override
     def mover(self, rows: Iterable[BareRow], at_once: int) -> Generator[Mover]:
         """Move rows with one statement a commit: no ids to keep unique, no records, no expiry, nobody to wake."""
         with self._bare_tables():
@@ -151,6 +158,7 @@ class PostgresTarget(BenchmarkTarget):
             yield move
 
     @contextmanager
+    @override
     def inserter(self) -> Generator[Inserter]:
         """Insert rows by COPY."""
         with self._bare_tables():
@@ -171,6 +179,7 @@ class PostgresTarget(BenchmarkTarget):
             yield prepared
 
     @contextmanager
+    @override
     def taker(self, queue: str) -> Generator[Taker]:
         """Take messages off a queue of the transport: none is parsed, held or recorded."""
         found = self.connection.execute(self.sql("SELECT queue_id FROM {schema}.queue WHERE name = %s"), [queue])

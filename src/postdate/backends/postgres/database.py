@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 from functools import cached_property
 
+from typing_extensions import override
+
 from postdate.backends.postgres.access import OpenDatabase
 from postdate.backends.postgres.answering import ANSWERS_WITHIN
 from postdate.backends.postgres.listening import HOLDS_AT_MOST
@@ -14,7 +16,6 @@ from postdate.backends.postgres.sagas import PostgresSagaStore
 from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.postgres.timeouts import PostgresTimeouts
 from postdate.backends.postgres.transport import PostgresTransport
-from postdate.errors import ConfigurationError
 from postdate.persistence.databases import DatabaseObject
 from postdate.ports import Recording
 
@@ -42,6 +43,8 @@ class Postgres(OpenDatabase, DatabaseObject):
         ConfigurationError: the address, the schema or a duration cannot be.
     """
 
+    has_a_table_for_each_endpoint = True
+
     def __init__(
         self,
         url: str,
@@ -60,7 +63,6 @@ class Postgres(OpenDatabase, DatabaseObject):
             answers_within=answers_within,
             holds_at_most=holds_at_most,
         )
-        self._stores_for: str | None = None
 
     @cached_property
     def store(self) -> PostgresStore:
@@ -90,19 +92,8 @@ class Postgres(OpenDatabase, DatabaseObject):
         """
         return self.made(PostgresTimeouts(self, schema=self.schema))
 
+    @override
     def serve(self, endpoint: str, concurrency: int, *, stores: bool) -> None:
-        """Open no more connections than its endpoints need.
-
-        Raises:
-            ConfigurationError: delayed messages of another endpoint wait in the store of this object, and each has a
-                table of its own.
-        """
-        if stores and self._stores_for not in {None, endpoint}:
-            raise ConfigurationError(
-                f"the delayed messages of endpoint {self._stores_for!r} wait in the store of this Postgres, and those "
-                f"of {endpoint!r} have another table: give each endpoint a Postgres of its own, or say where they wait "
-                f"with delayed_delivery=DelayedDelivery(PostgresStore(database))"
-            )
-        if stores:
-            self._stores_for = endpoint
+        """Open no more connections than its endpoints need."""
+        super().serve(endpoint, concurrency, stores=stores)
         self.expect(concurrency)

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
+from typing_extensions import override
+
 from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.listening import holders_here
 from postdate.backends.postgres.names import sql
@@ -88,8 +90,8 @@ class PostgresQueueObserver(Observer):
 
         return await self._database.run(find, patiently=True)
 
+    @override
     async def processes(self) -> Sequence[Process]:
-        """See :meth:`postdate.ports.Observer.processes`."""
         return await self._database.run(self._processes)
 
     def _processes(self, connection: Connection) -> list[Process]:
@@ -114,12 +116,12 @@ class PostgresQueueObserver(Observer):
             found[key] = _joined(found[key], process) if key in found else process
         return list(found.values())
 
+    @override
     async def queue_lengths(self) -> Mapping[str, int]:
-        """See :meth:`postdate.ports.Observer.queue_lengths`."""
         return dict(await self._rows(f"{lengths_query(self._database.names)} ORDER BY name", {}))
 
+    @override
     async def browse(self, queue: str, limit: int) -> Sequence[Queued]:
-        """See :meth:`postdate.ports.Observer.browse`."""
         find = f"SELECT queue_id FROM {self._database.names.of('queue')} WHERE name = %(queue)s"
         found = await self._rows(find, {"queue": queue})
         if not found:
@@ -129,8 +131,8 @@ class PostgresQueueObserver(Observer):
         one = f"{self._queued} WHERE m.queue_id = %(queue)s ORDER BY m.queue_id, m.number LIMIT %(limit)s"
         return await self._readable(one, {"queue": found[0][0], "limit": limit}, _queued)
 
+    @override
     async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
-        """See :meth:`postdate.ports.Observer.find_in_queues`."""
         where = "WHERE m.message_id = %(id)s OR strpos(c.headers, %(header)s) > 0 ORDER BY m.number"
         values = {"id": message_id, "header": _header(message_id)}
         return await self._readable(f"{self._queued} {where}", values, _queued)
@@ -170,19 +172,20 @@ class PostgresObserver(PostgresQueueObserver):
     def _ours(self) -> str:
         return f"store_id = (SELECT store_id FROM {self._database.names.of('store')} WHERE name = %(table)s)"
 
+    @override
     async def standing(self, message_id: str) -> Standing | None:
-        """See :meth:`postdate.ports.Observer.standing`."""
         record = f"SELECT number FROM {self._database.names.of('record')} WHERE kind = 1 AND message_id = %(id)s"
         one = f"{self._standing} WHERE p.number = ({record} AND {self._ours})"
         found = await self._readable(one, {"id": message_id, "table": self._table}, _standing)
         return found[0] if found else None
 
+    @override
     async def retries_of(self, message_id: str) -> Sequence[Standing]:
-        """See :meth:`postdate.ports.Observer.retries_of`."""
         where = "WHERE strpos(c.headers, %(header)s) > 0 AND p.message_id <> %(id)s ORDER BY p.number"
         values = {"id": message_id, "header": _header(message_id)}
         return await self._readable(f"{self._standing} {where}", values, _standing)
 
+    @override
     async def last_delivered_at(self) -> datetime | None:
         """See :meth:`postdate.ports.Observer.last_delivered_at`; records are appended to their table."""
         record = self._database.names.of("record")
@@ -192,8 +195,8 @@ class PostgresObserver(PostgresQueueObserver):
         ((at,),) = await self._rows(latest, {"record": record.replace("%%", "%"), "table": self._table})
         return None if at is None else at.astimezone(UTC)
 
+    @override
     async def next_destinations(self, messages: int) -> Sequence[str]:
-        """See :meth:`postdate.ports.KnowsDestinations.next_destinations`."""
         following = f"SELECT destination FROM {self._pending} ORDER BY attempt_at, number LIMIT %(messages)s"
         rows = await self._rows(f"SELECT DISTINCT destination FROM ({following}) AS f", {"messages": messages})
         return sorted(destination for (destination,) in rows)
@@ -219,7 +222,7 @@ class PostgresObserver(PostgresQueueObserver):
 
 
 async def server_facts(database: Access, table: str | None) -> ServerFacts:
-    """See :meth:`postdate.ports.DescribesServer.server_facts`; of a store's table, too, if it is given."""
+    """See :meth:`postdate.ports.AdministrableStore.server_facts`; of a store's table, too, if it is given."""
 
     def ask(connection: Connection) -> ServerFacts:
         row = connection.execute(_FACTS, (list(_SETTINGS),)).fetchone()
@@ -248,7 +251,7 @@ def _schema_version(database: Access, connection: Connection, table: str | None)
 
 
 async def old_snapshots(database: Access) -> Sequence[OldSnapshot]:
-    """See :meth:`postdate.ports.SeesSnapshots.old_snapshots`: sessions, prepared transactions and replication slots.
+    """See :meth:`postdate.ports.AdministrableStore.old_snapshots`: sessions, prepared transactions, replication slots.
 
     Of other users' sessions a user without the role ``pg_read_all_stats`` is told nothing.
     """

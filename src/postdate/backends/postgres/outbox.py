@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 import anyio
 import psycopg
 from psycopg.pq import TransactionStatus
+from typing_extensions import override
 
 from postdate.backends.postgres.access import Access, OpenDatabase
 from postdate.backends.postgres.answering import BoundedAsyncConnection, BoundedConnection
@@ -60,11 +61,12 @@ class PostgresOutbox(OutboxStore, Scripted):
         self._free = anyio.Semaphore(connections)
 
     @property
+    @override
     def database(self) -> object:
-        """See :class:`postdate.ports.OutboxStore`."""
         return self._database.identity
 
     @property
+    @override
     def has_one_writer(self) -> bool:
         """See :class:`postdate.ports.OutboxStore`: rows are locked, not databases."""
         return False
@@ -74,10 +76,12 @@ class PostgresOutbox(OutboxStore, Scripted):
         """The database in words, without the password."""
         return self._database.where
 
+    @override
     async def setup(self) -> None:
         """Create schema and table; idempotent, and several processes may do it at once."""
         await in_thread(self._set_up)
 
+    @override
     def setup_statements(self, endpoint: str) -> str:
         """Return the SQL that makes what :meth:`setup` does, for a database administrator; may be run again."""
         schema = self._database.names.schema
@@ -86,8 +90,8 @@ class PostgresOutbox(OutboxStore, Scripted):
     def _set_up(self) -> None:
         self._database.setup_part_blocking(part_steps(self._database.names.schema, "outbox", "outbox"))
 
+    @override
     async def find(self, endpoint: str, message_id: str) -> OutboxRecord | None:
-        """See :meth:`postdate.ports.OutboxStore.find`."""
         key = (endpoint, storable(message_id))
         async with self._lent() as connection:
             row = await (await connection.execute(self.statements.find, key)).fetchone()
@@ -96,20 +100,21 @@ class PostgresOutbox(OutboxStore, Scripted):
         dispatched, operations = row
         return OutboxRecord(() if operations is None else decode_operations(operations), dispatched)
 
+    @override
     def transaction(self, endpoint: str, message_id: str) -> PostgresOutboxTransaction:
-        """See :meth:`postdate.ports.OutboxStore.transaction`."""
         return PostgresOutboxTransaction(self, (endpoint, storable(message_id)))
 
+    @override
     async def mark_dispatched(self, endpoint: str, message_id: str, now: datetime) -> None:
-        """See :meth:`postdate.ports.OutboxStore.mark_dispatched`."""
         async with self._lent() as connection:
             await connection.execute(self.statements.mark, (now, endpoint, storable(message_id)))
 
+    @override
     async def remove_dispatched(self, endpoint: str, before: datetime, limit: int) -> int:
-        """See :meth:`postdate.ports.OutboxStore.remove_dispatched`."""
         async with self._lent() as connection:
             return (await connection.execute(self.statements.remove, (endpoint, before, limit))).rowcount
 
+    @override
     async def close(self) -> None:
         """Close every connection; a second time without effect."""
         await in_thread(self._database.close_blocking)
@@ -158,12 +163,12 @@ class PostgresOutboxTransaction(OutboxTransaction):
         self._over = False
 
     @property
+    @override
     def begun(self) -> bool:
-        """See :class:`postdate.ports.OutboxTransaction`."""
         return self._block is not None
 
+    @override
     async def begin(self) -> NativeTransaction:
-        """See :meth:`postdate.ports.OutboxTransaction.begin`."""
         async with self._beginning:
             return await self._begun()
 
@@ -194,8 +199,8 @@ class PostgresOutboxTransaction(OutboxTransaction):
         if self._over:
             raise StoreError(f"{self._outbox.where}: the transaction is over, as the handling of its message is")
 
+    @override
     async def commit(self, operations: Sequence[Operation], now: datetime, work: Sequence[Work] = ()) -> bool:
-        """See :meth:`postdate.ports.OutboxTransaction.commit`."""
         connection = await self.begin()
         encoded = encode_operations(operations) if operations else None
         row = (*self._key, now, None if operations else now, encoded)
@@ -222,8 +227,8 @@ class PostgresOutboxTransaction(OutboxTransaction):
         await self._give_back()
         return new
 
+    @override
     async def roll_back(self) -> None:
-        """See :meth:`postdate.ports.OutboxTransaction.roll_back`."""
         self._over = True
         if self._connection is None:  # who waits for one gives it back
             await self._rolled_back()

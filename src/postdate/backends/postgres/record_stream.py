@@ -13,6 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from typing_extensions import override
+
 from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.names import DEFAULT_SCHEMA, check_name, sql
 from postdate.errors import NotSupported, StoreNotSetUp
@@ -65,6 +67,7 @@ class PostgresRecordStream(RecordStreamStore):
         self._identity: str | None = None
 
     @property
+    @override
     def identity(self) -> str:
         """The cluster, the table of records as it was created, and the store: a restored copy is another store."""
         if self._identity is None:
@@ -72,6 +75,7 @@ class PostgresRecordStream(RecordStreamStore):
         return self._identity
 
     @property
+    @override
     def where(self) -> str:
         """The database and the schema."""
         return f"{self._database.where}, table {self._table}"
@@ -93,8 +97,8 @@ class PostgresRecordStream(RecordStreamStore):
             raise StoreNotSetUp(f"{self._database.where} has no table {self._table!r}; {setup_command(self._table)}")
         return hashlib.sha256(" ".join(map(str, parts)).encode()).hexdigest()[:24]
 
+    @override
     def next_number(self) -> int:
-        """See :class:`postdate.ports.record_streams.RecordStreamStore`."""
         return self._database.run_blocking(self._next_number)
 
     def _next_number(self, connection: Connection) -> int:
@@ -102,8 +106,8 @@ class PostgresRecordStream(RecordStreamStore):
         assert row is not None
         return row[0]
 
+    @override
     def safe_end(self) -> int:
-        """See :class:`postdate.ports.record_streams.RecordStreamStore`."""
         return self._database.run_blocking(self._advance)
 
     def _advance(self, connection: Connection) -> int:
@@ -126,8 +130,8 @@ class PostgresRecordStream(RecordStreamStore):
     def _writers(self, connection: Connection) -> frozenset[str]:
         return frozenset(row[0] for row in connection.execute(_WRITERS, (self._sequence,)).fetchall())
 
+    @override
     def records(self, first: int, end: int, columns: Sequence[str], page: int) -> Iterable[list[tuple[Any, ...]]]:
-        """See :class:`postdate.ports.record_streams.RecordStreamStore`."""
         with self._database.translating(), self._database.connect() as connection:
             connection.execute("BEGIN READ ONLY")
             # The numbers have an index of ranges of pages, which is only reached this way.
@@ -146,6 +150,7 @@ class PostgresRecordStream(RecordStreamStore):
             f"WHERE t.number >= %(first)s AND t.number < %(end)s AND {ours}"
         )
 
+    @override
     def close(self) -> None:
         """Close every connection; a second time without effect."""
         self._database.close_blocking()

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
+from typing_extensions import override
+
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.names import part_steps, sql
 from postdate.backends.postgres.scripts import part_script
@@ -56,28 +58,29 @@ class PostgresSagaStore(SagaStore, Scripted):
         self._complete = f"DELETE FROM {table} WHERE {_SAME}"
 
     @property
+    @override
     def capabilities(self) -> SagaStoreCapabilities:
-        """See :class:`postdate.ports.SagaStore`."""
         return SagaStoreCapabilities(durable=True, shared=True, database=self.database.identity)
 
+    @override
     def setup_statements(self, endpoint: str) -> str:
         """Return the SQL that makes what :meth:`setup` does, for a database administrator; may be run again."""
         schema = self.database.names.schema
         return part_script(schema, part_steps(schema, "sagas", _TABLE), with_queues=True)
 
+    @override
     async def setup(self) -> None:
-        """See :meth:`postdate.ports.SagaStore.setup`."""
         await in_thread(self._set_up)
 
     def _set_up(self) -> None:
         self.database.setup_blocking(part=part_steps(self.database.names.schema, "sagas", _TABLE))
 
+    @override
     async def find(self, saga_type: str, correlation: Correlation) -> SagaRecord | None:
-        """See :meth:`postdate.ports.SagaStore.find`."""
         return await self._read(self._find, (saga_type, correlation.property, correlation.value))
 
+    @override
     async def load(self, saga_type: str, saga_id: str) -> SagaRecord | None:
-        """See :meth:`postdate.ports.SagaStore.load`."""
         return await self._read(self._load, (saga_type, saga_id))
 
     async def _read(self, statement: str, values: Sequence[str]) -> SagaRecord | None:
@@ -87,12 +90,12 @@ class PostgresSagaStore(SagaStore, Scripted):
             raise StoreNotSetUp(f"{self.database.where} has no table of sagas; {SET_UP}") from error
         return None if row is None else _record(row)
 
+    @override
     async def apply(self, changes: Sequence[SagaChange]) -> None:
-        """See :meth:`postdate.ports.SagaStore.apply`."""
         await self.database.transaction(self.applying(changes))
 
+    @override
     def applying(self, changes: Sequence[SagaChange]) -> Work:
-        """See :meth:`postdate.ports.SagaStore.applying`."""
         steps = [(*self._statement(change), change.record) for change in changes]
 
         def apply(connection: Connection) -> None:
@@ -115,6 +118,7 @@ class PostgresSagaStore(SagaStore, Scripted):
             case SagaFate.COMPLETED:
                 return self._complete, (record.saga_type, record.saga_id, record.version)
 
+    @override
     async def close(self) -> None:
         """Close every connection; a second time without effect."""
         await in_thread(self.database.close_blocking)

@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
+from typing_extensions import override
 
 from postdate.backends.postgres import clocks, inserting, pruning, waiting
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
@@ -140,10 +141,11 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
         )
 
     @property
+    @override
     def capabilities(self) -> StoreCapabilities:
-        """See :class:`postdate.ports.DelayedMessageStore`."""
         return self._capabilities
 
+    @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
         """Settle the name of the table; the server is not asked. See :class:`postdate.ports.DelayedMessageStore`."""
         if mode not in self._capabilities.transaction_modes:
@@ -151,14 +153,17 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
         self._table = self._table or check_name(f"{endpoint}.timeouts", "table")
         self._statements = Statements(self.database.names, self._table, self._recording)
 
+    @override
     def setup_statements(self, endpoint: str) -> str:
         """Return the SQL that makes what :meth:`setup` does, for a database administrator; may be run again."""
         return tables_script(self.database.names.schema, self._table or check_name(f"{endpoint}.timeouts", "table"))
 
+    @override
     async def setup(self) -> None:
         """Create schema and tables; idempotent, and several processes may do it at once."""
         await in_thread(self.database.setup_blocking, self._sql.table)
 
+    @override
     async def close(self) -> None:
         """Give back what is held and close every connection; a second time without effect."""
         await in_thread(self._close)
@@ -190,8 +195,8 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
 
     # --- storing ------------------------------------------------------------------------------------------------
 
+    @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
-        """See :meth:`postdate.ports.DelayedMessageStore.store`."""
         row = self._row(message)
         if not await self.database.run(lambda c: inserting.insert_one(c, self._sql, row, now, self._store_id(c))):
             report = await self.database.transaction(lambda c: self._insert_or_revive(c, [row], now))
@@ -199,8 +204,8 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
                 raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
         self._watch.stored(message.due)
 
+    @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        """See :meth:`postdate.ports.ClaimingStore.store_many`."""
         return await in_thread(self.store_many_blocking, messages, now)
 
     def store_many_blocking(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
@@ -213,16 +218,16 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
             self._watch.stored(min(message.due for message in messages))
         return report
 
+    @override
     async def enqueue(self, connection: NativeTransaction, messages: Sequence[DelayedMessage], now: datetime) -> None:
-        """See :meth:`postdate.ports.MovingStore.enqueue`."""
         if self._sql.store_id is None:
             await self.database.run(self._store_id)
         await enqueue(connection, self._sql.insert_one, self._entries(messages, now))
 
+    @override
     def enqueue_blocking(
         self, connection: NativeTransaction, messages: Sequence[DelayedMessage], now: datetime
     ) -> None:
-        """See :meth:`postdate.ports.MovingStore.enqueue_blocking`."""
         if self._sql.store_id is None:
             self.database.run_blocking(self._store_id)
         enqueue_blocking(connection, self._sql.insert_one, self._entries(messages, now))
@@ -231,6 +236,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
         assert self._sql.store_id is not None
         return [values_of(self._row(message), now, self._sql.store_id) for message in messages]
 
+    @override
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
         """See :meth:`postdate.ports.MovingStore.storing`; the transaction is a connection of psycopg."""
         rows = [self._row(message) for message in messages]
@@ -254,9 +260,8 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
 
     # --- the simple contract ------------------------------------------------------------------------------------
 
+    @override
     async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
-        """See :meth:`postdate.ports.DelayedMessageStore.fetch_next_due`."""
-
         def fetch() -> DelayedMessage | None:
             claims = self._claim(now, 1)
             for batch, tokens in self._holds.of(claims):  # a lock would keep a connection for each message
@@ -269,6 +274,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
 
         return await in_thread(fetch)
 
+    @override
     async def remove(self, message_id: str, now: datetime) -> bool:
         """See :meth:`postdate.ports.DelayedMessageStore.remove`; recorded as delivered."""
         values = {
@@ -280,8 +286,8 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
         }
         return await self._change_by_id(self._sql.remove_by_id, values)
 
+    @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
-        """See :meth:`postdate.ports.DelayedMessageStore.increment_failure_count`."""
         return await self._change_by_id(
             self._sql.count_failure_by_id, {"id": message_id, "now": now, "others": self._holds.leasing_as()}
         )
@@ -295,14 +301,15 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
 
         return await self.database.run(change)
 
+    @override
     async def next_due(self) -> datetime | None:
         """See :meth:`postdate.ports.DelayedMessageStore.next_due`; looks at every message, claimed ones too."""
         return await self.database.run(lambda c: waiting.first_due(c, self._sql))
 
     # --- claims -------------------------------------------------------------------------------------------------
 
+    @override
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
-        """See :meth:`postdate.ports.ClaimingStore.claim_due`."""
         return await in_thread(self._claim, now, limit)
 
     def _claim(self, now: datetime, limit: int) -> list[Claim]:
@@ -345,8 +352,8 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
                 connection.execute(self._sql.lease, {"numbers": values["numbers"], "holder": holder})
         return found, bad
 
+    @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
-        """See :meth:`postdate.ports.ClaimingStore.finish`."""
         return await in_thread(self._finish, claims, outcome, now, detail)
 
     def _finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str) -> int:
@@ -363,6 +370,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
 
         return sum(self._holds.settle(batch, tokens, remove, self._sql) for batch, tokens in self._holds.of(claims))
 
+    @override
     def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
         """See :meth:`postdate.ports.MovingStore.finishing`; the transaction is a connection of psycopg."""
 
@@ -383,9 +391,8 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
 
         return finish
 
+    @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
-        """See :meth:`postdate.ports.ClaimingStore.retry_later`."""
-
         def count(connection: Connection, numbers: Sequence[int], holder: int | None) -> int:
             values = {
                 "numbers": array(numbers),
@@ -408,6 +415,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
 
         return await in_thread(give_back)
 
+    @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
         """See :meth:`postdate.ports.ClaimingStore.release`; for a whole batch, the end of its transaction."""
 
@@ -427,8 +435,8 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
 
         return await in_thread(release)
 
+    @override
     async def next_attempt(self) -> datetime | None:
-        """See :meth:`postdate.ports.ClaimingStore.next_attempt`."""
         return await self.database.run(self._look)
 
     def _look(self, connection: Connection) -> datetime | None:
@@ -438,6 +446,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
         row = connection.execute(self._sql.next, values, prepare=True).fetchone()
         return self._watch.seen(look, None if row is None else row[0], first_held, None)
 
+    @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
         """See :meth:`postdate.ports.ClaimingStore.listen`; other processes are heard, too."""
 
@@ -466,6 +475,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
 
     # --- moving -------------------------------------------------------------------------------------------------
 
+    @override
     async def move_due(
         self, now: datetime, limit: int, *, discarding: Discarding | None = None, listing: bool = False
     ) -> MoveReport:
@@ -508,26 +518,27 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
             _, bad = self._claimed(connection, now, limit)
         return bool(bad)
 
+    @override
     async def pause(self) -> None:
         """See :meth:`postdate.ports.MovingStore.pause`: nobody waits here for anybody."""
 
     # --- what cannot be read ------------------------------------------------------------------------------------
 
+    @override
     async def quarantined(self, limit: int) -> Sequence[Quarantined]:
-        """See :meth:`postdate.ports.Quarantine.quarantined`."""
         return await self._shelf.listed(limit)
 
+    @override
     async def quarantined_count(self) -> int:
-        """See :meth:`postdate.ports.Quarantine.quarantined_count`."""
         return await self._shelf.count()
 
+    @override
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        """See :meth:`postdate.ports.Quarantine.put_back`."""
         await self._shelf.put_back(number, mending, now)
         self._watch.forget()
 
+    @override
     async def discard_quarantined(self, number: int, now: datetime) -> None:
-        """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
         await self._shelf.discard(number, now)
 
     @property
@@ -544,13 +555,13 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
 
     # --- administration -----------------------------------------------------------------------------------------
 
+    @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
-        """See :meth:`postdate.ports.AdministrableStore.cancel`."""
         values = {"id": message_id, "now": now, "kind": int(RecordKind.CANCELLED), "detail": None, "others": array(())}
         return await self._change_by_id(self._sql.remove_by_id, values)
 
+    @override
     async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
-        """See :meth:`postdate.ports.AdministrableStore.reschedule`."""
         values = {"id": message_id, "due": due, "now": now}
 
         def reschedule(connection: Connection) -> bool:
@@ -568,112 +579,118 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
             self._watch.stored(due)
         return done
 
+    @override
     async def statistics(self, now: datetime) -> StoreStatistics:
         """See :meth:`postdate.ports.AdministrableStore.statistics`; what is locked is seen without being touched."""
         return await self.database.run(
             lambda c: waiting.statistics(c, self._sql, now, self._store_id(c)), patiently=True
         )
 
+    @override
     async def record_counts(self) -> Mapping[RecordKind, int]:
-        """See :meth:`postdate.ports.AdministrableStore.record_counts`."""
         return await self.database.run(lambda c: waiting.record_counts(c, self._sql, self._store_id(c)), patiently=True)
 
+    @override
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        """See :meth:`postdate.ports.AdministrableStore.list_pending`."""
         return await self.database.run(lambda c: waiting.list_pending(c, self._sql, where, limit), patiently=True)
 
+    @override
     async def get(self, message_id: str) -> DelayedMessage | None:
-        """See :meth:`postdate.ports.AdministrableStore.get`."""
         return await self.database.run(lambda c: self._get(c, message_id))
 
     def _get(self, connection: Connection, message_id: str) -> DelayedMessage | None:
         return waiting.get(connection, self._sql, message_id, self._store_id(connection))
 
+    @override
     async def history(self, message_id: str) -> Sequence[Record]:
-        """See :meth:`postdate.ports.AdministrableStore.history`."""
         return await self.database.transaction(
             lambda c: waiting.history(c, self._sql, message_id, self._store_id(c)), patiently=True
         )
 
+    @override
     def observer(self) -> PostgresObserver:
-        """See :meth:`postdate.ports.ObservableStore.observer`."""
         return PostgresObserver(self.database, lambda: self._sql.table)
 
+    @override
     async def server_facts(self) -> ServerFacts:
-        """See :meth:`postdate.ports.DescribesServer.server_facts`."""
         return await server_facts(self.database, self._table)
 
+    @override
     async def server_now(self) -> datetime:
-        """See :meth:`postdate.ports.ClaimingStore.server_now`."""
         return brought_up_to_date(*await self.database.run(clocks.server_now))
 
+    @override
     async def report_clock(self, ahead: timedelta) -> None:
         """See :meth:`postdate.ports.ClaimingStore.report_clock`; kept with the number of this process."""
         await in_thread(clocks.report, self.database, ahead)
 
+    @override
     async def reported_clocks(self) -> Mapping[str, timedelta]:
-        """See :meth:`postdate.ports.ClaimingStore.reported_clocks`."""
         return await self.database.run(lambda c: clocks.reported(c, self.database.names))
 
+    @override
     async def old_snapshots(self) -> Sequence[OldSnapshot]:
-        """See :meth:`postdate.ports.SeesSnapshots.old_snapshots`."""
         return await old_snapshots(self.database)
 
     # --- scans --------------------------------------------------------------------------------------------------
 
+    @override
     def snapshot(self) -> AbstractContextManager[str]:
         """See :meth:`postdate.ports.ScannableStore.snapshot`; a transaction stays open for the length of the block."""
         return exported_snapshot(self.database)
 
+    @override
     def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
         """See :meth:`postdate.ports.ScannableStore.scan_parts`; shares are ranges of pages of the table."""
         return scan_parts(self.database, self._sql.table, what, parts)
 
+    @override
     def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
-        """See :meth:`postdate.ports.ScannableStore.scan`."""
         return read_scan(self.database, self._sql.table, scan, part, page)
 
     @property
+    @override
     def gives_columns(self) -> bool:
-        """See :class:`postdate.ports.ScannableStore`."""
         return True
 
     @property
+    @override
     def records_in_commit_order(self) -> bool:
         """See :class:`postdate.ports.archives.ArchivableStore`; numbers come from a sequence."""
         return False
 
+    @override
     def tables_of_stores(self) -> Sequence[str]:
-        """See :meth:`postdate.ports.archives.ArchivableStore.tables_of_stores`."""
         return pruning.tables_of_stores(self.database)
 
     # --- pruning ------------------------------------------------------------------------------------------------
 
     @property
+    @override
     def pruned_at_once(self) -> int:
         """See :class:`postdate.ports.archives.ArchivableStore`: some ten thousand records are in so many pages."""
         return 128
 
+    @override
     def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        """See :meth:`postdate.ports.archives.ArchivableStore.mark_archived`."""
         return pruning.mark_archived(self.database, part, numbers)
 
+    @override
     def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        """See :meth:`postdate.ports.archives.ArchivableStore.prune`."""
         return pruning.prune(self.database, part, numbers)
 
+    @override
     def restore(self, records: Sequence[StoredRecord]) -> int:
-        """See :meth:`postdate.ports.archives.ArchivableStore.restore`."""
         return pruning.restore(self.database, self.database.run_blocking(self._store_id), records)
 
     # --- columns ------------------------------------------------------------------------------------------------
 
+    @override
     def scan_columns(self, scan: Scan, part: ScanPart) -> Iterable[ArrowBatch]:
-        """See :meth:`postdate.ports.ScannableStore.scan_columns`."""
         return self._columns().read(self._sql.table, scan, part)
 
+    @override
     def store_columns(self, batch: ArrowBatch, now: datetime) -> StoreReport:
-        """See :meth:`postdate.ports.ScannableStore.store_columns`."""
         if not batch.num_rows:
             return StoreReport(0)
         columns, store_id = self._columns(), self._sql.store_id or self.database.run_blocking(self._store_id)

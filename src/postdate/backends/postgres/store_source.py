@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from typing_extensions import override
+
 from postdate.backends.postgres.names import DEFAULT_SCHEMA, literal
 from postdate.backends.postgres.timeouts_source import PostgresDialect
 from postdate.migrating.dialect import Given, Hiding, Session
@@ -28,13 +30,14 @@ class PostgresStoreDialect(StoreDialect, PostgresDialect):
         super().__init__(url, DEFAULT_SCHEMA if schema is None else schema)
         self.exchange = None
 
+    @override
     def stores(self, session: Session) -> Mapping[str, str]:
-        """See :class:`StoreDialect`."""
         if not self.columns(session, "store"):
             return {}
         found = session.rows(f"SELECT name FROM {self.table('store')} ORDER BY name", {})
         return {name.removesuffix(ENDING): name for (name,) in found}
 
+    @override
     def is_here(self, session: Session, other: Session, schema: str) -> bool:
         """See :class:`StoreDialect`; a lock that one of them has, the other cannot have in the same database."""
         key = {"key": secrets.randbits(62)}
@@ -47,16 +50,16 @@ class PostgresStoreDialect(StoreDialect, PostgresDialect):
             session.rows("SELECT pg_advisory_unlock(%(key)s)", key)
         return not free and schema == self.schema
 
+    @override
     def floor(self, instant: datetime) -> object:
-        """See :class:`StoreDialect`."""
         return instant.astimezone(UTC)
 
+    @override
     def instant_of(self, value: Any) -> datetime:
-        """See :class:`StoreDialect`."""
         return value.astimezone(UTC)
 
+    @override
     def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
-        """See :class:`postdate.migrating.dialect.Dialect`."""
         key = f"PRIMARY KEY ({self.list_of((NUMBER, self.key))})"
         return (
             (
@@ -65,6 +68,7 @@ class PostgresStoreDialect(StoreDialect, PostgresDialect):
             ),
         )
 
+    @override
     def hide(self, session: Session, hiding: Hiding, floor: datetime) -> int:
         """See :class:`StoreDialect`; in one statement, which reads and writes each row once."""
         return session.change(self._moving(hiding), {"floor": self.floor(floor)})
@@ -101,6 +105,7 @@ class PostgresStoreDialect(StoreDialect, PostgresDialect):
     def _content(self) -> str:
         return f"c.headers, c.body FROM {{hidden}} AS h JOIN {self.table('content')} AS c ON c.number = h.number"
 
+    @override
     def give_back(self, session: Session, run_id: str, number: int, live: str, columns: Sequence[str]) -> Given:
         """See :class:`StoreDialect`; dispatchers look from the beginning when the transaction has ended."""
         given = super().give_back(session, run_id, number, live, columns)

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import psycopg
+from typing_extensions import override
 
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.answering import BoundedConnection
@@ -94,10 +95,12 @@ class PostgresTimeouts(TimeoutPersister, Scripted):
         self._digits: int | None = None
 
     @property
+    @override
     def database(self) -> object:
         """See :class:`postdate.ports.timeouts.TimeoutPersister`; that of a transport on any schema there."""
         return _InAnySchema(self._connections.identity)
 
+    @override
     async def initialize(self, endpoint: str) -> None:
         """Settle the name of the table; the server is not asked."""
         self._endpoint, self._sql, self._digits = endpoint, self._statements(endpoint), None
@@ -113,11 +116,13 @@ class PostgresTimeouts(TimeoutPersister, Scripted):
             )
         return self._sql
 
+    @override
     def setup_statements(self, endpoint: str) -> str:
         """Return the SQL that makes what :meth:`setup` does, for a database administrator; may be run again."""
         table = table_name(endpoint, prefix=self._prefix)
         return own_table_script(self._schema, table, self._statements(endpoint).setup[1:])
 
+    @override
     async def setup(self) -> None:
         """Create the schema and the table where they are missing; of a table that is there, nothing is changed."""
         statements = self._known
@@ -131,11 +136,12 @@ class PostgresTimeouts(TimeoutPersister, Scripted):
 
         await self._connections.transaction(create, patiently=True)
 
+    @override
     async def add(self, timeout: Timeout) -> bool:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.add`."""
         row = encode(checked(timeout))
         return await self._connections.run(lambda connection: self._insert(connection, row))
 
+    @override
     def adding(self, timeout: Timeout) -> Work:
         """See :meth:`postdate.ports.timeouts.TimeoutPersister.adding`; the transaction is a connection of psycopg."""
         row = encode(checked(timeout))
@@ -160,12 +166,13 @@ class PostgresTimeouts(TimeoutPersister, Scripted):
             self._digits = int(found[0])
         return self._digits
 
+    @override
     async def peek(self, timeout_id: str) -> Timeout | None:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.peek`."""
         statement, values = self._known.peek, {"id": normal_id(timeout_id)}
         row = await self._connections.run(lambda connection: connection.execute(statement, values).fetchone())
         return None if row is None else decode(*row, owner=self._endpoint)
 
+    @override
     async def claim(self, timeout_id: str) -> TimeoutClaim | None:
         """See :meth:`postdate.ports.timeouts.TimeoutPersister.claim`: the row is locked by a transaction.
 
@@ -193,10 +200,11 @@ class PostgresTimeouts(TimeoutPersister, Scripted):
         claim = _Claim(self._connections, connection, statements, found)
         return TimeoutClaim(found, claim.remove, claim.release)
 
+    @override
     async def try_remove(self, timeout_id: str) -> bool:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.try_remove`."""
         return await self._connections.run(lambda connection: self._remove(connection, timeout_id))
 
+    @override
     def removing(self, timeout_id: str) -> Work:
         """See :meth:`postdate.ports.timeouts.TimeoutPersister.removing`; it is given a connection of psycopg."""
 
@@ -209,13 +217,12 @@ class PostgresTimeouts(TimeoutPersister, Scripted):
     def _remove(self, connection: Connection, timeout_id: str) -> bool:
         return connection.execute(self._known.delete, {"id": normal_id(timeout_id)}).rowcount > 0
 
+    @override
     async def remove_by_saga(self, saga_id: str) -> int:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.remove_by_saga`."""
         return await self._connections.run(lambda connection: self._remove_by_saga(connection, saga_id))
 
+    @override
     def removing_by_saga(self, saga_id: str) -> Work:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.removing_by_saga`."""
-
         def remove(connection: Connection) -> None:
             self._remove_by_saga(connection, saga_id)
 
@@ -224,8 +231,8 @@ class PostgresTimeouts(TimeoutPersister, Scripted):
     def _remove_by_saga(self, connection: Connection, saga_id: str) -> int:
         return connection.execute(self._known.delete_saga, {"saga": normal_saga(saga_id)}).rowcount
 
+    @override
     async def next_chunk(self, start: datetime, now: datetime, limit: int) -> DueChunk:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.next_chunk`."""
         statements = self._known
 
         def find(connection: Connection) -> DueChunk:
@@ -241,6 +248,7 @@ class PostgresTimeouts(TimeoutPersister, Scripted):
 
         return await self._connections.run(find)
 
+    @override
     async def close(self) -> None:
         """Close every connection; a second time without effect."""
         await in_thread(self._connections.close_blocking)

@@ -17,13 +17,13 @@ import adbc_driver_manager as adbc
 import adbc_driver_postgresql.dbapi as driver
 import pyarrow as pa
 import pyarrow.compute
+from typing_extensions import override
 
 from postdate.backends.postgres.names import quoted
 from postdate.errors import StoreUnavailable
-from postdate.migrating.dialect import Hidden
+from postdate.migrating.dialect import Hidden, HiddenColumns
 from postdate.migrating.tables import MigrationSource
 from postdate.persistence.timeouts import DESTINATION, HEADERS, ID, STATE, TIME
-from postdate.ports.migrating import HiddenColumns
 
 pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
 
@@ -52,6 +52,7 @@ class PostgresColumns(HiddenColumns):
         self._url, self._source = str(url), source
         self._connection: Any = None
 
+    @override
     def read(self, run_id: str, number: int) -> pa.RecordBatch | None:
         """Return the messages of a batch; ``None``: they are to be read row by row.
 
@@ -71,6 +72,7 @@ class PostgresColumns(HiddenColumns):
             raise StoreUnavailable(f"batch {number} of run {run_id} cannot be read: {said}") from error
         return _as_batch(table) if _is_plain(table) else None
 
+    @override
     def close(self) -> None:
         """Close the connection; it is opened again when it is needed."""
         connection, self._connection = self._connection, None

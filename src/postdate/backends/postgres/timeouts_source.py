@@ -7,6 +7,8 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from typing_extensions import override
+
 from postdate.backends.postgres.access import Access
 from postdate.backends.postgres.exchange import PostgresExchange
 from postdate.backends.postgres.names import DEFAULT_SCHEMA as STORE_SCHEMA
@@ -105,17 +107,17 @@ class PostgresDialect(Dialect):
         """The schema that the tables are in."""
         return self._database
 
+    @override
     def connect(self) -> Session:
-        """See :class:`Dialect`."""
         return PostgresSession(self._database)
 
+    @override
     def now(self, session: Session) -> datetime:
-        """See :class:`Dialect`."""
         ((now,),) = session.rows("SELECT clock_timestamp()", {})
         return now.astimezone(UTC)
 
+    @override
     def tables(self, session: Session) -> Sequence[str]:
-        """See :class:`Dialect`."""
         return [
             name
             for (name,) in session.rows(
@@ -123,6 +125,7 @@ class PostgresDialect(Dialect):
             )
         ]
 
+    @override
     def holds_a_store(self, session: Session) -> bool:
         """See :class:`Dialect`; also where stores are unless they are told otherwise."""
         if super().holds_a_store(session):
@@ -130,8 +133,8 @@ class PostgresDialect(Dialect):
         default = f"{quoted(STORE_SCHEMA)}.{quoted('store')}"
         return session.rows("SELECT to_regclass(%(default)s) IS NOT NULL", {"default": default})[0][0]
 
+    @override
     def columns(self, session: Session, table: str) -> Sequence[str]:
-        """See :class:`Dialect`."""
         found = session.rows(
             "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%(table)s) AND attnum > 0 "
             "AND NOT attisdropped ORDER BY attnum",
@@ -139,6 +142,7 @@ class PostgresDialect(Dialect):
         )
         return [name for (name,) in found]
 
+    @override
     def limit(self, session: Session, margin: timedelta) -> None:
         """See :class:`Dialect`; the server also ends a transaction whose client is suspended."""
         for setting, share in (
@@ -148,11 +152,12 @@ class PostgresDialect(Dialect):
         ):
             session.change(f"SET {setting} = {max(margin // timedelta(milliseconds=share), 1)}", {})
 
+    @override
     def unlimit(self, session: Session) -> None:
-        """See :class:`Dialect`."""
         for setting in ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout"):
             session.change(f"SET {setting} = 0", {})
 
+    @override
     def take_turn(self, session: Session) -> None:
         """See :class:`Dialect`; until the end of the transaction."""
         session.change(f"SET LOCAL lock_timeout = '{TURN_SECONDS}s'", {})
@@ -161,6 +166,7 @@ class PostgresDialect(Dialect):
             {"key": self._database.names.lock_class, "turn": _TURN},
         )
 
+    @override
     def readable(self, column: str) -> str:
         """Return NULL for times that Python has no value for: infinity, and years beyond 1 to 9999."""
         name = self.quoted(column)
@@ -168,12 +174,12 @@ class PostgresDialect(Dialect):
             return f"CASE WHEN {name} BETWEEN '0001-01-01' AND {_LAST} THEN {name} END"
         return f"{name}::text" if column == ID else name
 
+    @override
     def quoted(self, name: str) -> str:
-        """See :class:`Dialect`."""
         return quoted(name).replace("%", "%%")
 
+    @override
     def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
-        """See :class:`Dialect`."""
         key = f"PRIMARY KEY ({self.list_of((NUMBER, ID))})"
         return (
             (
@@ -182,11 +188,13 @@ class PostgresDialect(Dialect):
             ),
         )
 
+    @override
     def hidden(self, session: Session, run_id: str, number: int) -> Hidden:
         """See :class:`Dialect`; a batch is a part of the former table, or was moved row by row."""
         exchanged = None if self.exchange is None else self.exchange.hidden(session, run_id, number)
         return exchanged or super().hidden(session, run_id, number)
 
+    @override
     def hide(self, session: Session, hiding: Hiding, floor: datetime) -> int:
         """See :class:`Dialect`; in one statement, which reads and writes each row once."""
         return session.change(self._moving(hiding), {"floor": self.floor(floor)})

@@ -21,6 +21,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 import anyio
+from typing_extensions import override
 
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.ending import Ending, Endings, raise_first
@@ -134,18 +135,21 @@ class PostgresTransport(Transport, Quarantine, Scripted):
         )
 
     @property
+    @override
     def capabilities(self) -> TransportCapabilities:
-        """See :class:`postdate.ports.Transport`."""
         return self._capabilities
 
+    @override
     def setup_statements(self, endpoint: str) -> str:
         """Return the SQL of the tables that :meth:`create_queues` makes; may be run again."""
         return tables_script(self.database.names.schema, None)
 
+    @override
     def queue_statements(self, names: Sequence[str]) -> str:
         """Return the SQL that makes queues in those tables; may be run again."""
         return queues_script(self.database.names.schema, names)
 
+    @override
     async def create_queues(self, names: Sequence[str]) -> None:
         """See :meth:`postdate.ports.Transport.create_queues`; the tables are created, too, when they are missing."""
 
@@ -157,10 +161,10 @@ class PostgresTransport(Transport, Quarantine, Scripted):
 
         await in_thread(create)
 
+    @override
     async def send(
         self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
     ) -> Sequence[PostdateError | None]:
-        """See :meth:`postdate.ports.Transport.send`."""
         rows = self.rows(envelopes, now)
         if not rows and not work:
             return []
@@ -226,20 +230,20 @@ class PostgresTransport(Transport, Quarantine, Scripted):
             position += 1
         return errors
 
+    @override
     async def quarantined(self, limit: int) -> Sequence[Quarantined]:
-        """See :meth:`postdate.ports.Quarantine.quarantined`."""
         return await self._aside(self._shelf.listed(limit))
 
+    @override
     async def quarantined_count(self) -> int:
-        """See :meth:`postdate.ports.Quarantine.quarantined_count`."""
         return await self._aside(self._shelf.count())
 
+    @override
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        """See :meth:`postdate.ports.Quarantine.put_back`."""
         await self._aside(self._shelf.put_back(number, mending, now))
 
+    @override
     async def discard_quarantined(self, number: int, now: datetime) -> None:
-        """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
         await self._aside(self._shelf.discard(number, now))
 
     @property
@@ -256,8 +260,8 @@ class PostgresTransport(Transport, Quarantine, Scripted):
         except StoreUnavailable as error:
             raise of_queues(error) from error
 
+    @override
     def receiver(self, queue: str) -> PostgresReceiver:
-        """See :meth:`postdate.ports.Transport.receiver`."""
         receiver = PostgresReceiver(self, queue)
         self._receivers.append(receiver)
         return receiver
@@ -283,12 +287,12 @@ class PostgresTransport(Transport, Quarantine, Scripted):
             self._queue_ids[queue] = row[0]
         return self._queue_ids[queue]
 
+    @override
     def observer(self) -> PostgresQueueObserver:
-        """See :meth:`postdate.ports.ObservableTransport.observer`."""
         return PostgresQueueObserver(self.database)
 
+    @override
     async def server_facts(self) -> ServerFacts:
-        """See :meth:`postdate.ports.DescribesServer.server_facts`."""
         try:
             return await server_facts(self.database, None)
         except StoreUnavailable as error:
@@ -299,11 +303,13 @@ class PostgresTransport(Transport, Quarantine, Scripted):
         rows = await self._run(lambda c: c.execute(self.sql.lengths, ()).fetchall(), patiently=True)
         return dict(rows)
 
+    @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
-        """See :meth:`postdate.ports.CountsQueues.lengths_of`; those being handled are counted."""
+        """See :meth:`postdate.ports.Transport.lengths_of`; those being handled are counted."""
         lengths = await self._run(lambda c: c.execute(self.sql.lengths_of, (list(names),)).fetchall(), patiently=True)
         return dict(lengths)
 
+    @override
     async def close(self) -> None:
         """Give back what is held and close every connection; a second time without effect."""
         self.database.leave()
@@ -330,8 +336,8 @@ class PostgresReceiver(Receiver):
         self.in_doubt = False
         self._has_failed = False
 
+    @override
     async def receive(self, limit: int) -> Sequence[Received]:
-        """See :meth:`postdate.ports.Receiver.receive`."""
         try:
             received = await self._receive(limit)
         except PostdateError:
@@ -454,9 +460,8 @@ class PostgresReceiver(Receiver):
 
         self._database.run_blocking(discard)
 
+    @override
     async def take(self, message_id: str) -> Received | None:
-        """See :meth:`postdate.ports.Receiver.take`."""
-
         def take() -> Received | None:
             holder = self._database.listener().holder()
             with self._transport.claiming[self._queue]:
@@ -486,6 +491,7 @@ class PostgresReceiver(Receiver):
         received = self._held[token] = Received(envelope, failures, token)
         return received
 
+    @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
         """See :meth:`postdate.ports.Receiver.commit`; one transaction."""
         hold = received.token
@@ -518,8 +524,8 @@ class PostgresReceiver(Receiver):
     def _lost(self, received: Received) -> ClaimLost:
         return ClaimLost(f"message {received.envelope.message_id!r} in {self._queue!r} is no longer held here")
 
+    @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        """See :meth:`postdate.ports.Receiver.roll_back`."""
         hold = received.token
         if not isinstance(hold, _Hold) or self._held.get(hold) is not received:
             return
@@ -542,8 +548,8 @@ class PostgresReceiver(Receiver):
             self._low.sent(hold.number)
             self._held.pop(hold, None)
 
+    @override
     async def close(self) -> None:
-        """See :meth:`postdate.ports.Receiver.close`."""
         if self._stop_listening is not None:
             self._stop_listening()
             self._stop_listening = self._alarm = None

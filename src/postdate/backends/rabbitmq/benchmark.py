@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Final
 
 import anyio
+from typing_extensions import override
 
 from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.link import Channel, Link
@@ -26,6 +27,7 @@ class RabbitMqTarget(BenchmarkTarget):
     ) -> None:
         anyio.run(self._delete, self.run.queues)
 
+    @override
     def remove_queue(self, queue: str) -> None:
         """Delete a queue."""
         anyio.run(self._delete, [queue])

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from typing_extensions import override
+
 from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.link import NOT_FOUND, Channel, ChannelClosed, Link, is_node_away, node_away
 from postdate.backends.rabbitmq.properties import Arrived
@@ -199,6 +201,7 @@ class ConsumingChannel(Channel):
 
     # --- what the server says
 
+    @override
     def on_method(self, method: Method, payload: bytes) -> None:
         """Take note that the queue was deleted, or has moved."""
         if method == wire.BASIC_CANCEL:
@@ -206,6 +209,7 @@ class ConsumingChannel(Channel):
             self._queue_is_gone = True
             self._news.set()
 
+    @override
     def on_content(self, method: Method, arguments: Arguments, properties: bytes, body: bytes) -> None:
         """Keep a message until it is asked for."""
         consumer = arguments.short_text()
@@ -218,6 +222,7 @@ class ConsumingChannel(Channel):
         else:
             self.unwanted(delivery)
 
+    @override
     def on_end(self, error: PostdateError) -> None:
         """Nothing that was pushed is ours any more."""
         if self._idle is not None:

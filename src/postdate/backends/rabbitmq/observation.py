@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 import anyio
+from typing_extensions import override
 
 from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.address import Address, parse_address
@@ -36,7 +37,7 @@ _NOWHERE: Final = "postdate.doctor.nowhere"
 
 
 async def server_facts(login: Login, within_seconds: float) -> ServerFacts:
-    """See :meth:`postdate.ports.DescribesServer.server_facts`; over a connection of its own.
+    """See :meth:`postdate.ports.Transport.server_facts`; over a connection of its own.
 
     Args:
         login: where to, and as whom.
@@ -94,15 +95,18 @@ class _Probe(Channel):
             + method_frame(self.number, wire.CONFIRM_SELECT, b"\0")
         )
 
+    @override
     def on_method(self, method: Method, payload: bytes) -> None:
         """Take note that the broker goes on."""
         self.went_on = True
         self.settled.set()
 
+    @override
     def on_block(self) -> None:
         """Take note that it does not."""
         self.settled.set()
 
+    @override
     def on_end(self, error: PostdateError) -> None:
         """Take note that it refuses to say."""
         self.settled.set()
@@ -112,7 +116,7 @@ class _Probe(Channel):
 
 
 async def lengths_of(link: Link, destinations: Sequence[str]) -> Mapping[str, int]:
-    """See :meth:`postdate.ports.CountsQueues.lengths_of`.
+    """See :meth:`postdate.ports.Transport.lengths_of`.
 
     An exchange holds no messages: the length of one that exists is 0, whether or not it leads to a queue.
     """

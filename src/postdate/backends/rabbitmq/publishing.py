@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from itertools import chain
 from typing import Final
 
+from typing_extensions import override
+
 from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.address import Address, parse_address
 from postdate.backends.rabbitmq.link import Channel, Link
@@ -315,6 +317,7 @@ class PublishingChannel(Channel):
 
     # --- what the server says
 
+    @override
     def on_method(self, method: Method, payload: bytes) -> None:
         """Take a confirm."""
         if method == wire.BASIC_ACK:
@@ -348,6 +351,7 @@ class PublishingChannel(Channel):
             else:
                 self._flights.remove(flight)
 
+    @override
     def on_content(self, method: Method, arguments: Arguments, properties: bytes, body: bytes) -> None:
         """Take a message that came back: it has no queue. Its confirm follows."""
         if method != wire.BASIC_RETURN:
@@ -378,6 +382,7 @@ class PublishingChannel(Channel):
                     return flight, tag
         return None
 
+    @override
     def on_block(self) -> None:
         """Hold senders back, or let them go on."""
         if self.link.blocked is None:
@@ -385,6 +390,7 @@ class PublishingChannel(Channel):
         else:
             self._may_publish.clear()
 
+    @override
     def on_end(self, error: PostdateError) -> None:
         """Answer everything that is on the way."""
         self._may_publish.set()

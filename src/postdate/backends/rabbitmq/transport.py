@@ -28,6 +28,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 import anyio
+from typing_extensions import override
 
 from postdate.backends.rabbitmq.address import EVENT_PREFIX, PREFIXES, parse_address
 from postdate.backends.rabbitmq.consuming import Attempts, ConsumingChannel, Delivery
@@ -119,6 +120,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
         return f"RabbitMqTransport({self._place}, queue_type={self._queue_type!r})"
 
     @property
+    @override
     def capabilities(self) -> TransportCapabilities:
         """See :class:`postdate.ports.Transport`; a server with smaller frames than usual says so at the first send."""
         largest = largest_headers(self.publishing.line.frame_limit)
@@ -126,6 +128,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
             self._capabilities = replace(self._capabilities, largest_headers_bytes=largest)
         return self._capabilities
 
+    @override
     async def create_queues(self, names: Sequence[str]) -> None:
         """See :meth:`postdate.ports.Transport.create_queues`; a queue of the other type stays as it is."""
         link = await self.consuming.link()
@@ -138,17 +141,18 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
             except (ChannelClosed, QueueNotFound) as error:
                 raise TransportError(f"queue {name!r} cannot be created: {error}") from error
 
+    @override
     async def send(
         self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
     ) -> Sequence[PostdateError | None]:
-        """See :meth:`postdate.ports.Transport.send`."""
         refuse_work(work)
         return await self.publishing.send(envelopes, now, self._capabilities.largest_message_bytes)
 
+    @override
     def receiver(self, queue: str) -> RabbitMqReceiver:
-        """See :meth:`postdate.ports.Transport.receiver`."""
         return RabbitMqReceiver(self, queue)
 
+    @override
     def event_address(self, event: str) -> str:
         """See :meth:`postdate.ports.PublishingTransport.event_address`: a fanout exchange for each kind of event."""
         address = EVENT_PREFIX + event
@@ -158,8 +162,8 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
             raise ConfigurationError(f"an event cannot be called {event!r}: {error}") from error
         return address
 
+    @override
     async def subscribe(self, queue: str, events: Sequence[str]) -> None:
-        """See :meth:`postdate.ports.PublishingTransport.subscribe`."""
         link = await self.consuming.link()
         for event in events:
             exchange = parse_address(self.event_address(event)).exchange
@@ -168,6 +172,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
             except ChannelClosed as error:
                 raise TransportError(f"{queue!r} cannot be subscribed to {event!r}: {error}") from error
 
+    @override
     async def create_intake(self, exchange: DelayExchange) -> None:
         """See :meth:`postdate.ports.ForeignIntake.create_intake`; an exchange for due messages may be there already."""
         link = await self.consuming.link()
@@ -179,8 +184,8 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
                 f"without: intake.exchange = ''"
             ) from error
 
+    @override
     def intake_queues(self, exchange: DelayExchange) -> Sequence[IntakeQueue]:
-        """See :meth:`postdate.ports.ForeignIntake.intake_queues`."""
         queues = (intake_queue(exchange.name), expired_queue(exchange.name))
         read = partial(to_be_delayed, exchange.name)
         return [
@@ -188,20 +193,22 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
             for queue in queues
         ]
 
+    @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
-        """See :meth:`postdate.ports.CountsQueues.lengths_of`; what somebody has in hand is not counted.
+        """See :meth:`postdate.ports.Transport.lengths_of`; what somebody has in hand is not counted.
 
         Returns:
             By the names given, which are destinations; an exchange that exists has the length 0.
         """
         return await lengths_of(await self.consuming.link(), names)
 
+    @override
     async def server_facts(self) -> ServerFacts:
-        """See :meth:`postdate.ports.DescribesServer.server_facts`; publishes an empty message that no queue gets."""
+        """See :meth:`postdate.ports.Transport.server_facts`; publishes an empty message that no queue gets."""
         return await server_facts(self.consuming.login, _CONNECTS_WITHIN_SECONDS)
 
+    @override
     async def close(self) -> None:
-        """See :meth:`postdate.ports.Transport.close`."""
         await self.publishing.line.close()
         await self.consuming.close()
 
@@ -240,6 +247,7 @@ class RabbitMqReceiver(Receiver):
         self._held: dict[object, _Held] = {}
         self._has_failed = False
 
+    @override
     async def receive(self, limit: int) -> Sequence[Received]:
         """See :meth:`postdate.ports.Receiver.receive`; after a lost connection it raises once, and then connects."""
         try:
@@ -286,6 +294,7 @@ class RabbitMqReceiver(Receiver):
         failures = self._transport.attempts.failures(self._queue, came, redelivered=delivery.redelivered)
         return _Held(Received(came.envelope, failures, token=(channel, delivery.tag)), channel, delivery.tag, came)
 
+    @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
         """See :meth:`postdate.ports.Receiver.commit`.
 
@@ -316,6 +325,7 @@ class RabbitMqReceiver(Receiver):
             raise ClaimLost(f"message {received.envelope.message_id!r} in {self._queue!r} is no longer held here")
         return held
 
+    @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
         """See :meth:`postdate.ports.Receiver.roll_back`; what is not held any more is free already."""
         with suppress(ClaimLost):
@@ -331,6 +341,7 @@ class RabbitMqReceiver(Receiver):
         held = self._seen(channel, delivery)
         self._give_back(held, held.received.failures)
 
+    @override
     async def close(self) -> None:
         """See :meth:`postdate.ports.Receiver.close`; without a connection all is free already."""
         channel, self._channel = self._channel, None

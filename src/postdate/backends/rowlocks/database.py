@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Self
 
 from postdate.backends.rowlocks.connection import DatabaseServer
 from postdate.backends.rowlocks.pool import Connections
 from postdate.errors import ConfigurationError
+from postdate.persistence.databases import DatabaseObject
 
 HOLDS_AT_MOST: Final = timedelta(seconds=60)
 
 
-class Closable(Protocol):
-    """A store or timeouts, made from a database object."""
-
-    async def close(self) -> None:
-        """Give back what is held, and its part in the connections."""
-        ...
-
-
-A = TypeVar("A", bound=Closable)
-
-
-class RowLockSchema(ABC):
+class RowLockSchema(DatabaseObject, ABC):
     """A schema on a server. Adapters made from it share its connections, of which the last that is closed closes all.
 
     Claims of a store are shown to live by one connection and one number, however many share the schema; claims of
@@ -43,6 +31,8 @@ class RowLockSchema(ABC):
         ConfigurationError: the address, the schema or a time cannot be.
     """
 
+    has_a_table_for_each_endpoint = True
+
     def __init__(
         self,
         url: str,
@@ -51,12 +41,11 @@ class RowLockSchema(ABC):
         holds_at_most: timedelta | None = None,
         answers_within: timedelta | None = None,
     ) -> None:
+        super().__init__()
         self.holds_at_most = HOLDS_AT_MOST if holds_at_most is None else holds_at_most
         self.server = self._server_at(url, answers_within)
         self.schema = self._checked(schema)
         self.connections = Connections(self.server)
-        self._made = dict[str, Closable]()
-        self._lock = threading.Lock()
 
     @abstractmethod
     def _server_at(self, url: str, answers_within: timedelta | None) -> DatabaseServer[Any]:
@@ -86,17 +75,3 @@ class RowLockSchema(ABC):
             if value is not None:
                 raise ConfigurationError(f"{name}= belongs to the database object: give it where that is made")
         return place
-
-    def _once(self, name: str, make: Callable[[], A]) -> A:
-        with self._lock:
-            if name not in self._made:
-                self._made[name] = make()
-            made: Any = self._made[name]
-            return made
-
-    async def close(self) -> None:
-        """Close the adapters that are attributes of this object; a second time without effect."""
-        with self._lock:
-            made = list(self._made.values())
-        for each in made:
-            await each.close()

@@ -21,6 +21,8 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
 
+from typing_extensions import override
+
 from postdate.backends.rowlocks.next_due import NextDue
 from postdate.backends.rowlocks.parts import MessageRow, QuarantinedRow, RecordNote, decoded, from_row
 from postdate.backends.rowlocks.pool import Pool
@@ -169,20 +171,20 @@ class SetsAside(Quarantine):
     def _tables(self) -> RowLockTables:
         raise NotImplementedError
 
+    @override
     async def quarantined(self, limit: int) -> Sequence[Quarantined]:
-        """See :meth:`postdate.ports.Quarantine.quarantined`."""
         return await in_thread(self._shelf.list, limit)
 
+    @override
     async def quarantined_count(self) -> int:
-        """See :meth:`postdate.ports.Quarantine.quarantined_count`."""
         return await self._pool.run_in_thread(self._tables.set_aside_count)
 
+    @override
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        """See :meth:`postdate.ports.Quarantine.put_back`."""
         await in_thread(self._shelf.put_back, number, mending, to_microseconds(now))
 
+    @override
     async def discard_quarantined(self, number: int, now: datetime) -> None:
-        """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
         await in_thread(self._shelf.discard, number, to_microseconds(now))
 
 

@@ -10,6 +10,8 @@ from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
+from typing_extensions import override
+
 from postdate.backends.rowlocks.claims import Claims, HeldMessage
 from postdate.backends.rowlocks.database import RowLockSchema
 from postdate.backends.rowlocks.liveness import Liveness
@@ -118,10 +120,11 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
         self._parts = (tables, claims, liveness, shelf)
 
     @property
+    @override
     def capabilities(self) -> StoreCapabilities:
-        """See :class:`postdate.ports.ClaimingStore`."""
         return self._capabilities
 
+    @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
         """Settle the name of the table; the server is not asked. See :class:`postdate.ports.DelayedMessageStore`."""
         if mode not in _MODES:
@@ -132,6 +135,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
         if self._parts is None:
             self._assemble(f"{endpoint}.timeouts")
 
+    @override
     async def setup(self) -> None:
         """Create the tables; idempotent, and several processes may do it at once."""
 
@@ -141,6 +145,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
 
         await in_thread(setup)
 
+    @override
     async def close(self) -> None:
         """Give back what is held and close every connection; a second time without effect.
 
@@ -190,8 +195,8 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
 
     # --- storing ------------------------------------------------------------------------------------------------
 
+    @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
-        """See :meth:`postdate.ports.DelayedMessageStore.store`."""
         row, at = self._row(message), to_microseconds(now)
         back = RecordNote(at, int(RecordKind.RESCHEDULED), "came back from the error queue")
 
@@ -209,8 +214,8 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
             raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
         self._next_due.heard(row.due)
 
+    @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        """See :meth:`postdate.ports.ClaimingStore.store_many`."""
         return await in_thread(self.store_many_blocking, messages, now)
 
     def store_many_blocking(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
@@ -241,9 +246,8 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
 
     # --- the simple contract ------------------------------------------------------------------------------------
 
+    @override
     async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
-        """See :meth:`postdate.ports.DelayedMessageStore.fetch_next_due`."""
-
         def fetch() -> DelayedMessage | None:
             claims = self._claim(to_microseconds(now), 1)
             self._claims.lease([claim.token for claim in claims if isinstance(claim.token, HeldMessage)])
@@ -251,6 +255,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
 
         return await in_thread(fetch)
 
+    @override
     async def remove(self, message_id: str, now: datetime) -> bool:
         """See :meth:`postdate.ports.DelayedMessageStore.remove`; recorded as delivered."""
         ending = RecordNote(to_microseconds(now), int(RecordKind.DELIVERED))
@@ -263,8 +268,8 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
 
         return await self._ended(remove)
 
+    @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
-        """See :meth:`postdate.ports.DelayedMessageStore.increment_failure_count`."""
         note = RecordNote(to_microseconds(now), int(RecordKind.RETRIED))
 
         def count(session: Any) -> int | None:
@@ -284,14 +289,14 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
             self._claims.forget(number)
         return number is not None
 
+    @override
     async def next_due(self) -> datetime | None:
-        """See :meth:`postdate.ports.DelayedMessageStore.next_due`."""
         return _instant(await self._pool.run_in_thread(self._tables.next_due))
 
     # --- claims -------------------------------------------------------------------------------------------------
 
+    @override
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
-        """See :meth:`postdate.ports.ClaimingStore.claim_due`."""
         return await in_thread(self._claim, to_microseconds(now), limit)
 
     def _claim(self, at: int, limit: int) -> list[Claim]:
@@ -318,8 +323,8 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
         self._liveness.start(self._claims)  # which keeps the connection alive
         return [Claim(messages[token.number], token) for token in tokens]
 
+    @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
-        """See :meth:`postdate.ports.ClaimingStore.finish`."""
         ending = RecordNote(to_microseconds(now), int(OUTCOME_RECORDS[outcome]), detail or None)
 
         def remove(session: Any, numbers: Sequence[int], holder: int | None) -> int:
@@ -327,8 +332,8 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
 
         return await in_thread(self._claims.settle, claims, remove)
 
+    @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
-        """See :meth:`postdate.ports.ClaimingStore.retry_later`."""
         note = RecordNote(to_microseconds(now), int(RecordKind.RETRIED), reason or None)
         then = to_microseconds(attempt_at)
 
@@ -340,8 +345,8 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
             self._next_due.heard(then)
         return bool(done)
 
+    @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        """See :meth:`postdate.ports.ClaimingStore.release`."""
         then = _microseconds(attempt_at)
 
         def give_back(session: Any, numbers: Sequence[int], holder: int | None) -> int:
@@ -356,6 +361,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
             self._next_due.forget()
         return done
 
+    @override
     async def next_attempt(self) -> datetime | None:
         """See :meth:`postdate.ports.ClaimingStore.next_attempt`; what others have locked is not left out."""
 
@@ -365,6 +371,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
 
         return _instant(await self._pool.run_in_thread(look))
 
+    @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
         """See :meth:`postdate.ports.ClaimingStore.listen`; what other processes store is heard of within 0.1 s."""
 
@@ -377,8 +384,8 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
 
     # --- administration -----------------------------------------------------------------------------------------
 
+    @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
-        """See :meth:`postdate.ports.AdministrableStore.cancel`."""
         ending = RecordNote(to_microseconds(now), int(RecordKind.CANCELLED))
 
         def cancel(session: Any) -> bool:
@@ -391,8 +398,8 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
 
         return await self._pool.transaction_in_thread(cancel)
 
+    @override
     async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
-        """See :meth:`postdate.ports.AdministrableStore.reschedule`."""
         new_due, at = to_microseconds(due), to_microseconds(now)
 
         def reschedule(session: Any) -> bool:
@@ -410,8 +417,8 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
             self._next_due.heard(new_due)
         return done
 
+    @override
     async def statistics(self, now: datetime) -> StoreStatistics:
-        """See :meth:`postdate.ports.AdministrableStore.statistics`."""
         at = to_microseconds(now)
 
         def count(session: Any) -> StoreStatistics:
@@ -421,13 +428,13 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
 
         return await in_thread(self._pool.run_patiently, count)
 
+    @override
     async def record_counts(self) -> Mapping[RecordKind, int]:
-        """See :meth:`postdate.ports.AdministrableStore.record_counts`."""
         counts = await in_thread(self._pool.run_patiently, self._tables.record_counts)
         return {RecordKind(kind): count for kind, count in counts.items()}
 
+    @override
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        """See :meth:`postdate.ports.AdministrableStore.list_pending`."""
         first, end = _microseconds(where.due_from), _microseconds(where.due_to)
 
         def look(session: Any) -> Sequence[tuple[int, MessageRow]]:
@@ -435,37 +442,36 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
 
         return await in_thread(self._shelf.looked_at, look)
 
+    @override
     async def get(self, message_id: str) -> DelayedMessage | None:
-        """See :meth:`postdate.ports.AdministrableStore.get`."""
-
         def look(session: Any) -> Sequence[tuple[int, MessageRow]]:
             return self._tables.get(session, message_id)
 
         found = await in_thread(self._shelf.looked_at, look)
         return found[0] if found else None
 
+    @override
     async def history(self, message_id: str) -> Sequence[Record]:
-        """See :meth:`postdate.ports.AdministrableStore.history`."""
         rows = await self._pool.run_in_thread(lambda session: self._tables.history(session, message_id))
         return [
             Record(RecordKind(kind), id_, nearest_instant(at), _instant(due), destination, detail or "")
             for kind, id_, at, due, destination, detail in rows
         ]
 
+    @override
     async def server_facts(self) -> ServerFacts:
-        """See :meth:`postdate.ports.DescribesServer.server_facts`."""
         return await self._pool.run_in_thread(self._tables.facts)
 
     # --- the clock of the server --------------------------------------------------------------------------------
 
+    @override
     async def server_now(self) -> datetime:
-        """See :meth:`postdate.ports.ClaimingStore.server_now`."""
-
         def ask(session: Any) -> tuple[datetime, float]:
             return from_microseconds(self._tables.now(session)), time.monotonic()
 
         return brought_up_to_date(*await self._pool.run_in_thread(ask))
 
+    @override
     async def report_clock(self, ahead: timedelta) -> None:
         """See :meth:`postdate.ports.ClaimingStore.report_clock`; others see it for as long as this process lives."""
 
@@ -476,17 +482,19 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
 
         await in_thread(report)
 
+    @override
     async def reported_clocks(self) -> Mapping[str, timedelta]:
-        """See :meth:`postdate.ports.ClaimingStore.reported_clocks`."""
         found = await self._pool.run_in_thread(self._tables.reported_clocks)
         return {f"{machine}:{pid}": ahead * _MICROSECOND for machine, pid, ahead in found}
 
     # --- scans --------------------------------------------------------------------------------------------------
 
+    @override
     def snapshot(self) -> AbstractContextManager[str | None]:
         """See :meth:`postdate.ports.ScannableStore.snapshot`; no other process could adopt one."""
         return nullcontext()
 
+    @override
     def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
         """See :meth:`postdate.ports.ScannableStore.scan_parts`; shares are ranges of numbers."""
         check_columns(what)
@@ -496,6 +504,7 @@ class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore,
         step = max(-(-(end - first) // max(parts, 1)), 1)
         return [ScanPart(start, min(start + step, end)) for start in range(first, end, step)]
 
+    @override
     def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
         """See :meth:`postdate.ports.ScannableStore.scan`; on a connection of its own."""
         check_columns(scan.what, scan.columns)

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
+from typing_extensions import override
+
 from postdate.backends.rowlocks.database import RowLockSchema
 from postdate.backends.rowlocks.pool import Pool
 from postdate.errors import ConfigurationError
@@ -122,6 +124,7 @@ class ServerTimeouts(TimeoutPersister, Scripted):
     def _named(self, endpoint: str) -> TimeoutTable:
         return self._make_table(table_name(endpoint, prefix=self._prefix))
 
+    @override
     async def initialize(self, endpoint: str) -> None:
         """Settle the name of the table; the server is not asked."""
         self._endpoint, self._table = endpoint, self._named(endpoint)
@@ -135,10 +138,12 @@ class ServerTimeouts(TimeoutPersister, Scripted):
             )
         return self._table
 
+    @override
     def setup_statements(self, endpoint: str) -> str:
         """Return the SQL that :meth:`setup` runs where nothing is there yet, for a database administrator."""
         return self._named(endpoint).script()
 
+    @override
     async def setup(self) -> None:
         """Create the table where it is missing; of one that is there, nothing is changed."""
         table = self._known
@@ -149,19 +154,20 @@ class ServerTimeouts(TimeoutPersister, Scripted):
 
         await in_thread(create)
 
+    @override
     async def add(self, timeout: Timeout) -> bool:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.add`."""
         table, row = self._known, encode(checked(timeout))
         return await self._pool.run_in_thread(lambda session: table.insert(session, row))
 
+    @override
     async def peek(self, timeout_id: str) -> Timeout | None:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.peek`."""
         table, wanted = self._known, normal_id(timeout_id)
         if wanted is None:
             return None
         row = await self._pool.run_in_thread(lambda session: table.peek(session, wanted))
         return None if row is None else decode(*row, owner=self._endpoint)
 
+    @override
     async def claim(self, timeout_id: str) -> TimeoutClaim | None:
         """See :meth:`postdate.ports.timeouts.TimeoutPersister.claim`: the row is locked by a transaction."""
         table, wanted = self._known, normal_id(timeout_id)
@@ -183,22 +189,22 @@ class ServerTimeouts(TimeoutPersister, Scripted):
         self._claims.add(claim)
         return TimeoutClaim(found, claim.remove, claim.release)
 
+    @override
     async def try_remove(self, timeout_id: str) -> bool:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.try_remove`."""
         table, wanted = self._known, normal_id(timeout_id)
         if wanted is None:
             return False
         return await self._pool.run_in_thread(lambda session: table.delete(session, wanted)) > 0
 
+    @override
     async def remove_by_saga(self, saga_id: str) -> int:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.remove_by_saga`."""
         table, saga = self._known, normal_saga(saga_id)
         if saga is None:
             return 0
         return await self._pool.run_in_thread(lambda session: table.delete_saga(session, saga))
 
+    @override
     async def next_chunk(self, start: datetime, now: datetime, limit: int) -> DueChunk:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.next_chunk`."""
         table = self._known
 
         def find(session: Any) -> DueChunk:
@@ -209,6 +215,7 @@ class ServerTimeouts(TimeoutPersister, Scripted):
 
         return await self._pool.run_in_thread(find)
 
+    @override
     async def close(self) -> None:
         """Give back what is claimed, and close every connection; a second time without effect."""
 

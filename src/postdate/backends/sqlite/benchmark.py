@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from typing_extensions import override
+
 from postdate.backends.sqlite.connection import connect
 from postdate.ports.benchmarks import BareRow, BenchmarkTarget, Inserter, Mover, Taker
 
@@ -40,20 +42,24 @@ class SqliteTarget(BenchmarkTarget):
         connection.execute(f"PRAGMA busy_timeout = {_WAITS_MILLISECONDS}")
         return connection
 
+    @override
     def facts(self) -> Mapping[str, str]:
         """Return the version of the library."""
         return {"version": sqlite3.sqlite_version}
 
+    @override
     def settle(self) -> None:
         """Write the log back into the file."""
         with self.connect(self.path) as connection:
             connection.execute("PRAGMA wal_checkpoint(truncate)")
 
+    @override
     def arrived(self, queue: str) -> Iterable[str]:
         """Return the id of each message in a queue."""
         with self.connect(self.path) as connection:
             return [message_id for (message_id,) in connection.execute(f"SELECT message_id {_IN_QUEUE}", [queue])]
 
+    @override
     def is_empty(self, queue: str) -> bool:
         """Return whether a queue holds no message."""
         with self.connect(self.path) as connection:
@@ -73,18 +79,21 @@ class SqliteTarget(BenchmarkTarget):
             file.unlink()
 
     @contextmanager
+    @override
     def mover(self, rows: Iterable[BareRow], at_once: int) -> Generator[Mover]:
         """Move rows from table to table: no ids to keep unique, no records, no expiry, one destination."""
         with self._bare(rows) as connection:
             yield lambda before: _move(connection, before, at_once)
 
     @contextmanager
+    @override
     def inserter(self) -> Generator[Inserter]:
         """Insert rows one statement after the other, all in one commit."""
         with self._bare([]) as connection:
             yield lambda rows: partial(_insert, connection, rows)
 
     @contextmanager
+    @override
     def taker(self, queue: str) -> Generator[Taker]:
         """Take messages off a queue of the transport: none is parsed, held or recorded."""
         with self.connect(self.path) as connection:

@@ -10,6 +10,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from typing_extensions import override
+
 from postdate.backends.sqlite.connection import check_schema, connect
 from postdate.backends.sqlite.errors import translated
 from postdate.backends.sqlite.file import DUE, SqliteFile, queue_topic
@@ -52,33 +54,33 @@ class FileObserver(Observer):
     def __init__(self, file: SqliteFile) -> None:
         self._file = file
 
+    @override
     async def standing(self, message_id: str) -> Standing | None:
-        """See :meth:`postdate.ports.Observer.standing`."""
         sql = f"{_STANDING} WHERE d.seq = (SELECT seq FROM record WHERE kind = 1 AND message_id = ?)"
         found = await looked_at(self._file, WAITING, sql, (message_id,), _standing)
         return found[0] if found else None
 
+    @override
     async def retries_of(self, message_id: str) -> Sequence[Standing]:
-        """See :meth:`postdate.ports.Observer.retries_of`."""
         sql = f"{_STANDING} WHERE instr(t.headers, ?) AND d.message_id <> ? ORDER BY d.seq"
         values = (_header(message_id), message_id)
         return await looked_at(self._file, WAITING, sql, values, _standing)
 
+    @override
     async def last_delivered_at(self) -> datetime | None:
-        """See :meth:`postdate.ports.Observer.last_delivered_at`."""
         row = await self._file.read(lambda c: c.execute(_LAST_DELIVERED).fetchone())
         return None if row is None else from_microseconds(row[0])
 
+    @override
     async def processes(self) -> Sequence[Process]:
-        """See :meth:`postdate.ports.Observer.processes`."""
         return await self._file.read(lambda c: processes(c, self._file.path, but=self._file.claimant))
 
+    @override
     async def queue_lengths(self) -> Mapping[str, int]:
-        """See :meth:`postdate.ports.Observer.queue_lengths`."""
         return await self._file.read(queue_lengths)
 
+    @override
     async def browse(self, queue: str, limit: int) -> Sequence[Queued]:
-        """See :meth:`postdate.ports.Observer.browse`."""
         row = await self._file.read(
             lambda c: c.execute("SELECT queue_id FROM queue WHERE name = ?", (queue,)).fetchone()
         )
@@ -87,8 +89,8 @@ class FileObserver(Observer):
         sql = f"{_QUEUED} WHERE queue_id = ? ORDER BY m.seq LIMIT ?"
         return await looked_at(self._file, QUEUED, sql, (row[0], limit), _queued)
 
+    @override
     async def find_in_queues(self, message_id: str) -> Sequence[Queued]:
-        """See :meth:`postdate.ports.Observer.find_in_queues`."""
         sql = f"{_QUEUED} WHERE m.message_id = ? OR instr(t.headers, ?) ORDER BY m.seq"
         values = (message_id, _header(message_id))
         return await looked_at(self._file, QUEUED, sql, values, _queued)

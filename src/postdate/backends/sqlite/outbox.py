@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import anyio
+from typing_extensions import override
 
 from postdate.backends.sqlite.connection import connect, patiently
 from postdate.backends.sqlite.errors import translated
@@ -69,39 +70,42 @@ class SqliteOutbox(OutboxStore):
         """Held by whoever has a transaction open; for the transactions of this outbox only."""
 
     @property
+    @override
     def database(self) -> object:
-        """See :class:`postdate.ports.OutboxStore`."""
         return ("sqlite", str(self.path))
 
     @property
+    @override
     def has_one_writer(self) -> bool:
         """See :class:`postdate.ports.OutboxStore`: so it is with SQLite."""
         return True
 
+    @override
     async def setup(self) -> None:
         """Create the file and its tables; idempotent."""
         await self._in_turn(self._set_up)
 
+    @override
     async def find(self, endpoint: str, message_id: str) -> OutboxRecord | None:
-        """See :meth:`postdate.ports.OutboxStore.find`."""
         row = await in_thread(self._found, (endpoint, storable(message_id)))
         if row is None:
             return None
         dispatched_at, operations = row
         return OutboxRecord(() if operations is None else decode_operations(operations), dispatched_at is not None)
 
+    @override
     def transaction(self, endpoint: str, message_id: str) -> SqliteOutboxTransaction:
-        """See :meth:`postdate.ports.OutboxStore.transaction`."""
         return SqliteOutboxTransaction(self, (endpoint, storable(message_id)))
 
+    @override
     async def mark_dispatched(self, endpoint: str, message_id: str, now: datetime) -> None:
-        """See :meth:`postdate.ports.OutboxStore.mark_dispatched`."""
         await self._write(_MARK, (to_microseconds(now), endpoint, storable(message_id)))
 
+    @override
     async def remove_dispatched(self, endpoint: str, before: datetime, limit: int) -> int:
-        """See :meth:`postdate.ports.OutboxStore.remove_dispatched`."""
         return await self._write(_REMOVE, (endpoint, to_microseconds(before), limit))
 
+    @override
     async def close(self) -> None:
         """Close the file; a second time without effect."""
         await in_thread(self._close)
@@ -214,12 +218,12 @@ class SqliteOutboxTransaction(OutboxTransaction):
         self._has_turn = self._over = False
 
     @property
+    @override
     def begun(self) -> bool:
-        """See :class:`postdate.ports.OutboxTransaction`."""
         return self._has_turn
 
+    @override
     async def begin(self) -> NativeTransaction:
-        """See :meth:`postdate.ports.OutboxTransaction.begin`."""
         async with self._beginning:
             self._check_not_over()
             if not self._has_turn:
@@ -254,8 +258,8 @@ class SqliteOutboxTransaction(OutboxTransaction):
         if self._over:
             raise StoreError(f"{self._outbox.path}: the transaction is over, as the handling of its message is")
 
+    @override
     async def commit(self, operations: Sequence[Operation], now: datetime, work: Sequence[Work] = ()) -> bool:
-        """See :meth:`postdate.ports.OutboxTransaction.commit`."""
         connection, at = await self.begin(), to_microseconds(now)
         encoded = encode_operations(operations) if operations else None
         row = (*self._key, at, None if operations else at, encoded)
@@ -275,8 +279,8 @@ class SqliteOutboxTransaction(OutboxTransaction):
         self._outbox.end(connection.commit if new else connection.rollback)
         return new
 
+    @override
     async def roll_back(self) -> None:
-        """See :meth:`postdate.ports.OutboxTransaction.roll_back`."""
         self._over = True
         if not self._has_turn:
             return

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
 
+from typing_extensions import override
+
 from postdate.backends.sqlite.recording import FAILED_LAST, INSERT_MESSAGE, INSERT_SCHEDULED, record
 from postdate.backends.sqlite.rows import (
     QUEUED_COLUMNS,
@@ -186,25 +188,24 @@ class SetsAside(Quarantine):
     _place: ClassVar[str]
     """Which places are this one's, as a condition."""
 
+    @override
     async def quarantined(self, limit: int) -> Sequence[Quarantined]:
-        """See :meth:`postdate.ports.Quarantine.quarantined`."""
         sql = f"{_LISTED} WHERE {self._place} ORDER BY number LIMIT ?"
         return [_shown(row) for row in await self.file.read(lambda c: c.execute(sql, (limit,)).fetchall())]
 
+    @override
     async def quarantined_count(self) -> int:
-        """See :meth:`postdate.ports.Quarantine.quarantined_count`."""
         sql = f"SELECT count(*) FROM quarantine WHERE {self._place}"
         return await self.file.read(lambda c: int(c.execute(sql).fetchone()[0]))
 
+    @override
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        """See :meth:`postdate.ports.Quarantine.put_back`."""
         if mending.headers is not None:
             check_headers(mending.headers)
         await self.file.write(lambda tx: _put_back(tx, self._taken(tx, number), mending, to_microseconds(now)))
 
+    @override
     async def discard_quarantined(self, number: int, now: datetime) -> None:
-        """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
-
         def discard(tx: Transaction) -> None:
             aside = self._taken(tx, number)
             tx.execute("DELETE FROM quarantine WHERE number = ?", (number,))

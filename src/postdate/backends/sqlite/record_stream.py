@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import override
+
 from postdate.backends.sqlite.file import SqliteFile
 from postdate.backends.sqlite.scanning import read_scan
 from postdate.errors import StoreNotSetUp
@@ -28,27 +30,30 @@ class SqliteRecordStream(RecordStreamStore):
         self._closed = False
 
     @property
+    @override
     def identity(self) -> str:
         """The path of the file: a copy elsewhere is another store."""
         return hashlib.sha256(f"sqlite {self._file.path}".encode()).hexdigest()[:24]
 
     @property
+    @override
     def where(self) -> str:
         """The file."""
         return f"SQLite {self._file.path}"
 
+    @override
     def next_number(self) -> int:
-        """See :class:`postdate.ports.record_streams.RecordStreamStore`."""
         self._be_there()
         return self._file.read_blocking(
             lambda connection: int(connection.execute("SELECT coalesce(max(seq), 0) + 1 FROM record").fetchone()[0])
         )
 
+    @override
     def safe_end(self) -> int:
-        """See :class:`postdate.ports.record_streams.RecordStreamStore`."""
         self._safe_end = max(self._safe_end, self.next_number())
         return self._safe_end
 
+    @override
     def records(self, first: int, end: int, columns: Sequence[str], page: int) -> Iterable[list[tuple[Any, ...]]]:
         """See :class:`postdate.ports.record_streams.RecordStreamStore`; in the order of numbers."""
         self._be_there()
@@ -59,6 +64,7 @@ class SqliteRecordStream(RecordStreamStore):
             raise StoreNotSetUp(f"there is no file {self._file.path}; create it with `postdate setup`, or name another")
         self._file.setup_blocking()  # a file that nobody has open has no log, which only a writer may create
 
+    @override
     def close(self) -> None:
         """Give the file back; a second time without effect."""
         closed, self._closed = self._closed, True

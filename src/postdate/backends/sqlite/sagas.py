@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from typing_extensions import override
+
 from postdate.backends.sqlite.file import SqliteFile, Transaction
 from postdate.backends.sqlite.setup import SAGA_MARKS, bring_up_to_date, steps
 from postdate.errors import SagaConflict, StoreNotSetUp
@@ -53,24 +55,24 @@ class SqliteSagaStore(SagaStore):
         self._closed = False
 
     @property
+    @override
     def capabilities(self) -> SagaStoreCapabilities:
-        """See :class:`postdate.ports.SagaStore`."""
         return SagaStoreCapabilities(durable=True, shared=True, database=("sqlite", str(self.file.path)))
 
+    @override
     async def setup(self) -> None:
-        """See :meth:`postdate.ports.SagaStore.setup`."""
         await self.file.setup()
         await self.file.write(self._set_up)
 
     def _set_up(self, tx: Transaction) -> None:
         bring_up_to_date(tx.execute, steps("sagas"), SAGA_MARKS, f"the sagas in {self.file.path}")
 
+    @override
     async def find(self, saga_type: str, correlation: Correlation) -> SagaRecord | None:
-        """See :meth:`postdate.ports.SagaStore.find`."""
         return await self._read(_FIND, (saga_type, correlation.property, correlation.value))
 
+    @override
     async def load(self, saga_type: str, saga_id: str) -> SagaRecord | None:
-        """See :meth:`postdate.ports.SagaStore.load`."""
         return await self._read(_LOAD, (saga_type, saga_id))
 
     async def _read(self, sql: str, values: Sequence[str]) -> SagaRecord | None:
@@ -80,12 +82,12 @@ class SqliteSagaStore(SagaStore):
             raise StoreNotSetUp(f"{self.file.path} has no table of sagas; {SET_UP}") from error
         return None if row is None else _record(row)
 
+    @override
     async def apply(self, changes: Sequence[SagaChange]) -> None:
-        """See :meth:`postdate.ports.SagaStore.apply`."""
         await self.file.write(self.applying(changes))
 
+    @override
     def applying(self, changes: Sequence[SagaChange]) -> Work:
-        """See :meth:`postdate.ports.SagaStore.applying`."""
         steps = [(*_statement(change), change.record) for change in changes]
 
         def apply(tx: Transaction) -> None:
@@ -97,6 +99,7 @@ class SqliteSagaStore(SagaStore):
 
         return apply
 
+    @override
     async def close(self) -> None:
         """Give the file back; a second time without effect."""
         closed, self._closed = self._closed, True

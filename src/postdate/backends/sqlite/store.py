@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 from weakref import WeakSet
 
+from typing_extensions import override
+
 from postdate.backends.sqlite import pruning
 from postdate.backends.sqlite.file import DUE, SqliteFile, Transaction
 from postdate.backends.sqlite.moving import move
@@ -130,24 +132,27 @@ class SqliteStore(SetsAside, MovingStore, AdministrableStore, ArchivableStore):
         )
 
     @property
+    @override
     def capabilities(self) -> StoreCapabilities:
-        """See :class:`postdate.ports.DelayedMessageStore`."""
         if self._capabilities.holds_at_most != self.file.holds_at_most:  # said by a transport that was opened later
             self._capabilities = replace(self._capabilities, holds_at_most=self.file.holds_at_most)
         return self._capabilities
 
+    @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
         """Open the file; every transaction mode is supported. See :class:`postdate.ports.DelayedMessageStore`."""
         await self.file.setup()
 
+    @override
     async def setup(self) -> None:
         """Create the file and its tables."""
         await self.file.setup()
 
+    @override
     def observer(self) -> FileObserver:
-        """See :meth:`postdate.ports.ObservableStore.observer`."""
         return FileObserver(self.file)
 
+    @override
     async def close(self) -> None:
         """Give the file back; a second time without effect."""
         closed, self._closed = self._closed, True
@@ -156,15 +161,15 @@ class SqliteStore(SetsAside, MovingStore, AdministrableStore, ArchivableStore):
 
     # --- storing ------------------------------------------------------------------------------------------------
 
+    @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
-        """See :meth:`postdate.ports.DelayedMessageStore.store`."""
         work, at = self._row(message), to_microseconds(now)
         report = await self.file.write(lambda tx: insert_or_revive(tx, [work], at))
         if report.already_there:
             raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
 
+    @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        """See :meth:`postdate.ports.ClaimingStore.store_many`."""
         work = self._storing(messages, now)
         return await self.file.write(work)
 
@@ -172,8 +177,8 @@ class SqliteStore(SetsAside, MovingStore, AdministrableStore, ArchivableStore):
         """Do the same as :meth:`store_many` in the calling thread; for pipeline processes."""
         return self.file.write_blocking(self._storing(messages, now))
 
+    @override
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
-        """See :meth:`postdate.ports.MovingStore.storing`."""
         rows, at = [self._row(message) for message in messages], to_microseconds(now)
 
         def store(tx: Transaction) -> None:
@@ -202,32 +207,33 @@ class SqliteStore(SetsAside, MovingStore, AdministrableStore, ArchivableStore):
 
     # --- the simple contract ------------------------------------------------------------------------------------
 
+    @override
     async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
-        """See :meth:`postdate.ports.DelayedMessageStore.fetch_next_due`."""
         claims = await self.claim_due(now, 1)
         return claims[0].message if claims else None
 
+    @override
     async def remove(self, message_id: str, now: datetime) -> bool:
         """See :meth:`postdate.ports.DelayedMessageStore.remove`; recorded as delivered."""
         return await self.file.write(lambda tx: _end(tx, message_id, RecordKind.DELIVERED, to_microseconds(now), ""))
 
+    @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
-        """See :meth:`postdate.ports.DelayedMessageStore.increment_failure_count`."""
-
         def count(tx: Transaction) -> bool:
             row = _find(tx, message_id)
             return row is not None and _count_failure(tx, row[0], None, to_microseconds(now), "")
 
         return await self.file.write(count)
 
+    @override
     async def next_due(self) -> datetime | None:
         """See :meth:`postdate.ports.DelayedMessageStore.next_due`; looks at every message, claimed ones too."""
         return await self.file.read(first_due)
 
     # --- claims -------------------------------------------------------------------------------------------------
 
+    @override
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
-        """See :meth:`postdate.ports.ClaimingStore.claim_due`."""
         at = to_microseconds(now)
 
         def claim(tx: Transaction) -> tuple[list[tuple[int, DelayedMessage]], int, int]:
@@ -240,6 +246,7 @@ class SqliteStore(SetsAside, MovingStore, AdministrableStore, ArchivableStore):
         self._claimed.add(batch)
         return [Claim(message, token=_Token(seq, batch, latest)) for seq, message in found]
 
+    @override
     def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
         """See :meth:`postdate.ports.ClaimingStore.when_lost`: after this process was frozen, or the file replaced."""
         loop = asyncio.get_running_loop()
@@ -251,21 +258,21 @@ class SqliteStore(SetsAside, MovingStore, AdministrableStore, ArchivableStore):
 
         return self.file.when_fenced(fenced)
 
+    @override
     def still_holds(self, claim: Claim) -> bool:
-        """See :meth:`postdate.ports.ClaimingStore.still_holds`."""
         token = claim.token
         assert isinstance(token, _Token)
         return not token.released and self.file.is_in_force(token.batch.claimant)
 
+    @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
-        """See :meth:`postdate.ports.ClaimingStore.finish`."""
         at = to_microseconds(now)
         return await self.file.write(
             lambda tx: sum(_finish(tx, claim, OUTCOME_RECORDS[outcome], at, detail) for claim in claims)
         )
 
+    @override
     def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
-        """See :meth:`postdate.ports.MovingStore.finishing`."""
         at = to_microseconds(now)
 
         def finish(tx: Transaction) -> None:
@@ -275,9 +282,8 @@ class SqliteStore(SetsAside, MovingStore, AdministrableStore, ArchivableStore):
 
         return finish
 
+    @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
-        """See :meth:`postdate.ports.ClaimingStore.retry_later`."""
-
         def give_back(tx: Transaction) -> bool:
             held = tx.execute(f"SELECT seq FROM delayed_message WHERE {_HELD}", _held_by(tx, claim)).fetchone()
             return held is not None and _count_failure(
@@ -286,8 +292,8 @@ class SqliteStore(SetsAside, MovingStore, AdministrableStore, ArchivableStore):
 
         return await self.file.write(give_back)
 
+    @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        """See :meth:`postdate.ports.ClaimingStore.release`."""
         at = None if attempt_at is None else to_microseconds(attempt_at)
         released = list[_Token]()
 
@@ -308,32 +314,32 @@ class SqliteStore(SetsAside, MovingStore, AdministrableStore, ArchivableStore):
                 token.released = False
             raise
 
+    @override
     async def next_attempt(self) -> datetime | None:
-        """See :meth:`postdate.ports.ClaimingStore.next_attempt`."""
         return await self.file.read(next_attempt)
 
+    @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
         """See :meth:`postdate.ports.ClaimingStore.listen`; other processes are heard, too."""
         return await self.file.listen(DUE, wake)
 
     # --- moving -------------------------------------------------------------------------------------------------
 
+    @override
     async def move_due(
         self, now: datetime, limit: int, *, discarding: Discarding | None = None, listing: bool = False
     ) -> MoveReport:
-        """See :meth:`postdate.ports.MovingStore.move_due`."""
         at = to_microseconds(now)
         return await self.file.write(lambda tx: move(tx, at, limit, discarding, listing=listing))
 
+    @override
     async def pause(self) -> None:
-        """See :meth:`postdate.ports.MovingStore.pause`."""
         await self.file.give_way()
 
     # --- administration -----------------------------------------------------------------------------------------
 
+    @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
-        """See :meth:`postdate.ports.AdministrableStore.cancel`."""
-
         def cancel(tx: Transaction) -> bool:
             if _is_claimed(tx, message_id):
                 return False
@@ -341,8 +347,8 @@ class SqliteStore(SetsAside, MovingStore, AdministrableStore, ArchivableStore):
 
         return await self.file.write(cancel)
 
+    @override
     async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
-        """See :meth:`postdate.ports.AdministrableStore.reschedule`."""
         new_due, at = to_microseconds(due), to_microseconds(now)
 
         def reschedule(tx: Transaction) -> bool:
@@ -363,19 +369,19 @@ class SqliteStore(SetsAside, MovingStore, AdministrableStore, ArchivableStore):
 
         return await self.file.write(reschedule)
 
+    @override
     async def statistics(self, now: datetime) -> StoreStatistics:
-        """See :meth:`postdate.ports.AdministrableStore.statistics`."""
         return await self.file.read(lambda c: statistics(c, to_microseconds(now)))
 
+    @override
     async def record_counts(self) -> Mapping[RecordKind, int]:
-        """See :meth:`postdate.ports.AdministrableStore.record_counts`."""
         rows = await self.file.read(
             lambda c: c.execute("SELECT kind, count(*) FROM record GROUP BY kind ORDER BY kind").fetchall()
         )
         return {RecordKind(kind): count for kind, count in rows}
 
+    @override
     async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        """See :meth:`postdate.ports.AdministrableStore.list_pending`."""
         conditions, values = ["1"], list[Any]()
         for condition, value in (
             ("destination = ?", where.destination),
@@ -390,14 +396,14 @@ class SqliteStore(SetsAside, MovingStore, AdministrableStore, ArchivableStore):
         )
         return await looked_at(self.file, WAITING, sql, (*values, limit), message_of)
 
+    @override
     async def get(self, message_id: str) -> DelayedMessage | None:
-        """See :meth:`postdate.ports.AdministrableStore.get`."""
         sql = f"SELECT {WAITING_COLUMNS} FROM delayed_message {_OF_ID}"
         found = await looked_at(self.file, WAITING, sql, (message_id,), message_of)
         return found[0] if found else None
 
+    @override
     async def history(self, message_id: str) -> Sequence[Record]:
-        """See :meth:`postdate.ports.AdministrableStore.history`."""
         rows = await self.file.read(
             lambda c: c.execute(
                 "SELECT kind, message_id, at, due, destination, detail FROM record WHERE message_id = ? ORDER BY seq",
@@ -413,44 +419,48 @@ class SqliteStore(SetsAside, MovingStore, AdministrableStore, ArchivableStore):
 
     # --- scans --------------------------------------------------------------------------------------------------
 
+    @override
     def snapshot(self) -> AbstractContextManager[str | None]:
         """See :meth:`postdate.ports.ScannableStore.snapshot`; no other process could adopt one."""
         return nullcontext()
 
+    @override
     def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
-        """See :meth:`postdate.ports.ScannableStore.scan_parts`."""
         return scan_parts(self.file, what, parts)
 
+    @override
     def scan(self, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
-        """See :meth:`postdate.ports.ScannableStore.scan`."""
         return read_scan(self.file, scan, part, page)
 
     @property
+    @override
     def records_in_commit_order(self) -> bool:
         """See :class:`postdate.ports.archives.ArchivableStore`: one transaction writes at a time."""
         return True
 
+    @override
     def tables_of_stores(self) -> Sequence[str]:
-        """See :meth:`postdate.ports.archives.ArchivableStore.tables_of_stores`."""
         return ()
 
     # --- pruning ------------------------------------------------------------------------------------------------
 
     @property
+    @override
     def pruned_at_once(self) -> int:
         """See :class:`postdate.ports.archives.ArchivableStore`: other processes wait for each transaction."""
         return 2_000
 
+    @override
     def mark_archived(self, part: ScanPart, numbers: Sequence[int]) -> int:
         """See :meth:`postdate.ports.archives.ArchivableStore.mark_archived`; a number is a place."""
         return pruning.mark_archived(self.file, numbers)
 
+    @override
     def prune(self, part: ScanPart, numbers: Sequence[int]) -> int:
-        """See :meth:`postdate.ports.archives.ArchivableStore.prune`."""
         return pruning.prune(self.file, numbers)
 
+    @override
     def restore(self, records: Sequence[StoredRecord]) -> int:
-        """See :meth:`postdate.ports.archives.ArchivableStore.restore`."""
         return pruning.restore(self.file, records)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from typing_extensions import override
+
 from postdate.backends.sqlite.file import DUE
 from postdate.backends.sqlite.timeouts_source import SqliteDialect
 from postdate.backends.sqlite.wakeup import Wakeups
@@ -26,23 +28,25 @@ class SqliteStoreDialect(StoreDialect, SqliteDialect):
     key, holder = "seq", "claimant"
     _store_column = ""
 
+    @override
     def stores(self, session: Session) -> Mapping[str, str]:
         """See :class:`StoreDialect`; a file is one store, whatever endpoints are on it, and is called by its name."""
         return {self._path.name: LIVE} if LIVE in self.tables(session) else {}
 
+    @override
     def table_for(self, endpoint: str, named: str | None) -> str:
         """See :class:`StoreDialect`; all endpoints on a file share one."""
         return LIVE
 
+    @override
     def is_here(self, session: Session, other: Session, schema: str) -> bool:
-        """See :class:`StoreDialect`."""
         files = [
             each.rows("SELECT file FROM pragma_database_list WHERE name = 'main'", {}) for each in (session, other)
         ]
         return files[0] == files[1]
 
+    @override
     def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
-        """See :class:`postdate.migrating.dialect.Dialect`."""
         hidden, index = self.table(staging), self.table(f"{staging}_key")
         return (
             (
@@ -71,6 +75,7 @@ class SqliteStoreDialect(StoreDialect, SqliteDialect):
     def _content(self) -> str:
         return f"c.headers, c.body FROM {{hidden}} AS h JOIN {self.table('content')} AS c ON c.seq = h.content"
 
+    @override
     def wake(self, session: Session) -> None:
         """See :class:`StoreDialect`; by a datagram, which may be lost: then they look within a minute."""
         listening = session.rows("SELECT port FROM listener WHERE topic = %(topic)s", {"topic": DUE})

@@ -11,6 +11,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
 
+from typing_extensions import override
+
 from postdate.backends.sqlite.file import SqliteFile, Transaction
 from postdate.backends.sqlite.holding import Hold, try_to_hold
 from postdate.backends.sqlite.presence import presence_folder
@@ -65,15 +67,18 @@ class SqliteTimeouts(TimeoutPersister):
         self._closed = False
 
     @property
+    @override
     def database(self) -> object:
         """See :class:`postdate.ports.timeouts.TimeoutPersister`; that of a local transport on the same file."""
         return ("sqlite", str(self.file.path))
 
+    @override
     async def initialize(self, endpoint: str) -> None:
         """Settle the name of the table; the file is not opened."""
         self._endpoint = endpoint
         self._sql = _Statements(table_name(endpoint, prefix=self._prefix))
 
+    @override
     async def setup(self) -> None:
         """Create the file and the table where they are missing."""
         statements = self._known.setup
@@ -93,13 +98,13 @@ class SqliteTimeouts(TimeoutPersister):
             )
         return self._sql
 
+    @override
     async def add(self, timeout: Timeout) -> bool:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.add`."""
         sql, row = self._known.insert, _row(timeout)
         return await self.file.write(lambda tx: tx.execute(sql, row).rowcount > 0)
 
+    @override
     def adding(self, timeout: Timeout) -> Work:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.adding`."""
         sql, row = self._known.insert, _row(timeout)
 
         def add(tx: Transaction) -> None:
@@ -107,12 +112,13 @@ class SqliteTimeouts(TimeoutPersister):
 
         return add
 
+    @override
     async def peek(self, timeout_id: str) -> Timeout | None:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.peek`."""
         sql, wanted = self._known.peek, normal_id(timeout_id)
         row = await self.file.read(lambda connection: connection.execute(sql, (wanted,)).fetchone())
         return None if row is None else decode(*row, owner=self._endpoint)
 
+    @override
     async def claim(self, timeout_id: str) -> TimeoutClaim | None:
         """See :meth:`postdate.ports.timeouts.TimeoutPersister.claim`: a file is locked, nothing is written."""
         wanted = normal_id(timeout_id)
@@ -133,13 +139,13 @@ class SqliteTimeouts(TimeoutPersister):
         claim = _Claim(found, self, hold)
         return TimeoutClaim(found, claim.remove, claim.release)
 
+    @override
     async def try_remove(self, timeout_id: str) -> bool:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.try_remove`."""
         sql, wanted = self._known.delete, normal_id(timeout_id)
         return await self.file.write(lambda tx: tx.execute(sql, (wanted,)).rowcount > 0)
 
+    @override
     def removing(self, timeout_id: str) -> Work:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.removing`."""
         sql, wanted = self._known.delete, normal_id(timeout_id)
 
         def remove(tx: Transaction) -> None:
@@ -148,13 +154,13 @@ class SqliteTimeouts(TimeoutPersister):
 
         return remove
 
+    @override
     async def remove_by_saga(self, saga_id: str) -> int:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.remove_by_saga`."""
         sql, saga = self._known.delete_saga, normal_saga(saga_id)
         return await self.file.write(lambda tx: tx.execute(sql, (saga,)).rowcount)
 
+    @override
     def removing_by_saga(self, saga_id: str) -> Work:
-        """See :meth:`postdate.ports.timeouts.TimeoutPersister.removing_by_saga`."""
         sql, saga = self._known.delete_saga, normal_saga(saga_id)
 
         def remove(tx: Transaction) -> None:
@@ -162,6 +168,7 @@ class SqliteTimeouts(TimeoutPersister):
 
         return remove
 
+    @override
     async def next_chunk(self, start: datetime, now: datetime, limit: int) -> DueChunk:
         """See :meth:`postdate.ports.timeouts.TimeoutPersister.next_chunk`; one snapshot."""
         sql = self._known
@@ -178,6 +185,7 @@ class SqliteTimeouts(TimeoutPersister):
 
         return await self.file.read(find)
 
+    @override
     async def close(self) -> None:
         """Give the file back; a second time without effect."""
         closed, self._closed = self._closed, True

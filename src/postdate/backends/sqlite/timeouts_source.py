@@ -9,6 +9,8 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
+from typing_extensions import override
+
 from postdate.backends.sqlite.connection import connect, patiently
 from postdate.backends.sqlite.errors import translated
 from postdate.clock import Clock, SystemClock
@@ -88,56 +90,61 @@ class SqliteDialect(Dialect):
         super().__init__("main", str(path))
         self._path, self._clock = path, clock or SystemClock()
 
+    @override
     def connect(self) -> Session:
         """See :class:`Dialect`; a file that is not there is not created."""
         if not self._path.exists():
             raise StoreNotSetUp(f"there is no file {self._path}; a migration creates none")
         return SqliteSession(self._path)
 
+    @override
     def now(self, session: Session) -> datetime:
-        """See :class:`Dialect`."""
         return self._clock.now()
 
+    @override
     def tables(self, session: Session) -> Sequence[str]:
-        """See :class:`Dialect`."""
         return [name for (name,) in session.rows("SELECT name FROM sqlite_master WHERE type = 'table'", {})]
 
+    @override
     def columns(self, session: Session, table: str) -> Sequence[str]:
-        """See :class:`Dialect`."""
         return [name for (name,) in session.rows("SELECT name FROM pragma_table_info(%(table)s)", {"table": table})]
 
+    @override
     def limit(self, session: Session, margin: timedelta) -> None:
         """Nothing: once a writer has begun, nobody makes it wait. The clock is looked at before the commit."""
 
+    @override
     def value(self, instant: datetime) -> object:
         """Return a text: SQLite has no type of times."""
         return text_time(instant)
 
+    @override
     def floor(self, instant: datetime) -> object:
         """Return a text without zeros at its end, so that it compares well with texts of fewer digits."""
         return text_time(instant).rstrip("0").rstrip(".")
 
+    @override
     def is_due_from(self) -> str:
         """Return the condition; the index serves its first part, in which a ``T`` would count as late."""
         return f"{self.quoted(TIME)} >= %(floor)s AND {self._spaced()} >= %(floor)s"
 
+    @override
     def is_due_before(self) -> str:
-        """See :class:`Dialect`."""
         return f"{self._spaced()} < %(floor)s"
 
     def _spaced(self) -> str:
         return f"replace({self.quoted(TIME)}, 'T', ' ')"
 
+    @override
     def size_of(self, column: str) -> str:
-        """See :class:`Dialect`."""
         return f"LENGTH(CAST({self.quoted(column)} AS BLOB))"
 
+    @override
     def quoted(self, name: str) -> str:
-        """See :class:`Dialect`."""
         return '"' + name.replace('"', '""').replace("%", "%%") + '"'
 
+    @override
     def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
-        """See :class:`Dialect`."""
         hidden, key = self.table(staging), self.list_of((NUMBER, ID))
         index = self.table(f"{staging}_key")
         return (

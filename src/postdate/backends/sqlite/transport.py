@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import anyio
+from typing_extensions import override
 
 from postdate.backends.sqlite.expiring import DEAD_LETTERS
 from postdate.backends.sqlite.file import SqliteFile, Transaction, queue_topic
@@ -142,22 +143,21 @@ class LocalTransport(SetsAside, Transport):
         )
 
     @property
+    @override
     def capabilities(self) -> TransportCapabilities:
-        """See :class:`postdate.ports.Transport`."""
         return self._capabilities
 
+    @override
     async def create_queues(self, names: Sequence[str]) -> None:
-        """See :meth:`postdate.ports.Transport.create_queues`."""
-
         def create(tx: Transaction) -> None:
             tx.executemany("INSERT INTO queue (name) VALUES (?) ON CONFLICT DO NOTHING", [(name,) for name in names])
 
         await self.file.write(create)
 
+    @override
     async def send(
         self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
     ) -> Sequence[PostdateError | None]:
-        """See :meth:`postdate.ports.Transport.send`."""
         rows = self.rows(envelopes, now, in_transaction=bool(work))
         if work:
             await self.file.write(lambda tx: _send_and_work(tx, rows, work))
@@ -199,8 +199,8 @@ class LocalTransport(SetsAside, Transport):
         ends_at = end_in_queue(envelope, span, sent_at=now, now=self._rules.clock.now())
         return ends_at, expiry is not None and expiry.keeps(envelope, expires=True)
 
+    @override
     def receiver(self, queue: str) -> LocalReceiver:
-        """See :meth:`postdate.ports.Transport.receiver`."""
         return LocalReceiver(self, queue)
 
     async def queue_lengths(self) -> Mapping[str, int]:
@@ -212,15 +212,17 @@ class LocalTransport(SetsAside, Transport):
         )
         return dict(rows)
 
+    @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
-        """See :meth:`postdate.ports.CountsQueues.lengths_of`; what is in hand or has expired is not counted."""
+        """See :meth:`postdate.ports.Transport.lengths_of`; what is in hand or has expired is not counted."""
         values = (self._rules.now(), json.dumps([name for name in names if "\0" not in name]))
         return dict(await self.file.read(lambda c: c.execute(_LENGTHS, values).fetchall()))
 
+    @override
     def observer(self) -> FileObserver:
-        """See :meth:`postdate.ports.ObservableTransport.observer`."""
         return FileObserver(self.file)
 
+    @override
     async def close(self) -> None:
         """Give the file back; a second time without effect."""
         closed, self._closed = self._closed, True
@@ -237,8 +239,8 @@ class LocalReceiver(Receiver):
         self._stop_listening: Callable[[], None] | None = None
         self._held: dict[object, Received] = {}
 
+    @override
     async def receive(self, limit: int) -> Sequence[Received]:
-        """See :meth:`postdate.ports.Receiver.receive`."""
         if self._alarm is None:
             await self._file.read(self._first)
             alarm = Alarm()
@@ -254,6 +256,7 @@ class LocalReceiver(Receiver):
             with anyio.move_on_after(_POLL_FLOOR_SECONDS):
                 await self._alarm.wait()
 
+    @override
     async def take(self, message_id: str) -> Received | None:
         """Hold one message of the queue, chosen by its id, or return ``None``: it is not there, or held already."""
         await self._file.read(self._first)
@@ -286,6 +289,7 @@ class LocalReceiver(Receiver):
             self._held[each.token] = each
         return found
 
+    @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
         """See :meth:`postdate.ports.Receiver.commit`; one transaction."""
         rows = self._transport.rows(end.outgoing, now, in_transaction=True)
@@ -311,8 +315,8 @@ class LocalReceiver(Receiver):
             raise ClaimLost(f"message {received.envelope.message_id!r} in {self._queue!r} is no longer held here")
         tx.execute("DELETE FROM content WHERE seq = ?", held)
 
+    @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        """See :meth:`postdate.ports.Receiver.roll_back`."""
         if self._held.get(received.token) is not received:
             return
 
@@ -326,8 +330,8 @@ class LocalReceiver(Receiver):
         await self._file.write(give_back)
         self._held.pop(received.token, None)
 
+    @override
     async def close(self) -> None:
-        """See :meth:`postdate.ports.Receiver.close`."""
         held = list(self._held.values())
 
         def give_back(tx: Transaction) -> None:

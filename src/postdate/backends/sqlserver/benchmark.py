@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
+from typing_extensions import override
+
 from postdate.backends.sqlserver.connection import SqlServerInstance
 from postdate.ports.benchmarks import BareRow, BenchmarkRun, BenchmarkTarget, Inserter
 
@@ -36,11 +38,13 @@ class SqlServerTarget(BenchmarkTarget):
         session.close()
 
     @property
+    @override
     def settings(self) -> Mapping[str, str]:
         """The schema of the store."""
         return {"schema": self.schema}
 
     @contextmanager
+    @override
     def inserter(self) -> Generator[Inserter]:
         """Insert many rows with one statement."""
         table = f"[{self.schema}].[bare_pending]"

@@ -9,6 +9,8 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final, cast
 
+from typing_extensions import override
+
 from postdate.backends.rowlocks.connection import (
     CONNECT_WITHIN_SECONDS,
     LOG_IN_WITHIN_SECONDS,
@@ -64,6 +66,7 @@ class SqlServerInstance(DatabaseServer["SqlServerSession"]):
             raise ConfigurationError("the address of a SQL Server database is mssql://user:password@host:port/database")
         self._encryption = encryption_of(options)  # once: reading the system's certificates takes 0.1 s
 
+    @override
     def connect(self) -> SqlServerSession:
         """Return a new connection, to the server that this one sends us to."""
         address = (self.address.host, self.address.port)
@@ -181,11 +184,13 @@ class SqlServerSession(ServerSession):
                 yield [tuple(row) for row in rows]
 
     @property
+    @override
     def seconds(self) -> float:
         """How long the server may take to answer."""
         within = self._channel.gettimeout()
         return math.inf if within is None else within
 
+    @override
     def limit(self, seconds: float) -> None:
         """Wait no longer for an answer from now on."""
         self._channel.settimeout(None if seconds == math.inf else seconds)
@@ -211,6 +216,7 @@ class SqlServerSession(ServerSession):
         """End the connection from another thread: whoever waits for an answer hears that none comes. Never raises."""
         self._channel.abort()
 
+    @override
     def ping(self) -> None:
         """Ask the server for any answer."""
         self.rows("SELECT 1")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from postdate.backends.sqlserver.schema import SqlServerSchema
 from postdate.backends.sqlserver.store import SqlServerStore
 from postdate.backends.sqlserver.timeouts import SqlServerTimeouts
@@ -23,12 +25,12 @@ class SqlServer(SqlServerSchema):
         ConfigurationError: the address, the schema or a time cannot be.
     """
 
-    @property
+    @cached_property
     def store(self) -> SqlServerStore:
-        """The store of delayed messages; made at first use, and always the same."""
-        return self._once("store", lambda: SqlServerStore(self))
+        """Where delayed messages wait, in the table ``{endpoint}.timeouts``."""
+        return self.made(SqlServerStore(self))
 
-    @property
+    @cached_property
     def timeouts(self) -> SqlServerTimeouts:
-        """The timeouts of a timeout manager; made at first use, and always the same."""
-        return self._once("timeouts", lambda: SqlServerTimeouts(self))
+        """Where a timeout manager keeps its timeouts."""
+        return self.made(SqlServerTimeouts(self))

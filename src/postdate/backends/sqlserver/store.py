@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from typing_extensions import override
+
 from postdate.backends.rowlocks import LockingStore
 from postdate.backends.sqlserver.names import SqlServerNames
 from postdate.backends.sqlserver.schema import SqlServerSchema
@@ -61,6 +63,7 @@ class SqlServerStore(LockingStore):
     def _tables_of(self, table: str) -> SqlServerTables:
         return SqlServerTables(SqlServerNames(self._schema, table), self._recording, self._holds_at_most_with_rights)
 
+    @override
     def setup_statements(self, endpoint: str) -> str:
         """Return the SQL that :meth:`setup` runs on an empty database, for a database administrator."""
         return setup_statements(SqlServerNames(self._schema, self._table or f"{endpoint}.timeouts"))

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
+from typing_extensions import override
+
 from postdate.backends.rowlocks import MessageRow
 from postdate.backends.rowlocks.database import HOLDS_AT_MOST
 from postdate.backends.rowlocks.tables import RowLockTables
@@ -43,6 +45,7 @@ class SqlServerTables(RowLockTables):
         self._holds_at_most = holds_at_most
         self._spoke_at, self._told = time.monotonic(), set[int]()
 
+    @override
     def setup(self, session: Any) -> None:
         """Create what is missing, in one transaction."""
         setup.setup(session, self.names)
@@ -74,6 +77,7 @@ class SqlServerTables(RowLockTables):
     def _remove(self, session: Any, held: Mapping[str, Any]) -> list[int]:
         return [number for (number,) in session.rows(self._sqlserver.remove, held)]
 
+    @override
     def free(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
         """Give back what the holders hold, or those of ``numbers``; may be attempted at their due times."""
         values = {"holders": self._listed(holders)}
@@ -90,6 +94,7 @@ class SqlServerTables(RowLockTables):
         if granted < 0:
             raise StoreUnavailable(f"SQL Server did not grant the application lock {lock!r} ({granted})")
 
+    @override
     def dead(self, session: Any) -> Sequence[int]:
         """Return the numbers whose connection is gone. Those that show no life are ended first, where we may."""
         if time.monotonic() - self._spoke_at >= _SPEAK_EVERY_SECONDS:
@@ -127,6 +132,7 @@ class SqlServerTables(RowLockTables):
         ((version, now, durability),) = session.rows(self._sqlserver.facts)
         return version, now, {"delayed_durability": str(durability), "isolation": "READ-COMMITTED"}
 
+    @override
     def scan(self, session: Any, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:
         """Yield pages of a share, of one snapshot if the database allows it (ALLOW_SNAPSHOT_ISOLATION)."""
         pages = super().scan(session, scan, part, page)

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from typing_extensions import override
+
 from postdate.backends.rowlocks.timeouts import ServerTimeouts, TimeoutStatements, TimeoutTable
 from postdate.backends.sqlserver.names import SqlServerNames, check_name, literal, quoted
 from postdate.backends.sqlserver.schema import SqlServerSchema
@@ -114,6 +116,7 @@ class SqlServerTable(TimeoutTable):
         )
         super().__init__(plain, create, sql)
 
+    @override
     def setup(self, session: Any) -> None:
         """Create what is missing, in one transaction."""
         session.begin()
@@ -126,14 +129,17 @@ class SqlServerTable(TimeoutTable):
             session.rollback()
             raise
 
+    @override
     def key(self, normal: str) -> Mapping[str, Any]:
         """Return the id itself: the column is no text."""
         return {"Id": normal}
 
+    @override
     def instant(self, instant: datetime) -> object:
         """Return the text of a time that a ``datetime`` has."""
         return bound(instant)
 
+    @override
     def insert(self, session: Any, row: dict[str, Any]) -> bool:
         """Write a row, its bytes as hexadecimal text; ``False``: its id is there already."""
         _check_destination(row)

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from typing_extensions import override
+
 from postdate.backends.sqlserver.connection import SqlServerInstance, SqlServerSession
 from postdate.backends.sqlserver.names import SqlServerNames, check_name, literal, quoted
 from postdate.backends.sqlserver.schema import DEFAULT_SCHEMA
@@ -60,20 +62,21 @@ class SqlServerDialect(Dialect):
         self._server = SqlServerInstance(url)
         super().__init__(check_name(DEFAULT_SCHEMA if schema is None else schema, "schema"), self._server.where)
 
+    @override
     def connect(self) -> Session:
-        """See :class:`Dialect`."""
         return PlainSession(self._server.connect_patiently())
 
+    @override
     def now(self, session: Session) -> datetime:
-        """See :class:`Dialect`."""
         ((now,),) = session.rows("SELECT SYSUTCDATETIME()", {})
         return now.replace(tzinfo=UTC)
 
+    @override
     def tables(self, session: Session) -> Sequence[str]:
-        """See :class:`Dialect`."""
         sql = "SELECT name FROM sys.tables WHERE schema_id = SCHEMA_ID(%(schema)s)"
         return [name for (name,) in session.rows(sql, {"schema": self.schema})]
 
+    @override
     def columns(self, session: Session, table: str) -> Sequence[str]:
         """See :class:`Dialect`; without those that the server computes."""
         sql = (
@@ -82,14 +85,16 @@ class SqlServerDialect(Dialect):
         )
         return [name for (name,) in session.rows(sql, {"table": f"{quoted(self.schema)}.{quoted(table)}"})]
 
+    @override
     def limit(self, session: Session, margin: timedelta) -> None:
         """Limit waits for locks only: the server has no limit for statements. The clock is looked at before commit."""
         session.change(f"SET LOCK_TIMEOUT {min(margin // timedelta(milliseconds=8), _LOCK_MILLISECONDS)}", {})
 
+    @override
     def unlimit(self, session: Session) -> None:
-        """See :class:`Dialect`."""
         session.change(f"SET LOCK_TIMEOUT {_LOCK_MILLISECONDS}", {})
 
+    @override
     def take_turn(self, session: Session) -> None:
         """See :class:`Dialect`; until the end of the transaction."""
         values = {"name": SqlServerNames(self.schema, "any").lock("migration"), "wait": TURN_SECONDS * 1_000}
@@ -97,12 +102,12 @@ class SqlServerDialect(Dialect):
         if granted < 0:
             raise StoreUnavailable(f"{self.where}: another migration has been at its beginning for too long; try again")
 
+    @override
     def size_of(self, column: str) -> str:
-        """See :class:`Dialect`."""
         return f"DATALENGTH({self.quoted(column)})"
 
+    @override
     def quoted(self, name: str) -> str:
-        """See :class:`Dialect`."""
         return quoted(name).replace("%", "%%")
 
     def _if_missing(self, name: str, table: str) -> str:
@@ -123,8 +128,8 @@ class SqlServerDialect(Dialect):
             ),
         )
 
+    @override
     def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
-        """See :class:`Dialect`."""
         number, hidden = self.quoted(NUMBER), self.table(staging)
         key = self.list_of((NUMBER, ID))
         return (

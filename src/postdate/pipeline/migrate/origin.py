@@ -11,10 +11,11 @@ import pyarrow as pa
 
 from postdate.config import Address, resolved, without_secrets
 from postdate.errors import StoreUnavailable
+from postdate.migrating.dialect import HiddenColumns
 from postdate.migrating.tables import MigrationSource
 from postdate.pipeline.rows import to_columns
 from postdate.pipeline.stores import absolute
-from postdate.ports.migrating import HiddenColumns, MigrationRun
+from postdate.ports.migrating import MigrationRun
 from postdate.wiring.migration_sources import hidden_columns, migration_source, store_source
 
 

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 import anyio
 import anyio.lowlevel
+from typing_extensions import override
 
 from postdate.clock import SystemClock, later
 from postdate.testing.clock import START
@@ -22,30 +23,34 @@ class ProcessClock(SystemClock):
     def __init__(self, ahead: timedelta = timedelta(0)) -> None:
         self.ahead = ahead
 
+    @override
     def now(self) -> datetime:
         """Return what the wall clock of this process shows, UTC."""
         return true_now() + self.ahead
 
+    @override
     def monotonic(self) -> float:
         """Return the seconds of the loop."""
         return asyncio.get_running_loop().time()
 
+    @override
     def since_boot(self) -> float:
         """Return the same: no machine is suspended here."""
         return self.monotonic()
 
+    @override
     async def wait(self, event: anyio.Event, until: datetime) -> None:
-        """See :meth:`postdate.Clock.wait`."""
         await self.wait_for(event, until - self.now())
 
+    @override
     async def wait_for(self, event: anyio.Event, duration: timedelta) -> None:
-        """See :meth:`postdate.Clock.wait_for`."""
         if event.is_set() or duration <= timedelta(0):
             await anyio.lowlevel.checkpoint()
             return
         with anyio.move_on_after(duration.total_seconds()):
             await event.wait()
 
+    @override
     async def sleep(self, duration: timedelta) -> None:
         """Sleep for ``duration``."""
         await anyio.sleep(max(duration.total_seconds(), 0))

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from typing_extensions import override
+
 from postdate.errors import DestinationUnavailable, PostdateError
 from postdate.messages import DelayedMessage, Envelope
 from postdate.ports import (
@@ -57,43 +59,43 @@ class SimulatedStore(ClaimingStore):
         )
 
     @property
+    @override
     def capabilities(self) -> StoreCapabilities:
-        """See :class:`postdate.ports.ClaimingStore`."""
         return self._capabilities
 
+    @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
-        """See :meth:`postdate.ports.ClaimingStore.initialize`."""
         await self._connection.call("initialize", lambda: None)
 
+    @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
-        """See :meth:`postdate.ports.ClaimingStore.store`."""
         await self._connection.call("store", lambda: self._site.store(message), [origin_of_row(message)])
 
+    @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
-        """See :meth:`postdate.ports.ClaimingStore.store_many`."""
         origins = [origin_of_row(message) for message in messages]
         return await self._connection.call("store_many", lambda: self._site.store_many(messages), origins)
 
+    @override
     async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
-        """See :meth:`postdate.ports.ClaimingStore.fetch_next_due`."""
         raise AssertionError("the core claims in batches")
 
+    @override
     async def remove(self, message_id: str, now: datetime) -> bool:
-        """See :meth:`postdate.ports.ClaimingStore.remove`."""
         raise AssertionError("the core finishes claims in batches")
 
+    @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
-        """See :meth:`postdate.ports.ClaimingStore.increment_failure_count`."""
         raise AssertionError("the core counts failures of claims")
 
+    @override
     async def next_due(self) -> datetime | None:
-        """See :meth:`postdate.ports.ClaimingStore.next_due`."""
         return await self._connection.call(
             "next_due", lambda: min((row.message.due for row in self._site.rows.values()), default=None)
         )
 
+    @override
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
-        """See :meth:`postdate.ports.ClaimingStore.claim_due`."""
         session = self._connection.session
 
         def give_back(claims: Sequence[Claim]) -> None:
@@ -101,26 +103,26 @@ class SimulatedStore(ClaimingStore):
 
         return await self._connection.call("claim_due", lambda: self._site.claim(session, now, limit), undo=give_back)
 
+    @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
-        """See :meth:`postdate.ports.ClaimingStore.finish`."""
         return await self._connection.call("finish", lambda: self._site.finish(claims, outcome), about=claims)
 
+    @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
-        """See :meth:`postdate.ports.ClaimingStore.retry_later`."""
         return await self._connection.call(
             "retry_later", lambda: self._site.retry_later(claim, attempt_at, reason), about=[claim]
         )
 
+    @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
-        """See :class:`postdate.ports.stores.ClaimingStore`."""
         return await self._connection.call("release", lambda: self._site.release(claims, attempt_at), about=claims)
 
+    @override
     async def next_attempt(self) -> datetime | None:
-        """See :meth:`postdate.ports.ClaimingStore.next_attempt`."""
         return await self._connection.call("next_attempt", self._site.next_attempt)
 
+    @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
-        """See :meth:`postdate.ports.ClaimingStore.listen`."""
         session = self._connection.session
 
         def listen() -> Callable[[], None]:
@@ -137,19 +139,20 @@ class SimulatedStore(ClaimingStore):
         """See :meth:`postdate.ports.AdministrableStore.reschedule`."""
         return await self._connection.call("reschedule", lambda: self._site.reschedule(message_id, due))
 
+    @override
     async def close(self) -> None:
         """Nothing to close."""
 
+    @override
     async def server_now(self) -> datetime:
-        """See :meth:`postdate.ports.ClaimingStore.server_now`."""
         return await self._connection.call("server_now", true_now)
 
+    @override
     async def report_clock(self, ahead: timedelta) -> None:
-        """See :meth:`postdate.ports.ClaimingStore.report_clock`."""
         await self._connection.call("report_clock", lambda: self._site.clocks.update({self._life: ahead}))
 
+    @override
     async def reported_clocks(self) -> Mapping[str, timedelta]:
-        """See :meth:`postdate.ports.ClaimingStore.reported_clocks`."""
         return await self._connection.call("reported_clocks", lambda: dict(self._site.clocks))
 
     @property
@@ -160,22 +163,22 @@ class SimulatedStore(ClaimingStore):
 class SimulatedMovingStore(SimulatedStore, MovingStore):
     """The same in the database of the queues."""
 
+    @override
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
-        """See :meth:`postdate.ports.MovingStore.storing`."""
         return self._site.storing(messages)
 
+    @override
     def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
-        """See :meth:`postdate.ports.MovingStore.finishing`."""
         return self._site.finishing(claims, outcome)
 
+    @override
     async def move_due(
         self, now: datetime, limit: int, *, discarding: Discarding | None = None, listing: bool = False
     ) -> MoveReport:
-        """See :meth:`postdate.ports.MovingStore.move_due`."""
         return await self._connection.call("move_due", lambda: self._site.move(now, limit))
 
+    @override
     async def pause(self) -> None:
-        """See :meth:`postdate.ports.MovingStore.pause`."""
         await self._connection.call("pause", lambda: None)
 
 
@@ -200,23 +203,22 @@ class SimulatedTransport(Transport):
         )
 
     @property
+    @override
     def capabilities(self) -> TransportCapabilities:
-        """See :class:`postdate.ports.Transport`."""
         return self._capabilities
 
+    @override
     async def create_queues(self, names: Sequence[str]) -> None:
-        """See :meth:`postdate.ports.Transport.create_queues`."""
-
         def create() -> None:
             for name in names:
                 self._site.queues.setdefault(name, [])
 
         await self._connection.call("create_queues", create)
 
+    @override
     async def send(
         self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
     ) -> Sequence[PostdateError | None]:
-        """See :meth:`postdate.ports.Transport.send`."""
         life, ledger = self._connection.session.life, self._connection.server.ledger
         origins = [origin_of(each.message_id, each.headers) for each in envelopes]
         final = [
@@ -248,10 +250,11 @@ class SimulatedTransport(Transport):
         answers = iter(self._site.send(taken, work))
         return [refused.get(each.destination) or next(answers) for each in envelopes]
 
+    @override
     def receiver(self, queue: str) -> SimulatedReceiver:
-        """See :meth:`postdate.ports.Transport.receiver`."""
         return SimulatedReceiver(self._connection, queue)
 
+    @override
     async def close(self) -> None:
         """Nothing to close."""
 
@@ -268,8 +271,8 @@ class SimulatedReceiver(Receiver):
         self._connection, self._site, self._queue = connection, connection.site, queue
         self._has_failed = False
 
+    @override
     async def receive(self, limit: int) -> Sequence[Received]:
-        """See :meth:`postdate.ports.Receiver.receive`."""
         connection, site = self._connection, self._site
         future: asyncio.Future[Sequence[Received]] = asyncio.get_running_loop().create_future()
 
@@ -297,8 +300,8 @@ class SimulatedReceiver(Receiver):
         for each in received:
             self._site.roll_back(each, failed=False)
 
+    @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        """See :meth:`postdate.ports.Receiver.commit`."""
         ledger, life = self._connection.server.ledger, self._connection.session.life
         envelope = received.envelope
         origins = [origin_of(envelope.message_id, envelope.headers)]
@@ -313,10 +316,10 @@ class SimulatedReceiver(Receiver):
         ledger.note(f"{life} commits {origins[0]}")
         await self._connection.call("commit", commit, list(dict.fromkeys(origins)))
 
+    @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        """See :meth:`postdate.ports.Receiver.roll_back`."""
         await self._connection.call("roll_back", lambda: self._site.roll_back(received, failed=failed))
 
+    @override
     async def close(self) -> None:
-        """See :meth:`postdate.ports.Receiver.close`."""
         self._site.close_receiver(self._connection.session, self._queue)

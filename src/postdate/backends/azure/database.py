@@ -1,0 +1,39 @@
+"""A storage account of Azure as one object. Source: ADR 0021."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from postdate.backends.azure.login import AzureLogin, parse_login
+from postdate.backends.azure.store import AzureTableStore
+from postdate.backends.azure.transport import AzureStorageQueueTransport
+from postdate.persistence.databases import DatabaseObject
+
+
+class AzureStorage(DatabaseObject):
+    """Tables with a lease, and queues, of one storage account: each made once, when asked.
+
+    They share no transactions. Adapters with settings of their own are made from the address, as before.
+
+    Args:
+        address: a connection string, or ``azure-table://account`` with the login of this machine.
+
+    Raises:
+        ConfigurationError: the address cannot be.
+    """
+
+    has_a_table_for_each_endpoint = True
+
+    def __init__(self, address: str | AzureLogin) -> None:
+        super().__init__()
+        self._login = address if isinstance(address, AzureLogin) else parse_login(address)
+
+    @cached_property
+    def store(self) -> AzureTableStore:
+        """Where delayed messages wait."""
+        return self.made(AzureTableStore(self._login))
+
+    @cached_property
+    def queues(self) -> AzureStorageQueueTransport:
+        """The queues."""
+        return self.made(AzureStorageQueueTransport(self._login))
