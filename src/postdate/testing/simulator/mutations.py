@@ -10,6 +10,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -145,13 +146,12 @@ def outages_that_count_against_nobody() -> AbstractContextManager[Breaks]:
 @contextmanager
 def giving_back_without_a_record() -> Generator[Breaks]:
     """C: What an outage kept from being sent is given back as failed."""
-    begin = finishing.Finisher.__init__
+    original = finishing.Finisher.give_back
 
-    def without(self: Any, *arguments: Any, **named: Any) -> None:
-        begin(self, *arguments, **named)
-        self._releasing = None
+    async def as_failed(self: Any, given: Sequence[finishing.GivingBack]) -> int:
+        return await original(self, [replace(each, reason=each.reason or "the queues take nothing") for each in given])
 
-    with _instead(finishing.Finisher, "__init__", without):
+    with _instead(finishing.Finisher, "give_back", as_failed):
         yield Breaks()
 
 
