@@ -204,7 +204,7 @@ async def test_row_79_a_service_that_stops_gives_the_lease_up_and_the_other_goes
     second.is_ready()
     assert first.stop() == 0
     stopped_at, before = time.monotonic(), site.arrived().total()
-    eventually(lambda: site.arrived().total() > before, "the second dispatches", seconds=14)
+    eventually(lambda: site.arrived().total() > before, "the second dispatches", seconds=9)
     print(f"takeover after a stop: {time.monotonic() - stopped_at:.1f} s")  # noqa: T201
     eventually(lambda: len(site.arrived()) == messages, "all have come", seconds=60)
     assert set(site.arrived().values()) == {1}, "a stop doubles nothing"
