@@ -1,8 +1,7 @@
 """What the processes of the integration tests run: ``python processes.py ROLE PLACE [ARGUMENTS]``.
 
 A place is a file, or ``postgresql://…#schema``, where the store has the table ``service.timeouts``: store and queues in
-one. ``FILE amqp://…`` is a store in a file, of the service alone, and queues in RabbitMQ. Any other address is opened
-as the command line opens it.
+one. ``FILE amqp://…`` is a store in a file, of the service alone, and queues in RabbitMQ.
 
 A role says ``ready`` on its standard output when it works, and ends at SIGTERM, finishing what is in hand.
 """
@@ -34,11 +33,11 @@ from postdate import (
 )
 from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.postgres.transport import PostgresTransport
+from postdate.backends.rabbitmq.transport import RabbitMqTransport
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import ClaimLost
 from postdate.messages import format_timestamp, parse_timestamp
-from postdate.ports import ClaimingStore, End, Outcome, Transport
-from postdate.wiring import open_store, open_transport
+from postdate.ports import End, Outcome
 
 
 @dataclass
@@ -57,18 +56,16 @@ class Done:
     came_as: str = ""
 
 
-def store_in(place: str) -> ClaimingStore:
-    if "://" in place and "#" not in place:
-        return open_store(place, table="service.timeouts")
+def store_in(place: str) -> SqliteStore | PostgresStore:
     url, _, schema = place.partition("#")
     if schema:
         return PostgresStore(url, schema=unquote(schema), table="service.timeouts")
     return SqliteStore(place, synchronous="normal")
 
 
-def queues_in(place: str) -> Transport:
-    if "://" in place and "#" not in place:
-        return open_transport(place)
+def queues_in(place: str) -> LocalTransport | PostgresTransport | RabbitMqTransport:
+    if place.startswith("amqp"):
+        return RabbitMqTransport(place)
     url, _, schema = place.partition("#")
     if schema:
         return PostgresTransport(url, schema=unquote(schema))

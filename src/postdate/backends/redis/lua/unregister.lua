@@ -1,1 +1,0 @@
-return forget_holder(take())
