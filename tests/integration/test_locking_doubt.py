@@ -232,7 +232,8 @@ async def test_a_table_that_is_gone_does_not_end_the_connection_that_holds_messa
         assert len(doubtful.holders()) == 2, "what is not freed is not buried, and our own number stays"
         doubtful.at.rename(doubtful.session, "away", TABLE)
     await until(lambda: doubtful.holders() == {number})
-    assert len([record for record in caplog.records if "only in part" in record.message]) <= 2, "once for each step"
+    steps = 3  # freeing what nobody holds (a slow machine has not done that yet), what the dead hold, and looking
+    assert len([record for record in caplog.records if "only in part" in record.message]) <= steps, "once for each"
     stop()
 
 
