@@ -22,6 +22,7 @@ from tests.damage import flipped
 from tests.mariadb_subjects import MariaDbStoreSubject
 from tests.postgres_subjects import PostgresStoreSubject, PostgresTransportSubject
 from tests.rabbitmq_subjects import RabbitMqTransportSubject
+from tests.redis_subjects import RedisStoreSubject, RedisTransportSubject
 from tests.sqlserver_subjects import SqlServerStoreSubject, sqlserver_subjects
 
 from postdate import LocalTransport, MemoryStore, MemoryTransport, SqliteStore
@@ -240,6 +241,7 @@ STORE_SUBJECTS: dict[str, Callable[[pytest.FixtureRequest], StoreSubject]] = {
     "SqliteStore": lambda request: SqliteStoreSubject(request.getfixturevalue("tmp_path")),
     "PostgresStore": lambda request: PostgresStoreSubject(request.getfixturevalue("postgres_url")),
     "MariaDbStore": lambda request: MariaDbStoreSubject(request.getfixturevalue("mariadb_url")),
+    "RedisStore": lambda request: RedisStoreSubject(request.getfixturevalue("redis_url")),
     "AzureTableStore": lambda request: AzureTableStoreSubject(request.getfixturevalue("azurite_connection")),
     "AzureTableStore-4-leases": lambda request: AzureTableStoreSubject(
         request.getfixturevalue("azurite_connection"), leases=4
@@ -256,6 +258,7 @@ TRANSPORT_SUBJECTS: dict[str, Callable[[pytest.FixtureRequest], TransportSubject
     "RabbitMqTransport-classic": lambda request: RabbitMqTransportSubject(
         request.getfixturevalue("rabbitmq_url"), "classic"
     ),
+    "RedisTransport": lambda request: RedisTransportSubject(request.getfixturevalue("redis_url")),
     "AzureStorageQueueTransport": lambda request: AzureStorageQueueTransportSubject(
         request.getfixturevalue("azurite_connection")
     ),

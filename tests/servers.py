@@ -1,4 +1,4 @@
-"""Private PostgreSQL, MariaDB and RabbitMQ servers on loopback: install, start, stop, kill.
+"""Private PostgreSQL, MariaDB, RabbitMQ and Redis servers on loopback: install, start, stop, kill.
 
 A server lives in a directory of its own: what it stores in ``data``, its output in ``log``, and in ``server.json`` its
 ports and processes, so that any later Python process can find it, stop it, or see that it is gone. It has a session of
@@ -628,3 +628,67 @@ _AMQP_LOGIN: Sequence[tuple[tuple[int, int], bytes]] = (
     ((10, 41), _amqp((10, 50), struct.pack("!H", 200), b"\0", struct.pack("!HH", 0, 0))),
 )
 _AMQP_CLOSED = (10, 51)
+
+
+# --- Redis ------------------------------------------------------------------------------------------------------------
+
+
+class Redis(Server):
+    """Debian's Redis: one server, user ``default`` with password ``postdate``, every write in an append-only file."""
+
+    name = "Redis"
+    package = "redis-server"
+    account = "redis"
+
+    # A write is handed to the kernel before it is answered: kill -9 loses none ("everysec" may put it off for 2 s).
+    _settings: ClassVar[dict[str, str]] = {
+        "bind": LOOPBACK,
+        "appendonly": "yes",
+        "save": "",
+        "maxmemory-policy": "noeviction",
+        "requirepass": "postdate",
+        "daemonize": "no",
+    }
+
+    @classmethod
+    def is_installed(cls) -> bool:
+        return cls._program() is not None
+
+    @staticmethod
+    def _program() -> str | None:
+        return shutil.which("redis-server", path="/usr/bin:/usr/local/bin:/usr/sbin:/usr/local/sbin")
+
+    @property
+    def url(self) -> str:
+        return f"redis://:postdate@{LOOPBACK}:{self.port}/0"
+
+    def answers(self) -> bool:
+        try:
+            return self.command("PING") == b"+PONG"
+        except OSError:
+            return False
+
+    def command(self, *words: str) -> bytes:
+        """Send one command; return the first line of the answer, whatever it is."""
+        with socket.create_connection((LOOPBACK, self.port), ANSWERS_WITHIN_SECONDS) as connection:
+            answers = connection.makefile("rb")
+            for each in (("AUTH", "postdate"), words):
+                parts = b"".join(b"$%d\r\n%s\r\n" % (len(word.encode()), word.encode()) for word in each)
+                connection.sendall(b"*%d\r\n%s" % (len(each), parts))
+                answer = answers.readline().rstrip(b"\r\n")
+            return answer
+
+    def _create(self) -> None:
+        new = self.directory / "data.new"
+        self._make_folder(new)
+        new.rename(self.data)
+
+    def _launch(self) -> None:
+        settings = {
+            **self._settings,
+            "appendfsync": "always" if self.durable else "no",
+            "dir": str(self.data),
+            "port": str(self.port),
+        }
+        options = [word for name, value in settings.items() for word in (f"--{name}", value)]
+        self._start_daemon([self._program() or "redis-server", *options])

@@ -45,6 +45,12 @@ def rabbitmq_url() -> str:
 
 
 @pytest.fixture(scope="session")
+def redis_url() -> str:
+    """Return where Redis is: POSTDATE_REDIS_URL, or the server of ``make services-up``."""
+    return _url("redis", "POSTDATE_REDIS_URL")
+
+
+@pytest.fixture(scope="session")
 def azurite_connection() -> str:
     """Return the connection string of POSTDATE_AZURITE_CONNECTION, or of the Azurite of ``make services-up``."""
     variable = "POSTDATE_AZURITE_CONNECTION"

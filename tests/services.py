@@ -20,7 +20,7 @@ from pathlib import Path
 
 from .azure_server import Azurite  # noqa: TID252 - as in servers.py
 from .machine import ServerError, place_for_servers  # noqa: TID252 - as in servers.py
-from .servers import MariaDB, PostgreSQL, RabbitMQ, Server, install_missing  # noqa: TID252
+from .servers import MariaDB, PostgreSQL, RabbitMQ, Redis, Server, install_missing  # noqa: TID252
 
 PROJECT = Path(__file__).resolve().parent.parent
 URLS = PROJECT / ".services" / "urls.json"
@@ -29,6 +29,7 @@ VARIABLES: Mapping[str, str] = {
     "postgres": "POSTDATE_POSTGRES_URL",
     "mariadb": "POSTDATE_MARIADB_URL",
     "rabbitmq": "POSTDATE_RABBITMQ_URL",
+    "redis": "POSTDATE_REDIS_URL",
     "azurite": "POSTDATE_AZURITE_CONNECTION",
 }
 
@@ -46,12 +47,14 @@ class Services:
             "postgres": PostgreSQL(self.directory / "postgres"),
             "mariadb": MariaDB(self.directory / "mariadb"),
             "rabbitmq": rabbitmq,
+            "redis": Redis(self.directory / "redis"),
             "azurite": azurite,
         }
         self.durable: dict[str, Server] = {
             "postgres": PostgreSQL(self.directory / "postgres-durable", durable=True),
             "mariadb": MariaDB(self.directory / "mariadb-durable", durable=True),
             "rabbitmq": rabbitmq,
+            "redis": Redis(self.directory / "redis-durable", durable=True),
             "azurite": azurite,
         }
 
@@ -59,7 +62,7 @@ class Services:
         return self.durable if durable else self.plain
 
     def everything(self) -> list[Server]:
-        return [*self.plain.values(), self.durable["postgres"], self.durable["mariadb"]]
+        return [*self.plain.values(), *(server for server in self.durable.values() if server.durable)]
 
     @contextmanager
     def alone(self) -> Generator[None]:
@@ -163,7 +166,7 @@ def up(services: Services, *, durable: bool) -> int:
 def down(services: Services) -> int:
     with services.alone():
         running = [server for server in services.everything() if server.processes()]
-        with ThreadPoolExecutor(5) as pool:
+        with ThreadPoolExecutor(8) as pool:
             list(pool.map(lambda server: server.stop(), running))
         with suppress(FileNotFoundError):
             URLS.unlink()

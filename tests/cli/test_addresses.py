@@ -129,7 +129,11 @@ def test_the_scheme_says_which_transport_is_meant(address, product):
     [
         (check_store, "postgre://host/db", "did you mean postgresql://user@host/database?"),
         (check_store, "mysq://host/db", "did you mean mariadb://user@host/database?"),
-        (check_store, "oracle:x", "there are sqlite:, postgresql:, mariadb:, mssql:, azure-table:, memory:"),
+        (
+            check_store,
+            "oracle:x",
+            "there are sqlite:, postgresql:, mariadb:, mssql:, azure-table:, redis:, rediss:, memory:",
+        ),
         (check_store, "mariadb:db", "names no server; write it as mariadb://user@host/database"),
         (check_store, "sqlite:a.db", "write three slashes and the path: sqlite:///file.db"),
         (check_transport, "amqpp://host", "did you mean amqp"),

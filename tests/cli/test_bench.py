@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 DEPLOYMENTS = ("sqlite-local", "sqlite-rabbitmq", "postgres-postgres", "postgres-rabbitmq")
 SAME_DATABASE = ("sqlite-local", "postgres-postgres")
 _AZURE = {"azure": "azure-table"}
-_SERVERS = {"postgres": "postgres_url", "mariadb": "mariadb_url", "rabbitmq": "rabbitmq_url"}
+_SERVERS = {"postgres": "postgres_url", "mariadb": "mariadb_url", "rabbitmq": "rabbitmq_url", "redis": "redis_url"}
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def nothing_is_lost_doubled_or_early(found):
     return (found["lost"], found["duplicated"], found["early"]) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("deployment", [*DEPLOYMENTS, "mariadb-rabbitmq"])
+@pytest.mark.parametrize("deployment", [*DEPLOYMENTS, "mariadb-rabbitmq", "redis-redis"])
 def test_a_drain_delivers_everything_beside_its_limit(bench, deployment):
     found = bench(deployment, "drain", "--n", "500")
     assert found["benchmark"] == "drain"
@@ -255,7 +255,7 @@ def test_an_account_that_does_not_answer_is_named_without_its_key(cli):
     [
         (
             ["drain", "--store", "oracle"],
-            "--store must be one of sqlite, postgresql, mariadb, mssql, azure-table, or an address, not 'oracle'",
+            "must be one of sqlite, postgresql, mariadb, mssql, azure-table, redis, or an address, not 'oracle'",
         ),
         (
             ["drain", "--transport", "carrier-pigeon"],

@@ -21,6 +21,8 @@ from postdate import (
     SqliteStore,
     SqlServerStore,
 )
+from postdate.backends.redis.store import RedisStore
+from postdate.backends.redis.transport import RedisTransport
 from postdate.testing import capability_matrix, promise_matrix
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "capabilities.md"
@@ -37,6 +39,7 @@ async def test_the_documented_matrix_is_what_the_adapters_say(matrix: Callable[.
             "`PostgresStore`": PostgresStore("postgresql://nowhere/a"),
             "`MariaDbStore`": MariaDbStore("mariadb://nowhere/a"),
             "`SqlServerStore`": SqlServerStore("mssql://nowhere/a"),
+            "`RedisStore`": RedisStore("redis://nowhere"),
             "`AzureTableStore`": AzureTableStore("UseDevelopmentStorage=true"),
         }
         transports = {
@@ -44,6 +47,7 @@ async def test_the_documented_matrix_is_what_the_adapters_say(matrix: Callable[.
             "`LocalTransport`": LocalTransport(tmp_path / "a.db"),
             "`PostgresTransport`": PostgresTransport("postgresql://nowhere/a"),
             "`RabbitMqTransport`": RabbitMqTransport("amqp://nowhere"),
+            "`RedisTransport`": RedisTransport("redis://nowhere"),
             "`AzureStorageQueueTransport`": AzureStorageQueueTransport("UseDevelopmentStorage=true"),
             "`MsmqTransport`": MsmqTransport(com=QueueManager().process()),
         }

@@ -34,6 +34,9 @@ def test_snippets_run_and_print_what_is_said(guide: Path, tmp_path: Path, reques
     text, environment = guide.read_text(encoding="utf-8"), dict(os.environ)
     if "DATABASE_URL" in text:
         environment["DATABASE_URL"] = request.getfixturevalue("empty_database")
+    for variable, fixture in re.findall(r'os\.environ\["((\w+)_URL)"\]', text):
+        if variable != "DATABASE_URL":
+            environment[variable] = request.getfixturevalue(f"{fixture.lower()}_url")
     snippets = re.findall(r"^```python\n(.*?)^```\n+(?:It prints `([^`]*)`)?", text, re.DOTALL | re.MULTILINE)
     assert snippets
     for code, said in snippets:

@@ -1,7 +1,8 @@
 """What the processes of the integration tests run: ``python processes.py ROLE PLACE [ARGUMENTS]``.
 
 A place is a file, or ``postgresql://…#schema``, where the store has the table ``service.timeouts``: store and queues in
-one. ``FILE amqp://…`` is a store in a file, of the service alone, and queues in RabbitMQ.
+one. ``FILE amqp://…`` is a store in a file, of the service alone, and queues in RabbitMQ. Any other address is opened
+as the command line opens it.
 
 A role says ``ready`` on its standard output when it works, and ends at SIGTERM, finishing what is in hand.
 """
@@ -33,11 +34,11 @@ from postdate import (
 )
 from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.postgres.transport import PostgresTransport
-from postdate.backends.rabbitmq.transport import RabbitMqTransport
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import ClaimLost
 from postdate.messages import format_timestamp, parse_timestamp
-from postdate.ports import End, Outcome
+from postdate.ports import ClaimingStore, End, Outcome, Transport
+from postdate.wiring import open_store, open_transport
 
 
 @dataclass
@@ -56,16 +57,18 @@ class Done:
     came_as: str = ""
 
 
-def store_in(place: str) -> SqliteStore | PostgresStore:
+def store_in(place: str) -> ClaimingStore:
+    if "://" in place and "#" not in place:
+        return open_store(place, table="service.timeouts")
     url, _, schema = place.partition("#")
     if schema:
         return PostgresStore(url, schema=unquote(schema), table="service.timeouts")
     return SqliteStore(place, synchronous="normal")
 
 
-def queues_in(place: str) -> LocalTransport | PostgresTransport | RabbitMqTransport:
-    if place.startswith("amqp"):
-        return RabbitMqTransport(place)
+def queues_in(place: str) -> Transport:
+    if "://" in place and "#" not in place:
+        return open_transport(place)
     url, _, schema = place.partition("#")
     if schema:
         return PostgresTransport(url, schema=unquote(schema))

@@ -22,7 +22,8 @@ import pytest
 
 from ..machine import LOOPBACK, Daemon, boot, daemons_with, port_is_free  # noqa: TID252 - as in servers.py
 from ..proxy import FaultyLink  # noqa: TID252
-from ..servers import MariaDB, PostgreSQL, RabbitMQ, Server  # noqa: TID252
+from ..servers import MariaDB, PostgreSQL, RabbitMQ, Redis, Server  # noqa: TID252
+from ..services import VARIABLES  # noqa: TID252
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
 ROUNDS = 3
@@ -81,11 +82,11 @@ def checkout(tmp_path: Path, server_folder: Path) -> Generator[Checkout]:
 def test_services_come_up_once_are_mended_and_go_down_without_remains(checkout: Checkout) -> None:
     with ThreadPoolExecutor(2) as shells:
         said = list(shells.map(lambda _: checkout.services("up"), range(2)))
-    assert sorted(text.count("up already") for text in said) == [0, 4], said
+    assert sorted(text.count("up already") for text in said) == [0, len(VARIABLES)], said
     first = checkout.processes()
-    assert set(first) == {"postgres", "mariadb", "rabbitmq", "azurite"}
+    assert set(first) == set(VARIABLES)
 
-    assert checkout.services("up").count("up already") == 4
+    assert checkout.services("up").count("up already") == len(VARIABLES)
     assert checkout.processes() == first
     checkout.services("status")
     exported = checkout.services("env")
@@ -95,16 +96,16 @@ def test_services_come_up_once_are_mended_and_go_down_without_remains(checkout: 
     first["mariadb"][-1].send(signal.SIGKILL)
     assert first["mariadb"][-1].ends_within(30)
     checkout.services("status", code=1)
-    assert checkout.services("up").count("up already") == 3
+    assert checkout.services("up").count("up already") == len(VARIABLES) - 1
     checkout.services("status")
     assert checkout.services("env") == exported, "a server that came back has another port"
 
-    assert checkout.services("down") == "stopped: PostgreSQL, MariaDB, RabbitMQ, Azurite\n"
+    assert checkout.services("down") == "stopped: PostgreSQL, MariaDB, RabbitMQ, Redis, Azurite\n"
     assert not checkout.left()
     assert checkout.services("down") == "stopped: nothing was running\n"
 
 
-@pytest.mark.parametrize("server", ["postgres_url", "mariadb_url", "rabbitmq_url", "azurite_connection"])
+@pytest.mark.parametrize("server", ["postgres_url", "mariadb_url", "rabbitmq_url", "redis_url", "azurite_connection"])
 def test_the_server_of_the_tests_accepts_connections(server: str, request: pytest.FixtureRequest) -> None:
     assert request.getfixturevalue(server)
 
@@ -142,6 +143,19 @@ def test_committed_rows_survive_kill_9(
                 str(row) for row in range(number + 1)
             ]
         assert server.port == port
+
+
+@pytest.mark.parametrize("durable", [False, True], ids=["plain", "durable"])
+def test_what_redis_has_answered_survives_kill_9(durable: bool, server_folder: Path) -> None:
+    server = Redis(server_folder / "private", durable=durable)
+    with running(server):
+        for number in range(ROUNDS):
+            for _ in range(100):
+                server.command("INCR", "kept")
+            server.kill()
+            assert not server.is_up()
+            server.start()
+            assert server.command("INCRBY", "kept", "0") == b":%d" % (100 * (number + 1))
 
 
 def test_a_killed_broker_comes_back_and_takes_its_port_mapper_along(server_folder: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 import logging
+import pkgutil
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
+import postdate.backends as backends_folder
 from postdate.errors import ConfigurationError
 from postdate.ports.backends import Backend, Place
 
@@ -19,8 +21,12 @@ log = logging.getLogger("postdate.backends")
 GROUP: Final = "postdate.backends"
 """Of entry points; each refers to a :class:`Backend`."""
 
-_OURS: Final = ("sqlite", "postgres", "mariadb", "sqlserver", "rabbitmq", "azure", "msmq", "memory")
-"""In the order in which errors name them."""
+_FIRST: Final = ("sqlite", "postgres", "mariadb", "sqlserver", "rabbitmq", "azure", "msmq")
+_LAST: Final = ("memory",)
+"""Errors name these before and after all others, which come in the order of their names."""
+
+_SHARED: Final = frozenset({"rowlocks"})
+"""Packages that are no backend: what several have in common."""
 
 
 class _Registry:
@@ -37,13 +43,20 @@ class _Registry:
             return self._all
         with self._lock:
             if not self._ours:
-                self._ours = tuple(importlib.import_module(f"postdate.backends.{name}").BACKEND for name in _OURS)
+                self._ours = tuple(_found_here())
                 try:
                     self._all = (*self._ours, *_of_others(self._ours))
                 except BaseException:  # interrupted: whoever asks next looks again
                     self._ours = ()
                     raise
             return self._all or self._ours
+
+
+def _found_here() -> Iterator[Backend]:
+    """Yield the value of each package beside this module."""
+    names = {each.name for each in pkgutil.iter_modules(backends_folder.__path__) if each.ispkg} - _SHARED
+    for name in (*_FIRST, *sorted(names - {*_FIRST, *_LAST}), *_LAST):
+        yield importlib.import_module(f"postdate.backends.{name}").BACKEND
 
 
 def _of_others(ours: tuple[Backend, ...]) -> list[Backend]:

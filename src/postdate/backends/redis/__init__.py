@@ -1,0 +1,39 @@
+"""Redis: a store and queues on one server, moved between by its scripts (docs/guides/redis.md)."""
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from postdate.ports.backends import Adapter, Addresses, Backend, Place
+from postdate.ports.common import Recording
+from postdate.ports.settings import AnswersWithin, Checksum, HoldsAtMost, HowMuchIsRecorded, LimitedMessages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreUnderPrefix(LimitedMessages):
+    """Settings of the store; see :class:`postdate.backends.redis.store.RedisStore`."""
+
+    table: Annotated[
+        str | None, Meta(description="in Redis, names the store under its prefix; default: {endpoint.name}.timeouts")
+    ] = None
+    recording: HowMuchIsRecorded = Recording.ALL
+    checksum: Checksum = False
+    holds_at_most: HoldsAtMost = None
+    answers_within: AnswersWithin = None
+
+
+BACKEND: Final = Backend(
+    product="Redis",
+    place=Place.SERVER,
+    addresses=Addresses(("redis", "rediss"), "redis://:password@host:6379/0", found_by="env:POSTDATE_REDIS_URL"),
+    extra="redis",
+    oldest_version=(7, 0),
+    store=Adapter("postdate.backends.redis.store:RedisStore", StoreUnderPrefix),
+    transport=Adapter(
+        "postdate.backends.redis.transport:RedisTransport",
+        LimitedMessages,
+        from_store=frozenset({"recording", "holds_at_most", "answers_within"}),
+    ),
+    benchmark=Adapter("postdate.backends.redis.benchmark:RedisTarget"),
+)

@@ -1,0 +1,84 @@
+"""The one place where errors of Redis and its driver become errors of Postdate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from redis import exceptions
+
+from postdate.errors import (
+    PostdateError,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    StoreUnreachable,
+    TransportError,
+    TransportUnavailable,
+    TransportUnreachable,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Meanings:
+    """Which errors of Postdate the answers of the server are to a store, or to queues.
+
+    Args:
+        unreachable: there is no answer, or the server cannot work for anybody now.
+        unavailable: it answers, but not to this now.
+        full: its memory or its disk is full.
+        other: anything else; trying again does not help.
+    """
+
+    unreachable: type[PostdateError]
+    unavailable: type[PostdateError]
+    full: type[PostdateError]
+    other: type[PostdateError]
+
+
+STORE: Final = Meanings(StoreUnreachable, StoreUnavailable, StoreFull, StoreError)
+QUEUES: Final = Meanings(TransportUnreachable, TransportUnavailable, TransportUnreachable, TransportError)
+
+_ELSEWHERE: Final = (exceptions.MovedError, exceptions.AskError)
+_OUTAGES: Final = (
+    exceptions.ConnectionError,
+    exceptions.TimeoutError,
+    exceptions.TryAgainError,
+    exceptions.ClusterDownError,
+    exceptions.MasterDownError,
+    exceptions.InvalidResponse,
+)
+
+
+def translate(error: Exception, meanings: Meanings, place: str) -> PostdateError:
+    """Return what an error of the driver is.
+
+    Args:
+        error: a :class:`redis.exceptions.RedisError` or an :class:`OSError`.
+        meanings: to a store, or to queues.
+        place: which server, without secrets.
+    """
+    said = _first_line(error)
+    if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError):
+        kind, text = meanings.unavailable, f"refuses us: {said}; check user and password of the address"
+    elif isinstance(error, exceptions.NoPermissionError):
+        kind, text = meanings.unavailable, f"refuses us: {said}; our user needs all commands on keys of the prefix"
+    elif isinstance(error, _ELSEWHERE):
+        kind, text = meanings.other, f"is a node of a cluster, and the keys of this prefix are on another: {said}"
+    elif isinstance(error, exceptions.OutOfMemoryError):
+        kind, text = meanings.full, f"has no memory left (maxmemory) and takes nothing until there is room: {said}"
+    elif said.startswith("MISCONF"):
+        kind, text = meanings.full, f"cannot write to its disk and takes nothing until it can: {said}"
+    elif isinstance(error, exceptions.ReadOnlyError):
+        kind, text = meanings.unreachable, "is a replica and may not be written; the address must lead to the master"
+    elif said.startswith("BUSY "):
+        kind, text = meanings.unavailable, f"is busy with a script of somebody else: {said}"
+    elif isinstance(error, (*_OUTAGES, OSError)):
+        kind, text = meanings.unreachable, f"cannot be reached: {said}"
+    else:
+        kind, text = meanings.other, f"does not do what was asked: {said}"
+    return kind(f"{place} {text}")
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0].strip() or type(error).__name__

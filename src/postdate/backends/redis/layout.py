@@ -1,0 +1,186 @@
+"""How messages are written: their instants, and the fields of a hash. See ``lua/common.lua`` for the keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from postdate.clock import EARLIEST, from_microseconds, to_microseconds
+from postdate.errors import InvalidMessage, MessageTooLarge
+from postdate.messages import DelayedMessage, Envelope, check_headers, encode_headers, opened, sealed, size_in_bytes
+from postdate.messages import size_limit as limit_of
+from postdate.ports import Record, RecordKind
+
+Part = bytes | str | int
+"""An argument of a script."""
+
+_BEFORE_1970: Final = -to_microseconds(EARLIEST)
+_DIGITS: Final = 18
+
+
+def written(instant: datetime) -> str:
+    """Return an instant as 18 digits, microseconds since the year 1: their order as text is that of time."""
+    return f"{to_microseconds(instant) + _BEFORE_1970:0{_DIGITS}d}"
+
+
+def read_instant(digits: bytes | None, what: str) -> datetime:
+    """Return what :func:`written` wrote.
+
+    Raises:
+        InvalidMessage: it did not write that.
+    """
+    if digits is None or len(digits) != _DIGITS or not digits.isdigit():
+        raise InvalidMessage(f"{what} is {digits!r}, not {_DIGITS} digits")
+    try:
+        return from_microseconds(int(digits) - _BEFORE_1970)
+    except OverflowError as error:
+        raise InvalidMessage(f"{what} {digits!r} is outside the calendar") from error
+
+
+def microseconds_of(member: bytes) -> int:
+    """Return the microseconds since 1970 of an instant, or of a member of a sorted set, which begins with one."""
+    return int(member[:_DIGITS]) - _BEFORE_1970
+
+
+def instant_of(member: bytes) -> datetime:
+    """Return the instant that a member of a sorted set begins with."""
+    return from_microseconds(microseconds_of(member))
+
+
+def _read_text(raw: bytes | None, what: str) -> str:
+    if raw is None:
+        raise InvalidMessage(f"{what} is gone")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidMessage(f"{what} is no UTF-8 text: {error}") from error
+
+
+def _read_content(headers: bytes | None, body: bytes | None) -> tuple[dict[str, str], bytes]:
+    if not headers or body is None:
+        raise InvalidMessage("its content is gone: there are no headers, or there is no body")
+    return opened(headers, body), body
+
+
+def _read_failures(count: bytes | None) -> int:
+    if count is None:
+        return 0
+    if not count.isdigit():
+        raise InvalidMessage(f"its count of failures is {count!r}")
+    return int(count)
+
+
+# --- messages of a store ------------------------------------------------------------------------------------------
+
+
+def message_parts(message: DelayedMessage, *, checksum: bool) -> tuple[Part, ...]:
+    """Return what the scripts take for a message, in the order of ``taken_message``."""
+    headers = encode_headers(message.headers)
+    return (
+        message.message_id,
+        written(message.due),
+        message.destination,
+        sealed(headers, message.body) if checksum else headers,
+        message.body,
+        "" if message.expires_at is None else written(message.expires_at),
+    )
+
+
+def read_message(message_id: bytes, fields: Sequence[bytes | None]) -> DelayedMessage:
+    """Return the message of an id and the fields ``d q h b x f``.
+
+    Raises:
+        InvalidMessage, InvalidHeaders: it cannot be read.
+    """
+    due, destination, headers, body, expires_at, failures = fields[:6]
+    content = _read_content(headers, body)
+    return DelayedMessage.restored(
+        _read_text(message_id, "its id"),
+        read_instant(due, "its due time"),
+        _read_text(destination, "its destination"),
+        *content,
+        None if expires_at is None else read_instant(expires_at, "its expiry"),
+        _read_failures(failures),
+    )
+
+
+def check_size(message: DelayedMessage, limit: int) -> None:
+    """Refuse a message that is too large for a store.
+
+    Raises:
+        MessageTooLarge: headers and body have more bytes than ``limit``.
+    """
+    size, most = size_in_bytes(encode_headers(message.headers), message.body), limit_of(message.headers, limit)
+    if size > most:
+        raise MessageTooLarge(f"message {message.message_id!r} has {size:,} bytes, this store takes {most:,}")
+
+
+# --- messages of a queue ------------------------------------------------------------------------------------------
+
+
+def envelope_parts(envelope: Envelope) -> tuple[Part, ...]:
+    """Return what ``transact.lua`` takes for a message that is sent."""
+    lasts = envelope.time_to_be_received
+    return (
+        envelope.destination,
+        envelope.message_id,
+        encode_headers(envelope.headers),
+        envelope.body,
+        "" if envelope.expires_at is None else written(envelope.expires_at),
+        "" if envelope.due is None else written(envelope.due),
+        "" if lasts is None else (lasts.days * 86_400 + lasts.seconds) * 1_000_000 + lasts.microseconds,
+    )
+
+
+def why_too_large(envelope: Envelope, limit: int) -> MessageTooLarge | None:
+    """Return why a message cannot be sent, or ``None``.
+
+    Raises:
+        InvalidHeaders: its headers cannot be carried.
+    """
+    check_headers(envelope.headers)
+    size = size_in_bytes(encode_headers(envelope.headers), envelope.body)
+    most = limit_of(envelope.headers, limit)
+    if size <= most:
+        return None
+    return MessageTooLarge(f"message {envelope.message_id!r} has {size:,} bytes, these queues take {most:,}")
+
+
+def read_envelope(queue: str, fields: Sequence[bytes | None]) -> tuple[Envelope, int]:
+    """Return the message of the fields ``i h b x d f``, and how often handling it failed.
+
+    Raises:
+        InvalidMessage, InvalidHeaders: it cannot be read.
+    """
+    message_id, headers, body, expires_at, due, failures = fields[:6]
+    content = _read_content(headers, body)
+    envelope = Envelope.restored(
+        queue,
+        _read_text(message_id, "its id"),
+        *content,
+        None if expires_at is None else read_instant(expires_at, "its expiry"),
+        None if due is None else read_instant(due, "its due time"),
+    )
+    return envelope, _read_failures(failures)
+
+
+# --- records ------------------------------------------------------------------------------------------------------
+
+
+def read_record(message_id: str, line: bytes) -> Record:
+    """Return the record of a line, as ``record`` of ``common.lua`` writes them."""
+    kind, at, due, destination, detail = line.split(b"\0", 4)
+    return Record(
+        RecordKind(int(kind)),
+        message_id,
+        instant_of(at),
+        instant_of(due) if due else None,
+        destination.decode(errors="replace") or None,
+        detail.decode(errors="replace"),
+    )
+
+
+def pairs(reply: Sequence[Any]) -> dict[bytes, bytes]:
+    """Return the fields of a hash that a script read whole."""
+    return dict(zip(reply[::2], reply[1::2], strict=True))

@@ -1,0 +1,149 @@
+"""Channels of a server that are listened to, by one connection, which is renewed as long as somebody listens."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Final, cast
+
+from redis.asyncio.connection import Connection
+from redis.exceptions import RedisError
+
+from postdate.backends.redis.server import RedisServer, ended
+from postdate.errors import PostdateError
+
+Heard = Callable[[bytes | None], None]
+"""Called with the text of a message; with ``None`` when messages may have been missed."""
+
+_SPEAK_EVERY_SECONDS: Final = 5.0
+_CONNECT_AGAIN_AFTER_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
+
+log = logging.getLogger("postdate.redis")
+
+
+class Listening:
+    """Listens from the first channel on.
+
+    Args:
+        server: whose channels they are.
+    """
+
+    def __init__(self, server: RedisServer) -> None:
+        self._server = server
+        self._heard: dict[bytes, list[Heard]] = {}
+        self._subscribed: dict[bytes, asyncio.Event] = {}
+        self._connection: Connection | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._failure: PostdateError | None = None
+
+    async def listen(self, channel: str, heard: Heard) -> Callable[[], None]:
+        """Call ``heard`` with what is said on a channel from now on; return the way to stop it.
+
+        Raises:
+            PostdateError: the server does not answer; nothing is listened to.
+        """
+        name = channel.encode()
+        self._heard.setdefault(name, []).append(heard)
+        subscribed = self._subscribed.get(name)
+        if subscribed is None:
+            subscribed = self._subscribed[name] = asyncio.Event()
+            if self._connection is not None:
+                await self._send("SUBSCRIBE", name)
+        if self._task is None or self._task.done():
+            self._failure = None
+            self._task = asyncio.create_task(self._run(), name="postdate-redis-listening")
+        try:
+            await self._wait(subscribed)
+        except BaseException:
+            self._stop(name, heard)
+            raise
+        return lambda: self._stop(name, heard)
+
+    async def _wait(self, subscribed: asyncio.Event) -> None:
+        try:
+            async with asyncio.timeout(self._server.answers_within_seconds):
+                await subscribed.wait()
+        except TimeoutError as error:
+            place = self._server.login.place
+            why = self._failure or self._server.meanings.unreachable(f"{place} does not answer a subscription")
+            raise why from error
+
+    def _stop(self, name: bytes, heard: Heard) -> None:
+        listeners = self._heard.get(name, [])
+        if heard in listeners:
+            listeners.remove(heard)
+        if not listeners:  # what comes of it until the connection is renewed is heard by none
+            self._heard.pop(name, None)
+
+    async def close(self) -> None:
+        """Stop listening; later calls of what :meth:`listen` returned do nothing."""
+        task, self._task = self._task, None
+        await ended(task)
+        self._heard.clear()
+        self._subscribed.clear()
+
+    async def _run(self) -> None:
+        failures = 0
+        while True:
+            try:
+                await self._serve()
+            except (PostdateError, RedisError, OSError) as error:
+                if failures == 0:
+                    log.info("not listening to %s for now: %s", self._server.login.place, error)
+                if isinstance(error, PostdateError):
+                    self._failure = error
+            pauses = _CONNECT_AGAIN_AFTER_SECONDS
+            await asyncio.sleep(pauses[min(failures, len(pauses) - 1)])
+            failures = 0 if self._connection is not None else failures + 1
+            self._connection = None
+
+    async def _serve(self) -> None:
+        """Listen by one connection until it is lost."""
+        self._connection = None
+        connection = await self._server.lone_connection()
+        try:
+            names = list(self._heard)
+            self._subscribed = {name: self._subscribed.get(name, asyncio.Event()) for name in names}
+            if names:
+                await connection.send_command("SUBSCRIBE", *names)
+            self._connection = connection
+            self._tell_all()
+            await self._read(connection)
+        finally:
+            await connection.disconnect(nowait=True)
+
+    def _tell_all(self) -> None:
+        for listeners in list(self._heard.values()):
+            for heard in list(listeners):
+                heard(None)
+
+    async def _read(self, connection: Connection) -> None:
+        clock = asyncio.get_running_loop().time
+        last_heard = clock()
+        while True:
+            message = await cast("Any", connection).read_response(timeout=_SPEAK_EVERY_SECONDS)
+            if message is not None:
+                last_heard = clock()
+                self._hear(message)
+            elif clock() - last_heard > self._server.answers_within_seconds:
+                raise ConnectionError(f"nothing was heard for {clock() - last_heard:.0f} s")
+            else:
+                await connection.send_command("PING")
+
+    def _hear(self, message: Sequence[Any]) -> None:
+        if len(message) < 3:
+            return  # the answer to PING
+        kind, name, text = message[:3]
+        if kind == b"subscribe" and name in self._subscribed:
+            self._subscribed[name].set()
+        elif kind == b"message":
+            for heard in list(self._heard.get(name, ())):
+                heard(text)
+
+    async def _send(self, *words: bytes | str) -> None:
+        assert self._connection is not None
+        try:
+            await self._connection.send_command(*words)
+        except (RedisError, OSError) as error:  # the reading side notices, too, and subscribes to all anew
+            log.debug("%s could not be sent: %s", words[0], error)

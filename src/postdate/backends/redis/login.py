@@ -1,0 +1,94 @@
+"""Where a Redis server is, how to log in, and under which tag the keys are: the parts of an address.
+
+``redis://user:password@host:port/database?prefix=shop``, and ``rediss://…?ca=/path/of/authority.pem`` for TLS. Only the
+host is needed; the database is 0 and the prefix ``postdate`` where nothing is said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from postdate.errors import ConfigurationError
+
+_PORT: Final = 6379
+_PREFIX: Final = "postdate"
+_FORM: Final = "redis://user:password@host:port/database?prefix=NAME"
+
+
+@dataclass(frozen=True, slots=True)
+class RedisLogin:
+    """One database of a Redis server, and the tag that all keys of a deployment have in common.
+
+    Args:
+        host: of the server.
+        port: of the server.
+        database: its number.
+        prefix: store and queues with the same one belong together.
+        user: for servers with access control; ``None``: the default user.
+        password: of the user; ``None``: none is asked for.
+        tls: whether the connection is encrypted.
+        authority: file with the certificates that are trusted; ``None``: those of the system.
+    """
+
+    host: str
+    port: int = _PORT
+    database: int = 0
+    prefix: str = _PREFIX
+    user: str | None = None
+    password: str | None = field(default=None, repr=False)
+    tls: bool = False
+    authority: str | None = None
+
+    @property
+    def place(self) -> str:
+        """Where it is, without secrets, for errors."""
+        return f"Redis at {self.host}:{self.port}, database {self.database}"
+
+    @property
+    def tag(self) -> str:
+        """What all keys begin with: in braces, by which a cluster keeps them in one slot."""
+        return f"{{{self.prefix}}}"
+
+    @property
+    def identity(self) -> object:
+        """What is equal for a store and queues that can share a transaction."""
+        return ("redis", self.host.lower(), self.port, self.database, self.prefix)
+
+
+def parse_address(address: str) -> RedisLogin:
+    """Return the parts of an address.
+
+    Raises:
+        ConfigurationError: it is none of a Redis server; the text shows no password.
+    """
+    parts = urlsplit(address)
+    if parts.scheme not in {"redis", "rediss"} or not parts.hostname:
+        raise ConfigurationError(f"an address of Redis is written {_FORM}")
+    database = parts.path.strip("/")
+    if database and not (database.isascii() and database.isdigit()):
+        raise ConfigurationError(f"{database!r} is no number of a Redis database; write {_FORM}")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    unknown = sorted(options.keys() - {"prefix", "ca"})
+    if unknown:
+        raise ConfigurationError(f"an address of Redis takes prefix and ca, not {', '.join(unknown)}")
+    tls = parts.scheme == "rediss"
+    if "ca" in options and not tls:
+        raise ConfigurationError("ca is for rediss:// addresses, whose connections are encrypted")
+    return RedisLogin(
+        parts.hostname,
+        parts.port or _PORT,
+        int(database or 0),
+        _checked_prefix(options.get("prefix", _PREFIX)),
+        unquote(parts.username) if parts.username else None,
+        unquote(parts.password) if parts.password else None,
+        tls,
+        options.get("ca"),
+    )
+
+
+def _checked_prefix(prefix: str) -> str:
+    if not prefix or len(prefix) > 200 or any(sign in prefix for sign in "{}\0"):
+        raise ConfigurationError(f"the prefix {prefix!r} must be 1 to 200 characters without braces")
+    return prefix

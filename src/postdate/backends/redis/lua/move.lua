@@ -1,0 +1,157 @@
+-- store, level, now, messages at most, whether to list them; names that only headers of what may lapse have; members of
+-- messages with such headers, each with whether it has lapsed: move what is due to its queue, record what has expired.
+-- Whether headers mean that a message has lapsed is for the caller to judge: where some of those that would be moved are
+-- not judged yet, nothing is done, and {member, headers} of each is returned. So all of them keep their order.
+-- Bodies are not touched: the key of a message is renamed.
+local store, level, now, limit, listing = take(), take(), take(), tonumber(take()), take() == '1'
+local names, lapsed = {}, {}
+for place = 1, tonumber(take()) do
+  names[place] = take()
+end
+for _ = 1, tonumber(take()) do
+  local member = take()
+  lapsed[member] = take()
+end
+
+local free, exists = store .. ':free', {}
+local PAGE, ASKED_BYTES = 500, 4 * 1024 * 1024
+
+local function is_queue(name)
+  if exists[name] == nil then
+    exists[name] = call('SISMEMBER', tag .. ':queues', name) == 1
+  end
+  return exists[name]
+end
+
+local function may_lapse(headers)
+  for _, name in ipairs(names) do
+    if headers and string.find(headers, name, 1, true) then
+      return true
+    end
+  end
+  return false
+end
+
+-- What is to be done, looked at before anything is changed -----------------------------------------------------------
+
+local plan, asked, asked_bytes = {}, {}, 0
+
+local function plan_one(member)
+  local id = id_of(member)
+  local key = store .. ':m:' .. id
+  local found = call('HMGET', key, 'q', 'x', 'd', 'D', 'f')
+  local queue, ends = found[1], found[2]
+  local one = { member = member, id = id, key = key, queue = queue, ends = ends, due = found[3], listed_due = found[4] }
+  one.failures, one.is_expired = found[5], is_instant(ends) and ends < now
+  if not one.is_expired and not (queue and is_queue(queue)) then
+    return
+  end
+  if not one.is_expired and #names > 0 then
+    local verdict = lapsed[member]
+    if verdict then
+      one.is_expired = verdict == '1'
+    else
+      local headers = call('HGET', key, 'h')
+      if may_lapse(headers) then
+        asked[#asked + 1] = { member, headers }
+        asked_bytes = asked_bytes + #headers
+      end
+    end
+  end
+  plan[#plan + 1] = one
+end
+
+local looked, from = 0, '-'
+while #plan < limit and looked < limit + 5000 and asked_bytes < ASKED_BYTES do
+  local members = call('ZRANGE', free, from, '(' .. now, 'BYLEX', 'LIMIT', 0, PAGE)
+  for _, member in ipairs(members) do
+    if #plan == limit or asked_bytes >= ASKED_BYTES then
+      break
+    end
+    plan_one(member)
+    looked = looked + 1
+    from = '(' .. member
+  end
+  if #members < PAGE then
+    break
+  end
+end
+if #asked > 0 then
+  return asked
+end
+
+-- Doing it -----------------------------------------------------------------------------------------------------------
+
+local time, delivered, expired, listed = clock(), 0, 0, {}
+local number = tonumber(call('GET', tag .. ':q:number') or '0')
+-- What is the same for all messages of a page is done once for all of them.
+local gone, dues, ready = {}, {}, {}
+
+local function finish_page()
+  if #gone > 0 then
+    call('ZREM', free, unpack(gone))
+    call('ZREM', store .. ':due', unpack(dues))
+  end
+  local count = 0
+  for queue, places in pairs(ready) do
+    call('ZADD', tag .. ':q:' .. queue .. ':ready', unpack(places))
+    wake(tag .. ':q:' .. queue .. ':wake', '')
+    count = count + #places / 2
+  end
+  if count > 0 then
+    call('SET', tag .. ':q:number', string.format('%.0f', number))
+    if level ~= 'none' then
+      call('HINCRBY', store .. ':counts', DELIVERED, count)
+      call('SET', store .. ':last', now)
+    end
+  end
+  gone, dues, ready = {}, {}, {}
+end
+
+local function deliver(one)
+  number = number + 1
+  local place, queue = string.format('%.0f', number), one.queue
+  local moved = tag .. ':qm:' .. place
+  call('RENAME', one.key, moved)
+  call('HSET', moved, 'Q', queue, 'B', store)
+  if one.failures then
+    call('HDEL', moved, 'f')
+    call('SREM', store .. ':failing', one.id)
+  end
+  gone[#gone + 1] = one.member
+  dues[#dues + 1] = one.listed_due or one.member
+  ready[queue] = ready[queue] or {}
+  table.insert(ready[queue], place)
+  table.insert(ready[queue], place)
+  if is_instant(one.ends) then
+    ends_there(queue, moved, place, time + between(now, one.ends))
+  end
+  if level ~= 'none' then
+    call('RPUSH', store .. ':r:' .. one.id, line_of(DELIVERED, now, one.due, queue, ''))
+  end
+end
+
+for place, one in ipairs(plan) do
+  if one.is_expired then
+    end_one(store, level, EXPIRED, one.id, now, '')
+    expired = expired + 1
+  else
+    deliver(one)
+    delivered = delivered + 1
+  end
+  if listing then
+    listed[#listed + 1] = { one.id, one.listed_due or one.member, one.queue or '', one.is_expired and 1 or 0 }
+  end
+  if place % PAGE == 0 or place == #plan then
+    finish_page()
+  end
+end
+
+local first, left_behind = call('ZRANGE', free, 0, 0)[1], 0
+if first and string.sub(first, 1, 18) < now then
+  local queue = call('HGET', store .. ':m:' .. id_of(first), 'q')
+  if not queue or not is_queue(queue) then
+    left_behind = 1
+  end
+end
+return { delivered, expired, left_behind, first or false, listed }

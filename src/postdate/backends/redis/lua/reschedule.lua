@@ -1,0 +1,16 @@
+-- store, level, now, id, its member in :free as it was read, due, headers: 0 when another was faster
+local store, level, now, id, was, due, headers = take(), take(), take(), take(), take(), take(), take()
+local key = store .. ':m:' .. id
+local found = call('HMGET', key, 'A', 't', 'D', 'q')
+if found[1] ~= was or found[2] then
+  return 0
+end
+local before, member = first_free(store), due .. string.sub(was, 19)
+call('ZREM', store .. ':due', found[3])
+call('ZREM', store .. ':free', was)
+call('HSET', key, 'd', due, 'h', headers, 'D', member, 'A', member)
+call('ZADD', store .. ':due', 0, member)
+call('ZADD', store .. ':free', 0, member)
+record(store, level, RESCHEDULED, id, now, due, found[4], '')
+wake_if_earlier(store, before)
+return 1

@@ -1,0 +1,1 @@
+return forget_holder(take())

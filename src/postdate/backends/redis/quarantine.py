@@ -1,0 +1,155 @@
+"""What cannot be read of a store, or of the queues: shown, mended, put back, discarded. Source: ADR 0019."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+from postdate.backends.redis.layout import message_parts, pairs, read_envelope, read_instant, read_message, written
+from postdate.backends.redis.server import RedisServer
+from postdate.errors import DuplicateMessage, InvalidMessage, MessageNotFound, QueueNotFound
+from postdate.messages import DelayedMessage, Envelope, resealed
+from postdate.ports import Mending, Quarantined
+
+_NAMES: Final = {
+    b"i": "message_id",
+    b"d": "due",
+    b"q": "destination",
+    b"h": "headers",
+    b"b": "body",
+    b"x": "expires_at",
+    b"f": "number_of_failures",
+    b"Q": "queue",
+}
+_OF_THE_QUARANTINE: Final = frozenset({b"reason", b"at"})
+
+Fields = dict[bytes, bytes]
+
+
+class _SetAside:
+    """What is set aside under one place."""
+
+    def __init__(self, server: RedisServer, place: str) -> None:
+        self._server, self._place = server, place
+
+    async def shown(self, limit: int) -> Sequence[Quarantined]:
+        """Return up to ``limit`` of what is set aside, oldest first."""
+        rows = await self._server.run("shown_aside", self._place, limit)
+        return [_shown(int(number), pairs(fields)) for number, fields in rows]
+
+    async def count(self) -> int:
+        """Return how many are set aside."""
+        return await self._server.command("ZCARD", f"{self._place}:xs")
+
+    async def _fields(self, number: int) -> Fields:
+        fields = pairs(await self._server.command("HGETALL", f"{self._place}:x:{number}"))
+        if not fields:
+            raise self._missing(number)
+        return fields
+
+    def _missing(self, number: int) -> MessageNotFound:
+        return MessageNotFound(f"nothing with the number {number} is set aside in {self._server.login.place}")
+
+
+class StoreQuarantine(_SetAside):
+    """What is set aside of a store.
+
+    Args:
+        server: where it is.
+        place: what the keys of the store begin with.
+        level: how much is recorded.
+    """
+
+    def __init__(self, server: RedisServer, place: str, level: str) -> None:
+        super().__init__(server, place)
+        self._level = level
+
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
+        """See :meth:`postdate.ports.Quarantine.put_back`."""
+        mended = _with(await self._fields(number), mending)
+        message = _checked(mended)
+        parts = list(message_parts(message, checksum=False))
+        parts[3] = mended[b"h"]  # with the checksum that they had, or with a new one of what is mended
+        call = (self._place, self._level, written(now), number)
+        match await self._server.run("put_back", *call, *parts, message.number_of_failures):
+            case 0:
+                raise self._missing(number)
+            case 2:
+                raise DuplicateMessage(
+                    f"message {message.message_id!r} was stored anew; what is set aside is unchanged"
+                )
+            case _:
+                return
+
+    async def discard(self, number: int, now: datetime) -> None:
+        """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
+        if not await self._server.run("discard", f"s{self._place}", self._level, written(now), number):
+            raise self._missing(number)
+
+
+class QueueQuarantine(_SetAside):
+    """What is set aside of all queues.
+
+    Args:
+        server: where they are.
+    """
+
+    def __init__(self, server: RedisServer) -> None:
+        super().__init__(server, f"{server.login.tag}:q")
+
+    async def put_back(self, number: int, mending: Mending) -> None:
+        """See :meth:`postdate.ports.Quarantine.put_back`; it goes to the end of its queue."""
+        fields = _with(await self._fields(number), mending)
+        queue = fields.get(b"Q", b"").decode(errors="replace")
+        found, _ = read_envelope(queue, [fields.get(name) for name in (b"i", b"h", b"b", b"x", b"d", b"f")])
+        Envelope(queue, found.message_id, found.headers, found.body, found.expires_at, found.due)
+        call = (number, fields[b"h"], fields[b"b"], fields.get(b"d", b""))
+        match await self._server.run("put_back_queued", *call):
+            case 0:
+                raise self._missing(number)
+            case 2:
+                raise QueueNotFound(f"the queue {queue!r} of what is set aside as number {number} is gone")
+            case _:
+                return
+
+    async def discard(self, number: int, now: datetime) -> None:
+        """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
+        if not await self._server.run("discard", "q", "none", written(now), number):
+            raise self._missing(number)
+
+
+def _with(fields: Fields, mending: Mending) -> Fields:
+    """Return fields with what is mended in place of what was there."""
+    mended = dict(fields)
+    headers = resealed(fields.get(b"h"), mending.headers, mending.body, fields.get(b"b"))
+    if headers is not None:
+        mended[b"h"] = headers.encode()
+    if mending.body is not None:
+        mended[b"b"] = mending.body
+    if mending.destination is not None:
+        mended[b"q"] = mending.destination.encode()
+    if mending.due is not None:
+        mended[b"d"] = written(mending.due).encode()
+    return mended
+
+
+def _checked(mended: Fields) -> DelayedMessage:
+    if b"i" not in mended:
+        raise InvalidMessage("its id is gone, so it cannot be put back; store it anew, and discard this")
+    read = read_message(mended[b"i"], [mended.get(name) for name in (b"d", b"q", b"h", b"b", b"x", b"f")])
+    return DelayedMessage(
+        read.message_id, read.due, read.destination, read.headers, read.body, read.expires_at, read.number_of_failures
+    )
+
+
+def _shown(number: int, fields: Fields) -> Quarantined:
+    raw = {_NAMES.get(name, name.decode()): value for name, value in fields.items() if name not in _OF_THE_QUARANTINE}
+    return Quarantined(
+        number,
+        fields.get(b"Q", b"").decode(errors="replace"),
+        fields.get(b"i", b"").decode(errors="replace"),
+        fields.get(b"reason", b"").decode(errors="replace"),
+        read_instant(fields.get(b"at"), "the time of setting aside"),
+        raw,
+    )

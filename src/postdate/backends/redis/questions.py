@@ -1,0 +1,115 @@
+"""What an operator asks about a store: statistics, lists, histories."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from postdate.backends.redis.layout import instant_of, read_message, read_record, written
+from postdate.backends.redis.server import RedisServer
+from postdate.errors import MessageError
+from postdate.messages import DelayedMessage
+from postdate.ports import MessageFilter, Record, RecordKind, StoreStatistics
+
+_PAGE: Final = 500
+
+log = logging.getLogger("postdate.redis")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A message that waits, and how.
+
+    Args:
+        message: what waits.
+        headers: as they are stored.
+        member: its member among those that can be claimed; begins with the instant of its next attempt.
+        is_held: whether a process holds it.
+    """
+
+    message: DelayedMessage
+    headers: bytes
+    member: bytes
+    is_held: bool
+
+
+class Questions:
+    """Reads and changes nothing.
+
+    Args:
+        server: where the store is.
+        place: what its keys begin with.
+    """
+
+    def __init__(self, server: RedisServer, place: str) -> None:
+        self._server, self._place = server, place
+
+    async def statistics(self, now: datetime) -> StoreStatistics:
+        """See :meth:`postdate.ports.AdministrableStore.statistics`; reads sizes of sets only."""
+        found = await self._server.run("statistics", self._place, written(now))
+        pending, due, free, failing, aside, first = found
+        claimed = pending - free
+        return StoreStatistics(
+            pending=pending,
+            overdue=max(due - claimed, 0),
+            claimed=claimed,
+            failing=failing,
+            next_due=instant_of(first) if first else None,
+            quarantined=aside,
+        )
+
+    async def record_counts(self) -> Mapping[RecordKind, int]:
+        """See :meth:`postdate.ports.AdministrableStore.record_counts`; the server counts as it writes."""
+        reply: list[bytes] = await self._server.command("HGETALL", f"{self._place}:counts")
+        return {RecordKind(int(kind)): int(count) for kind, count in zip(reply[::2], reply[1::2], strict=True)}
+
+    async def pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
+        """See :meth:`postdate.ports.AdministrableStore.list_pending`."""
+        found: list[DelayedMessage] = []
+        async for row in self.rows(where):
+            if len(found) >= limit:
+                break
+            if where.matches(row.message):
+                found.append(row.message)
+        return found
+
+    async def rows(self, where: MessageFilter) -> AsyncGenerator[Row]:
+        """Yield what waits by due time, page by page; at least all that ``where`` is about, of what can be read."""
+        first = "-" if where.due_from is None else f"[{written(where.due_from)}"
+        last = "+" if where.due_to is None else f"({written(where.due_to)}"
+        begin: bytes | str = first
+        while True:
+            call = (self._place, begin, last, _PAGE, where.destination or "")
+            seen, page = await self._server.run("page", *call)
+            for message_id, *fields in page:
+                row = _row(message_id, fields)
+                if row is not None:
+                    yield row
+            if not seen:
+                return
+            begin = b"(" + seen
+
+    async def row(self, message_id: str) -> Row | None:
+        """Return how a message waits; ``None``: it does not, or cannot be read."""
+        wanted = ("d", "q", "h", "b", "x", "f", "A", "t")
+        fields: list[Any] = await self._server.command("HMGET", f"{self._place}:m:{message_id}", *wanted)
+        return _row(message_id.encode(), fields)
+
+    async def history(self, message_id: str) -> Sequence[Record]:
+        """See :meth:`postdate.ports.AdministrableStore.history`."""
+        lines: list[bytes] = await self._server.command("LRANGE", f"{self._place}:r:{message_id}", 0, -1)
+        return [read_record(message_id, line) for line in lines]
+
+
+def _row(message_id: bytes, fields: Sequence[Any]) -> Row | None:
+    member = fields[6]
+    if member is None:
+        return None
+    try:
+        return Row(read_message(message_id, fields), fields[2], member, fields[7] is not None)
+    except MessageError as error:
+        log.debug("message %r cannot be read, and is set aside when it is due: %s", message_id, error)
+        return None

@@ -1,0 +1,172 @@
+"""One queue being received from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import anyio
+from typing_extensions import override
+
+from postdate.backends.redis.facts import server_now
+from postdate.backends.redis.layout import read_envelope, written
+from postdate.backends.redis.listening import Listening
+from postdate.backends.redis.liveness import Claimant, Liveness
+from postdate.backends.redis.server import RedisServer
+from postdate.errors import ClaimLost, MessageError, PostdateError, QueueNotFound
+from postdate.ports import HANDLED, End, Received, Receiver
+from postdate.wakeup import Alarm
+
+if TYPE_CHECKING:
+    from postdate.backends.redis.transport import RedisTransport
+
+_LOOKS_AGAIN_AFTER_SECONDS: Final = 30.0
+"""Without having been woken: the server tells of every message, but by a channel that keeps nothing."""
+
+_MOST_BYTES_AT_ONCE: Final = 16 * 1024 * 1024
+
+log = logging.getLogger("postdate.redis")
+
+
+class _Hold(NamedTuple):
+    """The number of a message in its queue, and the token of the claim."""
+
+    number: bytes
+    token: str
+
+
+class RedisReceiver(Receiver):
+    """Holds what it received until that is committed, rolled back, or the process is dead.
+
+    Args:
+        transport: whose queue it is.
+        server: where it is.
+        listening: to the channel of the queue.
+        liveness: under which messages are held.
+        queue: its name.
+    """
+
+    def __init__(
+        self, transport: RedisTransport, server: RedisServer, listening: Listening, liveness: Liveness, queue: str
+    ) -> None:
+        self._transport, self._server, self._listening = transport, server, listening
+        self.queue = queue
+        self._claimant = Claimant(server, liveness)
+        self._held: dict[bytes, str] = {}
+        self._alarm: Alarm | None = None
+        self._stops_hearing: Callable[[], None] | None = None
+        self._has_failed = False
+
+    @override
+    async def receive(self, limit: int) -> Sequence[Received]:
+        try:
+            return await self._receive(limit)
+        except PostdateError:
+            self._has_failed = True
+            raise
+
+    async def _receive(self, limit: int) -> Sequence[Received]:
+        alarm = await self._listen()
+        while True:
+            alarm.reset()
+            found = await self._take(limit, "")
+            if found or self._has_failed:
+                self._has_failed = False
+                return found
+            with anyio.move_on_after(_LOOKS_AGAIN_AFTER_SECONDS):
+                await alarm.wait()
+
+    async def _listen(self) -> Alarm:
+        if self._alarm is None:
+            self._alarm = Alarm()
+            self._transport.opened(self)
+        if self._stops_hearing is None:
+            alarm = self._alarm
+            channel = f"{self._server.login.tag}:q:{self.queue}:wake"
+            self._stops_hearing = await self._listening.listen(channel, lambda _text: alarm.ring())
+        return self._alarm
+
+    @override
+    async def take(self, message_id: str) -> Received | None:
+        found = await self._take(1, message_id)
+        return found[0] if found else None
+
+    async def _take(self, limit: int, message_id: str) -> Sequence[Received]:
+        """Hold messages that are there; what cannot be read is set aside, and others are taken in its place."""
+        while True:
+            token, rows = await self._claimant.claim("receive", self.queue, limit, _MOST_BYTES_AT_ONCE, message_id)
+            if rows == 1:
+                raise QueueNotFound(f"there is no queue {self.queue!r}")
+            found: list[Received] = []
+            unread: list[tuple[bytes, MessageError]] = []
+            for number, *fields in rows:
+                self._held[number] = token
+                try:
+                    envelope, failures = read_envelope(self.queue, fields)
+                except MessageError as error:
+                    unread.append((number, error))
+                    continue
+                found.append(Received(envelope, failures, _Hold(number, token)))
+            try:
+                for number, error in unread:
+                    await self._set_aside(number, token, error)
+            except BaseException:
+                self._claimant.doubt(token)
+                raise
+            if found or not rows or message_id:
+                return found
+
+    async def _set_aside(self, number: bytes, token: str, error: MessageError) -> None:
+        key = f"{self._server.login.tag}:qm:".encode() + number
+        at = written(await server_now(self._server))
+        await self._server.run("aside", "q", "none", at, key, "", token, str(error))
+        self._held.pop(number, None)
+        text = "a message of queue %r cannot be read and was set aside (%s); `postdate errors` shows what is to be done"
+        log.error(text, self.queue, error)
+
+    @override
+    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+        number, token = self._hold(received)
+        try:
+            await self._transport.commit(number, token, now, end)
+        except ClaimLost:
+            if not end.work:
+                self._held.pop(number, None)
+            raise
+        self._held.pop(number, None)
+
+    @override
+    async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+        number, token = self._hold(received)
+        done = await self._server.run("roll_back", number, token, int(failed))
+        self._held.pop(number, None)
+        if not done:
+            raise self._lost_hold(received)
+
+    def _hold(self, received: Received) -> tuple[bytes, str]:
+        found = received.token
+        number, token = found if isinstance(found, _Hold) else _Hold(b"", "")
+        if self._held.get(number) != token:
+            raise self._lost_hold(received)
+        return number, token
+
+    def _lost_hold(self, received: Received) -> ClaimLost:
+        return ClaimLost(f"message {received.envelope.message_id!r} in {self.queue!r} is no longer held here")
+
+    def lost(self) -> None:
+        """Note that others may have everything that was held."""
+        self._held.clear()
+        if self._alarm is not None:
+            self._alarm.ring()
+
+    @override
+    async def close(self) -> None:
+        if self._stops_hearing is not None:
+            self._stops_hearing()
+            self._stops_hearing = None
+        self._transport.ended(self)
+        self._alarm = None
+        self._held.clear()
+        await self._claimant.close()

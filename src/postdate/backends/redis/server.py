@@ -1,0 +1,139 @@
+"""The connections to a server: scripts and commands, each with a deadline, and errors in our words."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any, Final, cast
+
+from redis.asyncio import Redis
+from redis.asyncio.connection import BlockingConnectionPool, Connection, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
+
+from postdate.backends.redis.errors import Meanings, translate
+from postdate.backends.redis.layout import Part
+from postdate.backends.redis.login import RedisLogin, parse_address
+from postdate.backends.redis.scripts import script
+
+_CONNECTS_WITHIN_SECONDS: Final = 5.0
+_CONNECTIONS: Final = 16
+ANSWERS_WITHIN: Final = timedelta(seconds=20)
+"""After so long a silence a connection is given up, unless the settings say otherwise."""
+
+
+class RedisServer:
+    """A pool of connections to one database of a server, opened at first use, in the event loop of the first caller.
+
+    Args:
+        address: ``redis://…`` or ``rediss://…``, or its parts.
+        meanings: what errors are: to a store, or to queues.
+        answers_within: after so long a silence a connection is given up; ``None``: 20 s.
+
+    Raises:
+        ConfigurationError: the address cannot be.
+    """
+
+    def __init__(self, address: str | RedisLogin, meanings: Meanings, answers_within: timedelta | None = None) -> None:
+        self.login = address if isinstance(address, RedisLogin) else parse_address(address)
+        self.meanings = meanings
+        self.answers_within_seconds = (answers_within or ANSWERS_WITHIN).total_seconds()
+        self._client: Redis | None = None
+
+    def __repr__(self) -> str:
+        return f"{self.login.place}, prefix {self.login.prefix!r}"
+
+    async def run(self, name: str, *arguments: Part) -> Any:
+        """Run a script, which is done whole or not at all, and return its answer.
+
+        Raises:
+            PostdateError: as the meanings have it. After a lost connection the script may have run, or may run yet.
+        """
+        wanted, tag = script(name), self.login.tag
+        try:
+            try:
+                return await self._opened("EVALSHA", wanted.digest, 1, tag, *arguments)
+            except NoScriptError:  # a server that was started anew, or another one by the same name
+                return await self._opened("EVAL", wanted.text, 1, tag, *arguments)
+        except (RedisError, OSError) as error:
+            await self._leave_replica(error)
+            raise translate(error, self.meanings, self.login.place) from error
+
+    async def command(self, *words: Part) -> Any:
+        """Send one command and return its answer; see :meth:`run`."""
+        try:
+            return await self._opened(*words)
+        except (RedisError, OSError) as error:
+            await self._leave_replica(error)
+            raise translate(error, self.meanings, self.login.place) from error
+
+    async def _leave_replica(self, error: Exception) -> None:
+        """Close all connections to a server that was the master before: by its name another may be found now."""
+        if isinstance(error, ReadOnlyError) and self._client is not None:
+            await self._client.connection_pool.disconnect(inuse_connections=False)
+
+    async def close(self) -> None:
+        """Close every connection; the next use opens new ones."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose(close_connection_pool=True)
+
+    @property
+    def _opened(self) -> Callable[..., Awaitable[Any]]:
+        """What sends a command and gives its answer."""
+        if self._client is None:
+            pool = BlockingConnectionPool(
+                max_connections=_CONNECTIONS,
+                timeout=self.answers_within_seconds,
+                connection_class=self._kind,
+                **self._settings(),
+            )
+            self._client = Redis(connection_pool=pool)
+            self._client.response_callbacks.clear()  # answers as the server gives them, whatever the driver's version
+        return cast("Any", self._client).execute_command  # the driver leaves its types open
+
+    @property
+    def _kind(self) -> type[Connection]:
+        return SSLConnection if self.login.tls else Connection
+
+    def _settings(self) -> dict[str, Any]:
+        login = self.login
+        settings: dict[str, Any] = {
+            "host": login.host,
+            "port": login.port,
+            "db": login.database,
+            "username": login.user,
+            "password": login.password,
+            "protocol": 2,
+            "socket_connect_timeout": _CONNECTS_WITHIN_SECONDS,
+            "socket_timeout": self.answers_within_seconds,
+            "socket_keepalive": True,
+            "client_name": "postdate",
+            # What was sent may have been done: whether to say it again is for the core to judge.
+            "retry": Retry(NoBackoff(), 0),
+        }
+        if login.tls:
+            settings |= {"ssl_ca_certs": login.authority, "ssl_check_hostname": True}
+        return settings
+
+    async def lone_connection(self) -> Connection:
+        """Return a connection of its own, which the caller closes: one that listens can do nothing else.
+
+        Raises:
+            PostdateError: as the meanings have it.
+        """
+        connection = self._kind(**self._settings())
+        try:
+            await connection.connect()
+        except (RedisError, OSError) as error:
+            raise translate(error, self.meanings, self.login.place) from error
+        return connection
+
+
+async def ended(task: asyncio.Task[None] | None) -> None:
+    """Cancel a task of ours and wait for its end."""
+    if task is not None:
+        task.cancel()
+        await cast("Any", asyncio.wait({task}))

@@ -1,0 +1,492 @@
+"""Delayed messages in Redis: a hash each, in sorted sets by the instants of due time and next attempt.
+
+Source: docs/guides/redis.md, ``lua/common.lua`` (the keys); ADR 0002 (claims), ADR 0019 (clocks, outages, damage).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from typing_extensions import override
+
+from postdate.backends.redis.clocks import Clocks
+from postdate.backends.redis.errors import STORE
+from postdate.backends.redis.facts import check_eviction, server_facts, server_now
+from postdate.backends.redis.layout import Part, check_size, instant_of, message_parts, microseconds_of, read_message
+from postdate.backends.redis.layout import written as instant
+from postdate.backends.redis.listening import Listening
+from postdate.backends.redis.liveness import HOLDS_AT_MOST, Claimant, Liveness
+from postdate.backends.redis.login import RedisLogin
+from postdate.backends.redis.observation import RedisStoreObserver
+from postdate.backends.redis.quarantine import StoreQuarantine
+from postdate.backends.redis.questions import Questions
+from postdate.backends.redis.server import RedisServer
+from postdate.backends.redis.transaction import RedisTransaction, finish_parts, transaction_of
+from postdate.backends.rowlocks.next_due import NextDue
+from postdate.clock import to_microseconds
+from postdate.errors import ConfigurationError, DuplicateMessage, InvalidHeaders, InvalidMessage, MessageError
+from postdate.messages import DelayedMessage, Headers, decode_headers, encode_headers, rescheduled, sealed
+from postdate.ports import (
+    NOTHING_MOVED,
+    OUTCOME_RECORDS,
+    AdministrableStore,
+    Claim,
+    Mending,
+    MessageFilter,
+    Moved,
+    MoveReport,
+    MovingStore,
+    NativeTransaction,
+    Observer,
+    Outcome,
+    Quarantine,
+    Quarantined,
+    Record,
+    Recording,
+    RecordKind,
+    ServerFacts,
+    StoreCapabilities,
+    StoreReport,
+    StoreStatistics,
+    TransactionMode,
+    Wake,
+    Work,
+)
+from postdate.ports.stores import Discarding
+
+_MOST_BYTES_AT_ONCE: Final = 16 * 1024 * 1024
+"""Of headers and bodies in one claim; a single message may have more."""
+
+_NAMED_BY_WHAT_MAY_LAPSE: Final = (Headers.TIME_TO_BE_RECEIVED, Headers.EXPIRES_AT, "\\u")
+"""Few messages have one of these. A name could hide behind an escape only; we write none in names, but others may."""
+
+log = logging.getLogger("postdate.redis")
+
+
+class RedisStore(MovingStore, AdministrableStore, Quarantine):
+    """Keeps delayed messages in a database of a Redis server.
+
+    Args:
+        address: ``redis://…`` or ``rediss://…`` (see :mod:`postdate.backends.redis.login`).
+        table: names the store among those with the same prefix; ``None``: ``{endpoint}.timeouts``.
+        recording: how much is kept for audits; records stay in the server's memory.
+        largest_message_bytes: of headers and body together.
+        checksum: store one of headers and body with each message; who reads it checks it, whatever this says.
+        holds_at_most: a process that is not heard for so long loses what it holds; ``None``: 60 s.
+        answers_within: after so long a silence a connection is given up; ``None``: 20 s.
+
+    Raises:
+        ConfigurationError: the address cannot be.
+    """
+
+    def __init__(  # noqa: PLR0913 - the settings that stand beside an address
+        self,
+        address: str | RedisLogin,
+        *,
+        table: str | None = None,
+        recording: Recording = Recording.ALL,
+        largest_message_bytes: int = 16 * 1024 * 1024,
+        checksum: bool = False,
+        holds_at_most: timedelta | None = None,
+        answers_within: timedelta | None = None,
+    ) -> None:
+        self._server = RedisServer(address, STORE, answers_within)
+        self._table, self._recording, self._checksum = table, recording, checksum
+        holds_at_most = holds_at_most or HOLDS_AT_MOST
+        self._capabilities = StoreCapabilities(
+            durable=True,
+            shared=True,
+            time_precision=timedelta(microseconds=1),
+            transaction_modes=frozenset(TransactionMode),
+            database=self._server.login.identity,
+            largest_message_bytes=largest_message_bytes,
+            holds_at_most=holds_at_most,
+            has_clock=True,
+        )
+        self._held: dict[str, Claim] = {}
+        self._when_lost: list[Callable[[Collection[str]], None]] = []
+        self._next_due, self._listening = NextDue(), Listening(self._server)
+        self._about: dict[str, Any] = {"delivers": True}
+        self._liveness = Liveness(self._server, self._listening, holds_at_most, self._about, self._lost)
+        self._claimant = Claimant(self._server, self._liveness)
+        self._stops_hearing: Callable[[], None] | None = None
+
+    def __repr__(self) -> str:
+        return f"RedisStore({self._server!r}, table={self._table!r})"
+
+    @property
+    @override
+    def capabilities(self) -> StoreCapabilities:
+        return self._capabilities
+
+    @override
+    async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
+        if self._table is None:
+            self._table = f"{endpoint}.timeouts"
+
+    @override
+    async def setup(self) -> None:
+        """Check the server; there is nothing to create.
+
+        Raises:
+            ConfigurationError: it is older than 7.0, or evicts keys when its memory is full: messages would be lost.
+        """
+        await check_eviction(self._server)
+
+    @override
+    async def close(self) -> None:
+        """Give back what is held and close every connection; a second time without effect."""
+        await self._liveness.close()
+        await self._listening.close()
+        self._stops_hearing = None
+        await self._server.close()
+        self._held.clear()
+
+    @property
+    def _place(self) -> str:
+        """What the keys of this store begin with."""
+        if self._table is None:
+            raise ConfigurationError(
+                "RedisStore does not know its name yet: call initialize(endpoint, mode) first, or give table="
+            )
+        return f"{self._server.login.tag}:s:{self._table}"
+
+    @property
+    def _level(self) -> str:
+        return self._recording.value
+
+    @property
+    def _questions(self) -> Questions:
+        return Questions(self._server, self._place)
+
+    @property
+    def _quarantine(self) -> StoreQuarantine:
+        return StoreQuarantine(self._server, self._place, self._level)
+
+    # --- storing ------------------------------------------------------------------------------------------------
+
+    @override
+    async def store(self, message: DelayedMessage, now: datetime) -> None:
+        if (await self._store([message], now, may_come_back=True)).already_there:
+            raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
+
+    @override
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
+        return await self._store(messages, now, may_come_back=False) if messages else StoreReport(0)
+
+    async def _store(self, messages: Sequence[DelayedMessage], now: datetime, *, may_come_back: bool) -> StoreReport:
+        parts = self._parts(messages)
+        head = (self._place, self._level, instant(now), int(may_come_back), len(messages))
+        known: list[int] = await self._server.run("store", *head, *parts)
+        there = set(known)
+        new = [message for place, message in enumerate(messages) if place not in there]
+        if new:
+            self._next_due.heard(to_microseconds(min(message.due for message in new)))
+        return StoreReport(len(new), tuple(messages[place].message_id for place in known))
+
+    def _parts(self, messages: Sequence[DelayedMessage]) -> list[Part]:
+        for message in messages:
+            check_size(message, self._capabilities.largest_message_bytes)
+        return [part for message in messages for part in message_parts(message, checksum=self._checksum)]
+
+    # --- in a transaction with the queues -------------------------------------------------------------------------
+
+    @override
+    def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
+        parts = self._parts(messages)
+        head: tuple[Part, ...] = ("store", self._place, self._level, instant(now), len(messages))
+
+        def work(transaction: NativeTransaction) -> None:
+            self._transaction(transaction).add(*head, *parts)
+
+        return work
+
+    @override
+    def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
+        kind = OUTCOME_RECORDS[outcome]
+        head: tuple[Part, ...] = ("finish", self._place, self._level, int(kind), instant(now), detail)
+
+        def work(transaction: NativeTransaction) -> None:
+            self._transaction(transaction).add(*head, *finish_parts(claims))
+            for claim in claims:
+                self._let_go(claim)
+
+        return work
+
+    def _transaction(self, transaction: NativeTransaction) -> RedisTransaction:
+        return transaction_of(transaction, self._server.login.identity)
+
+    # --- claims -------------------------------------------------------------------------------------------------
+
+    @override
+    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
+        while limit > 0:
+            token, rows = await self._claimant.claim("claim", self._place, instant(now), limit, _MOST_BYTES_AT_ONCE)
+            try:
+                claims = [each for row in rows if (each := await self._claim(row, token, now)) is not None]
+            except BaseException:
+                self._claimant.doubt(token)
+                raise
+            self._held |= {claim.message.message_id: claim for claim in claims}
+            if claims or not rows:
+                return claims
+        return []
+
+    async def _claim(self, row: Sequence[Any], token: str, now: datetime) -> Claim | None:
+        """Return the claim of a row; ``None``: it cannot be read, and was set aside."""
+        message_id, *fields = row
+        try:
+            return Claim(read_message(message_id, fields), token)
+        except MessageError as error:
+            await self._set_aside(message_id, token, error, now)
+            return None
+
+    async def _set_aside(self, message_id: bytes, token: str, error: MessageError, now: datetime) -> None:
+        place = self._place
+        key = f"{place}:m:".encode() + message_id
+        await self._server.run("aside", f"s{place}", self._level, instant(now), key, message_id, token, str(error))
+        text = "message %r of %r cannot be read and was set aside (%s); `postdate errors` shows what is to be done"
+        log.error(text, message_id, self, error)
+
+    @override
+    async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
+        kind = OUTCOME_RECORDS[outcome]
+        head = (self._place, self._level, int(kind), instant(now), detail)
+        done: int = await self._server.run("finish", *head, *finish_parts(self._own(claims)))
+        for claim in claims:
+            self._let_go(claim)
+        return done
+
+    @override
+    async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
+        if not self._own([claim]):
+            return False
+        return await self._retry(claim.message.message_id, str(claim.token), instant(attempt_at), now, reason)
+
+    async def _retry(self, message_id: str, token: str, attempt: str, now: datetime, reason: str) -> bool:
+        holder = self._liveness.holder_now
+        call = (self._place, self._level, message_id, token, holder, attempt, instant(now), reason)
+        done = bool(await self._server.run("retry", *call))
+        self._held.pop(message_id, None)
+        if done:
+            self._next_due.forget()
+        return done
+
+    @override
+    async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
+        attempt = "" if attempt_at is None else instant(attempt_at)
+        freed: int = await self._server.run("release", self._place, attempt, *finish_parts(self._own(claims)))
+        for claim in claims:
+            self._let_go(claim)
+        if freed:
+            if attempt_at is None:
+                self._next_due.forget()
+            else:
+                self._next_due.heard(to_microseconds(attempt_at))
+        return freed
+
+    def _own(self, claims: Sequence[Claim]) -> Sequence[Claim]:
+        """Return those claims that this process made as the holder that it is now: those of others are not its own."""
+        begin = f"{self._liveness.holder_now}:"
+        return [claim for claim in claims if str(claim.token).startswith(begin)]
+
+    def _let_go(self, claim: Claim) -> None:
+        if self._held.get(claim.message.message_id) is claim:
+            del self._held[claim.message.message_id]
+
+    def _lost(self) -> None:
+        lost, self._held = self._held, {}
+        for tell in list(self._when_lost) if lost else ():
+            tell(lost.keys())
+        self._next_due.forget()
+
+    @override
+    def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
+        self._when_lost.append(lost)
+        return lambda: self._when_lost.remove(lost)
+
+    @override
+    def still_holds(self, claim: Claim) -> bool:
+        return self._liveness.is_in_force and claim.message.message_id in self._held and bool(self._own([claim]))
+
+    @override
+    async def next_attempt(self) -> datetime | None:
+        self._next_due.look()
+        first: list[bytes] = await self._server.command("ZRANGE", f"{self._place}:free", 0, 0)
+        self._next_due.seen(microseconds_of(first[0]) if first else None)
+        return instant_of(first[0]) if first else None
+
+    @override
+    async def listen(self, wake: Wake) -> Callable[[], None]:
+        if self._stops_hearing is None:
+            self._stops_hearing = await self._listening.listen(f"{self._place}:wake", self._hear)
+        return self._next_due.listen(wake)
+
+    def _hear(self, text: bytes | None) -> None:
+        if text:
+            self._next_due.heard(microseconds_of(text))
+        else:
+            self._next_due.forget()
+
+    # --- moves --------------------------------------------------------------------------------------------------
+
+    @override
+    async def move_due(
+        self, now: datetime, limit: int, *, discarding: Discarding | None = None, listing: bool = False
+    ) -> MoveReport:
+        """See :meth:`postdate.ports.MovingStore.move_due`; one script.
+
+        With ``discarding`` the script asks first, where headers may say when a message lapses: nothing is moved before
+        all of them are judged, so they keep their order, and what comes in between is asked about, too.
+        """
+        self._next_due.look()
+        names = () if discarding is None else _NAMED_BY_WHAT_MAY_LAPSE
+        head = (self._place, self._level, instant(now), limit, int(listing), len(names), *names)
+        judged = list[Part]()
+        answer: Sequence[Any] = await self._server.run("move", *head, 0)
+        while discarding is not None and isinstance(answer[0], list):
+            for member, headers in answer:
+                judged += member, int(_has_lapsed(headers, now, discarding))
+            answer = await self._server.run("move", *head, len(judged) // 2, *judged)
+        delivered, expired, left_behind, first, rows = answer
+        self._next_due.seen(microseconds_of(first) if first else None)
+        next_attempt = instant_of(first) if first else None
+        return MoveReport(delivered, expired, bool(left_behind), next_attempt, _moved(rows) if listing else None)
+
+    @override
+    async def pause(self) -> None:
+        """Others have their turn between any two scripts."""
+
+    # --- the simple contract --------------------------------------------------------------------------------------
+
+    @override
+    async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
+        claims = await self.claim_due(now, 1)
+        return claims[0].message if claims else None
+
+    @override
+    async def remove(self, message_id: str, now: datetime) -> bool:
+        return await self._end(message_id, RecordKind.DELIVERED, now, self._liveness.holder_now)
+
+    async def _end(self, message_id: str, kind: RecordKind, now: datetime, holder: str) -> bool:
+        call = (self._place, self._level, int(kind), instant(now), message_id, holder)
+        done = bool(await self._server.run("remove", *call))
+        self._held.pop(message_id, None)
+        return done
+
+    @override
+    async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
+        return await self._retry(message_id, "", "", now, "")
+
+    @override
+    async def next_due(self) -> datetime | None:
+        first: list[bytes] = await self._server.command("ZRANGE", f"{self._place}:due", 0, 0)
+        return instant_of(first[0]) if first else None
+
+    # --- administration -------------------------------------------------------------------------------------------
+
+    @override
+    async def cancel(self, message_id: str, now: datetime) -> bool:
+        nobody = "-"
+        call = (self._place, self._level, int(RecordKind.CANCELLED), instant(now), message_id, nobody)
+        return bool(await self._server.run("remove", *call))
+
+    @override
+    async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
+        while True:
+            found = await self._questions.row(message_id)
+            if found is None or found.is_held:
+                return False
+            expires_at = found.message.expires_at
+            if expires_at is not None and due > expires_at:
+                raise InvalidMessage(f"message {message_id!r} expires at {expires_at.isoformat()}, before that")
+            headers = encode_headers(rescheduled(found.message, due).headers)
+            if found.headers[-1:] != b"}":
+                headers = sealed(headers, found.message.body)
+            call = (self._place, self._level, instant(now), message_id, found.member, instant(due), headers)
+            if await self._server.run("reschedule", *call):
+                self._next_due.heard(to_microseconds(due.astimezone(UTC)))
+                return True
+
+    @override
+    async def statistics(self, now: datetime) -> StoreStatistics:
+        return await self._questions.statistics(now)
+
+    @override
+    async def record_counts(self) -> Mapping[RecordKind, int]:
+        return await self._questions.record_counts()
+
+    @override
+    async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
+        return await self._questions.pending(where, limit)
+
+    @override
+    async def get(self, message_id: str) -> DelayedMessage | None:
+        found = await self._questions.row(message_id)
+        return None if found is None else found.message
+
+    @override
+    async def history(self, message_id: str) -> Sequence[Record]:
+        return await self._questions.history(message_id)
+
+    @override
+    def observer(self) -> Observer:
+        return RedisStoreObserver(self._server, self._place, self._liveness)
+
+    # --- what cannot be read --------------------------------------------------------------------------------------
+
+    @override
+    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
+        return await self._quarantine.shown(limit)
+
+    @override
+    async def quarantined_count(self) -> int:
+        return await self._quarantine.count()
+
+    @override
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
+        await self._quarantine.put_back(number, mending, now)
+        self._next_due.forget()
+
+    @override
+    async def discard_quarantined(self, number: int, now: datetime) -> None:
+        await self._quarantine.discard(number, now)
+
+    # --- the server -----------------------------------------------------------------------------------------------
+
+    @override
+    async def server_now(self) -> datetime:
+        return await server_now(self._server)
+
+    @override
+    async def report_clock(self, ahead: timedelta) -> None:
+        await Clocks(self._server).report(ahead)
+
+    @override
+    async def reported_clocks(self) -> Mapping[str, timedelta]:
+        return await Clocks(self._server).reported()
+
+    @override
+    async def server_facts(self) -> ServerFacts:
+        return await server_facts(self._server)
+
+
+def _has_lapsed(headers: bytes, now: datetime, discarding: Discarding) -> bool:
+    try:
+        return discarding.has_lapsed(decode_headers(headers), now, discarding.allowance)
+    except InvalidHeaders:
+        return False  # whoever receives it sets it aside
+
+
+def _moved(rows: Sequence[Any]) -> Moved:
+    if not rows:
+        return NOTHING_MOVED
+    return Moved(
+        [row[0].decode(errors="replace") for row in rows],
+        [instant_of(row[1]) for row in rows],
+        [row[2].decode(errors="replace") for row in rows],
+        [bool(row[3]) for row in rows],
+    )

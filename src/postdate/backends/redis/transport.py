@@ -1,0 +1,214 @@
+"""Queues in Redis: a sorted set of numbers each, and a hash for each message.
+
+Whoever waits for a message listens to the channel of the queue; nobody polls.
+
+Source: docs/guides/redis.md, ``lua/common.lua`` (the keys); ADR 0019 (outages, damage).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from typing_extensions import override
+
+from postdate.backends.redis.errors import QUEUES
+from postdate.backends.redis.facts import check_eviction, server_facts
+from postdate.backends.redis.layout import envelope_parts, why_too_large, written
+from postdate.backends.redis.listening import Listening
+from postdate.backends.redis.liveness import HOLDS_AT_MOST, Liveness
+from postdate.backends.redis.login import RedisLogin
+from postdate.backends.redis.observation import RedisQueueObserver
+from postdate.backends.redis.quarantine import QueueQuarantine
+from postdate.backends.redis.receiver import RedisReceiver
+from postdate.backends.redis.server import RedisServer
+from postdate.backends.redis.transaction import RedisTransaction
+from postdate.errors import PostdateError, QueueNotFound
+from postdate.messages import Envelope
+from postdate.ports import (
+    End,
+    Mending,
+    Observer,
+    Quarantine,
+    Quarantined,
+    Receiver,
+    Recording,
+    ServerFacts,
+    TransactionMode,
+    Transport,
+    TransportCapabilities,
+    Work,
+)
+
+
+class RedisTransport(Transport, Quarantine):
+    """Queues in a database of a Redis server.
+
+    Args:
+        address: ``redis://…`` or ``rediss://…`` (see :mod:`postdate.backends.redis.login`).
+        recording: how much is kept for audits of what a store of the same database delivered here.
+        largest_message_bytes: of headers and body together.
+        holds_at_most: a process that is not heard for so long loses what it received; ``None``: 60 s.
+        answers_within: after so long a silence a connection is given up; ``None``: 20 s.
+
+    Raises:
+        ConfigurationError: the address cannot be.
+    """
+
+    def __init__(
+        self,
+        address: str | RedisLogin,
+        *,
+        recording: Recording = Recording.ALL,
+        largest_message_bytes: int = 16 * 1024 * 1024,
+        holds_at_most: timedelta | None = None,
+        answers_within: timedelta | None = None,
+    ) -> None:
+        self._server = RedisServer(address, QUEUES, answers_within)
+        self._recording = recording
+        self._capabilities = TransportCapabilities(
+            durable=True,
+            transaction_modes=frozenset(TransactionMode),
+            database=self._server.login.identity,
+            largest_message_bytes=largest_message_bytes,
+            expires_messages=True,
+            time_to_be_received_precision=timedelta(microseconds=1),
+            pipelines=True,
+            reads_ahead=True,
+            takes_by_id=True,
+        )
+        self._receives: list[str] = []
+        about: Mapping[str, Any] = {"receives": self._receives}
+        self._listening = Listening(self._server)
+        self._liveness = Liveness(self._server, self._listening, holds_at_most or HOLDS_AT_MOST, about, self._lost)
+        self._receivers: list[RedisReceiver] = []
+
+    def __repr__(self) -> str:
+        return f"RedisTransport({self._server!r})"
+
+    @property
+    @override
+    def capabilities(self) -> TransportCapabilities:
+        return self._capabilities
+
+    @override
+    async def create_queues(self, names: Sequence[str]) -> None:
+        await check_eviction(self._server)
+        if names:
+            await self._server.command("SADD", f"{self._server.login.tag}:queues", *names)
+
+    @override
+    async def send(
+        self, envelopes: Sequence[Envelope], now: datetime, *, work: Sequence[Work] = ()
+    ) -> Sequence[PostdateError | None]:
+        answers: list[PostdateError | None] = [self.why_not(envelope) for envelope in envelopes]
+        refused = next((answer for answer in answers if answer is not None), None)
+        if work and refused is not None:
+            raise refused
+        sent = [place for place, answer in enumerate(answers) if answer is None]
+        if not sent and not work:
+            return answers
+        transaction = self.transaction(work)
+        self.add_send(transaction, [envelopes[place] for place in sent], now, strict=bool(work))
+        for missing in await transaction.commit(self._server):
+            envelope = envelopes[sent[missing]]
+            answers[sent[missing]] = QueueNotFound(
+                f"there is no queue {envelope.destination!r} for message {envelope.message_id!r}"
+            )
+        return answers
+
+    def why_not(self, envelope: Envelope) -> PostdateError | None:
+        """Return why a message cannot be sent whether its queue is there or not, or ``None``."""
+        return why_too_large(envelope, self._capabilities.largest_message_bytes)
+
+    def transaction(self, work: Sequence[Work]) -> RedisTransaction:
+        """Return a transaction in which ``work`` is done.
+
+        Raises:
+            PostdateError: what the work raises; nothing was done.
+        """
+        transaction = RedisTransaction(self._capabilities.database)
+        for each in work:
+            each(transaction)
+        return transaction
+
+    def add_send(
+        self, transaction: RedisTransaction, envelopes: Sequence[Envelope], now: datetime, *, strict: bool
+    ) -> None:
+        """Have messages sent in a transaction; with ``strict`` a missing queue undoes it."""
+        parts = [part for envelope in envelopes for part in envelope_parts(envelope)]
+        transaction.add("send", int(strict), written(now), len(envelopes), *parts)
+
+    async def commit(self, number: bytes, token: str, now: datetime, end: End) -> None:
+        """Take a held message off its queue, with everything in ``end``, in one script; see :class:`Receiver`."""
+        for envelope in end.outgoing:
+            refused = self.why_not(envelope)
+            if refused is not None:
+                raise refused
+        transaction = self.transaction(end.work)
+        kind = "" if end.record is None else int(end.record)
+        transaction.add("hold", number, token, self._recording.value, kind, end.detail, written(now))
+        if end.outgoing:
+            self.add_send(transaction, end.outgoing, now, strict=True)
+        await transaction.commit(self._server)
+
+    @override
+    def receiver(self, queue: str) -> Receiver:
+        return RedisReceiver(self, self._server, self._listening, self._liveness, queue)
+
+    def opened(self, receiver: RedisReceiver) -> None:
+        """Note that a receiver has begun."""
+        self._receivers.append(receiver)
+        self._receives.append(receiver.queue)
+
+    def ended(self, receiver: RedisReceiver) -> None:
+        """Note that a receiver has been closed."""
+        if receiver in self._receivers:
+            self._receivers.remove(receiver)
+            self._receives.remove(receiver.queue)
+
+    def _lost(self) -> None:
+        for receiver in list(self._receivers):
+            receiver.lost()
+
+    @override
+    async def close(self) -> None:
+        await self._liveness.close()
+        await self._listening.close()
+        await self._server.close()
+
+    @override
+    async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:
+        lengths: list[int] = await self._server.run("lengths", *names) if names else []
+        return {name: length for name, length in zip(names, lengths, strict=True) if length >= 0}
+
+    @override
+    def observer(self) -> Observer:
+        return RedisQueueObserver(self._server, self._liveness)
+
+    # --- what cannot be read --------------------------------------------------------------------------------------
+
+    @property
+    def _quarantine(self) -> QueueQuarantine:
+        return QueueQuarantine(self._server)
+
+    @override
+    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
+        return await self._quarantine.shown(limit)
+
+    @override
+    async def quarantined_count(self) -> int:
+        return await self._quarantine.count()
+
+    @override
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
+        await self._quarantine.put_back(number, mending)
+
+    @override
+    async def discard_quarantined(self, number: int, now: datetime) -> None:
+        await self._quarantine.discard(number, now)
+
+    @override
+    async def server_facts(self) -> ServerFacts:
+        return await server_facts(self._server)

@@ -1,0 +1,385 @@
+"""Redis when something breaks: its memory, its role, its scripts, its answers, and the processes that use it."""
+
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import anyio
+import pytest
+from redis.exceptions import BusyLoadingError, MovedError, ResponseError
+from tests.lapsing_cases import answer, cases, drawn
+from tests.redis_subjects import Prefix
+from tests.servers import Redis
+
+from postdate import DelayedMessage, Envelope, TransactionMode
+from postdate.backends.redis.errors import QUEUES, STORE, translate
+from postdate.backends.redis.layout import Part, instant_of, written
+from postdate.backends.redis.login import parse_address
+from postdate.backends.redis.store import RedisStore
+from postdate.backends.redis.transport import RedisTransport
+from postdate.clock import EARLIEST, LATEST, SystemClock
+from postdate.config import Address
+from postdate.core.dispatcher import has_lapsed
+from postdate.errors import (
+    ClaimLost,
+    ConfigurationError,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    StoreUnreachable,
+    TransportUnreachable,
+)
+from postdate.messages import Headers, format_timestamp
+from postdate.ports import Outcome, RecordKind
+from postdate.ports.stores import Discarding
+
+NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+MICROSECOND = timedelta(microseconds=1)
+
+
+def message(message_id: str = "m-1", due: datetime = NOW, body: bytes = b"body") -> DelayedMessage:
+    return DelayedMessage(message_id, due, "done", {"kind": "test"}, body)
+
+
+async def prepared(store: RedisStore) -> RedisStore:
+    await store.initialize("service", TransactionMode.TRANSACTION_SCOPE)
+    await store.setup()
+    return store
+
+
+@pytest.fixture
+def prefix(redis_url: str) -> Iterator[Prefix]:
+    made = Prefix(redis_url)
+    yield made
+    made.drop()
+
+
+@pytest.fixture
+async def store(prefix: Prefix) -> AsyncIterator[RedisStore]:
+    made = await prepared(RedisStore(prefix.login))
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def transport(prefix: Prefix) -> AsyncIterator[RedisTransport]:
+    made = RedisTransport(prefix.login)
+    await made.create_queues(["done"])
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def server(server_folder: Path) -> Iterator[Redis]:
+    """A server of the test's own, which it may stop, fill and kill."""
+    made = Redis(server_folder / "redis")
+    made.start()
+    yield made
+    made.kill()
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("instant", [EARLIEST, NOW, datetime(2255, 6, 6, 1, 2, 3, 4, tzinfo=UTC), LATEST])
+def test_instants_keep_their_microseconds_and_their_order_over_the_whole_calendar(instant: datetime) -> None:
+    assert instant_of(written(instant).encode()) == instant
+    if instant < LATEST:
+        assert written(instant) < written(instant + MICROSECOND)
+
+
+async def test_what_is_due_at_the_end_of_the_calendar_is_due_to_the_microsecond(store: RedisStore) -> None:
+    await store.store_many([message("last", LATEST), message("before", LATEST - MICROSECOND)], NOW)
+    assert await store.next_attempt() == LATEST - MICROSECOND
+    assert await store.claim_due(LATEST - MICROSECOND, 10) == []
+    assert [claim.message.due for claim in await store.claim_due(LATEST, 10)] == [LATEST - MICROSECOND]
+    assert await store.next_due() == LATEST - MICROSECOND
+    assert await store.next_attempt() == LATEST
+
+
+def test_an_address_says_everything_and_shows_no_password() -> None:
+    login = parse_address("rediss://me:s%2Fcret@host:7000/3?prefix=shop&ca=/ca.pem")
+    assert (login.host, login.port, login.database, login.prefix) == ("host", 7000, 3, "shop")
+    assert (login.user, login.password, login.tls, login.authority) == ("me", "s/cret", True, "/ca.pem")
+    assert "s/cret" not in repr(login)
+    assert "cret" not in Address("redis://:s%2Fcret@host").shown
+    assert parse_address("redis://HOST").identity == parse_address("redis://host:6379/0").identity
+
+
+@pytest.mark.parametrize(
+    "address", ["redis://", "redis://host/one", "redis://host?speed=1", "redis://host?ca=x", "redis://host?prefix={a}"]
+)
+def test_an_address_that_cannot_be_is_refused(address: str) -> None:
+    with pytest.raises(ConfigurationError):
+        parse_address(address)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (BusyLoadingError("Redis is loading the dataset in memory"), StoreUnreachable),
+        (ResponseError("MISCONF Errors writing to the AOF file: No space left on device"), StoreFull),
+        (ResponseError("BUSY Redis is busy running a script."), StoreUnavailable),
+        (MovedError("1 127.0.0.1:7000"), StoreError),
+        (ResponseError("WRONGTYPE Operation against a key"), StoreError),
+        (ConnectionResetError("reset"), StoreUnreachable),
+    ],
+)
+def test_what_the_server_says_is_an_outage_or_not(error: Exception, kind: type) -> None:
+    assert type(translate(error, STORE, "Redis")) is kind
+
+
+def test_a_full_server_is_an_outage_to_queues() -> None:
+    assert type(translate(ResponseError("MISCONF x"), QUEUES, "Redis")) is TransportUnreachable
+
+
+# --- the server -------------------------------------------------------------------------------------------------------
+
+
+async def test_scripts_that_the_server_forgot_are_sent_again(store: RedisStore, prefix: Prefix) -> None:
+    await store.store(message(), NOW)
+    prefix.client.script_flush()
+    assert len(await store.claim_due(NOW + SECOND, 10)) == 1
+
+
+async def test_a_full_server_takes_nothing_and_loses_nothing(server: Redis) -> None:
+    store, transport = await prepared(RedisStore(server.url)), RedisTransport(server.url)
+    try:
+        await transport.create_queues(["done"])
+        await store.store(message("before"), NOW)
+        assert server.command("CONFIG", "SET", "maxmemory", "1") == b"+OK"
+        with pytest.raises(StoreFull, match="maxmemory"):
+            await store.store_many([message("a"), message("b")], NOW)
+        with pytest.raises(TransportUnreachable):
+            await transport.send([Envelope("done", "e-1")], NOW)
+        assert server.command("CONFIG", "SET", "maxmemory", "0") == b"+OK"
+        assert await store.get("a") is None
+        claims = await store.claim_due(NOW + SECOND, 10)
+        assert [claim.message.message_id for claim in claims] == ["before"]
+    finally:
+        await store.close()
+        await transport.close()
+
+
+async def test_a_server_that_throws_keys_away_is_refused(server: Redis) -> None:
+    server.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    server.command("CONFIG", "SET", "maxmemory", "1000000000")
+    store = RedisStore(server.url, table="any")
+    with pytest.raises(ConfigurationError, match="noeviction"):
+        await store.setup()
+    await store.close()
+
+
+async def test_a_master_that_became_a_replica_is_an_outage(server: Redis) -> None:
+    store = await prepared(RedisStore(server.url))
+    try:
+        server.command("REPLICAOF", "127.0.0.1", "1")
+        with pytest.raises(StoreUnreachable, match="replica"):
+            await store.store(message(), NOW)
+        server.command("REPLICAOF", "NO", "ONE")
+        await store.store(message(), NOW)
+    finally:
+        await store.close()
+
+
+async def test_a_wrong_password_is_said_without_showing_it(server: Redis) -> None:
+    store = RedisStore(server.url.replace("postdate@", "wrong@"), table="any")
+    with pytest.raises(StoreUnavailable, match="check user and password") as caught:
+        await store.setup()
+    assert ":wrong" not in str(caught.value)
+    await store.close()
+
+
+async def test_a_server_that_hangs_is_given_up_in_time_and_found_again(server: Redis) -> None:
+    store = await prepared(RedisStore(server.url, answers_within=SECOND))
+    assert server.pid is not None
+    try:
+        await store.store(message(), NOW)
+        os.kill(server.pid, signal.SIGSTOP)
+        with anyio.fail_after(30), pytest.raises(StoreUnreachable):
+            await store.store(message("m-2"), NOW)
+        os.kill(server.pid, signal.SIGCONT)
+        assert await store.get("m-1") == message()
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+        await store.close()
+
+
+async def test_after_a_restart_who_listens_is_woken_and_who_receives_goes_on(server: Redis) -> None:
+    store, transport = await prepared(RedisStore(server.url)), RedisTransport(server.url)
+    woken = anyio.Event()
+    try:
+        await transport.create_queues(["done"])
+        receiver, received = transport.receiver("done"), list[str]()
+
+        async def receive() -> None:
+            while not received:
+                try:
+                    received.extend(each.envelope.message_id for each in await receiver.receive(10))
+                except TransportUnreachable:
+                    await anyio.sleep(0.05)
+
+        stop = await store.listen(woken.set)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(receive)
+            await anyio.to_thread.run_sync(server.kill)
+            await anyio.to_thread.run_sync(server.start)
+            with anyio.fail_after(60):
+                await woken.wait()
+                await transport.send([Envelope("done", "e-1")], NOW)
+        assert received == ["e-1"]
+        stop()
+        await receiver.close()
+    finally:
+        await store.close()
+        await transport.close()
+
+
+# --- what nobody wants any more ---------------------------------------------------------------------------------------
+
+
+async def test_a_move_says_of_random_headers_what_the_rule_says(store: RedisStore, transport: RedisTransport) -> None:
+    """Moved at the very instant that is asked about: to the microsecond."""
+    asked = [case for case in drawn(cases(), 100) if case.now > EARLIEST + SECOND]
+    for number, case in enumerate(asked):
+        await store.store(DelayedMessage(f"m-{number}", EARLIEST, "done", case.headers, b""), EARLIEST)
+        report = await store.move_due(case.now, 10, discarding=Discarding(case.allowance, has_lapsed), listing=True)
+        assert report.moved is not None
+        assert report.moved.expired == [answer(case).lapsed], case
+    lapsed = sum(answer(case).lapsed for case in asked)
+    assert (await store.record_counts())[RecordKind.EXPIRED] == lapsed
+    assert await transport.lengths_of(["done"]) == {"done": len(asked) - lapsed}
+
+
+async def test_what_may_lapse_keeps_its_place_and_what_comes_while_it_is_judged_is_judged_too(
+    prefix: Prefix, store: RedisStore, transport: RedisTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = await prepared(RedisStore(prefix.login))
+    run, moves = store._server.run, list[str]()
+
+    async def store_between(name: str, *arguments: Part) -> object:
+        moves.append(name)
+        if len(moves) == 2:
+            await other.store(DelayedMessage("late", NOW - SECOND, "done", ends(NOW)), NOW)
+        return await run(name, *arguments)
+
+    def ends(at: datetime) -> dict[str, str]:
+        return {Headers.EXPIRES_AT: format_timestamp(at)}
+
+    for number, (name, headers) in enumerate({"a": ends(NOW + 9 * SECOND), "b": {}, "c": ends(NOW)}.items()):
+        await store.store(DelayedMessage(name, NOW + number * MICROSECOND, "done", headers), NOW)
+    monkeypatch.setattr(store._server, "run", store_between)
+    report = await store.move_due(NOW + SECOND, 10, discarding=Discarding(timedelta(0), has_lapsed), listing=True)
+    monkeypatch.undo()
+    await other.close()
+    assert moves == ["move"] * 3
+    assert report.moved is not None
+    assert report.moved.message_ids == ["late", "a", "b", "c"]
+    assert report.moved.expired == [True, False, False, True]
+    assert (report.delivered, report.expired, report.next_attempt) == (2, 2, None)
+    assert [each.envelope.message_id for each in await transport.observer().browse("done", 10)] == ["a", "b"]
+
+
+async def test_headers_that_are_too_large_for_one_answer_are_judged_in_several(
+    store: RedisStore, transport: RedisTransport
+) -> None:
+    headers = {Headers.EXPIRES_AT: format_timestamp(NOW - SECOND), "large": "x" * 300_000}
+    await store.store_many([DelayedMessage(f"m-{number}", NOW, "done", headers) for number in range(20)], NOW)
+    report = await store.move_due(NOW + SECOND, 15, discarding=Discarding(timedelta(0), has_lapsed))
+    assert (report.delivered, report.expired) == (0, 15)
+    assert await transport.lengths_of(["done"]) == {"done": 0}
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_cancelled_claim_holds_nothing(store: RedisStore) -> None:
+    await store.store_many([message(f"m-{number}") for number in range(50)], NOW)
+    for checkpoints in range(40):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(store.claim_due, NOW + SECOND, 5)
+            for _ in range(checkpoints % 12):
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+    held = {claim.message.message_id for claim in await store.claim_due(NOW + SECOND, 100)}
+    there = (await store.statistics(NOW)).claimed
+    assert held
+    assert len(held) + len(store._held.keys() - held) == there
+
+
+async def test_who_was_frozen_loses_what_it_held_and_is_told(prefix: Prefix, store: RedisStore) -> None:
+    frozen = await prepared(RedisStore(prefix.login, holds_at_most=SECOND))
+    try:
+        await frozen.store(message(), NOW)
+        (claim,) = await frozen.claim_due(NOW + SECOND, 10)
+        assert frozen.still_holds(claim)
+        lost = list[str]()
+        frozen.when_lost(lost.extend)
+        task = frozen._liveness._task
+        assert task is not None
+        task.cancel()  # it does not beat any more, and its connections stand
+        await store._liveness.holder()
+        claims = []
+        with anyio.fail_after(60):
+            while not claims:
+                claims = await store.claim_due(NOW + SECOND, 10)
+                await anyio.sleep(0.05)
+        assert not frozen.still_holds(claim)
+        assert await frozen.claim_due(NOW + SECOND, 10) == []
+        assert lost == ["m-1"]
+        assert await frozen.finish([claim], Outcome.DELIVERED, NOW) == 0
+        assert await store.finish(claims, Outcome.DELIVERED, NOW) == 1
+    finally:
+        await frozen.close()
+
+
+async def test_what_a_killed_process_held_is_claimed_by_another_row_25(prefix: Prefix, redis_url: str, start) -> None:
+    prefix.name = f"kill-{os.getpid()}"
+    prefix.login = parse_address(f"{redis_url}?prefix={prefix.name}")
+    store = await prepared(RedisStore(prefix.login))
+    try:
+        now = SystemClock().now()
+        await store.store_many([message(f"m-{number}", now - SECOND) for number in range(100)], now)
+        holder = start("holder", f"{redis_url}?prefix={prefix.name}")
+        assert holder.says("ready") == "ready 100"
+        assert await store.claim_due(now, 1_000) == []
+        holder.kill()
+        claims = list[object]()
+        with anyio.fail_after(60):
+            while len(claims) < 100:
+                claims += await store.claim_due(now, 1_000)
+                await anyio.sleep(0.05)
+    finally:
+        await store.close()
+
+
+async def test_an_operator_sees_queues_and_who_holds(store: RedisStore, transport: RedisTransport) -> None:
+    observer, queues = store.observer(), transport.observer()
+    await store.store_many([message("a"), message("b", NOW + 9 * SECOND)], NOW)
+    (claim,) = await store.claim_due(NOW + SECOND, 10)
+    standing = await observer.standing("a")
+    assert standing is not None
+    assert (standing.attempt_at, standing.held_by) == (None, os.getpid())
+    await store.release([claim], None)
+    assert (await store.move_due(NOW + SECOND, 10)).delivered == 1
+    await transport.send([Envelope("done", "c")], NOW)
+    receiver = transport.receiver("done")
+    (held,) = await receiver.receive(1)
+    shown = await queues.browse("done", 10)
+    assert [(each.envelope.message_id, each.held_by) for each in shown] == [("a", os.getpid()), ("c", None)]
+    assert await queues.queue_lengths() == {"done": 2}
+    assert await transport.lengths_of(["done", "missing"]) == {"done": 1}
+    assert [each.queue for each in await queues.find_in_queues("c")] == ["done"]
+    assert await observer.last_delivered_at() == NOW + SECOND
+    await receiver.commit(held, NOW)
+    assert [record.kind.name for record in await store.history("a")] == ["SCHEDULED", "DELIVERED", "HANDLED"]
+    with pytest.raises(ClaimLost):
+        await receiver.commit(held, NOW)
+    await receiver.close()
+    facts = await store.server_facts()
+    assert (facts.product, facts.settings["aof_enabled"]) == ("Redis", "1")
+    await store.report_clock(3 * SECOND)
+    assert list((await store.reported_clocks()).values()) == [3 * SECOND]
