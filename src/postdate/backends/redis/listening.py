@@ -34,6 +34,7 @@ class Listening:
         self._heard: dict[bytes, list[Heard]] = {}
         self._subscribed: dict[bytes, asyncio.Event] = {}
         self._connection: Connection | None = None
+        self._was_connected = False
         self._task: asyncio.Task[None] | None = None
         self._failure: PostdateError | None = None
 
@@ -45,15 +46,13 @@ class Listening:
         """
         name = channel.encode()
         self._heard.setdefault(name, []).append(heard)
-        subscribed = self._subscribed.get(name)
-        if subscribed is None:
-            subscribed = self._subscribed[name] = asyncio.Event()
-            if self._connection is not None:
-                await self._send("SUBSCRIBE", name)
+        subscribed = self._subscribed.setdefault(name, asyncio.Event())
         if self._task is None or self._task.done():
             self._failure = None
             self._task = asyncio.create_task(self._run(), name="postdate-redis-listening")
         try:
+            if not subscribed.is_set():
+                await self._subscribe(name)  # maybe not for the first time: who asked before may have given up
             await self._wait(subscribed)
         except BaseException:
             self._stop(name, heard)
@@ -89,34 +88,26 @@ class Listening:
             try:
                 await self._serve()
             except (PostdateError, RedisError, OSError) as error:
+                failures = 0 if self._was_connected else failures + 1
                 if failures == 0:
                     log.info("not listening to %s for now: %s", self._server.login.place, error)
                 if isinstance(error, PostdateError):
                     self._failure = error
             pauses = _CONNECT_AGAIN_AFTER_SECONDS
             await asyncio.sleep(pauses[min(failures, len(pauses) - 1)])
-            failures = 0 if self._connection is not None else failures + 1
-            self._connection = None
 
     async def _serve(self) -> None:
         """Listen by one connection until it is lost."""
-        self._connection = None
+        self._was_connected = False
         connection = await self._server.lone_connection()
         try:
-            names = list(self._heard)
-            self._subscribed = {name: self._subscribed.get(name, asyncio.Event()) for name in names}
-            if names:
-                await connection.send_command("SUBSCRIBE", *names)
-            self._connection = connection
-            self._tell_all()
+            self._was_connected, self._connection = True, connection
+            self._subscribed = {name: self._subscribed.get(name, asyncio.Event()) for name in self._heard}
+            await self._subscribe(*self._heard)
             await self._read(connection)
         finally:
+            self._connection = None
             await connection.disconnect(nowait=True)
-
-    def _tell_all(self) -> None:
-        for listeners in list(self._heard.values()):
-            for heard in list(listeners):
-                heard(None)
 
     async def _read(self, connection: Connection) -> None:
         clock = asyncio.get_running_loop().time
@@ -135,15 +126,22 @@ class Listening:
         if len(message) < 3:
             return  # the answer to PING
         kind, name, text = message[:3]
-        if kind == b"subscribe" and name in self._subscribed:
-            self._subscribed[name].set()
-        elif kind == b"message":
-            for heard in list(self._heard.get(name, ())):
-                heard(text)
+        if kind == b"subscribe":
+            self._subscribed.setdefault(name, asyncio.Event()).set()
+            text = None  # only from here on nothing is missed: who looked before this looks again
+        elif kind != b"message":
+            return
+        for heard in list(self._heard.get(name, ())):
+            heard(text)
 
-    async def _send(self, *words: bytes | str) -> None:
-        assert self._connection is not None
+    async def _subscribe(self, *names: bytes) -> None:
+        """Subscribe, if there is a connection; else that is done when there is one."""
+        connection = self._connection
+        if connection is None or not names:
+            return
+        if not connection.is_connected:  # it would connect anew, and be read by nobody
+            return
         try:
-            await self._connection.send_command(*words)
+            await connection.send_command("SUBSCRIBE", *names)
         except (RedisError, OSError) as error:  # the reading side notices, too, and subscribes to all anew
-            log.debug("%s could not be sent: %s", words[0], error)
+            log.debug("a subscription could not be sent: %s", error)

@@ -59,6 +59,7 @@ class Liveness:
         self._server, self._listening, self._about, self._lost = server, listening, about, lost
         self._holds_at_most, self._clock = holds_at_most, SystemClock()
         self._started_at: datetime | None = None
+        self._name: str | None = None
         self._holder: str | None = None
         self._in_force_until = 0.0
         self._task: asyncio.Task[None] | None = None
@@ -89,7 +90,7 @@ class Liveness:
             return self._holder
 
     async def _register(self) -> str:
-        holder = secrets.token_hex(8)
+        holder = self._name = self._name or secrets.token_hex(8)  # kept until it is known: a name is a subscription
         await self._listening.listen(f"{self._server.login.tag}:alive:{holder}", _nothing)
         began = self._clock.since_boot()
         self._started_at = self._started_at or self._clock.now()
@@ -105,7 +106,7 @@ class Liveness:
         """Note that the server does not know this holder any more: all claims are void."""
         if self._holder is not None:
             log.warning("others may have what this process held in %r: it was not heard in time", self._server)
-            self._holder = None
+            self._holder = self._name = None
             self._lost()
 
     async def _beat(self) -> None:
@@ -116,7 +117,7 @@ class Liveness:
             if holder is None:
                 continue
             try:
-                known = await self._server.run("beat", holder, grace, self._told())
+                known = await self._beat_once(holder, grace)
             except PostdateError as error:
                 log.debug("no beat of %s: %s", holder, error)
                 continue
@@ -125,6 +126,18 @@ class Liveness:
                 await self._undo()
             elif holder == self._holder:
                 self.lose()
+
+    async def _beat_once(self, holder: str, grace: int) -> bool:
+        """Beat; return whether what the holder holds is its own.
+
+        It is not once it was not in force by our own clock, though nobody may have taken anything: who asked then
+        (:attr:`is_in_force`) has let go of claims without a word to the server, which would hold them for ever.
+        """
+        known = bool(await self._server.run("beat", holder, grace, self._told()))
+        if known and not self.is_in_force and holder == self._holder:
+            await self._server.run("unregister", holder)
+            return False
+        return known
 
     def undo_later(self, undo: Undo) -> None:
         """Have a script ``undo`` run once the server answers again."""
@@ -143,7 +156,7 @@ class Liveness:
         """Give back everything that is held."""
         task, self._task = self._task, None
         await ended(task)
-        holder, self._holder = self._holder, None
+        holder, self._holder, self._name = self._holder, None, None
         if holder is not None:
             try:
                 await self._server.run("unregister", holder)

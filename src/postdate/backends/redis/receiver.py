@@ -40,6 +40,9 @@ class _Hold(NamedTuple):
 class RedisReceiver(Receiver):
     """Holds what it received until that is committed, rolled back, or the process is dead.
 
+    Whether a message is held is for the server to say, by the token of its claim, and not noted here: a message that
+    was given back has the same number when it is received again, maybe before the answer to giving it back is heard.
+
     Args:
         transport: whose queue it is.
         server: where it is.
@@ -54,7 +57,6 @@ class RedisReceiver(Receiver):
         self._transport, self._server, self._listening = transport, server, listening
         self.queue = queue
         self._claimant = Claimant(server, liveness)
-        self._held: dict[bytes, str] = {}
         self._alarm: Alarm | None = None
         self._stops_hearing: Callable[[], None] | None = None
         self._has_failed = False
@@ -102,7 +104,6 @@ class RedisReceiver(Receiver):
             found: list[Received] = []
             unread: list[tuple[bytes, MessageError]] = []
             for number, *fields in rows:
-                self._held[number] = token
                 try:
                     envelope, failures = read_envelope(self.queue, fields)
                 except MessageError as error:
@@ -122,42 +123,30 @@ class RedisReceiver(Receiver):
         key = f"{self._server.login.tag}:qm:".encode() + number
         at = written(await server_now(self._server))
         await self._server.run("aside", "q", "none", at, key, "", token, str(error))
-        self._held.pop(number, None)
         text = "a message of queue %r cannot be read and was set aside (%s); `postdate errors` shows what is to be done"
         log.error(text, self.queue, error)
 
     @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
         number, token = self._hold(received)
-        try:
-            await self._transport.commit(number, token, now, end)
-        except ClaimLost:
-            if not end.work:
-                self._held.pop(number, None)
-            raise
-        self._held.pop(number, None)
+        await self._transport.commit(number, token, now, end)
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
         number, token = self._hold(received)
-        done = await self._server.run("roll_back", number, token, int(failed))
-        self._held.pop(number, None)
-        if not done:
+        if not await self._server.run("roll_back", number, token, int(failed)):
             raise self._lost_hold(received)
 
-    def _hold(self, received: Received) -> tuple[bytes, str]:
-        found = received.token
-        number, token = found if isinstance(found, _Hold) else _Hold(b"", "")
-        if self._held.get(number) != token:
+    def _hold(self, received: Received) -> _Hold:
+        if not isinstance(received.token, _Hold):
             raise self._lost_hold(received)
-        return number, token
+        return received.token
 
     def _lost_hold(self, received: Received) -> ClaimLost:
         return ClaimLost(f"message {received.envelope.message_id!r} in {self.queue!r} is no longer held here")
 
     def lost(self) -> None:
-        """Note that others may have everything that was held."""
-        self._held.clear()
+        """Look at the queue again, as others may have everything that was held, and may have given it back."""
         if self._alarm is not None:
             self._alarm.ring()
 
@@ -168,5 +157,4 @@ class RedisReceiver(Receiver):
             self._stops_hearing = None
         self._transport.ended(self)
         self._alarm = None
-        self._held.clear()
         await self._claimant.close()

@@ -20,6 +20,7 @@ from postdate.backends.redis.scripts import script
 
 _CONNECTS_WITHIN_SECONDS: Final = 5.0
 _CONNECTIONS: Final = 16
+_CANCELLED_AGAIN_AFTER_SECONDS: Final = 0.1
 ANSWERS_WITHIN: Final = timedelta(seconds=20)
 """After so long a silence a connection is given up, unless the settings say otherwise."""
 
@@ -133,7 +134,11 @@ class RedisServer:
 
 
 async def ended(task: asyncio.Task[None] | None) -> None:
-    """Cancel a task of ours and wait for its end."""
-    if task is not None:
+    """Cancel a task of ours and wait for its end.
+
+    More than once where that is needed: a cancellation that comes just as the driver's wait ends is lost in
+    ``asyncio.wait_for`` of Python 3.11, and the task would go on for ever.
+    """
+    while task is not None and not task.done():
         task.cancel()
-        await cast("Any", asyncio.wait({task}))
+        await cast("Any", asyncio.wait({task}, timeout=_CANCELLED_AGAIN_AFTER_SECONDS))

@@ -210,9 +210,9 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
         head: tuple[Part, ...] = ("finish", self._place, self._level, int(kind), instant(now), detail)
 
         def work(transaction: NativeTransaction) -> None:
-            self._transaction(transaction).add(*head, *finish_parts(claims))
-            for claim in claims:
-                self._let_go(claim)
+            native = self._transaction(transaction)
+            native.add(*head, *finish_parts(claims))
+            native.afterwards.append(lambda: self._let_go(claims))
 
         return work
 
@@ -256,21 +256,21 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
         kind = OUTCOME_RECORDS[outcome]
         head = (self._place, self._level, int(kind), instant(now), detail)
         done: int = await self._server.run("finish", *head, *finish_parts(self._own(claims)))
-        for claim in claims:
-            self._let_go(claim)
+        self._let_go(claims)
         return done
 
     @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
         if not self._own([claim]):
             return False
-        return await self._retry(claim.message.message_id, str(claim.token), instant(attempt_at), now, reason)
+        done = await self._retry(claim.message.message_id, str(claim.token), instant(attempt_at), now, reason)
+        self._let_go([claim])
+        return done
 
     async def _retry(self, message_id: str, token: str, attempt: str, now: datetime, reason: str) -> bool:
         holder = self._liveness.holder_now
         call = (self._place, self._level, message_id, token, holder, attempt, instant(now), reason)
         done = bool(await self._server.run("retry", *call))
-        self._held.pop(message_id, None)
         if done:
             self._next_due.forget()
         return done
@@ -279,8 +279,7 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
         attempt = "" if attempt_at is None else instant(attempt_at)
         freed: int = await self._server.run("release", self._place, attempt, *finish_parts(self._own(claims)))
-        for claim in claims:
-            self._let_go(claim)
+        self._let_go(claims)
         if freed:
             if attempt_at is None:
                 self._next_due.forget()
@@ -293,9 +292,16 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
         begin = f"{self._liveness.holder_now}:"
         return [claim for claim in claims if str(claim.token).startswith(begin)]
 
-    def _let_go(self, claim: Claim) -> None:
-        if self._held.get(claim.message.message_id) is claim:
-            del self._held[claim.message.message_id]
+    def _let_go(self, claims: Sequence[Claim]) -> None:
+        """Note claims that have ended. What was given back may be claimed anew before that is known here."""
+        for claim in claims:
+            if self._held.get(claim.message.message_id) is claim:
+                del self._held[claim.message.message_id]
+
+    def _held_by_id(self, message_id: str) -> Sequence[Claim]:
+        """Return the claim of a message, if there is one: the simple contract names messages by their ids."""
+        claim = self._held.get(message_id)
+        return [] if claim is None else [claim]
 
     def _lost(self) -> None:
         lost, self._held = self._held, {}
@@ -369,17 +375,18 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
 
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
-        return await self._end(message_id, RecordKind.DELIVERED, now, self._liveness.holder_now)
-
-    async def _end(self, message_id: str, kind: RecordKind, now: datetime, holder: str) -> bool:
-        call = (self._place, self._level, int(kind), instant(now), message_id, holder)
+        claims, holder = self._held_by_id(message_id), self._liveness.holder_now
+        call = (self._place, self._level, int(RecordKind.DELIVERED), instant(now), message_id, holder)
         done = bool(await self._server.run("remove", *call))
-        self._held.pop(message_id, None)
+        self._let_go(claims)
         return done
 
     @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
-        return await self._retry(message_id, "", "", now, "")
+        claims = self._held_by_id(message_id)
+        done = await self._retry(message_id, "", "", now, "")
+        self._let_go(claims)
+        return done
 
     @override
     async def next_due(self) -> datetime | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from postdate.backends.redis.layout import Part
@@ -20,6 +20,8 @@ class RedisTransaction:
 
     def __init__(self, database: object) -> None:
         self.database = database
+        self.afterwards: list[Callable[[], None]] = []
+        """Called once everything is done; not when nothing was, or when nobody knows."""
         self._parts: list[Part] = []
 
     def add(self, *parts: Part) -> None:
@@ -37,6 +39,8 @@ class RedisTransaction:
         kind, *rest = await server.run("transact", *self._parts)
         match kind:
             case b"done":
+                for each in self.afterwards:
+                    each()
                 return rest[0]
             case b"queue":
                 raise QueueNotFound(f"there is no queue {rest[0].decode()!r}")

@@ -1,0 +1,293 @@
+"""What is held in Redis when answers are lost, or come late: nothing is held that nobody knows of."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from datetime import timedelta
+
+import anyio
+import pytest
+from tests.integration.test_redis import NOW, SECOND, message, prepared
+from tests.proxy import FaultyLink
+from tests.redis_subjects import Prefix
+
+from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, SystemClock, TransactionMode
+from postdate.backends.redis.layout import Part
+from postdate.backends.redis.login import RedisLogin
+from postdate.backends.redis.scripts import script
+from postdate.backends.redis.server import RedisServer
+from postdate.backends.redis.store import RedisStore
+from postdate.backends.redis.transport import RedisTransport
+from postdate.errors import ClaimLost, PostdateError, StoreUnreachable, TransportUnreachable
+from postdate.ports import End, Outcome, RecordKind
+
+MICROSECOND = timedelta(microseconds=1)
+
+
+@pytest.fixture
+def prefix(redis_url: str) -> Iterator[Prefix]:
+    made = Prefix(redis_url)
+    yield made
+    made.drop()
+
+
+@pytest.fixture
+def link(prefix: Prefix) -> Iterator[FaultyLink]:
+    """The way to a server that knows all scripts: else the first answer would be that it does not know one."""
+    for name in ("claim", "receive", "release", "retry", "roll_back", "transact"):
+        prefix.client.script_load(script(name).text)
+    with FaultyLink(prefix.login.host, prefix.login.port) as made:
+        yield made
+
+
+@pytest.fixture
+def through(prefix: Prefix, link: FaultyLink) -> RedisLogin:
+    known = prefix.login
+    return RedisLogin("127.0.0.1", link.port, known.database, known.prefix, known.user, known.password)
+
+
+@pytest.fixture
+async def store(through: RedisLogin) -> AsyncIterator[RedisStore]:
+    made = await prepared(RedisStore(through))
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def transport(through: RedisLogin) -> AsyncIterator[RedisTransport]:
+    made = RedisTransport(through)
+    await made.create_queues(["done", "error"])
+    yield made
+    await made.close()
+
+
+def held(prefix: Prefix) -> list[bytes]:
+    """Return the keys of all that any process holds, as the server has it."""
+    holders = [key for key in prefix.all_keys() if b":held:" in key]
+    return [key for holder in holders for key in prefix.client.hkeys(holder)]
+
+
+def ready(prefix: Prefix, queue: str = "done") -> int:
+    found = prefix.client.zcard(f"{prefix.login.tag}:q:{queue}:ready")
+    assert isinstance(found, int)
+    return found
+
+
+async def lose_the_answer(
+    link: FaultyLink, call: Callable[[], Awaitable[object]], has_run: Callable[[], bool], error: type[PostdateError]
+) -> None:
+    """Make a call whose script runs, and whose answer never comes: the connection ends first."""
+    link.stall(replies_only=True)
+    async with anyio.create_task_group() as tasks:
+
+        async def wait() -> None:
+            with pytest.raises(error):
+                await call()
+
+        tasks.start_soon(wait)
+        with anyio.fail_after(60):
+            while not has_run():
+                await anyio.sleep(0.01)
+        link.cut()
+        link.restore()
+
+
+def hold_back_the_answer(server: RedisServer, name: str, monkeypatch: pytest.MonkeyPatch) -> anyio.Event:
+    """Have the next answer of a script heard only when the event is set that is returned."""
+    run, may_be_heard = server.run, anyio.Event()
+
+    async def slow(called: str, *arguments: Part) -> object:
+        answer = await run(called, *arguments)
+        if called == name:
+            monkeypatch.undo()
+            await may_be_heard.wait()
+        return answer
+
+    monkeypatch.setattr(server, "run", slow)
+    return may_be_heard
+
+
+# --- queues -----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_message_received_again_before_its_giving_back_was_answered_is_held_and_can_be_committed(
+    transport: RedisTransport, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the same number in its queue: the late answer must not take the new claim for the old one."""
+    await transport.send([Envelope("done", "e-1")], NOW)
+    receiver = transport.receiver("done")
+    (first,) = await receiver.receive(1)
+    answered = hold_back_the_answer(transport._server, "roll_back", monkeypatch)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(receiver.roll_back, first)
+        (again,) = await receiver.receive(1)
+        answered.set()
+    await receiver.commit(again, NOW)
+    with pytest.raises(ClaimLost):
+        await receiver.commit(first, NOW)
+    assert held(prefix) == []
+    assert ready(prefix) == 0
+    await receiver.close()
+
+
+async def test_what_was_received_by_an_answer_that_was_lost_is_received_again(
+    transport: RedisTransport, prefix: Prefix, link: FaultyLink
+) -> None:
+    receiver = transport.receiver("done")
+    await transport.send([Envelope("done", "e-1")], NOW)
+    (one,) = await receiver.receive(1)
+    await receiver.commit(one, NOW)
+    await transport.send([Envelope("done", f"e-{number}") for number in (2, 3)], NOW)
+    await lose_the_answer(link, lambda: receiver.receive(10), lambda: len(held(prefix)) == 2, TransportUnreachable)
+    received = await receiver.receive(10)
+    assert [each.envelope.message_id for each in received] == ["e-2", "e-3"]
+    for each in received:
+        await receiver.commit(each, NOW)
+    assert held(prefix) == []
+    await receiver.close()
+
+
+async def test_a_giving_back_whose_answer_was_lost_took_place_once(
+    transport: RedisTransport, prefix: Prefix, link: FaultyLink
+) -> None:
+    receiver = transport.receiver("done")
+    await transport.send([Envelope("done", "e-1")], NOW)
+    (first,) = await receiver.receive(1)
+    await lose_the_answer(link, lambda: receiver.roll_back(first), lambda: ready(prefix) == 1, TransportUnreachable)
+    (again,) = await receiver.receive(1)
+    assert again.failures == 1
+    with pytest.raises(ClaimLost):
+        await receiver.roll_back(first)
+    await receiver.commit(again, NOW)
+    assert (held(prefix), ready(prefix)) == ([], 0)
+    await receiver.close()
+
+
+async def test_a_commit_whose_answer_was_lost_took_place_once(
+    transport: RedisTransport, prefix: Prefix, link: FaultyLink
+) -> None:
+    receiver = transport.receiver("done")
+    await transport.send([Envelope("done", "e-1")], NOW)
+    (received,) = await receiver.receive(1)
+    end = End(outgoing=[Envelope("error", "sent")])
+    sent = lambda: ready(prefix, "error") == 1  # noqa: E731 - short
+    await lose_the_answer(link, lambda: receiver.commit(received, NOW, end), sent, TransportUnreachable)
+    with pytest.raises(ClaimLost):
+        await receiver.commit(received, NOW, end)
+    with pytest.raises(ClaimLost):
+        await receiver.roll_back(received)
+    assert (held(prefix), ready(prefix), ready(prefix, "error")) == ([], 0, 1)
+    await receiver.close()
+
+
+# --- stores -----------------------------------------------------------------------------------------------------------
+
+
+async def test_what_was_claimed_by_an_answer_that_was_lost_is_claimed_again(
+    store: RedisStore, prefix: Prefix, link: FaultyLink
+) -> None:
+    await store.store_many([message("a"), message("b")], NOW)
+    (one,) = await store.claim_due(NOW + SECOND, 1)
+    claim = lambda: store.claim_due(NOW + SECOND, 10)  # noqa: E731 - short
+    await lose_the_answer(link, claim, lambda: len(held(prefix)) == 2, StoreUnreachable)
+    (other,) = await claim()
+    assert {one.message.message_id, other.message.message_id} == {"a", "b"}
+    assert store.still_holds(one)
+    assert await store.finish([one, other], Outcome.DELIVERED, NOW) == 2
+    assert held(prefix) == []
+
+
+@pytest.mark.parametrize("how", ["retry", "release"])
+async def test_a_message_claimed_again_before_its_giving_back_was_answered_is_held(
+    store: RedisStore, prefix: Prefix, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    await store.store(message(), NOW)
+    (first,) = await store.claim_due(NOW + SECOND, 1)
+    answered = hold_back_the_answer(store._server, how, monkeypatch)
+
+    async def give_back() -> None:
+        if how == "retry":
+            assert await store.retry_later(first, NOW, NOW, "")
+        else:
+            assert await store.release([first], NOW) == 1
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(give_back)
+        claims = []
+        with anyio.fail_after(60):
+            while not claims:
+                claims = await store.claim_due(NOW + SECOND, 1)
+        answered.set()
+    assert store.still_holds(claims[0])
+    assert not await store.retry_later(first, NOW, NOW, "")
+    assert await store.finish(claims, Outcome.DELIVERED, NOW) == 1
+    assert held(prefix) == []
+
+
+async def test_a_claim_whose_transaction_failed_is_held_still(
+    store: RedisStore, transport: RedisTransport, prefix: Prefix
+) -> None:
+    await store.store(message(), NOW)
+    (claim,) = await store.claim_due(NOW + SECOND, 1)
+    work = store.finishing([claim], Outcome.DELIVERED, NOW)
+    with pytest.raises(PostdateError):
+        await transport.send([Envelope("missing", "e-1")], NOW, work=[work])
+    assert store.still_holds(claim)
+    assert await transport.send([Envelope("done", "e-1")], NOW, work=[work]) == [None]
+    assert not store.still_holds(claim)
+    assert held(prefix) == []
+
+
+@pytest.mark.timeout(120)
+async def test_a_message_without_a_queue_ends_in_the_error_queue(
+    store: RedisStore, transport: RedisTransport, prefix: Prefix
+) -> None:
+    delivery = DelayedDelivery(store, number_of_retries=1)
+    endpoint = Endpoint(
+        "service",
+        transport=transport,
+        delayed_delivery=delivery,
+        transaction_mode=TransactionMode.TRANSACTION_SCOPE,
+        send_only=True,
+    )
+    now = SystemClock().now()
+    async with endpoint:
+        await store.store(DelayedMessage("m-1", now, "missing", {"kind": "test"}, b""), now)
+        with anyio.fail_after(60):
+            while not ready(prefix, "error"):
+                await anyio.sleep(0.05)
+    assert held(prefix) == []
+    assert (await store.record_counts())[RecordKind.FAILED] == 1
+
+
+# --- silence ----------------------------------------------------------------------------------------------------------
+
+
+async def test_what_was_let_go_of_in_a_silence_is_claimed_again_although_nobody_else_was_there_to_take_it(
+    prefix: Prefix, link: FaultyLink, through: RedisLogin
+) -> None:
+    """By its own clock its claims are void, and it does not act on them; the server has heard nothing of that."""
+    store = await prepared(RedisStore(through, holds_at_most=SECOND, answers_within=SECOND))
+    lost = list[str]()
+    store.when_lost(lost.extend)
+    try:
+        await store.store(message(), NOW)
+        (claim,) = await store.claim_due(NOW + SECOND, 1)
+        link.cut()
+        with anyio.fail_after(60):
+            while store.still_holds(claim):
+                await anyio.sleep(0.05)
+        assert len(held(prefix)) == 1
+        link.restore()
+        claims = []
+        with anyio.fail_after(60):
+            while not claims:
+                try:
+                    claims = await store.claim_due(NOW + SECOND, 1)
+                except StoreUnreachable:
+                    await anyio.sleep(0.05)
+                await anyio.sleep(0.05)
+        assert lost == ["m-1"]
+        assert await store.finish([claim], Outcome.DELIVERED, NOW) == 0
+        assert await store.finish(claims, Outcome.DELIVERED, NOW) == 1
+        assert held(prefix) == []
+    finally:
+        await store.close()
