@@ -12,8 +12,8 @@ from postdate.config import load_settings
 from postdate.errors import NotSupported
 from postdate.messages import Envelope
 from postdate.operations import (
+    MessageState,
     Outgoing,
-    State,
     cancel,
     explain,
     list_errors,
@@ -75,7 +75,7 @@ async def test_a_message_is_explained_without_claiming_to_see_processes_or_queue
     async with plant() as here:
         await here.kept.store(message(), NOW)
         found = await explain(here, "m1", NOW)
-    assert found.state is State.WAITING
+    assert found.state is MessageState.WAITING
     assert found.facts == (
         "whether a service is running cannot be seen from here: this store does not know its processes",
         "whether its queue 'orders' exists cannot be seen from here",
@@ -87,7 +87,7 @@ async def test_what_the_store_never_knew_is_not_said_never_to_have_been_schedule
     """Where the intake queue is on a broker, a message may be in it, or may have gone through it without a record."""
     async with plant() as here:
         found = await explain(here, "m1", NOW)
-    assert found.state is State.UNKNOWN
+    assert found.state is MessageState.UNKNOWN
     assert found.headline == "nothing is known of it in sqlite:///postdate.db"
     in_intake = "what a service has not taken from 'postdate.timeouts' is not in the store yet"
     assert found.facts == (
@@ -111,7 +111,7 @@ async def test_an_overdue_message_is_not_blamed_on_a_missing_service():
     async with plant() as here:
         await here.kept.store(message(due=NOW - MINUTE), NOW)
         found = await explain(here, "m1", NOW)
-    assert found.state is State.OVERDUE
+    assert found.state is MessageState.OVERDUE
     assert "its turn has not come yet" in found.headline
     assert "cannot be seen from here" in found.facts[0]
 
@@ -121,7 +121,7 @@ async def test_a_delivered_message_is_not_said_to_have_left_a_queue_that_cannot_
         await here.kept.store(message(due=NOW - MINUTE), NOW)
         await here.kept.finish(await here.kept.claim_due(NOW, 1), Outcome.DELIVERED, NOW)
         found = await explain(here, "m1", NOW)
-    assert found.state is State.DELIVERED
+    assert found.state is MessageState.DELIVERED
     assert found.headline == "it was delivered to queue 'orders' at 2026-01-31T12:00:00Z"
     assert "whether it is in a queue cannot be seen" in found.facts[-1]
 

@@ -34,7 +34,7 @@ from postdate import (
     TransactionMode,
     started_by,
 )
-from postdate.backends.postgres.names import Names
+from postdate.backends.postgres.names import SchemaNames
 from postdate.backends.postgres.pool import FOR_BRIEF_WORK
 from postdate.backends.postgres.sessions import mark
 from postdate.config import load_settings
@@ -122,7 +122,7 @@ class Counts:
 
     def __init__(self, url: str, schema: str) -> None:
         self._connection = psycopg.connect(url, autocommit=True, application_name="counts")
-        self._holders = f"SELECT count(*) FROM {Names(schema).of('holder')} WHERE pid = %s".encode()
+        self._holders = f"SELECT count(*) FROM {SchemaNames(schema).of('holder')} WHERE pid = %s".encode()
         self.connections = self.listeners = self.identities = 0
 
     def take(self) -> None:

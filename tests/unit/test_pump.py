@@ -11,7 +11,7 @@ import pytest
 
 from postdate import Endpoint, HandlerContext, MemoryTransport, Recoverability
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.core.pump import Handle, MessagePump, Reading
+from postdate.core.pump import Handle, MessagePump, Prefetch
 from postdate.messages import Envelope
 from postdate.metrics import NO_METRICS
 from postdate.ports import HANDLED, End, Received, Receiver
@@ -137,7 +137,7 @@ async def test_more_is_received_than_is_handled_at_once_while_that_takes_moments
     ids=["nothing", "slow", "quick", "quicker", "bounded", "too short a look"],
 )
 def test_what_is_handled_in_a_twentieth_of_a_second_is_received_ahead(handled: int, seconds: float, most: int) -> None:
-    reading = Reading(16)
+    reading = Prefetch(16)
     assert reading.most(100.0) == 16
     reading.handled = handled
     assert reading.most(100.0 + seconds) == most

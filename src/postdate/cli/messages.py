@@ -12,7 +12,7 @@ from postdate.cli.command import Use, command, group, wrong_usage
 from postdate.cli.exits import Exit
 
 if TYPE_CHECKING:
-    from postdate.operations import Change, Explanation, MessageDetails, MessageList, Place, Statistics
+    from postdate.operations import Change, Explanation, MessageDetails, MessageList, MessageLocation, Statistics
     from postdate.wiring import Plant
 
 app = group("messages", "Look at delayed messages, and change them.")
@@ -83,7 +83,7 @@ def _print_details(found: MessageDetails) -> None:
         print_table(["at", "what", "queue", "reason"], rows)
 
 
-def _print_place(place: Place) -> None:
+def _print_place(place: MessageLocation) -> None:
     from postdate.cli.output import print_pairs, print_table
 
     waiting = place.where == "waiting"
@@ -102,7 +102,7 @@ def _print_place(place: Place) -> None:
     _print_body(place)
 
 
-def _print_body(place: Place) -> None:
+def _print_body(place: MessageLocation) -> None:
     from postdate.cli.output import clean
 
     body = place.body
@@ -121,7 +121,7 @@ def explain(use: Use, message_id: MessageId) -> None:
 
     found = use.work(work)
     use.report(found, lambda: _print_explanation(found))
-    if found.state is operations.State.UNKNOWN:
+    if found.state is operations.MessageState.UNKNOWN:
         raise typer.Exit(Exit.NOT_KEPT)
 
 

@@ -13,7 +13,7 @@ from postdate.cli.arguments import DURATION, INSTANT, NAME, At, Delay
 from postdate.cli.command import Use, command, wrong_usage
 
 if TYPE_CHECKING:
-    from postdate.operations import Sent, SetUp
+    from postdate.operations import SendReport, SetUp
     from postdate.wiring import Plant
 
 
@@ -131,7 +131,7 @@ def send(
         message_id=message_id,
     )
 
-    async def work(plant: Plant, now: datetime) -> Sent:
+    async def work(plant: Plant, now: datetime) -> SendReport:
         return await operations.send(plant, outgoing)
 
     sent = use.work(work)
@@ -163,7 +163,7 @@ def _headers(texts: list[str]) -> dict[str, str]:
     return headers
 
 
-def _print_sent(sent: Sent) -> None:
+def _print_sent(sent: SendReport) -> None:
     from postdate.operations.plain import shown_time
 
     if sent.due is None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import anyio
 
-from postdate.core.receiving import Watch
+from postdate.core.receiving import CallWatch
 from postdate.core.recoverability import text_of
 from postdate.endpoint.cancelling import is_being_cancelled
 from postdate.endpoint.outbox import BusinessTransaction, Handled
@@ -159,7 +159,7 @@ class Handling:
     endpoint: Endpoint
     commit: Callable[[Received, datetime, End], Awaitable[None]]
     roll_back: Callable[[Received], Awaitable[None]]
-    watch: Watch
+    watch: CallWatch
 
     async def handle(self, received: Received) -> None:
         """See :data:`postdate.core.pump.Handle`."""

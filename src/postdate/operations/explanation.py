@@ -46,7 +46,7 @@ _AGAINST_DISCARDING = (
 )
 
 
-class State(enum.Enum):
+class MessageState(enum.Enum):
     """Where a message stands on its way."""
 
     WAITING = "waiting"
@@ -84,7 +84,7 @@ class Explanation:
     """
 
     message_id: str
-    state: State
+    state: MessageState
     headline: str
     facts: Sequence[str] = ()
     advice: Sequence[str] = ()
@@ -128,13 +128,15 @@ class _Question:
             return self._set_aside(set_aside)
         return self._gone() if self.history else await self._unknown()
 
-    def _say(self, state: State, headline: str, facts: Sequence[str] = (), advice: Sequence[str] = ()) -> Explanation:
+    def _say(
+        self, state: MessageState, headline: str, facts: Sequence[str] = (), advice: Sequence[str] = ()
+    ) -> Explanation:
         return Explanation(self.message_id, state, headline, tuple(facts), tuple(advice))
 
     def _set_aside(self, found: SetAside) -> Explanation:
         where = "in the store" if found.queue is None else f"in queue {found.queue!r}"
         return self._say(
-            State.SET_ASIDE,
+            MessageState.SET_ASIDE,
             f"it was set aside because {found.reason}",
             [f"it was {where}, and was set aside at {shown_time(found.at)}: nothing else waits for it"],
             [
@@ -155,12 +157,12 @@ class _Question:
             facts.append(f"it expires at {shown_time(message.expires_at)}")
         advice = [] if processes is None or delivering(processes) else ["start the service: postdate run"]
         if standing.attempt_at is None:
-            return self._say(State.BEING_DELIVERED, *_held(standing, processes or ()))
+            return self._say(MessageState.BEING_DELIVERED, *_held(standing, processes or ()))
         if message.number_of_failures:
-            return self._say(State.RETRYING, self._retrying(standing), facts, advice)
+            return self._say(MessageState.RETRYING, self._retrying(standing), facts, advice)
         if message.due >= now:
             headline = f"it waits until it is due at {shown_time(message.due)}, in {shown_span(message.due - now)}"
-            return self._say(State.WAITING, headline, facts, advice)
+            return self._say(MessageState.WAITING, headline, facts, advice)
         return await self._overdue(standing, facts[1:], processes)
 
     async def _overdue(self, standing: Standing, facts: list[str], processes: Sequence[Process] | None) -> Explanation:
@@ -169,12 +171,12 @@ class _Question:
         if processes is not None and not delivering(processes):
             facts = [await self._last_delivery(processes), *facts]
             advice = ["start the service: postdate run"]
-            return self._say(State.OVERDUE, f"{late}, and no service is running to deliver it", facts, advice)
+            return self._say(MessageState.OVERDUE, f"{late}, and no service is running to deliver it", facts, advice)
         ahead = (await inspectable(self.plant, "count messages").statistics(self.now)).overdue - 1
         facts = [*await self._service_facts(processes), *facts]
         facts.append(f"{shown_count(max(ahead, 0), 'other message')} overdue beside it; the oldest go first")
         advice = ["wait a moment and ask again; if the number stays, look at the log of the service"]
-        return self._say(State.OVERDUE, f"{late}, and its turn has not come yet", facts, advice)
+        return self._say(MessageState.OVERDUE, f"{late}, and its turn has not come yet", facts, advice)
 
     async def _service_facts(self, processes: Sequence[Process] | None) -> list[str]:
         if processes is None:
@@ -230,9 +232,9 @@ class _Question:
     def _in_intake(self, intake: str, consumers: Sequence[Process]) -> Explanation:
         if consumers:
             headline = f"it is in the intake queue {intake!r}, about to be stored"
-            return self._say(State.IN_INTAKE, headline, [_names("receives from it", consumers)])
+            return self._say(MessageState.IN_INTAKE, headline, [_names("receives from it", consumers)])
         headline = f"it is in the intake queue {intake!r}, and no service is running to store it"
-        return self._say(State.IN_INTAKE, headline, advice=["start the service: postdate run"])
+        return self._say(MessageState.IN_INTAKE, headline, advice=["start the service: postdate run"])
 
     def _at_consumer(self, queued: Queued, consumers: Sequence[Process]) -> Explanation:
         facts = [_names("receives from it", consumers) if consumers else "no process receives from it"]
@@ -244,10 +246,10 @@ class _Question:
             facts.append(past_use)
         if queued.held_by is not None and any(each.pid == queued.held_by for each in consumers):
             headline = f"process {queued.held_by} received it from queue {queued.queue!r} and is handling it"
-            return self._say(State.BEING_HANDLED, headline, facts)
+            return self._say(MessageState.BEING_HANDLED, headline, facts)
         headline = f"it is in queue {queued.queue!r}, waiting for a consumer"
         advice = [] if consumers else [f"start the endpoint that receives from {queued.queue!r}"]
-        return self._say(State.IN_QUEUE, headline, facts, advice)
+        return self._say(MessageState.IN_QUEUE, headline, facts, advice)
 
     def _past_use(self, queued: Queued) -> str:
         expires_at = queued.envelope.expires_at
@@ -276,7 +278,7 @@ class _Question:
             f"see the stack trace: postdate errors show {self.message_id}",
             f"mend the cause, then: postdate errors return {self.message_id}",
         ]
-        return self._say(State.IN_ERROR_QUEUE, headline, facts, advice)
+        return self._say(MessageState.IN_ERROR_QUEUE, headline, facts, advice)
 
     async def _retry(self, message_id: str) -> Explanation:
         """A delayed retry is a send of its own, with an id of its own: explain that one."""
@@ -305,7 +307,7 @@ class _Question:
                 left = ", and has left that queue, too" if self._sees_queues else ""
                 headline = f"it was returned from the error queue at {at}, {last.detail}{left}"
                 facts = ["a receiver that fails again puts it into the error queue", *self._unseen()]
-                return self._say(State.FAILED, headline, facts)
+                return self._say(MessageState.FAILED, headline, facts)
             case RecordKind.SCHEDULED | RecordKind.RESCHEDULED:
                 return self._archived(last, at) if last.detail == ARCHIVED else self._lost(last, at)
             case _:
@@ -313,10 +315,13 @@ class _Question:
         who_of = "queue " if _ended_in_queue(last) else "the consumer of "
         was_due = f"; it was due at {shown_time(last.due)}" if last.due else ""
         state, headline = {
-            RecordKind.HANDLED: (State.HANDLED, f"it arrived: handled from queue {queue} at {at}"),
-            RecordKind.EXPIRED: (State.EXPIRED, f"it expired before it could be delivered, noticed at {at}{was_due}"),
+            RecordKind.HANDLED: (MessageState.HANDLED, f"it arrived: handled from queue {queue} at {at}"),
+            RecordKind.EXPIRED: (
+                MessageState.EXPIRED,
+                f"it expired before it could be delivered, noticed at {at}{was_due}",
+            ),
             RecordKind.CANCELLED: _cancelled(last, f"{at}{was_due}"),
-            RecordKind.DISCARDED: (State.DISCARDED, f"{who_of}{queue} discarded it at {at}: {last.detail}"),
+            RecordKind.DISCARDED: (MessageState.DISCARDED, f"{who_of}{queue} discarded it at {at}: {last.detail}"),
         }[last.kind]
         facts, advice = self._after_its_end(last)
         return self._say(state, headline, facts, advice)
@@ -348,9 +353,9 @@ class _Question:
         if not self._sees_queues:
             headline += f"went to the error queue {self.plant.settings.endpoint.error_queue!r}"
             advice = ["mend the cause, then: postdate errors return --all"]
-            return self._say(State.FAILED, headline, self._unseen(), advice)
+            return self._say(MessageState.FAILED, headline, self._unseen(), advice)
         fact = "it was returned with `postdate errors return`, or something consumes the error queue"
-        return self._say(State.FAILED, f"{headline}has left the error queue", [fact])
+        return self._say(MessageState.FAILED, f"{headline}has left the error queue", [fact])
 
     def _about_discarding(self, discarded: Record) -> tuple[list[str], list[str]]:
         """Return facts and advice."""
@@ -363,7 +368,7 @@ class _Question:
     def _lost(self, last: Record, at: str) -> Explanation:
         headline = f"it was last {last.kind.name.lower()} at {at}, and is not in the store any more"
         advice = ["run `postdate doctor`: a store should never lose a message without a record"]
-        return self._say(State.UNKNOWN, headline, advice=advice)
+        return self._say(MessageState.UNKNOWN, headline, advice=advice)
 
     def _archived(self, scheduled: Record, at: str) -> Explanation:
         was_due = f" and due at {shown_time(scheduled.due)}" if scheduled.due else ""
@@ -373,7 +378,7 @@ class _Question:
             f"bring its records back and ask again: postdate pipeline restore DIR --id {self.message_id}",
             "DIR is the folder that was given to `postdate pipeline archive`",
         ]
-        return self._say(State.ARCHIVED, headline, facts, advice)
+        return self._say(MessageState.ARCHIVED, headline, facts, advice)
 
     def _handling_retried(self, retried: Record) -> Explanation:
         at = shown_time(retried.at)
@@ -382,18 +387,18 @@ class _Question:
         facts += self._unseen()
         error_queue = self.plant.settings.endpoint.error_queue
         advice = [f"look for failures: postdate errors list --queue {error_queue}"]
-        return self._say(State.HANDLING_RETRIED, headline, facts, advice)
+        return self._say(MessageState.HANDLING_RETRIED, headline, facts, advice)
 
     def _left_queue(self, delivered: Record) -> Explanation:
         headline = f"it was delivered to queue {delivered.destination!r} at {shown_time(delivered.at)}"
         if not self._sees_queues:
-            return self._say(State.DELIVERED, headline, [*self._delivery_facts(), *self._unseen()])
+            return self._say(MessageState.DELIVERED, headline, [*self._delivery_facts(), *self._unseen()])
         headline += " and has left it"
         facts = [*self._delivery_facts(), "whoever received it kept no record of handling it"]
         if self.plant.settings.store.recording is not Recording.ALL:
             recording = self.plant.settings.store.recording.value
             facts.append(f"store.recording is {recording!r} here: handling is recorded with 'all' only")
-        return self._say(State.DELIVERED, headline, facts)
+        return self._say(MessageState.DELIVERED, headline, facts)
 
     async def _unknown(self) -> Explanation:
         address = self.plant.settings.store.address.shown
@@ -412,7 +417,7 @@ class _Question:
             facts.append("what a timeout manager keeps is not seen from here: its table has headers and due times")
         if self.plant.settings.store.recording is Recording.NONE:
             facts.append("store.recording is 'none': what was delivered leaves no record, either")
-        return self._say(State.UNKNOWN, headline, facts, advice)
+        return self._say(MessageState.UNKNOWN, headline, facts, advice)
 
     async def _unseen_intake(self) -> tuple[list[str], list[str]]:
         """Return what may have become of a message before the store knew of it, and what to do about it."""
@@ -458,8 +463,8 @@ def _names(does: str, processes: Sequence[Process]) -> str:
     return f"{does}: {names}"
 
 
-def _cancelled(last: Record, at: str) -> tuple[State, str]:
+def _cancelled(last: Record, at: str) -> tuple[MessageState, str]:
     """Return state and headline; who moves messages to another store cancels them in this one."""
     if last.detail.startswith(MOVED_AWAY):
-        return State.MOVED_AWAY, f"it was {last.detail} at {at}"
-    return State.CANCELLED, f"it was cancelled at {at}"
+        return MessageState.MOVED_AWAY, f"it was {last.detail} at {at}"
+    return MessageState.CANCELLED, f"it was cancelled at {at}"

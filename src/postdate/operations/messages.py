@@ -105,7 +105,7 @@ def _line(message: DelayedMessage, now: datetime) -> MessageLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MessageLocation:
     """Where a message is.
 
     Args:
@@ -133,7 +133,7 @@ class MessageDetails:
     """All that is known of one message; no place once it has left, no history when nothing was recorded."""
 
     message_id: str
-    places: Sequence[Place]
+    places: Sequence[MessageLocation]
     history: Sequence[Event]
 
 
@@ -155,9 +155,9 @@ async def show_message(plant: Plant, message_id: str) -> MessageDetails:
     return MessageDetails(message_id, places, history)
 
 
-def _waiting(standing: Standing) -> Place:
+def _waiting(standing: Standing) -> MessageLocation:
     message = standing.message
-    return Place(
+    return MessageLocation(
         where="waiting",
         queue=message.destination,
         due=message.due,
@@ -170,8 +170,8 @@ def _waiting(standing: Standing) -> Place:
     )
 
 
-def _in_queue(queued: Queued) -> Place:
-    return Place(
+def _in_queue(queued: Queued) -> MessageLocation:
+    return MessageLocation(
         where="queue",
         queue=queued.queue,
         due=queued.envelope.due,

@@ -131,7 +131,7 @@ class Outgoing:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SendReport:
     """What was sent.
 
     Args:
@@ -150,7 +150,7 @@ class Sent:
     services: int | None
 
 
-async def send(plant: Plant, message: Outgoing) -> Sent:
+async def send(plant: Plant, message: Outgoing) -> SendReport:
     """Send a message at once, or keep it until it is due; returns after the commit.
 
     Raises:
@@ -173,7 +173,7 @@ async def send(plant: Plant, message: Outgoing) -> Sent:
     outgoing = endpoint.outgoing(message.body, options)
     await endpoint.send_now([outgoing])
     processes = await users_of_store(plant)
-    return Sent(
+    return SendReport(
         message_id=outgoing.message_id,
         destination=message.destination,
         due=outgoing.due if isinstance(outgoing, DelayedMessage) else None,

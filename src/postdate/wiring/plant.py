@@ -27,7 +27,7 @@ from postdate.ports import (
 from postdate.ports.backends import Place
 from postdate.ports.timeouts import TimeoutPersister
 from postdate.wiring.adapters import (
-    Kind,
+    AdapterRole,
     check_store,
     check_transport,
     chosen_for,
@@ -212,7 +212,7 @@ def check_addresses(settings: Settings) -> None:
         )
 
 
-def _checked(key: str, address: Address, settings: Settings, check: Callable[[str], Kind]) -> Kind:
+def _checked(key: str, address: Address, settings: Settings, check: Callable[[str], AdapterRole]) -> AdapterRole:
     origin = settings.origins.get(key, "default")
     try:
         kind = check(address)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from postdate.backends.azure.layout import Waiting
+from postdate.backends.azure.layout import DelayedEntity
 from postdate.backends.azure.lease import Leases
 from postdate.ports import Claim
 
@@ -70,7 +70,7 @@ class Held:
         since: when it was claimed, by the clock of the event loop.
     """
 
-    waiting: Waiting
+    waiting: DelayedEntity
     share: int
     term: int
     is_removed: bool = False

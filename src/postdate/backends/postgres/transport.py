@@ -28,7 +28,13 @@ from postdate.backends.postgres.ending import Ending, Endings, raise_first
 from postdate.backends.postgres.errors import of_queues
 from postdate.backends.postgres.names import array
 from postdate.backends.postgres.observation import PostgresQueueObserver, server_facts
-from postdate.backends.postgres.quarantine import QuarantineStatements, SettingAside, Shelf, into_queue, named
+from postdate.backends.postgres.quarantine import (
+    PostgresQuarantine,
+    QuarantineStatements,
+    SettingAside,
+    into_queue,
+    named,
+)
 from postdate.backends.postgres.queues import QueueStatements
 from postdate.backends.postgres.rows import Unreadable, present, read
 from postdate.backends.postgres.scripts import queues_script, tables_script
@@ -247,11 +253,11 @@ class PostgresTransport(Transport, Quarantine, Scripted):
         await self._aside(self._shelf.discard(number, now))
 
     @property
-    def _shelf(self) -> Shelf:
+    def _shelf(self) -> PostgresQuarantine:
         def put(connection: Connection, mended: dict[str, Any]) -> None:
             into_queue(connection, self.aside, mended, self.database.where)
 
-        return Shelf(self.database, self.aside, lambda _: "t.queue_id IS NOT NULL", put)
+        return PostgresQuarantine(self.database, self.aside, lambda _: "t.queue_id IS NOT NULL", put)
 
     @staticmethod
     async def _aside(call: Awaitable[T]) -> T:

@@ -14,7 +14,7 @@ import anyio
 from typing_extensions import override
 
 from postdate.backends.rabbitmq import wire
-from postdate.backends.rabbitmq.address import Address, parse_address
+from postdate.backends.rabbitmq.address import PublishAddress, parse_address
 from postdate.backends.rabbitmq.link import (
     ANSWERS_WITHIN_SECONDS,
     NOT_FOUND,
@@ -127,7 +127,7 @@ async def lengths_of(link: Link, destinations: Sequence[str]) -> Mapping[str, in
     return lengths
 
 
-async def _length_of(link: Link, address: Address) -> int:
+async def _length_of(link: Link, address: PublishAddress) -> int:
     if not address.exchange:
         return await _queue_length(link, address.routing_key)
     if address.or_queue:

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
+class QuarantineTable:
     """A table whose rows are read as messages.
 
     Args:
@@ -59,7 +59,7 @@ class Shelf:
     decode: Callable[[Row], object]
 
 
-WAITING: Final = Shelf(
+WAITING: Final = QuarantineTable(
     "delayed_message",
     WAITING_COLUMNS,
     """
@@ -68,7 +68,7 @@ WAITING: Final = Shelf(
     FROM delayed_message AS d LEFT JOIN content AS c ON c.seq = d.content WHERE d.seq = ?""",
     message_of,
 )
-QUEUED: Final = Shelf(
+QUEUED: Final = QuarantineTable(
     "queue_message",
     QUEUED_COLUMNS,
     """
@@ -99,7 +99,7 @@ _BYTES: Final = ", ".join(f"CAST({name} AS BLOB)" for name in _NAMES)
 _LISTED: Final = f"SELECT number, place, reason, at, {_BYTES} FROM quarantine"
 
 
-def set_aside(tx: Transaction, shelf: Shelf, bad: Mapping[int, str], at: int | None = None) -> None:
+def set_aside(tx: Transaction, shelf: QuarantineTable, bad: Mapping[int, str], at: int | None = None) -> None:
     """Set rows aside and record it.
 
     Args:
@@ -134,7 +134,7 @@ def _exact(due: int) -> datetime | None:
 
 def claimed(
     tx: Transaction,
-    shelf: Shelf,
+    shelf: QuarantineTable,
     sql: str,
     values: Sequence[Any] | Mapping[str, Any],
     decode: Callable[[Row], T],
@@ -154,7 +154,7 @@ def claimed(
 
 
 async def looked_at(
-    file: SqliteFile, shelf: Shelf, sql: str, values: Sequence[Any], decode: Callable[[Row], T]
+    file: SqliteFile, shelf: QuarantineTable, sql: str, values: Sequence[Any], decode: Callable[[Row], T]
 ) -> list[T]:
     """Run a statement that only looks, and return what can be read, in order; what cannot is set aside if it is free.
 
@@ -172,7 +172,7 @@ async def looked_at(
             return good
 
 
-def _set_aside_again(tx: Transaction, shelf: Shelf, suspects: Mapping[int, str]) -> int:
+def _set_aside_again(tx: Transaction, shelf: QuarantineTable, suspects: Mapping[int, str]) -> int:
     """Set aside what still cannot be read and nobody holds; return how many were."""
     marks = ",".join("?" * len(suspects))
     sql = f"SELECT {shelf.columns} FROM {shelf.table} WHERE seq IN ({marks}) AND claimant IS NULL"
@@ -181,7 +181,7 @@ def _set_aside_again(tx: Transaction, shelf: Shelf, suspects: Mapping[int, str])
     return len(bad)
 
 
-class SetsAside(Quarantine):
+class FileQuarantine(Quarantine):
     """The methods of :class:`postdate.ports.Quarantine`, on a file."""
 
     file: SqliteFile

@@ -23,7 +23,7 @@ from typing_extensions import override
 from postdate.backends.sqlite.expiring import DEAD_LETTERS
 from postdate.backends.sqlite.file import SqliteFile, Transaction, queue_topic
 from postdate.backends.sqlite.observation import FileObserver
-from postdate.backends.sqlite.quarantine import QUEUED, SetsAside, claimed
+from postdate.backends.sqlite.quarantine import QUEUED, FileQuarantine, claimed
 from postdate.backends.sqlite.rows import QUEUED_COLUMNS, Row, envelope_of
 from postdate.backends.sqlite.transaction import QueueRules
 from postdate.clock import Clock, to_microseconds
@@ -91,7 +91,7 @@ _POLL_FLOOR_SECONDS = 1.0
 """A receiver looks by itself this often, should a wake-up be lost."""
 
 
-class LocalTransport(SetsAside, Transport):
+class LocalTransport(FileQuarantine, Transport):
     """Queues in an SQLite file.
 
     Args:
