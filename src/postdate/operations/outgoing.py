@@ -170,8 +170,8 @@ async def send(plant: Plant, message: Outgoing) -> SendReport:
     )
     if isinstance(endpoint.clock, FollowingClock):  # so that a delay ends by the clock that judges it
         await endpoint.clock.read()
-    outgoing = endpoint.outgoing(message.body, options)
-    await endpoint.send_now([outgoing])
+    outgoing = endpoint.outgoing.make(message.body, options)
+    await endpoint.outgoing.send([outgoing])
     processes = await users_of_store(plant)
     return SendReport(
         message_id=outgoing.message_id,

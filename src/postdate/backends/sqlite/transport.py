@@ -23,8 +23,9 @@ from typing_extensions import override
 from postdate.backends.sqlite.expiring import DEAD_LETTERS
 from postdate.backends.sqlite.file import SqliteFile, Transaction, queue_topic
 from postdate.backends.sqlite.observation import FileObserver
-from postdate.backends.sqlite.quarantine import QUEUED, FileQuarantine, claimed
+from postdate.backends.sqlite.quarantine import FileQuarantine
 from postdate.backends.sqlite.rows import QUEUED_COLUMNS, Row, envelope_of
+from postdate.backends.sqlite.setting_aside import QUEUED, claimed
 from postdate.backends.sqlite.transaction import QueueRules
 from postdate.clock import Clock, to_microseconds
 from postdate.errors import (

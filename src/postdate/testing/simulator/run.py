@@ -347,7 +347,7 @@ class _Run:
         kind, origin = self.plot.kinds[event.message], f"m{event.message}"
         if kind is Kind.UNREADABLE:
             self.store.site.damaged[origin] = None
-        made = process.endpoint.outgoing(Order(event.message, kind.value), _options(_queue(kind), due, origin))
+        made = process.endpoint.outgoing.make(Order(event.message, kind.value), _options(_queue(kind), due, origin))
         return DelayedMessage(origin, due, made.destination, made.headers, made.body)
 
     def _must_be_there(self, origin: str) -> None:
