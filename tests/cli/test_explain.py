@@ -14,7 +14,7 @@ from postdate.errors import QueueNotFound, TransportUnavailable
 from postdate.messages import Envelope
 from postdate.operations import Explanation, MessageState, explain
 from postdate.ports import End, Outcome, RecordKind, Scan
-from postdate.wiring import Plant, opened
+from postdate.wiring import OpenDeployment, opened
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -24,7 +24,7 @@ MINUTE = timedelta(minutes=1)
 class Scene:
     """A store with a queue ``orders``."""
 
-    plant: Plant
+    deployment: OpenDeployment
     sqlite: SqliteStore
     transport: LocalTransport
 
@@ -34,18 +34,18 @@ class Scene:
         return message
 
     async def explain(self, message_id: str = "m1", now: datetime = NOW) -> Explanation:
-        return await explain(self.plant, message_id, now)
+        return await explain(self.deployment, message_id, now)
 
 
 @asynccontextmanager
 async def scene(recording: str = "all"):
     settings = load_settings(None, {"POSTDATE_STORE__RECORDING": recording, "POSTDATE_STORE__SYNCHRONOUS": "normal"})
-    async with opened(settings, create=True) as plant:
-        assert isinstance(plant.store, SqliteStore)
-        assert isinstance(plant.transport, LocalTransport)
-        await plant.store.setup()
-        await plant.transport.create_queues(["orders", "error", "postdate.timeouts"])
-        yield Scene(plant, plant.store, plant.transport)
+    async with opened(settings, create=True) as deployment:
+        assert isinstance(deployment.store, SqliteStore)
+        assert isinstance(deployment.transport, LocalTransport)
+        await deployment.store.setup()
+        await deployment.transport.create_queues(["orders", "error", "postdate.timeouts"])
+        yield Scene(deployment, deployment.store, deployment.transport)
 
 
 async def test_it_waits_until_it_is_due():

@@ -39,8 +39,8 @@ async def test_one_that_never_was_delayed_is_known_all_the_same():
         await here.transport.send([Envelope("orders", "u1", {}, b"")], NOW)
         await _discarded(here)
         found = await here.explain("u1")
-        shown = await show_message(here.plant, "u1")
-        counts = await statistics(here.plant, NOW)
+        shown = await show_message(here.deployment, "u1")
+        counts = await statistics(here.deployment, NOW)
     assert found.state is MessageState.DISCARDED
     assert found.headline == f"the consumer of 'orders' discarded it at 2026-01-31T12:00:00Z: {REASON}"
     assert found.facts == ("it was sent without a delay: nothing else is recorded of it",)

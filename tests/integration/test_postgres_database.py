@@ -373,16 +373,16 @@ async def test_equal_addresses_in_the_settings_are_one_database(postgres_url: st
             "POSTDATE_TIMEOUT_MANAGER__ADDRESS": postgres_url,
         }
         settings = load_settings(None, variables)
-        async with opened(settings) as plant:
-            sagas, outbox = open_saga_store(settings, plant.databases), open_outbox(settings, plant.databases)
-            (timeouts,) = plant.timeouts.values()
-            assert isinstance(plant.store, PostgresStore)
-            assert isinstance(plant.transport, PostgresTransport)
+        async with opened(settings) as deployment:
+            sagas, outbox = open_saga_store(settings, deployment.databases), open_outbox(settings, deployment.databases)
+            (timeouts,) = deployment.timeouts.values()
+            assert isinstance(deployment.store, PostgresStore)
+            assert isinstance(deployment.transport, PostgresTransport)
             assert isinstance(sagas, PostgresSagaStore)
             assert isinstance(outbox, PostgresOutbox)
             assert isinstance(timeouts, PostgresTimeouts)
-            one = plant.store.database.shared
-            assert plant.transport.database.shared is one
+            one = deployment.store.database.shared
+            assert deployment.transport.database.shared is one
             assert sagas.database.shared is one
             assert outbox._database.shared is one
             assert timeouts._connections.shared is one

@@ -101,7 +101,7 @@ class Holding(Receiver):
 def reading_ahead(receiver: Holding, handle: Handle, clock: VirtualClock) -> MessagePump:
     """Return a pump for four messages at once."""
     breaker = RepeatedFailures("Receive", "failed", SECOND, lambda text, error: None, NO_METRICS)
-    return MessagePump(receiver, handle, 4, clock, breaker, "sales", reads_ahead=True)
+    return MessagePump(receiver, handle, 4, clock, breaker, "sales", prefetches=True)
 
 
 async def test_more_is_received_than_is_handled_at_once_while_that_takes_moments_and_goes_back_when_it_does_not(

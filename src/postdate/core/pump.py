@@ -37,7 +37,7 @@ class MessagePump:
         clock: for the breaker.
         breaker: for failing receives and commits.
         queue: its name, for logs.
-        reads_ahead: receive more than is handled at once, as long as it is handled within moments.
+        prefetches: receive more than is handled at once, as long as it is handled within moments.
     """
 
     def __init__(  # noqa: PLR0913 - the parts
@@ -49,9 +49,9 @@ class MessagePump:
         breaker: RepeatedFailures,
         queue: str,
         *,
-        reads_ahead: bool = False,
+        prefetches: bool = False,
     ) -> None:
-        self._reading = Prefetch(concurrency) if reads_ahead else None
+        self._reading = Prefetch(concurrency) if prefetches else None
         self._receiver = receiver if isinstance(receiver, WatchedReceiver) else WatchedReceiver(receiver, clock)
         self._handle, self._concurrency = handle, concurrency
         self._clock, self._breaker, self._queue = clock, breaker, queue

@@ -382,8 +382,8 @@ class Endpoint:
         receiver = WatchedReceiver(self.transport.receiver(self.name), self.clock)
         handling = Handling(self.outgoing, self._endings, self._handlers, self.audit, receiver)
         handle = handling.handle if self._outbox is None else await self._with_outbox(self._outbox, handling)
-        ahead = self.transport.capabilities.reads_ahead
-        self._pump = MessagePump(receiver, handle, self._concurrency, self.clock, breaker, self.name, reads_ahead=ahead)
+        ahead = self.transport.capabilities.prefetches
+        self._pump = MessagePump(receiver, handle, self._concurrency, self.clock, breaker, self.name, prefetches=ahead)
 
     async def _with_outbox(self, outbox: Outbox, handling: Handling) -> Handle:
         await prepare_outbox(outbox, self.name, set_up=self._create_queues)

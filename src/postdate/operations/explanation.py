@@ -34,7 +34,7 @@ from postdate.operations.plain import (
 from postdate.operations.set_aside import SetAside, set_aside_of
 from postdate.ports import ARCHIVED, Process, Queued, Record, Recording, RecordKind, Standing
 from postdate.ports.migrating import MOVED_AWAY
-from postdate.wiring import Plant
+from postdate.wiring import OpenDeployment
 
 _ENDED_IN_QUEUE = "expired in its queue"
 """How the detail begins of what a queue itself discards, by a clock of its own and without asking any receiver."""
@@ -91,39 +91,39 @@ class Explanation:
     history: Sequence[Event] = ()
 
 
-async def explain(plant: Plant, message_id: str, now: datetime) -> Explanation:
+async def explain(deployment: OpenDeployment, message_id: str, now: datetime) -> Explanation:
     """Say where a message is, why, and what to do. Never fails for an unknown message: that, too, is an answer.
 
     Raises:
         NotSupported: the store answers no questions at all.
     """
-    history = await inspectable(plant, "explain a message").history(message_id)
-    explanation = await _Question(plant, message_id, now, history).answer()
+    history = await inspectable(deployment, "explain a message").history(message_id)
+    explanation = await _Question(deployment, message_id, now, history).answer()
     return replace(explanation, history=events_of(history))
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    plant: Plant
+    deployment: OpenDeployment
     message_id: str
     now: datetime
     history: Sequence[Record]
 
     async def answer(self) -> Explanation:
         """Look in the order of a message's way, backwards: what is there now counts more than what was recorded."""
-        standing = await standing_of(self.plant, self.message_id)
+        standing = await standing_of(self.deployment, self.message_id)
         if standing is not None:
             return await self._waiting(standing)
-        queued = await in_queues(self.plant, self.message_id)
+        queued = await in_queues(self.deployment, self.message_id)
         own = [each for each in queued if each.envelope.message_id == self.message_id]
         if own:
             return await self._in_queue(own[0])
-        retries = await retries_of(self.plant, self.message_id)
+        retries = await retries_of(self.deployment, self.message_id)
         if retries:
             return await self._retry(retries[-1].message.message_id)
         if queued:
             return await self._retry(queued[-1].envelope.message_id)
-        set_aside = await set_aside_of(self.plant, self.message_id)
+        set_aside = await set_aside_of(self.deployment, self.message_id)
         if set_aside is not None:
             return self._set_aside(set_aside)
         return self._gone() if self.history else await self._unknown()
@@ -150,7 +150,7 @@ class _Question:
 
     async def _waiting(self, standing: Standing) -> Explanation:
         message, now = standing.message, self.now
-        processes = await users_of_store(self.plant)
+        processes = await users_of_store(self.deployment)
         facts = await self._service_facts(processes)
         facts += await self._destination_facts(message.destination)
         if message.expires_at is not None:
@@ -172,7 +172,7 @@ class _Question:
             facts = [await self._last_delivery(processes), *facts]
             advice = ["start the service: postdate run"]
             return self._say(MessageState.OVERDUE, f"{late}, and no service is running to deliver it", facts, advice)
-        ahead = (await inspectable(self.plant, "count messages").statistics(self.now)).overdue - 1
+        ahead = (await inspectable(self.deployment, "count messages").statistics(self.now)).overdue - 1
         facts = [*await self._service_facts(processes), *facts]
         facts.append(f"{shown_count(max(ahead, 0), 'other message')} overdue beside it; the oldest go first")
         advice = ["wait a moment and ask again; if the number stays, look at the log of the service"]
@@ -189,7 +189,7 @@ class _Question:
     async def _last_delivery(self, processes: Sequence[Process]) -> str:
         dead = [each for each in processes if not each.alive and each.delivers]
         died = f"process {dead[-1].pid} died without stopping; " if dead else ""
-        last = None if self.plant.store_view is None else await self.plant.store_view.last_delivered_at()
+        last = None if self.deployment.store_view is None else await self.deployment.store_view.last_delivered_at()
         if last is None:
             return f"{died}nothing was delivered from this store lately"
         return f"{died}the last delivery from this store was at {shown_time(last)}"
@@ -207,12 +207,12 @@ class _Question:
 
     async def _destination_facts(self, destination: str) -> list[str]:
         """A missing queue is found out when the message is due; an operator wants to know it before."""
-        there = await exists(self.plant, destination)
+        there = await exists(self.deployment, destination)
         if there is None:
             return [f"whether its queue {destination!r} exists cannot be seen from here"]
         if there:
             return []
-        error_queue = self.plant.settings.endpoint.error_queue
+        error_queue = self.deployment.settings.endpoint.error_queue
         fact = f"its queue {destination!r} does not exist: when due, the message goes to {error_queue!r}"
         return [f"{fact}, unless you create it first: postdate setup --queue {destination}"]
 
@@ -221,9 +221,9 @@ class _Question:
     async def _in_queue(self, queued: Queued) -> Explanation:
         if Headers.FAILED_QUEUE in queued.envelope.headers:
             return self._failed_copy(queued)
-        settings = self.plant.settings
+        settings = self.deployment.settings
         intake = timeouts_queue(settings.endpoint.name)
-        processes = await users_of_queues(self.plant) or ()
+        processes = await users_of_queues(self.deployment) or ()
         consumers = receiving(processes, queued.queue)
         if queued.queue == intake:
             return self._in_intake(intake, consumers)
@@ -282,8 +282,8 @@ class _Question:
 
     async def _retry(self, message_id: str) -> Explanation:
         """A delayed retry is a send of its own, with an id of its own: explain that one."""
-        history = await inspectable(self.plant, "explain a message").history(message_id)
-        follow = _Question(self.plant, message_id, self.now, history)
+        history = await inspectable(self.deployment, "explain a message").history(message_id)
+        follow = _Question(self.deployment, message_id, self.now, history)
         explanation = await follow.answer()
         facts = [f"handling it failed; it is being retried as message {message_id}", *explanation.facts]
         return replace(explanation, message_id=self.message_id, facts=tuple(facts))
@@ -339,19 +339,19 @@ class _Question:
 
     @property
     def _sees_queues(self) -> bool:
-        return self.plant.queue_view is not None
+        return self.deployment.queue_view is not None
 
     def _unseen(self) -> list[str]:
         """What must be said wherever a message that is in no queue we see may be in one that we do not."""
         if self._sees_queues:
             return []
-        address = self.plant.settings.transport.address.shown
+        address = self.deployment.settings.transport.address.shown
         return [f"whether it is in a queue cannot be seen: those at {address} cannot be looked into"]
 
     def _failed(self, failed: Record, at: str) -> Explanation:
         headline = f"it failed at {at} because of {failed.detail}, and its copy "
         if not self._sees_queues:
-            headline += f"went to the error queue {self.plant.settings.endpoint.error_queue!r}"
+            headline += f"went to the error queue {self.deployment.settings.endpoint.error_queue!r}"
             advice = ["mend the cause, then: postdate errors return --all"]
             return self._say(MessageState.FAILED, headline, self._unseen(), advice)
         fact = "it was returned with `postdate errors return`, or something consumes the error queue"
@@ -385,7 +385,7 @@ class _Question:
         headline = f"handling it failed at {at} because of {retried.detail}; it was sent again as a delayed retry"
         facts = [f"the retry has an id of its own{', and has left its queue, too' if self._sees_queues else ''}"]
         facts += self._unseen()
-        error_queue = self.plant.settings.endpoint.error_queue
+        error_queue = self.deployment.settings.endpoint.error_queue
         advice = [f"look for failures: postdate errors list --queue {error_queue}"]
         return self._say(MessageState.HANDLING_RETRIED, headline, facts, advice)
 
@@ -395,13 +395,13 @@ class _Question:
             return self._say(MessageState.DELIVERED, headline, [*self._delivery_facts(), *self._unseen()])
         headline += " and has left it"
         facts = [*self._delivery_facts(), "whoever received it kept no record of handling it"]
-        if self.plant.settings.store.recording is not Recording.ALL:
-            recording = self.plant.settings.store.recording.value
+        if self.deployment.settings.store.recording is not Recording.ALL:
+            recording = self.deployment.settings.store.recording.value
             facts.append(f"store.recording is {recording!r} here: handling is recorded with 'all' only")
         return self._say(MessageState.DELIVERED, headline, facts)
 
     async def _unknown(self) -> Explanation:
-        address = self.plant.settings.store.address.shown
+        address = self.deployment.settings.store.address.shown
         facts = ["messages sent without a delay leave no record once they are handled"]
         advice = [
             "check the id, and that this is the right store: postdate config show",
@@ -413,22 +413,22 @@ class _Question:
             headline = f"nothing is known of it in {address}"
             of_intake, mend = await self._unseen_intake()
             facts, advice = [*facts, *of_intake, *self._unseen()], [*mend, *advice]
-        if self.plant.timeouts:
+        if self.deployment.timeouts:
             facts.append("what a timeout manager keeps is not seen from here: its table has headers and due times")
-        if self.plant.settings.store.recording is Recording.NONE:
+        if self.deployment.settings.store.recording is Recording.NONE:
             facts.append("store.recording is 'none': what was delivered leaves no record, either")
         return self._say(MessageState.UNKNOWN, headline, facts, advice)
 
     async def _unseen_intake(self) -> tuple[list[str], list[str]]:
         """Return what may have become of a message before the store knew of it, and what to do about it."""
-        queues = sources(self.plant.settings, self.plant.transport)
-        known = await lengths(self.plant, queues)
+        queues = sources(self.deployment.settings, self.deployment.transport)
+        known = await lengths(self.deployment, queues)
         names = " and ".join(repr(queue) for queue in queues)
         facts = [
             f"what a service has not taken from {names} is not in the store yet: {_waiting_in(queues, known)}",
             "a delayed message that was due already when it was taken from there went on at once, without a record",
         ]
-        processes = await users_of_store(self.plant)
+        processes = await users_of_store(self.deployment)
         idle = processes is not None and not delivering(processes)
         return facts, ["start the service: postdate run"] if idle and known and any(known.values()) else []
 

@@ -26,7 +26,7 @@ from postdate.core.circuit_breaker import BreakerState, FailureRate, RepeatedFai
 from postdate.core.dispatcher import Dispatcher, DispatchSettings, enlisting
 from postdate.core.journal import NO_JOURNAL, Journal
 from postdate.core.mover import Mover
-from postdate.core.poller import DueWork, Poller, Taken
+from postdate.core.poller import DueWork, Poller, PollResult
 from postdate.core.recoverability import LONGEST_OUTAGE_DELAY, Host
 from postdate.core.store_clock import clock_of_store
 from postdate.endpoint.critical import BreakerTimers
@@ -279,10 +279,10 @@ class _Held:
     def running(self) -> AbstractAsyncContextManager[None]:
         return self._work.running()
 
-    async def take(self, now: datetime) -> Taken:
+    async def take(self, now: datetime) -> PollResult:
         if self._ledger.is_full:
             await anyio.sleep(_HANDED_OVER_EVERY_SECONDS / 10)
-            return Taken(0, more=True)
+            return PollResult(0, more=True)
         return await self._work.take(now)
 
     async def listen(self, wake: Wake) -> Callable[[], None]:

@@ -17,10 +17,10 @@ import anyio
 from typing_extensions import override
 
 from postdate.backends.azure import questions
+from postdate.backends.azure.claims import AzureClaims, ClaimLimit, Held
 from postdate.backends.azure.errors import TABLES, translated
 from postdate.backends.azure.groups import Operation, Rounds, Table
-from postdate.backends.azure.holding import Held, Holding, Stride
-from postdate.backends.azure.keeper import Attendance, Keeper
+from postdate.backends.azure.keeper import Keeper, TableLiveness
 from postdate.backends.azure.layout import (
     LARGEST_BODY,
     DelayedEntity,
@@ -131,7 +131,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
             holds_at_most=timedelta(seconds=LASTS_SECONDS),
             has_clock=True,
         )
-        self._holding, self._stride = Holding(), Stride(self.polling.page_size)
+        self._holding, self._stride = AzureClaims(), ClaimLimit(self.polling.page_size)
         self._waits_for_room = False
         self._next_due, self._back_off = NextDue(), BackOff(self.polling)
         self._services: tuple[TableServiceClient, BlobServiceClient] | None = None
@@ -213,7 +213,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
             return ContainerLease(blobs.get_container_client(lease_container(name, number)), blob_place)
 
         leases = Leases(lease, self.leases, self._lost)
-        attendance = Attendance(records.table)
+        attendance = TableLiveness(records.table)
         keeper = Keeper(leases, attendance, self._next_due.forget, self._holding.is_idle, self._look, self._back_off)
 
         async def set_aside(entity: Entity, error: MessageError, now: datetime) -> None:

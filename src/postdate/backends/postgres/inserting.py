@@ -10,8 +10,8 @@ import psycopg
 
 from postdate.backends.postgres.access import Connection
 from postdate.backends.postgres.bulk import insert_bulk
+from postdate.backends.postgres.next_due import PostgresNextDue
 from postdate.backends.postgres.statements import Statements
-from postdate.backends.postgres.watch import PostgresNextDue
 from postdate.clock import to_microseconds
 from postdate.errors import MessageTooLarge, StoreNotSetUp
 from postdate.messages import DelayedMessage, encode_headers, sealed, size_in_bytes

@@ -18,11 +18,12 @@ from typing_extensions import override
 from postdate.backends.postgres import clocks, inserting, pruning, waiting
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.bulk import open_columns
+from postdate.backends.postgres.claims import PostgresClaims, by_holder
 from postdate.backends.postgres.enqueue import Values, enqueue, enqueue_blocking, values_of
 from postdate.backends.postgres.errors import is_conflict
-from postdate.backends.postgres.holds import Holds, by_holder
 from postdate.backends.postgres.inserting import Row
 from postdate.backends.postgres.names import array, check_name
+from postdate.backends.postgres.next_due import PostgresNextDue
 from postdate.backends.postgres.observation import PostgresObserver, old_snapshots, server_facts
 from postdate.backends.postgres.quarantine import PostgresQuarantine, SettingAside, named, number_for
 from postdate.backends.postgres.rows import Unreadable, read
@@ -30,7 +31,6 @@ from postdate.backends.postgres.scanning import exported_snapshot, read_scan, sc
 from postdate.backends.postgres.scripts import tables_script
 from postdate.backends.postgres.statements import Statements
 from postdate.backends.postgres.waiting import message_of
-from postdate.backends.postgres.watch import PostgresNextDue
 from postdate.clock import brought_up_to_date, to_microseconds
 from postdate.errors import (
     ClaimLost,
@@ -124,7 +124,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
         self._table = None if table is None else check_name(table, "table")
         self._recording = self.database.recording
         self._statements: Statements | None = None
-        self._holds = Holds(self.database)
+        self._holds = PostgresClaims(self.database)
         self._watch = PostgresNextDue()
         self._columnar: Columns | None = None
         self._many_due = False

@@ -24,7 +24,7 @@ import anyio
 from typing_extensions import override
 
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
-from postdate.backends.postgres.ending import Ending, Endings, raise_first
+from postdate.backends.postgres.acknowledging import Acknowledgement, Acknowledgements, raise_first
 from postdate.backends.postgres.errors import of_queues
 from postdate.backends.postgres.names import array
 from postdate.backends.postgres.observation import PostgresQueueObserver, server_facts
@@ -136,7 +136,7 @@ class PostgresTransport(Transport, Quarantine, Scripted):
             database=self.database.identity,
             largest_message_bytes=largest_message_bytes,
             expires_messages=True,
-            reads_ahead=True,
+            prefetches=True,
             takes_by_id=True,
         )
 
@@ -338,7 +338,7 @@ class PostgresReceiver(Receiver):
         self._stop_listening: Callable[[], None] | None = None
         self._held: dict[object, Received] = {}
         self._low = LowWater()
-        self._endings = Endings(self._database, self._sql, queue, transport.insert)
+        self._endings = Acknowledgements(self._database, self._sql, queue, transport.insert)
         self.in_doubt = False
         self._has_failed = False
 
@@ -504,7 +504,7 @@ class PostgresReceiver(Receiver):
         if not isinstance(hold, _Hold) or self._held.get(hold) is not received:
             raise self._lost(received)
         rows = self._transport.rows(end.outgoing, now)
-        ending = Ending(
+        ending = Acknowledgement(
             received.envelope.message_id,
             hold.number,
             hold.holder,

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.address import PublishAddress, parse_address
-from postdate.backends.rabbitmq.link import Channel, Link
+from postdate.backends.rabbitmq.connection import AmqpConnection, Channel
 from postdate.backends.rabbitmq.properties import properties_of
 from postdate.backends.rabbitmq.wire import FRAME, FRAME_END, FRAME_OVERHEAD, HEADER_FRAME, Arguments, Method
 from postdate.errors import (
@@ -194,7 +194,7 @@ class PublishingChannel(Channel):
         window: messages of one send on the way at once.
     """
 
-    def __init__(self, link: Link, number: int, window: int) -> None:
+    def __init__(self, link: AmqpConnection, number: int, window: int) -> None:
         super().__init__(link, number)
         self._window = window
         self._next_tag = 1

@@ -14,8 +14,8 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.sqlite.file import SqliteFile, Transaction
-from postdate.backends.sqlite.holding import LockedFile, try_to_hold
-from postdate.backends.sqlite.presence import presence_folder
+from postdate.backends.sqlite.liveness import presence_folder
+from postdate.backends.sqlite.locked_files import LockedFile, try_to_hold
 from postdate.errors import ConfigurationError, TimeoutConcurrentlyProcessed
 from postdate.persistence import chunks
 from postdate.persistence.timeouts import (

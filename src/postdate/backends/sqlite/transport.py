@@ -139,7 +139,7 @@ class LocalTransport(FileQuarantine, Transport):
             time_to_be_received_in_transactions=expiry is None or not expiry.one_per_transaction,
             dead_letters=expiry is not None,
             pipelines=True,
-            reads_ahead=True,
+            prefetches=True,
             takes_by_id=True,
         )
 

@@ -20,7 +20,7 @@ _PIECES_IN_HAND: Final = 4
 _KNOWN_FOR_SECONDS: Final = 2.0
 
 
-class Stride:
+class ClaimLimit:
     """How many messages are claimed in one piece: fewer, and few in hand, while it takes long to get them done.
 
     A destination whose answers take more than a second counts as one that hangs, and what else waits for it is given
@@ -77,7 +77,7 @@ class Held:
     since: float = 0.0
 
 
-class Holding:
+class AzureClaims:
     """Everything that this process holds of one store."""
 
     def __init__(self) -> None:

@@ -44,7 +44,7 @@ class Token:
         self.holder: int | None = None
 
 
-class Holds:
+class PostgresClaims:
     """Everything that one store object holds. Thread-safe; every method that talks to the database blocks."""
 
     def __init__(self, database: Access) -> None:
