@@ -17,7 +17,7 @@ from postdate.backends.redis.server import RedisServer
 from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
 from postdate.errors import ClaimLost, PostdateError, StoreUnreachable, TransportUnreachable
-from postdate.ports import End, Outcome, RecordKind
+from postdate.ports import Claim, End, Outcome, Received, RecordKind
 
 MICROSECOND = timedelta(microseconds=1)
 
@@ -59,7 +59,7 @@ async def transport(through: RedisLogin) -> AsyncIterator[RedisTransport]:
     await made.close()
 
 
-def held(prefix: Prefix) -> list[bytes]:
+def held(prefix: Prefix) -> list[object]:
     """Return the keys of all that any process holds, as the server has it."""
     holders = [key for key in prefix.all_keys() if b":held:" in key]
     return [key for holder in holders for key in prefix.client.hkeys(holder)]
@@ -69,6 +69,14 @@ def ready(prefix: Prefix, queue: str = "done") -> int:
     found = prefix.client.zcard(f"{prefix.login.tag}:q:{queue}:ready")
     assert isinstance(found, int)
     return found
+
+
+async def until(it_is_so: Callable[[], bool]) -> None:
+    with anyio.fail_after(60):
+        while True:
+            if it_is_so():
+                return
+            await anyio.sleep(0.01)
 
 
 async def lose_the_answer(
@@ -83,9 +91,7 @@ async def lose_the_answer(
                 await call()
 
         tasks.start_soon(wait)
-        with anyio.fail_after(60):
-            while not has_run():
-                await anyio.sleep(0.01)
+        await until(has_run)
         link.cut()
         link.restore()
 
@@ -116,11 +122,12 @@ async def test_a_message_received_again_before_its_giving_back_was_answered_is_h
     receiver = transport.receiver("done")
     (first,) = await receiver.receive(1)
     answered = hold_back_the_answer(transport._server, "roll_back", monkeypatch)
+    received = list[Received]()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(receiver.roll_back, first)
-        (again,) = await receiver.receive(1)
+        received += await receiver.receive(1)
         answered.set()
-    await receiver.commit(again, NOW)
+    await receiver.commit(received[0], NOW)
     with pytest.raises(ClaimLost):
         await receiver.commit(first, NOW)
     assert held(prefix) == []
@@ -209,12 +216,12 @@ async def test_a_message_claimed_again_before_its_giving_back_was_answered_is_he
         else:
             assert await store.release([first], NOW) == 1
 
+    claims = list[Claim]()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(give_back)
-        claims = []
         with anyio.fail_after(60):
             while not claims:
-                claims = await store.claim_due(NOW + SECOND, 1)
+                claims += await store.claim_due(NOW + SECOND, 1)
         answered.set()
     assert store.still_holds(claims[0])
     assert not await store.retry_later(first, NOW, NOW, "")
@@ -251,9 +258,7 @@ async def test_a_message_without_a_queue_ends_in_the_error_queue(
     now = SystemClock().now()
     async with endpoint:
         await store.store(DelayedMessage("m-1", now, "missing", {"kind": "test"}, b""), now)
-        with anyio.fail_after(60):
-            while not ready(prefix, "error"):
-                await anyio.sleep(0.05)
+        await until(lambda: ready(prefix, "error") == 1)
     assert held(prefix) == []
     assert (await store.record_counts())[RecordKind.FAILED] == 1
 
@@ -272,9 +277,7 @@ async def test_what_was_let_go_of_in_a_silence_is_claimed_again_although_nobody_
         await store.store(message(), NOW)
         (claim,) = await store.claim_due(NOW + SECOND, 1)
         link.cut()
-        with anyio.fail_after(60):
-            while store.still_holds(claim):
-                await anyio.sleep(0.05)
+        await until(lambda: not store.still_holds(claim))
         assert len(held(prefix)) == 1
         link.restore()
         claims = []

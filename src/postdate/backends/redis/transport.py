@@ -75,7 +75,7 @@ class RedisTransport(Transport, Quarantine):
             expires_messages=True,
             time_to_be_received_precision=timedelta(microseconds=1),
             pipelines=True,
-            reads_ahead=True,
+            prefetches=True,
             takes_by_id=True,
         )
         self._receives: list[str] = []
