@@ -7,9 +7,9 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from postdate.backends.redis.errors import STORE
 from postdate.backends.redis.listening import Listening
-from postdate.backends.redis.server import RedisServer, ended
+from postdate.backends.redis.login import RedisLogin
+from postdate.backends.redis.server import Connections, ended
 
 
 class Connection:
@@ -34,11 +34,11 @@ class Connection:
         self.is_connected = False
 
 
-class Server(RedisServer):
+class Server(Connections):
     """Has the connections that the test looks at."""
 
     def __init__(self) -> None:
-        super().__init__("redis://nobody", STORE)
+        super().__init__(RedisLogin("nobody"))
         self.connections: asyncio.Queue[Connection] = asyncio.Queue()
 
     async def lone_connection(self) -> Any:

@@ -29,6 +29,9 @@ BACKEND: Final = Backend(
     addresses=Addresses(("redis", "rediss"), "redis://:password@host:6379/0", found_by="env:POSTDATE_REDIS_URL"),
     extra="redis",
     oldest_version=(7, 0),
+    database=Adapter(
+        "postdate.backends.redis.database:Redis", arguments=frozenset({"recording", "holds_at_most", "answers_within"})
+    ),
     store=Adapter("postdate.backends.redis.store:RedisStore", StoreUnderPrefix),
     transport=Adapter(
         "postdate.backends.redis.transport:RedisTransport",

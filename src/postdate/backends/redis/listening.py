@@ -10,8 +10,7 @@ from typing import Any, Final, cast
 from redis.asyncio.connection import Connection
 from redis.exceptions import RedisError
 
-from postdate.backends.redis.server import RedisServer, ended
-from postdate.errors import PostdateError
+from postdate.backends.redis.server import Connections, ended
 
 Heard = Callable[[bytes | None], None]
 """Called with the text of a message; with ``None`` when messages may have been missed."""
@@ -26,23 +25,23 @@ class Listening:
     """Listens from the first channel on.
 
     Args:
-        server: whose channels they are.
+        connections: to the server whose channels they are.
     """
 
-    def __init__(self, server: RedisServer) -> None:
-        self._server = server
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
         self._heard: dict[bytes, list[Heard]] = {}
         self._subscribed: dict[bytes, asyncio.Event] = {}
         self._connection: Connection | None = None
         self._was_connected = False
         self._task: asyncio.Task[None] | None = None
-        self._failure: PostdateError | None = None
+        self._failure: RedisError | OSError | None = None
 
     async def listen(self, channel: str, heard: Heard) -> Callable[[], None]:
         """Call ``heard`` with what is said on a channel from now on; return the way to stop it.
 
         Raises:
-            PostdateError: the server does not answer; nothing is listened to.
+            RedisError, OSError: the server does not answer; nothing is listened to.
         """
         name = channel.encode()
         self._heard.setdefault(name, []).append(heard)
@@ -61,12 +60,10 @@ class Listening:
 
     async def _wait(self, subscribed: asyncio.Event) -> None:
         try:
-            async with asyncio.timeout(self._server.answers_within_seconds):
+            async with asyncio.timeout(self._connections.answers_within.total_seconds()):
                 await subscribed.wait()
         except TimeoutError as error:
-            place = self._server.login.place
-            why = self._failure or self._server.meanings.unreachable(f"{place} does not answer a subscription")
-            raise why from error
+            raise self._failure or TimeoutError("a subscription was not answered") from error
 
     def _stop(self, name: bytes, heard: Heard) -> None:
         listeners = self._heard.get(name, [])
@@ -87,19 +84,18 @@ class Listening:
         while True:
             try:
                 await self._serve()
-            except (PostdateError, RedisError, OSError) as error:
+            except (RedisError, OSError) as error:
                 failures = 0 if self._was_connected else failures + 1
                 if failures == 0:
-                    log.info("not listening to %s for now: %s", self._server.login.place, error)
-                if isinstance(error, PostdateError):
-                    self._failure = error
+                    log.info("not listening to %s for now: %s", self._connections.login.place, error)
+                self._failure = error
             pauses = _CONNECT_AGAIN_AFTER_SECONDS
             await asyncio.sleep(pauses[min(failures, len(pauses) - 1)])
 
     async def _serve(self) -> None:
         """Listen by one connection until it is lost."""
         self._was_connected = False
-        connection = await self._server.lone_connection()
+        connection = await self._connections.lone_connection()
         try:
             self._was_connected, self._connection = True, connection
             self._subscribed = {name: self._subscribed.get(name, asyncio.Event()) for name in self._heard}
@@ -117,7 +113,7 @@ class Listening:
             if message is not None:
                 last_heard = clock()
                 self._hear(message)
-            elif clock() - last_heard > self._server.answers_within_seconds:
+            elif clock() - last_heard > self._connections.answers_within.total_seconds():
                 raise ConnectionError(f"nothing was heard for {clock() - last_heard:.0f} s")
             else:
                 await connection.send_command("PING")

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import anyio
 from typing_extensions import override
 
+from postdate.backends.redis.claimant import Claimant
 from postdate.backends.redis.facts import server_now
 from postdate.backends.redis.layout import read_envelope, written
-from postdate.backends.redis.listening import Listening
-from postdate.backends.redis.liveness import Claimant, Liveness
+from postdate.backends.redis.opened import OpenRedis
 from postdate.backends.redis.server import RedisServer
 from postdate.errors import ClaimLost, MessageError, PostdateError, QueueNotFound
 from postdate.ports import HANDLED, End, Received, Receiver
@@ -46,17 +46,14 @@ class RedisReceiver(Receiver):
     Args:
         transport: whose queue it is.
         server: where it is.
-        listening: to the channel of the queue.
-        liveness: under which messages are held.
+        opened: the database that they are in, whose channels are listened to, and in whose name messages are held.
         queue: its name.
     """
 
-    def __init__(
-        self, transport: RedisTransport, server: RedisServer, listening: Listening, liveness: Liveness, queue: str
-    ) -> None:
-        self._transport, self._server, self._listening = transport, server, listening
+    def __init__(self, transport: RedisTransport, server: RedisServer, opened: OpenRedis, queue: str) -> None:
+        self._transport, self._server, self._opened = transport, server, opened
         self.queue = queue
-        self._claimant = Claimant(server, liveness)
+        self._claimant = Claimant(server, opened.liveness)
         self._alarm: Alarm | None = None
         self._stops_hearing: Callable[[], None] | None = None
         self._has_failed = False
@@ -87,7 +84,8 @@ class RedisReceiver(Receiver):
         if self._stops_hearing is None:
             alarm = self._alarm
             channel = f"{self._server.login.tag}:q:{self.queue}:wake"
-            self._stops_hearing = await self._listening.listen(channel, lambda _text: alarm.ring())
+            listening = self._opened.listening.listen(channel, lambda _text: alarm.ring())
+            self._stops_hearing = await self._server.calling(listening)
         return self._alarm
 
     @override
@@ -138,9 +136,10 @@ class RedisReceiver(Receiver):
             raise self._lost_hold(received)
 
     def _hold(self, received: Received) -> _Hold:
-        if not isinstance(received.token, _Hold):
+        hold = received.token
+        if not isinstance(hold, _Hold) or not self._claimant.made(hold.token):
             raise self._lost_hold(received)
-        return received.token
+        return hold
 
     def _lost_hold(self, received: Received) -> ClaimLost:
         return ClaimLost(f"message {received.envelope.message_id!r} in {self.queue!r} is no longer held here")
@@ -152,9 +151,17 @@ class RedisReceiver(Receiver):
 
     @override
     async def close(self) -> None:
+        self._end()
+        await self._claimant.close()
+
+    async def close_soon(self) -> None:
+        """Give back everything still held, at the latest with a beat once the server answers again."""
+        self._end()
+        await self._claimant.close_soon()
+
+    def _end(self) -> None:
         if self._stops_hearing is not None:
             self._stops_hearing()
             self._stops_hearing = None
         self._transport.ended(self)
         self._alarm = None
-        await self._claimant.close()

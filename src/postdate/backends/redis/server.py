@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 from redis.asyncio import Redis
 from redis.asyncio.connection import BlockingConnectionPool, Connection, SSLConnection
@@ -15,7 +15,7 @@ from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
 
 from postdate.backends.redis.errors import Meanings, translate
 from postdate.backends.redis.layout import Part
-from postdate.backends.redis.login import RedisLogin, parse_address
+from postdate.backends.redis.login import RedisLogin
 from postdate.backends.redis.scripts import script
 
 _CONNECTS_WITHIN_SECONDS: Final = 5.0
@@ -24,56 +24,44 @@ _CANCELLED_AGAIN_AFTER_SECONDS: Final = 0.1
 ANSWERS_WITHIN: Final = timedelta(seconds=20)
 """After so long a silence a connection is given up, unless the settings say otherwise."""
 
+T = TypeVar("T")
 
-class RedisServer:
+
+class Connections:
     """A pool of connections to one database of a server, opened at first use, in the event loop of the first caller.
 
-    Args:
-        address: ``redis://…`` or ``rediss://…``, or its parts.
-        meanings: what errors are: to a store, or to queues.
-        answers_within: after so long a silence a connection is given up; ``None``: 20 s.
+    Its errors are those of the driver, as a store and queues may share it: see :class:`RedisServer`.
 
-    Raises:
-        ConfigurationError: the address cannot be.
+    Args:
+        login: where the server is.
+        answers_within: after so long a silence a connection is given up; ``None``: 20 s.
     """
 
-    def __init__(self, address: str | RedisLogin, meanings: Meanings, answers_within: timedelta | None = None) -> None:
-        self.login = address if isinstance(address, RedisLogin) else parse_address(address)
-        self.meanings = meanings
-        self.answers_within_seconds = (answers_within or ANSWERS_WITHIN).total_seconds()
+    def __init__(self, login: RedisLogin, answers_within: timedelta | None = None) -> None:
+        self.login = login
+        self.answers_within = answers_within or ANSWERS_WITHIN
         self._client: Redis | None = None
-
-    def __repr__(self) -> str:
-        return f"{self.login.place}, prefix {self.login.prefix!r}"
 
     async def run(self, name: str, *arguments: Part) -> Any:
         """Run a script, which is done whole or not at all, and return its answer.
 
         Raises:
-            PostdateError: as the meanings have it. After a lost connection the script may have run, or may run yet.
+            RedisError, OSError: after a lost connection the script may have run, or may run yet.
         """
         wanted, tag = script(name), self.login.tag
         try:
-            try:
-                return await self._opened("EVALSHA", wanted.digest, 1, tag, *arguments)
-            except NoScriptError:  # a server that was started anew, or another one by the same name
-                return await self._opened("EVAL", wanted.text, 1, tag, *arguments)
-        except (RedisError, OSError) as error:
-            await self._leave_replica(error)
-            raise translate(error, self.meanings, self.login.place) from error
+            return await self.command("EVALSHA", wanted.digest, 1, tag, *arguments)
+        except NoScriptError:  # a server that was started anew, or another one by the same name
+            return await self.command("EVAL", wanted.text, 1, tag, *arguments)
 
     async def command(self, *words: Part) -> Any:
         """Send one command and return its answer; see :meth:`run`."""
         try:
             return await self._opened(*words)
-        except (RedisError, OSError) as error:
-            await self._leave_replica(error)
-            raise translate(error, self.meanings, self.login.place) from error
-
-    async def _leave_replica(self, error: Exception) -> None:
-        """Close all connections to a server that was the master before: by its name another may be found now."""
-        if isinstance(error, ReadOnlyError) and self._client is not None:
-            await self._client.connection_pool.disconnect(inuse_connections=False)
+        except ReadOnlyError:
+            if self._client is not None:  # a master before; by its name another may be found now
+                await self._client.connection_pool.disconnect(inuse_connections=False)
+            raise
 
     async def close(self) -> None:
         """Close every connection; the next use opens new ones."""
@@ -87,7 +75,7 @@ class RedisServer:
         if self._client is None:
             pool = BlockingConnectionPool(
                 max_connections=_CONNECTIONS,
-                timeout=self.answers_within_seconds,
+                timeout=self.answers_within.total_seconds(),
                 connection_class=self._kind,
                 **self._settings(),
             )
@@ -109,7 +97,7 @@ class RedisServer:
             "password": login.password,
             "protocol": 2,
             "socket_connect_timeout": _CONNECTS_WITHIN_SECONDS,
-            "socket_timeout": self.answers_within_seconds,
+            "socket_timeout": self.answers_within.total_seconds(),
             "socket_keepalive": True,
             "client_name": "postdate",
             # What was sent may have been done: whether to say it again is for the core to judge.
@@ -123,14 +111,54 @@ class RedisServer:
         """Return a connection of its own, which the caller closes: one that listens can do nothing else.
 
         Raises:
-            PostdateError: as the meanings have it.
+            RedisError, OSError: there is none now.
         """
         connection = self._kind(**self._settings())
+        await connection.connect()
+        return connection
+
+
+class RedisServer:
+    """A server as a store sees it, or as queues do: what is asked of it, and errors in our words.
+
+    Args:
+        connections: to it.
+        meanings: what errors are: to a store, or to queues.
+    """
+
+    def __init__(self, connections: Connections, meanings: Meanings) -> None:
+        self._connections, self.meanings = connections, meanings
+
+    def __repr__(self) -> str:
+        return f"{self.login.place}, prefix {self.login.prefix!r}"
+
+    @property
+    def login(self) -> RedisLogin:
+        """Where it is."""
+        return self._connections.login
+
+    async def run(self, name: str, *arguments: Part) -> Any:
+        """Run a script, which is done whole or not at all, and return its answer.
+
+        Raises:
+            PostdateError: as the meanings have it. After a lost connection the script may have run, or may run yet.
+        """
+        return await self.calling(self._connections.run(name, *arguments))
+
+    async def command(self, *words: Part) -> Any:
+        """Send one command and return its answer; see :meth:`run`."""
+        return await self.calling(self._connections.command(*words))
+
+    async def calling(self, call: Awaitable[T]) -> T:
+        """Return what a call returns that raises the driver's errors.
+
+        Raises:
+            PostdateError: as the meanings have it.
+        """
         try:
-            await connection.connect()
+            return await call
         except (RedisError, OSError) as error:
             raise translate(error, self.meanings, self.login.place) from error
-        return connection
 
 
 async def ended(task: asyncio.Task[None] | None) -> None:

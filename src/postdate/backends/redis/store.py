@@ -12,15 +12,15 @@ from typing import Any, Final
 
 from typing_extensions import override
 
+from postdate.backends.redis.claimant import Claimant
 from postdate.backends.redis.clocks import Clocks
 from postdate.backends.redis.errors import STORE
 from postdate.backends.redis.facts import check_eviction, server_facts, server_now
 from postdate.backends.redis.layout import Part, check_size, instant_of, message_parts, microseconds_of, read_message
 from postdate.backends.redis.layout import written as instant
-from postdate.backends.redis.listening import Listening
-from postdate.backends.redis.liveness import HOLDS_AT_MOST, Claimant, Liveness
 from postdate.backends.redis.login import RedisLogin
 from postdate.backends.redis.observation import RedisStoreObserver
+from postdate.backends.redis.opened import OpenRedis
 from postdate.backends.redis.quarantine import StoreQuarantine
 from postdate.backends.redis.questions import Questions
 from postdate.backends.redis.server import RedisServer
@@ -70,7 +70,7 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
     """Keeps delayed messages in a database of a Redis server.
 
     Args:
-        address: ``redis://…`` or ``rediss://…`` (see :mod:`postdate.backends.redis.login`).
+        address: ``redis://…`` or ``rediss://…`` (see :mod:`postdate.backends.redis.login`), or a database that is open.
         table: names the store among those with the same prefix; ``None``: ``{endpoint}.timeouts``.
         recording: how much is kept for audits; records stay in the server's memory.
         largest_message_bytes: of headers and body together.
@@ -84,7 +84,7 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
 
     def __init__(  # noqa: PLR0913 - the settings that stand beside an address
         self,
-        address: str | RedisLogin,
+        address: str | RedisLogin | OpenRedis,
         *,
         table: str | None = None,
         recording: Recording = Recording.ALL,
@@ -93,9 +93,9 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
         holds_at_most: timedelta | None = None,
         answers_within: timedelta | None = None,
     ) -> None:
-        self._server = RedisServer(address, STORE, answers_within)
+        self._opened = OpenRedis.of(address, holds_at_most, answers_within)
+        self._server = RedisServer(self._opened.connections, STORE)
         self._table, self._recording, self._checksum = table, recording, checksum
-        holds_at_most = holds_at_most or HOLDS_AT_MOST
         self._capabilities = StoreCapabilities(
             durable=True,
             shared=True,
@@ -103,14 +103,15 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
             transaction_modes=frozenset(TransactionMode),
             database=self._server.login.identity,
             largest_message_bytes=largest_message_bytes,
-            holds_at_most=holds_at_most,
+            holds_at_most=self._opened.liveness.holds_at_most,
             has_clock=True,
         )
         self._held: dict[str, Claim] = {}
         self._when_lost: list[Callable[[Collection[str]], None]] = []
-        self._next_due, self._listening = NextDue(), Listening(self._server)
-        self._about: dict[str, Any] = {"delivers": True}
-        self._liveness = Liveness(self._server, self._listening, holds_at_most, self._about, self._lost)
+        self._next_due, self._liveness = NextDue(), self._opened.liveness
+        self._liveness.about["delivers"] = True
+        self._liveness.when_lost.append(self._lost)
+        self._opened.used_by(self)
         self._claimant = Claimant(self._server, self._liveness)
         self._stops_hearing: Callable[[], None] | None = None
 
@@ -138,12 +139,13 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
 
     @override
     async def close(self) -> None:
-        """Give back what is held and close every connection; a second time without effect."""
-        await self._liveness.close()
-        await self._listening.close()
-        self._stops_hearing = None
-        await self._server.close()
+        """Give back what is held, and close the database if it is used by nobody else; a second time without effect."""
+        if self._stops_hearing is not None:
+            self._stops_hearing()
+            self._stops_hearing = None
         self._held.clear()
+        if not await self._opened.left_by(self):
+            await self._claimant.close_soon()
 
     @property
     def _place(self) -> str:
@@ -328,7 +330,8 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
         if self._stops_hearing is None:
-            self._stops_hearing = await self._listening.listen(f"{self._place}:wake", self._hear)
+            listening = self._opened.listening.listen(f"{self._place}:wake", self._hear)
+            self._stops_hearing = await self._server.calling(listening)
         return self._next_due.listen(wake)
 
     def _hear(self, text: bytes | None) -> None:

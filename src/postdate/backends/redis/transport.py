@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any
 
 from typing_extensions import override
 
 from postdate.backends.redis.errors import QUEUES
 from postdate.backends.redis.facts import check_eviction, server_facts
 from postdate.backends.redis.layout import envelope_parts, why_too_large, written
-from postdate.backends.redis.listening import Listening
-from postdate.backends.redis.liveness import HOLDS_AT_MOST, Liveness
 from postdate.backends.redis.login import RedisLogin
 from postdate.backends.redis.observation import RedisQueueObserver
+from postdate.backends.redis.opened import OpenRedis
 from postdate.backends.redis.quarantine import QueueQuarantine
 from postdate.backends.redis.receiver import RedisReceiver
 from postdate.backends.redis.server import RedisServer
@@ -46,7 +44,7 @@ class RedisTransport(Transport, Quarantine):
     """Queues in a database of a Redis server.
 
     Args:
-        address: ``redis://…`` or ``rediss://…`` (see :mod:`postdate.backends.redis.login`).
+        address: ``redis://…`` or ``rediss://…`` (see :mod:`postdate.backends.redis.login`), or a database that is open.
         recording: how much is kept for audits of what a store of the same database delivered here.
         largest_message_bytes: of headers and body together.
         holds_at_most: a process that is not heard for so long loses what it received; ``None``: 60 s.
@@ -58,14 +56,15 @@ class RedisTransport(Transport, Quarantine):
 
     def __init__(
         self,
-        address: str | RedisLogin,
+        address: str | RedisLogin | OpenRedis,
         *,
         recording: Recording = Recording.ALL,
         largest_message_bytes: int = 16 * 1024 * 1024,
         holds_at_most: timedelta | None = None,
         answers_within: timedelta | None = None,
     ) -> None:
-        self._server = RedisServer(address, QUEUES, answers_within)
+        self._opened = OpenRedis.of(address, holds_at_most, answers_within)
+        self._server = RedisServer(self._opened.connections, QUEUES)
         self._recording = recording
         self._capabilities = TransportCapabilities(
             durable=True,
@@ -78,10 +77,10 @@ class RedisTransport(Transport, Quarantine):
             prefetches=True,
             takes_by_id=True,
         )
-        self._receives: list[str] = []
-        about: Mapping[str, Any] = {"receives": self._receives}
-        self._listening = Listening(self._server)
-        self._liveness = Liveness(self._server, self._listening, holds_at_most or HOLDS_AT_MOST, about, self._lost)
+        self._liveness = self._opened.liveness
+        self._receives: list[str] = self._liveness.about.setdefault("receives", [])
+        self._liveness.when_lost.append(self._lost)
+        self._opened.used_by(self)
         self._receivers: list[RedisReceiver] = []
 
     def __repr__(self) -> str:
@@ -155,7 +154,7 @@ class RedisTransport(Transport, Quarantine):
 
     @override
     def receiver(self, queue: str) -> Receiver:
-        return RedisReceiver(self, self._server, self._listening, self._liveness, queue)
+        return RedisReceiver(self, self._server, self._opened, queue)
 
     def opened(self, receiver: RedisReceiver) -> None:
         """Note that a receiver has begun."""
@@ -174,9 +173,11 @@ class RedisTransport(Transport, Quarantine):
 
     @override
     async def close(self) -> None:
-        await self._liveness.close()
-        await self._listening.close()
-        await self._server.close()
+        receivers = list(self._receivers)
+        if await self._opened.left_by(self):
+            return
+        for receiver in receivers:
+            await receiver.close_soon()
 
     @override
     async def lengths_of(self, names: Sequence[str]) -> Mapping[str, int]:

@@ -1,0 +1,146 @@
+"""One object for a database of Redis: an endpoint takes all from it, on one set of connections and one sign of life."""
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+import anyio
+import pytest
+from tests.integration.test_redis import NOW, SECOND, message
+from tests.redis_subjects import Prefix
+
+from postdate import Endpoint, Envelope, HandlerContext, SystemClock, TransactionMode
+from postdate.backends.redis.database import Redis
+from postdate.backends.redis.store import RedisStore
+from postdate.backends.redis.transport import RedisTransport
+from postdate.errors import ConfigurationError
+from postdate.wiring import open_store, open_transport
+from postdate.wiring.databases import Databases
+
+
+@pytest.fixture
+def prefix(redis_url: str) -> Iterator[Prefix]:
+    made = Prefix(redis_url)
+    yield made
+    made.drop()
+
+
+@pytest.fixture
+async def database(prefix: Prefix) -> AsyncIterator[Redis]:
+    async with Redis(prefix.login) as made:
+        await made.store.initialize("service", TransactionMode.TRANSACTION_SCOPE)
+        await made.queues.create_queues(["done"])
+        yield made
+
+
+def holders(prefix: Prefix) -> int:
+    found = prefix.client.zcard(f"{prefix.login.tag}:holders")
+    assert isinstance(found, int)
+    return found
+
+
+@dataclass
+class Work:
+    number: int
+
+
+async def test_an_endpoint_takes_store_and_queues_from_it(prefix: Prefix) -> None:
+    async with Redis(prefix.login) as database:
+        endpoint = Endpoint("sales", database, transaction_mode=TransactionMode.TRANSACTION_SCOPE)
+        handled, done = list[int](), anyio.Event()
+
+        @endpoint.handler(Work, name="Work")
+        async def handle(work: Work, _context: HandlerContext) -> None:
+            handled.append(work.number)
+            done.set()
+
+        assert endpoint.transport is database.queues
+        assert endpoint.delayed_delivery is not None
+        assert endpoint.delayed_delivery.store is database.store
+        await database.store.initialize("sales", TransactionMode.TRANSACTION_SCOPE)
+        await database.store.setup()
+        await database.queues.create_queues(["sales", "sales.timeouts", "error"])
+        async with endpoint:
+            await endpoint.send(Work(7), destination="sales", delay=timedelta(milliseconds=50))
+            with anyio.fail_after(60):
+                await done.wait()
+            assert holders(prefix) == 1
+        assert handled == [7]
+    assert holders(prefix) == 0
+
+
+async def test_a_second_endpoint_that_delays_messages_needs_an_object_of_its_own(prefix: Prefix) -> None:
+    async with Redis(prefix.login) as database:
+        Endpoint("sales", database)
+        with pytest.raises(ConfigurationError, match="'sales' wait in the store of this Redis"):
+            Endpoint("billing", database)
+
+
+async def test_each_is_made_once_and_others_are_made_from_it(database: Redis) -> None:
+    assert database.store is database.store
+    assert database.queues is database.queues
+    other = RedisStore(database, table="other")
+    assert other is not database.store
+    await other.close()
+    with pytest.raises(ConfigurationError, match="holds_at_most="):
+        RedisStore(database, holds_at_most=SECOND)
+    with pytest.raises(ConfigurationError, match="answers_within="):
+        RedisTransport(database, answers_within=SECOND)
+
+
+async def test_closing_the_store_gives_back_its_claims_and_leaves_the_queues_alone(
+    database: Redis, prefix: Prefix
+) -> None:
+    await database.store.store(message(), NOW)
+    await database.queues.send([Envelope("done", "e-1")], NOW)
+    receiver = database.queues.receiver("done")
+    (received,) = await receiver.receive(1)
+    (claim,) = await database.store.claim_due(NOW + SECOND, 1)
+    await database.store.close()
+    assert not database.store.still_holds(claim)
+    again = RedisStore(prefix.login, table="service.timeouts")
+    assert len(await again.claim_due(NOW + SECOND, 1)) == 1
+    await again.close()
+    await receiver.commit(received, NOW)
+
+
+async def test_closing_the_queues_gives_back_what_was_received_and_leaves_the_store_alone(
+    database: Redis, prefix: Prefix
+) -> None:
+    await database.store.store(message(), NOW)
+    await database.queues.send([Envelope("done", "e-1")], NOW)
+    receiver = database.queues.receiver("done")
+    await receiver.receive(1)
+    (claim,) = await database.store.claim_due(NOW + SECOND, 1)
+    await database.queues.close()
+    elsewhere = RedisTransport(prefix.login)
+    other = elsewhere.receiver("done")
+    with anyio.fail_after(60):
+        assert len(await other.receive(1)) == 1
+    await other.close()
+    await elsewhere.close()
+    assert database.store.still_holds(claim)
+    assert await database.store.release([claim], None) == 1
+
+
+async def test_the_last_that_closes_closes_all(database: Redis, prefix: Prefix) -> None:
+    now = SystemClock().now()
+    await database.store.claim_due(now, 1)
+    assert holders(prefix) == 1
+    await database.queues.close()
+    assert holders(prefix) == 1
+    await database.store.close()
+    assert holders(prefix) == 0
+    await database.close()
+    await database.close()
+
+
+async def test_equal_addresses_in_the_settings_are_one_database(redis_url: str) -> None:
+    shared, address = Databases(), f"{redis_url}?prefix=shared-by-wiring"
+    store = open_store(address, shared, table="service.timeouts")
+    queues = open_transport(address, shared)
+    assert isinstance(store, RedisStore)
+    assert isinstance(queues, RedisTransport)
+    assert store._opened is queues._opened
+    await store.close()
+    await queues.close()
