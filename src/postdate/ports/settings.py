@@ -300,7 +300,7 @@ AnswersWithin = Annotated[
     Span(_SECOND, timedelta(minutes=10)),
     Meta(
         description="after so long a silence of the server a connection is given up, 1 s to 10 min; default: 20 s at "
-        "PostgreSQL and Redis, else 30 s. Of queues there, too"
+        "PostgreSQL, else 30 s. Of queues there, too"
     ),
 ]
 LargestMessageBytes = Annotated[

@@ -24,7 +24,7 @@ class Redis(OpenRedis, DatabaseObject):
         url: ``redis://:password@host:6379/0?prefix=NAME``, or ``rediss://…`` for TLS.
         recording: how much is kept for audits; records stay in the server's memory.
         holds_at_most: a process that is not heard for so long loses what it holds; ``None``: 60 s.
-        answers_within: after so long a silence a connection is given up; ``None``: 20 s.
+        answers_within: after so long a silence a connection is given up; ``None``: 30 s.
 
     Raises:
         ConfigurationError: the address cannot be.

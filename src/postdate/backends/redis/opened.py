@@ -20,7 +20,7 @@ class OpenRedis:
     Args:
         address: ``redis://…`` or ``rediss://…``, or its parts.
         holds_at_most: a process that is not heard for so long loses what it holds; ``None``: 60 s.
-        answers_within: after so long a silence a connection is given up; ``None``: 20 s.
+        answers_within: after so long a silence a connection is given up; ``None``: 30 s.
 
     Raises:
         ConfigurationError: the address cannot be.

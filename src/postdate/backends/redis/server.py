@@ -21,7 +21,7 @@ from postdate.backends.redis.scripts import script
 _CONNECTS_WITHIN_SECONDS: Final = 5.0
 _CONNECTIONS: Final = 16
 _CANCELLED_AGAIN_AFTER_SECONDS: Final = 0.1
-ANSWERS_WITHIN: Final = timedelta(seconds=20)
+ANSWERS_WITHIN: Final = timedelta(seconds=30)
 """After so long a silence a connection is given up, unless the settings say otherwise."""
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class Connections:
 
     Args:
         login: where the server is.
-        answers_within: after so long a silence a connection is given up; ``None``: 20 s.
+        answers_within: after so long a silence a connection is given up; ``None``: 30 s.
     """
 
     def __init__(self, login: RedisLogin, answers_within: timedelta | None = None) -> None:

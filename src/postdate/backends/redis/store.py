@@ -76,7 +76,7 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
         largest_message_bytes: of headers and body together.
         checksum: store one of headers and body with each message; who reads it checks it, whatever this says.
         holds_at_most: a process that is not heard for so long loses what it holds; ``None``: 60 s.
-        answers_within: after so long a silence a connection is given up; ``None``: 20 s.
+        answers_within: after so long a silence a connection is given up; ``None``: 30 s.
 
     Raises:
         ConfigurationError: the address cannot be.

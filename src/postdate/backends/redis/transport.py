@@ -48,7 +48,7 @@ class RedisTransport(Transport, Quarantine):
         recording: how much is kept for audits of what a store of the same database delivered here.
         largest_message_bytes: of headers and body together.
         holds_at_most: a process that is not heard for so long loses what it received; ``None``: 60 s.
-        answers_within: after so long a silence a connection is given up; ``None``: 20 s.
+        answers_within: after so long a silence a connection is given up; ``None``: 30 s.
 
     Raises:
         ConfigurationError: the address cannot be.
