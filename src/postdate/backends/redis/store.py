@@ -108,7 +108,7 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
         )
         self._held: dict[str, Claim] = {}
         self._when_lost: list[Callable[[Collection[str]], None]] = []
-        self._next_due, self._liveness = NextDue(), self._opened.liveness
+        self._next_due, self._liveness = NextDue[int](), self._opened.liveness
         self._liveness.about["delivers"] = True
         self._liveness.when_lost.append(self._lost)
         self._opened.used_by(self)
@@ -322,9 +322,9 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
 
     @override
     async def next_attempt(self) -> datetime | None:
-        self._next_due.look()
+        look = self._next_due.look()
         first: list[bytes] = await self._server.command("ZRANGE", f"{self._place}:free", 0, 0)
-        self._next_due.seen(microseconds_of(first[0]) if first else None)
+        self._next_due.seen(look, microseconds_of(first[0]) if first else None)
         return instant_of(first[0]) if first else None
 
     @override
@@ -351,7 +351,7 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
         With ``discarding`` the script asks first, where headers may say when a message lapses: nothing is moved before
         all of them are judged, so they keep their order, and what comes in between is asked about, too.
         """
-        self._next_due.look()
+        look = self._next_due.look()
         names = () if discarding is None else _NAMED_BY_WHAT_MAY_LAPSE
         head = (self._place, self._level, instant(now), limit, int(listing), len(names), *names)
         judged = list[Part]()
@@ -361,7 +361,7 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
                 judged += member, int(_has_lapsed(headers, now, discarding))
             answer = await self._server.run("move", *head, len(judged) // 2, *judged)
         delivered, expired, left_behind, first, rows = answer
-        self._next_due.seen(microseconds_of(first) if first else None)
+        self._next_due.seen(look, microseconds_of(first) if first else None)
         next_attempt = instant_of(first) if first else None
         return MoveReport(delivered, expired, bool(left_behind), next_attempt, _moved(rows) if listing else None)
 
