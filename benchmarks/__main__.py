@@ -12,7 +12,7 @@ import typer
 
 from benchmarks import churn as churning
 from postdate.bench.bench import Bench
-from postdate.bench.result import Result
+from postdate.bench.result import BenchmarkResult
 from postdate.cli.bench import Number, backlog, drain, handle, herd, lateness, measures, schedule
 from postdate.cli.command import group
 from postdate.cli.entry import run
@@ -42,7 +42,7 @@ def churn(
     idle_transaction: Annotated[
         bool, typer.Option("--idle-transaction", help="While a forgotten transaction holds an old snapshot open.")
     ] = False,
-) -> Result:
+) -> BenchmarkResult:
     """Store, deliver and take off the queue for long; last_by_first is what is left of the first rate at the end."""
     return churning.churn(bench, n, pending, batch, idle_transaction=idle_transaction)
 
@@ -52,7 +52,7 @@ def pipeline(
     bench: Bench,
     n: Number = 1_000_000,
     cores: Annotated[list[int] | None, typer.Option("--cores", min=1, help="Cores of Spark; again for more.")] = None,
-) -> Result:
+) -> BenchmarkResult:
     """Schedule, read and sweep messages on Spark; the limits are COPY in, COPY out, and one statement that moves."""
     from benchmarks import spark_jobs
 
@@ -65,7 +65,7 @@ def sweep(
     rate: Annotated[int, typer.Option("--rate", min=1, help="Messages a second.")] = 1_000,
     seconds: Seconds = 60,
     residency: Annotated[float, typer.Option("--residency", min=0.1, help="Seconds that a task dispatches.")] = 30.0,
-) -> Result:
+) -> BenchmarkResult:
     """Sweep continuously on Spark at an even rate; how late each message is, and a plain service that does the same."""
     from benchmarks import spark_jobs
 

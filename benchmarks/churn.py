@@ -12,8 +12,8 @@ from benchmarks.targets.postgres import PostgresTaken
 from postdate.bench.bench import STUCK_SECONDS, Arrivals, Bench, Services
 from postdate.bench.limits import arrived
 from postdate.bench.processes import Partner
-from postdate.bench.result import Figure, Result
-from postdate.bench.tally import Tally
+from postdate.bench.result import BenchmarkResult, Figure
+from postdate.bench.tally import SharedCount
 from postdate.bench.targets import Targets
 from postdate.bench.workload import load
 from postdate.clock import SystemClock
@@ -26,7 +26,7 @@ _UNDERWAY = 20_000
 _NOTHING_THERE_SECONDS = 0.002
 
 
-def churn(bench: Bench, n: int, pending: int, batch: int, *, idle_transaction: bool) -> Result:
+def churn(bench: Bench, n: int, pending: int, batch: int, *, idle_transaction: bool) -> BenchmarkResult:
     """Let ``n`` messages through above ``pending`` that are not due; ``tenths`` is the rate over time."""
     with bench.targets() as targets, ExitStack() as stack:
         now = SystemClock().now()
@@ -59,7 +59,7 @@ def churn(bench: Bench, n: int, pending: int, batch: int, *, idle_transaction: b
         return running.result("churn", arrivals, extra=found)
 
 
-def _take_all(bench: Bench, targets: Targets, arrivals: Arrivals, taken: Tally, partners: list[Partner]) -> None:
+def _take_all(bench: Bench, targets: Targets, arrivals: Arrivals, taken: SharedCount, partners: list[Partner]) -> None:
     n, told, since = len(arrivals.numbers), time.monotonic(), time.monotonic()
     while taken.value < n:
         count = arrivals.add(targets.queues.target.take(targets.deployment.queue, _TAKEN_AT_ONCE))

@@ -15,15 +15,17 @@ import anyio
 
 from postdate.bench.deployment import Deployment
 from postdate.bench.storer import main
-from postdate.bench.tally import Tally
-from postdate.bench.workload import Load
+from postdate.bench.tally import SharedCount
+from postdate.bench.workload import Workload
 from postdate.clock import SystemClock, to_microseconds
 from postdate.ports import ClaimingStore
 
 _LOOKS_AGAIN_SECONDS = 0.0005
 
 
-async def closed(store: ClaimingStore, load: Load, window: int, stored: Tally, taken: Tally) -> Mapping[str, float]:
+async def closed(
+    store: ClaimingStore, load: Workload, window: int, stored: SharedCount, taken: SharedCount
+) -> Mapping[str, float]:
     """Store batch after batch, due at once, never more than ``window`` messages ahead of what is taken."""
     clock = SystemClock()
     for first in range(load.start, load.start + load.count, load.batch):
@@ -39,6 +41,6 @@ async def closed(store: ClaimingStore, load: Load, window: int, stored: Tally, t
 
 
 if __name__ == "__main__":
-    window, tallies = int(sys.argv[1]), [Tally(Path(path)) for path in sys.argv[2:]]
+    window, tallies = int(sys.argv[1]), [SharedCount(Path(path)) for path in sys.argv[2:]]
     deployment = Deployment.from_json(sys.stdin.readline())
     anyio.run(main, deployment, lambda store, load: closed(store, load, window, *tallies))

@@ -22,10 +22,10 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 from benchmarks.targets.postgres import PostgresTaken
 from postdate.bench.bench import STUCK_SECONDS, Arrivals, Bench
 from postdate.bench.limits import arrived, insert_limit, move_limit
-from postdate.bench.result import Figure, Lateness, Result, lateness
+from postdate.bench.result import BenchmarkResult, Figure, LatenessInMilliseconds, lateness
 from postdate.bench.runs import timing
 from postdate.bench.targets import Targets
-from postdate.bench.workload import BODY, Load, headers_of, id_of, load, number_of
+from postdate.bench.workload import BODY, Workload, headers_of, id_of, load, number_of
 from postdate.clock import SystemClock
 from postdate.errors import ConfigurationError, PostdateError
 from postdate.pipeline.audit import audit
@@ -50,7 +50,7 @@ _EMPTY_BATCHES = 15
 # --- the jobs ---------------------------------------------------------------------------------------------------------
 
 
-def jobs(bench: Bench, n: int, cores: list[int]) -> Result:
+def jobs(bench: Bench, n: int, cores: list[int]) -> BenchmarkResult:
     """Schedule ``n`` messages, read them, sweep them: with each number of cores, and in the barest way."""
     figures: dict[str, Figure] = {}
     lost = duplicated = 0
@@ -68,7 +68,7 @@ def jobs(bench: Bench, n: int, cores: list[int]) -> Result:
         for job, limit in (("schedule", copy_in), ("sweep", move), ("scan", found["copy_out_per_s"])):
             figures[f"{job}_of_limit_on_{number}"] = found[f"{job}_per_s"] / limit
     figures |= {"copy_in_per_s": copy_in, "move_per_s": move}
-    return Result("pipeline", n, lost=lost, duplicated=duplicated, extra=figures, servers=servers)
+    return BenchmarkResult("pipeline", n, lost=lost, duplicated=duplicated, extra=figures, servers=servers)
 
 
 def _with_cores(bench: Bench, n: int, cores: int) -> tuple[dict[str, float], Arrivals]:
@@ -129,7 +129,7 @@ def _empty_job(spark: SparkSession, cores: int) -> None:
     spark.range(0, cores, 1, cores).mapInArrow(nothing, "id long").collect()
 
 
-def _messages(spark: SparkSession, messages: Load, cores: int) -> DataFrame:
+def _messages(spark: SparkSession, messages: Workload, cores: int) -> DataFrame:
     """Return a load as a data frame, made by Spark: the same ids, due times and headers that a service would store."""
     run = messages.run
     digits = F.lpad(F.lower(F.hex("id")), 12, "0")
@@ -178,7 +178,7 @@ def _scanned(targets: Targets) -> PostgresTaken:
 # --- how late a continuous sweep is -----------------------------------------------------------------------------------
 
 
-def continuous(bench: Bench, rate: int, seconds: float, residency: float) -> Result:
+def continuous(bench: Bench, rate: int, seconds: float, residency: float) -> BenchmarkResult:
     """Deliver ``rate`` messages a second by resident dispatchers in Spark's executors, and by a plain service."""
     plain = timing.even(bench, rate, seconds, stored_by="before", receiver=False)
     n, folder = int(rate * seconds), bench.options.folder
@@ -221,7 +221,7 @@ def continuous(bench: Bench, rate: int, seconds: float, residency: float) -> Res
         "recorded_p99_ms": found["p99_ms"],
         **_prefixed("plain", plain.lateness),
     }
-    return Result(
+    return BenchmarkResult(
         "sweep",
         n,
         lost=arrivals.lost,
@@ -234,7 +234,7 @@ def continuous(bench: Bench, rate: int, seconds: float, residency: float) -> Res
     )
 
 
-def _prefixed(prefix: str, found: Lateness | None) -> dict[str, Figure]:
+def _prefixed(prefix: str, found: LatenessInMilliseconds | None) -> dict[str, Figure]:
     return {} if found is None else {f"{prefix}_p50_ms": found.p50_ms, f"{prefix}_p99_ms": found.p99_ms}
 
 
@@ -264,7 +264,7 @@ def _wait_for_batches(query: SweepQuery, number: int) -> None:
         look_again.wait(0.05)
 
 
-def _taken(targets: Targets, messages: Load, seconds: float) -> list[tuple[str, float]]:
+def _taken(targets: Targets, messages: Workload, seconds: float) -> list[tuple[str, float]]:
     """Take messages off their queue as they appear; return ids and seconds since each was due."""
     found, look_again = list[tuple[str, float]](), threading.Event()
     deadline = messages.due(0) + timedelta(seconds=seconds + STUCK_SECONDS)

@@ -24,11 +24,11 @@ async def send(address: str, settings: dict[str, str], messages: Sequence[tuple[
             time_to_be_received=timedelta(seconds=seconds),
             headers={Headers.ENCLOSED_MESSAGE_TYPES: "Offer"},
         )
-        message = sender.outgoing(b"{}", options)
+        message = sender.outgoing.make(b"{}", options)
         assert isinstance(message, Envelope)
         if not native:
             message = replace(message, time_to_be_received=None)
-        await sender.send_now([message])
+        await sender.outgoing.send([message])
     sys.stdout.write(sender.clock.now().isoformat())
     await transport.close()
 

@@ -20,7 +20,7 @@ from azure.storage.queue import QueueServiceClient
 
 from postdate.backends.azure.benchmark import AzureTarget, clean
 from postdate.backends.azure.envelope import from_text, to_text
-from postdate.backends.azure.layout import Waiting, read_entity, second_key
+from postdate.backends.azure.layout import DelayedEntity, read_entity, second_key
 from postdate.backends.azure.login import AzureLogin
 from postdate.bench.workload import BODY, headers_of, id_of, number_of
 from postdate.clock import SystemClock
@@ -222,7 +222,9 @@ def _entities(numbers: range, due: datetime) -> Iterator[dict[str, Any]]:
     for number in numbers:
         message_id = id_of(number, _RUN)
         at = due + timedelta(microseconds=100 * number)
-        yield Waiting.new(DelayedMessage(message_id, at, "bench", headers_of(message_id), BODY)).entity(checksum=False)
+        yield DelayedEntity.new(DelayedMessage(message_id, at, "bench", headers_of(message_id), BODY)).entity(
+            checksum=False
+        )
 
 
 def _text(entity: dict[str, Any]) -> str:

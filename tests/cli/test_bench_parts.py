@@ -19,9 +19,9 @@ from postdate.bench import system
 from postdate.bench.bench import Arrivals, Services
 from postdate.bench.deployment import Deployment, Opening
 from postdate.bench.limits import due_times, moving_floor
-from postdate.bench.result import Lateness, Result, lateness
-from postdate.bench.tally import Tally
-from postdate.bench.workload import Load, id_of, load, number_of
+from postdate.bench.result import BenchmarkResult, LatenessInMilliseconds, lateness
+from postdate.bench.tally import SharedCount
+from postdate.bench.workload import Workload, id_of, load, number_of
 
 RUN = "0123456789ab"
 NOON = datetime(2026, 3, 4, 12, tzinfo=UTC)
@@ -71,7 +71,7 @@ def test_due_times_are_those_of_the_messages():
 
 def test_a_load_and_a_deployment_survive_being_written_down():
     wanted = load(deployment(), range(3), NOON, timedelta(seconds=1))
-    assert Load.from_json(wanted.to_json()) == wanted
+    assert Workload.from_json(wanted.to_json()) == wanted
     assert Deployment.from_json(deployment().to_json()) == deployment()
 
 
@@ -102,17 +102,17 @@ def test_lost_doubled_and_unexpected_messages_are_counted_apart():
 
 
 def test_a_result_keeps_its_promise_only_without_any_of_them():
-    assert Result("drain", 1, lost=0, duplicated=0, early=0).promise_kept
+    assert BenchmarkResult("drain", 1, lost=0, duplicated=0, early=0).promise_kept
     for fault in ("lost", "duplicated", "early"):
-        assert not replace(Result("drain", 1), **cast("Any", {fault: 1})).promise_kept
+        assert not replace(BenchmarkResult("drain", 1), **cast("Any", {fault: 1})).promise_kept
 
 
 # --- times -------------------------------------------------------------------------------------------------------
 
 
 def test_percentiles():
-    assert lateness([each / 1_000 for each in range(100)]) == Lateness(50, 95, 99, 99)
-    assert lateness([0.002]) == Lateness(2, 2, 2, 2)
+    assert lateness([each / 1_000 for each in range(100)]) == LatenessInMilliseconds(50, 95, 99, 99)
+    assert lateness([0.002]) == LatenessInMilliseconds(2, 2, 2, 2)
 
 
 def services(marks, started=0.0):
@@ -208,7 +208,7 @@ def test_a_refused_message_and_silence_are_no_limit():
 
 
 def test_a_tally_is_read_by_others(tmp_path):
-    with Tally(tmp_path / "tally") as ours, Tally(tmp_path / "tally") as theirs:
+    with SharedCount(tmp_path / "tally") as ours, SharedCount(tmp_path / "tally") as theirs:
         ours.add(3)
         ours.add(1 << 40)
         assert theirs.value == 3 + (1 << 40)

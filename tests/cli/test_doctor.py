@@ -10,7 +10,7 @@ import pytest
 
 from postdate import LocalTransport
 from postdate.messages import Envelope
-from postdate.operations.doctor import Result, file_system, loopback
+from postdate.operations.doctor import Verdict, file_system, loopback
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
@@ -141,7 +141,7 @@ def test_a_machine_without_loopback_datagrams_is_told_what_it_misses():
         raise TimeoutError("timed out")
 
     found = loopback(nothing_arrives)
-    assert found.result is Result.WARN
+    assert found.result is Verdict.WARN
     assert "1 s late" in found.mend
     assert "a minute late" in found.mend
 
@@ -158,11 +158,11 @@ MOUNTS = """\
 @pytest.mark.parametrize(
     ("path", "result"),
     [
-        ("/home/postdate.db", Result.OK),
-        ("/srv/share/postdate.db", Result.FAIL),
-        ("/srv/shared/postdate.db", Result.OK),
-        ("/srv/share/local disk/postdate.db", Result.OK),
-        ("/mnt/postdate.db", Result.FAIL),
+        ("/home/postdate.db", Verdict.OK),
+        ("/srv/share/postdate.db", Verdict.FAIL),
+        ("/srv/shared/postdate.db", Verdict.OK),
+        ("/srv/share/local disk/postdate.db", Verdict.OK),
+        ("/mnt/postdate.db", Verdict.FAIL),
     ],
 )
 def test_a_file_on_a_network_is_found(tmp_path, path, result):

@@ -8,7 +8,7 @@ from postdate import MemoryStore
 from postdate.clock import SystemClock
 from postdate.config import Settings, load_settings
 from postdate.errors import StoreUnavailable
-from postdate.operations.doctor import Check, Result
+from postdate.operations.doctor import Probe, Verdict
 from postdate.operations.doctor.machine import settings_read
 from postdate.operations.doctor.servers import (
     clocks,
@@ -19,7 +19,7 @@ from postdate.operations.doctor.servers import (
     service_clocks,
     version,
 )
-from postdate.operations.doctor.traffic import Queues, Stored, traffic
+from postdate.operations.doctor.traffic import Queues, StoreTraffic, traffic
 from postdate.ports import OldSnapshot, Process, ServerFacts
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -29,17 +29,17 @@ MS = timedelta(milliseconds=1)
 @pytest.mark.parametrize(
     ("product", "number", "result"),
     [
-        ("PostgreSQL", "16.4 (Debian 16.4-1)", Result.OK),
-        ("PostgreSQL", "13", Result.OK),
-        ("PostgreSQL", "12.9", Result.FAIL),
-        ("MariaDB", "10.6.0-MariaDB", Result.OK),
-        ("MariaDB", "10.11.6-MariaDB-0+deb12u1", Result.OK),
-        ("MariaDB", "10.5.21-MariaDB", Result.FAIL),
-        ("RabbitMQ", "4.1.0", Result.OK),
-        ("RabbitMQ", "3.9.1", Result.FAIL),
-        ("SQL Server", "15.0.2000.5", Result.OK),
-        ("Something", "1", Result.OK),
-        ("PostgreSQL", "devel", Result.OK),
+        ("PostgreSQL", "16.4 (Debian 16.4-1)", Verdict.OK),
+        ("PostgreSQL", "13", Verdict.OK),
+        ("PostgreSQL", "12.9", Verdict.FAIL),
+        ("MariaDB", "10.6.0-MariaDB", Verdict.OK),
+        ("MariaDB", "10.11.6-MariaDB-0+deb12u1", Verdict.OK),
+        ("MariaDB", "10.5.21-MariaDB", Verdict.FAIL),
+        ("RabbitMQ", "4.1.0", Verdict.OK),
+        ("RabbitMQ", "3.9.1", Verdict.FAIL),
+        ("SQL Server", "15.0.2000.5", Verdict.OK),
+        ("Something", "1", Verdict.OK),
+        ("PostgreSQL", "devel", Verdict.OK),
     ],
 )
 def test_a_server_that_is_too_old_is_a_failure(product, number, result):
@@ -49,10 +49,10 @@ def test_a_server_that_is_too_old_is_a_failure(product, number, result):
 @pytest.mark.parametrize(
     ("there", "result", "said"),
     [
-        (0, Result.FAIL, "run `postdate setup`"),
-        (1, Result.FAIL, "brings the tables up to date"),
-        (2, Result.OK, ""),
-        (3, Result.FAIL, "upgrade Postdate here"),
+        (0, Verdict.FAIL, "run `postdate setup`"),
+        (1, Verdict.FAIL, "brings the tables up to date"),
+        (2, Verdict.OK, ""),
+        (3, Verdict.FAIL, "upgrade Postdate here"),
     ],
 )
 def test_tables_must_be_those_of_this_version(there, result, said):
@@ -91,18 +91,18 @@ def test_what_a_setting_means_is_said(product, settings, expected):
     checks = list(judged(ServerFacts(product, "99", settings=settings)))
     assert {check.name: check.result.value for check in checks} == expected
     for check in checks:
-        assert bool(check.mend) is (check.result is not Result.OK)
+        assert bool(check.mend) is (check.result is not Verdict.OK)
 
 
 @pytest.mark.parametrize(
     ("server", "result", "said"),
     [
-        (NOW, Result.OK, "within 100ms"),
-        (NOW - 100 * MS, Result.OK, "within 100ms"),
-        (NOW + 1100 * MS, Result.OK, "within 100ms"),  # the answer took a second: nothing can be said of it
-        (NOW - 101 * MS, Result.WARN, "101ms behind the one here"),
-        (NOW + 1150 * MS, Result.WARN, "150ms ahead of the one here"),
-        (NOW - timedelta(hours=2), Result.WARN, "2h behind"),
+        (NOW, Verdict.OK, "within 100ms"),
+        (NOW - 100 * MS, Verdict.OK, "within 100ms"),
+        (NOW + 1100 * MS, Verdict.OK, "within 100ms"),  # the answer took a second: nothing can be said of it
+        (NOW - 101 * MS, Verdict.WARN, "101ms behind the one here"),
+        (NOW + 1150 * MS, Verdict.WARN, "150ms ahead of the one here"),
+        (NOW - timedelta(hours=2), Verdict.WARN, "2h behind"),
     ],
 )
 def test_clocks_are_compared_without_blaming_the_way_of_the_answer(server, result, said):
@@ -120,7 +120,7 @@ def test_each_service_whose_clock_is_off_by_more_than_a_second_is_named():
     minutes = timedelta(minutes=10)
     ahead = {"a:1": minutes, "b:2": -minutes, "c:3": 900 * MS}
     check = service_clocks(ahead, judges=True)
-    assert check.result is Result.WARN
+    assert check.result is Verdict.WARN
     assert (
         check.found
         == "a:1 is 10m ahead of the server, b:2 is 10m behind the server; due times are judged by the server's"
@@ -129,13 +129,13 @@ def test_each_service_whose_clock_is_off_by_more_than_a_second_is_named():
     check = service_clocks(ahead, judges=False)
     assert "delivers early or late" in check.found
     assert "use_store_clock = true" in check.mend
-    assert service_clocks({"c:3": 900 * MS}, judges=True).result is Result.OK
+    assert service_clocks({"c:3": 900 * MS}, judges=True).result is Verdict.OK
 
 
 def test_a_session_with_an_old_snapshot_is_named_with_the_way_to_end_it():
     session = OldSnapshot(4711, "psql", "alice", timedelta(hours=2, minutes=5), "idle in transaction")
     check = old_snapshot(session, "PostgreSQL")
-    assert check.result is Result.WARN
+    assert check.result is Verdict.WARN
     assert check.found.startswith("session 4711 (psql, user alice) has held one for 2h5m (idle in transaction):")
     assert "SELECT pg_terminate_backend(4711)" in check.mend
     assert "KILL 4711" in old_snapshot(session, "MariaDB").mend
@@ -194,8 +194,8 @@ async def test_a_server_that_tells_nothing_is_not_guessed_at():
     assert await results(object()) == ({"store server": "ok"}, True)
 
 
-def about_queues(queues: Queues, processes: list[Process] | None = None) -> dict[str, Check]:
-    stored = Stored(0, 0, None, processes, ())
+def about_queues(queues: Queues, processes: list[Process] | None = None) -> dict[str, Probe]:
+    stored = StoreTraffic(0, 0, None, processes, ())
     return {check.name: check for check in traffic(Settings(), queues, stored, NOW)}
 
 
@@ -211,7 +211,7 @@ def test_queues_that_cannot_be_looked_into_are_not_to_be_listed():
 
 
 def test_a_service_that_cannot_be_seen_is_nothing_to_rely_on():
-    assert about_queues(Queues([], {}))["service"].result is Result.WARN
+    assert about_queues(Queues([], {}))["service"].result is Verdict.WARN
 
 
 def test_a_value_that_follows_from_another_was_not_set():

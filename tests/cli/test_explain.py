@@ -12,9 +12,9 @@ from postdate.config import load_settings
 from postdate.core.recoverability import Host, delayed_retry_headers, error_headers
 from postdate.errors import QueueNotFound, TransportUnavailable
 from postdate.messages import Envelope
-from postdate.operations import Explanation, State, explain
+from postdate.operations import Explanation, MessageState, explain
 from postdate.ports import End, Outcome, RecordKind, Scan
-from postdate.wiring import Plant, opened
+from postdate.wiring import OpenDeployment, opened
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -24,7 +24,7 @@ MINUTE = timedelta(minutes=1)
 class Scene:
     """A store with a queue ``orders``."""
 
-    plant: Plant
+    deployment: OpenDeployment
     sqlite: SqliteStore
     transport: LocalTransport
 
@@ -34,25 +34,25 @@ class Scene:
         return message
 
     async def explain(self, message_id: str = "m1", now: datetime = NOW) -> Explanation:
-        return await explain(self.plant, message_id, now)
+        return await explain(self.deployment, message_id, now)
 
 
 @asynccontextmanager
 async def scene(recording: str = "all"):
     settings = load_settings(None, {"POSTDATE_STORE__RECORDING": recording, "POSTDATE_STORE__SYNCHRONOUS": "normal"})
-    async with opened(settings, create=True) as plant:
-        assert isinstance(plant.store, SqliteStore)
-        assert isinstance(plant.transport, LocalTransport)
-        await plant.store.setup()
-        await plant.transport.create_queues(["orders", "error", "postdate.timeouts"])
-        yield Scene(plant, plant.store, plant.transport)
+    async with opened(settings, create=True) as deployment:
+        assert isinstance(deployment.store, SqliteStore)
+        assert isinstance(deployment.transport, LocalTransport)
+        await deployment.store.setup()
+        await deployment.transport.create_queues(["orders", "error", "postdate.timeouts"])
+        yield Scene(deployment, deployment.store, deployment.transport)
 
 
 async def test_it_waits_until_it_is_due():
     async with scene() as here:
         await here.store()
         found = await here.explain()
-    assert found.state is State.WAITING
+    assert found.state is MessageState.WAITING
     assert found.headline == "it waits until it is due at 2026-01-31T12:10:00Z, in 10m"
     assert found.facts == ("no service is running; nothing was delivered from this store lately",)
     assert found.advice == ("start the service: postdate run",)
@@ -71,7 +71,7 @@ async def test_it_is_overdue_because_no_service_is_running():
     async with scene() as here:
         await here.store(due=NOW - 90 * MINUTE)
         found = await here.explain()
-    assert found.state is State.OVERDUE
+    assert found.state is MessageState.OVERDUE
     expected = "it was due at 2026-01-31T10:30:00Z, 1h30m ago, and no service is running to deliver it"
     assert found.headline == expected
     assert found.advice == ("start the service: postdate run",)
@@ -84,7 +84,7 @@ async def test_it_is_being_retried_and_the_reason_is_said():
         reason = "transport_unavailable: no answer"
         await here.sqlite.retry_later(claim, NOW + timedelta(seconds=4), NOW, reason)
         found = await here.explain()
-    assert found.state is State.RETRYING
+    assert found.state is MessageState.RETRYING
     assert found.headline == (
         "delivering it to 'orders' failed 1 time, last because of transport_unavailable: no answer; "
         "the next attempt is at 2026-01-31T12:00:04Z, in 4s"
@@ -97,7 +97,7 @@ async def test_a_process_that_died_holds_it():
         await here.sqlite.claim_due(NOW, 1)
         await here.sqlite.file.write(lambda tx: tx.execute("UPDATE delayed_message SET claimant = 4711"))
         found = await here.explain()
-    assert found.state is State.BEING_DELIVERED
+    assert found.state is MessageState.BEING_DELIVERED
     assert found.headline == "the process that was delivering it to 'orders' has died"
 
 
@@ -106,7 +106,7 @@ async def test_it_is_in_its_queue_and_nobody_receives():
         await here.store(due=NOW - MINUTE)
         await here.sqlite.move_due(NOW - timedelta(seconds=59), 10)
         found = await here.explain()
-    assert found.state is State.IN_QUEUE
+    assert found.state is MessageState.IN_QUEUE
     assert found.headline == "it is in queue 'orders', waiting for a consumer"
     assert "no process receives from it" in found.facts
     assert "it was delivered there at 2026-01-31T11:59:01Z, 1s after it was due" in found.facts
@@ -118,7 +118,7 @@ async def test_it_is_in_its_queue_and_past_its_use():
         await here.store(due=NOW - 2 * MINUTE, expires_at=NOW - MINUTE)
         await here.sqlite.move_due(NOW - 90 * timedelta(seconds=1), 10)
         found = await here.explain()
-    assert found.state is State.IN_QUEUE
+    assert found.state is MessageState.IN_QUEUE
     assert any("it expired at" in fact and "will be discarded" in fact for fact in found.facts)
 
 
@@ -139,7 +139,7 @@ async def test_it_is_in_the_intake_queue():
         envelope = Envelope("postdate.timeouts", "m1", {Headers.TIMEOUT_DESTINATION: "orders"})
         assert await here.transport.send([envelope], NOW) == [None]
         found = await here.explain()
-    assert found.state is State.IN_INTAKE
+    assert found.state is MessageState.IN_INTAKE
     assert found.headline == "it is in the intake queue 'postdate.timeouts', and no service is running to store it"
 
 
@@ -152,7 +152,7 @@ async def test_it_was_handled():
         await receiver.commit(received, NOW + timedelta(seconds=1))
         await receiver.close()
         found = await here.explain(now=NOW + MINUTE)
-    assert found.state is State.HANDLED
+    assert found.state is MessageState.HANDLED
     assert found.headline == "it arrived: handled from queue 'orders' at 2026-01-31T12:00:01Z"
     assert found.advice == ()
 
@@ -166,7 +166,7 @@ async def test_its_consumer_discarded_it():
         await receiver.commit(received, NOW, End(RecordKind.DISCARDED, "expired at noon"))
         await receiver.close()
         found = await here.explain()
-    assert found.state is State.DISCARDED
+    assert found.state is MessageState.DISCARDED
     assert found.headline.endswith("discarded it at 2026-01-31T12:00:00Z: expired at noon")
 
 
@@ -179,7 +179,7 @@ async def test_it_left_its_queue_without_a_record():
         await receiver.commit(received, NOW)
         await receiver.close()
         found = await here.explain()
-    assert found.state is State.DELIVERED
+    assert found.state is MessageState.DELIVERED
     assert found.headline == "it was delivered to queue 'orders' at 2026-01-31T12:00:00Z and has left it"
     assert any("store.recording is 'outcomes'" in fact for fact in found.facts)
 
@@ -197,12 +197,12 @@ async def test_handling_it_failed_and_it_is_retried_under_another_id():
         await receiver.close()
         found = await here.explain()
         assert found.message_id == "m1"
-        assert found.state is State.WAITING
+        assert found.state is MessageState.WAITING
         assert found.facts[0] == "handling it failed; it is being retried as message r1"
         assert [event.what for event in found.history] == ["scheduled", "delivered", "retried"]
         await here.sqlite.move_due(NOW + 11 * MINUTE, 10)
         found = await here.explain(now=NOW + 11 * MINUTE)
-        assert found.state is State.IN_QUEUE
+        assert found.state is MessageState.IN_QUEUE
         assert await here.sqlite.cancel("r1", NOW) is False
 
 
@@ -214,7 +214,7 @@ async def test_it_is_in_the_error_queue():
         work = [here.sqlite.finishing([claim], Outcome.FAILED, NOW, "queue_not_found: no queue")]
         await here.transport.send([Envelope("error", "m1", headers, b"{}")], NOW, work=work)
         found = await here.explain()
-    assert found.state is State.IN_ERROR_QUEUE
+    assert found.state is MessageState.IN_ERROR_QUEUE
     assert found.headline == "it is in the error queue 'error' because of: no queue"
     assert "postdate errors return m1" in found.advice[-1]
 
@@ -225,15 +225,19 @@ async def test_it_failed_and_its_copy_is_gone():
         claims = await here.sqlite.claim_due(NOW, 1)
         await here.sqlite.finish(claims, Outcome.FAILED, NOW, str(TransportUnavailable("no answer")))
         found = await here.explain()
-    assert found.state is State.FAILED
+    assert found.state is MessageState.FAILED
     assert "because of no answer" in found.headline
 
 
 @pytest.mark.parametrize(
     ("outcome", "state", "said"),
     [
-        (Outcome.EXPIRED, State.EXPIRED, "it expired before it could be delivered, noticed at 2026-01-31T12:00:00Z"),
-        (Outcome.CANCELLED, State.CANCELLED, "it was cancelled at 2026-01-31T12:00:00Z"),
+        (
+            Outcome.EXPIRED,
+            MessageState.EXPIRED,
+            "it expired before it could be delivered, noticed at 2026-01-31T12:00:00Z",
+        ),
+        (Outcome.CANCELLED, MessageState.CANCELLED, "it was cancelled at 2026-01-31T12:00:00Z"),
     ],
 )
 async def test_it_ended_otherwise(outcome, state, said):
@@ -271,14 +275,14 @@ async def test_its_records_were_archived():
         await archive(here.sqlite, "m1")
         found = await here.explain()
         other = await here.explain("m2")
-    assert found.state is State.ARCHIVED
+    assert found.state is MessageState.ARCHIVED
     assert found.headline == (
         "it ended, and its records were archived; it was scheduled at 2026-01-31T11:59:00Z and due at "
         "2026-01-31T11:59:00Z"
     )
     assert found.advice[0] == "bring its records back and ask again: postdate pipeline restore DIR --id m1"
     assert [(event.what, event.detail) for event in found.history] == [("scheduled", "archived")]
-    assert other.state is State.WAITING
+    assert other.state is MessageState.WAITING
 
 
 async def test_it_vanished_without_a_record():
@@ -286,14 +290,14 @@ async def test_it_vanished_without_a_record():
         await here.store()
         await here.sqlite.file.write(lambda tx: tx.execute("DELETE FROM delayed_message"))
         found = await here.explain()
-    assert found.state is State.UNKNOWN
+    assert found.state is MessageState.UNKNOWN
     assert found.headline == "it was last scheduled at 2026-01-31T11:59:00Z, and is not in the store any more"
 
 
 async def test_it_was_never_here():
     async with scene() as here:
         found = await here.explain("nonsense")
-    assert found.state is State.UNKNOWN
+    assert found.state is MessageState.UNKNOWN
     assert found.headline == "it was never scheduled in sqlite:///postdate.db"
 
 
@@ -306,7 +310,7 @@ async def test_without_records_that_is_said():
         await receiver.commit(received, NOW)
         await receiver.close()
         found = await here.explain()
-    assert found.state is State.UNKNOWN
+    assert found.state is MessageState.UNKNOWN
     assert "store.recording is 'none': what was delivered leaves no record, either" in found.facts
 
 
@@ -315,6 +319,6 @@ async def test_a_header_that_only_looks_like_the_id_is_another_message():
         await here.store()
         other = Envelope("orders", "x1", {Headers.MESSAGE_ID: "m11", "note": '"NServiceBus.MessageId":"zz"'}, b"")
         await here.transport.send([other], NOW)
-        assert (await here.explain("m1")).state is State.WAITING
-        assert (await here.explain("zz")).state is State.UNKNOWN
-        assert (await here.explain("m11")).state is State.IN_QUEUE
+        assert (await here.explain("m1")).state is MessageState.WAITING
+        assert (await here.explain("zz")).state is MessageState.UNKNOWN
+        assert (await here.explain("m11")).state is MessageState.IN_QUEUE

@@ -6,7 +6,7 @@ from anyio import to_thread
 from tests.cli.test_explain import MINUTE, NOW, scene
 
 from postdate.messages import Envelope
-from postdate.operations import State
+from postdate.operations import MessageState
 from postdate.operations.messages import show_message, statistics
 from postdate.ports import End, RecordKind
 
@@ -27,7 +27,7 @@ async def test_one_that_had_been_delayed_says_when_why_and_what_to_do():
         await here.sqlite.move_due(NOW - timedelta(seconds=59), 10)
         await _discarded(here)
         found = await here.explain()
-    assert found.state is State.DISCARDED
+    assert found.state is MessageState.DISCARDED
     assert found.headline == f"the consumer of 'orders' discarded it at 2026-01-31T12:00:00Z: {REASON}"
     assert found.facts == ("it was delivered there at 2026-01-31T11:59:01Z, 1s after it was due",)
     assert [any(word in advice for advice in found.advice) for word in AGAINST_IT] == [True] * len(AGAINST_IT)
@@ -39,9 +39,9 @@ async def test_one_that_never_was_delayed_is_known_all_the_same():
         await here.transport.send([Envelope("orders", "u1", {}, b"")], NOW)
         await _discarded(here)
         found = await here.explain("u1")
-        shown = await show_message(here.plant, "u1")
-        counts = await statistics(here.plant, NOW)
-    assert found.state is State.DISCARDED
+        shown = await show_message(here.deployment, "u1")
+        counts = await statistics(here.deployment, NOW)
+    assert found.state is MessageState.DISCARDED
     assert found.headline == f"the consumer of 'orders' discarded it at 2026-01-31T12:00:00Z: {REASON}"
     assert found.facts == ("it was sent without a delay: nothing else is recorded of it",)
     assert len(found.advice) == 4

@@ -12,8 +12,8 @@ from postdate.config import load_settings
 from postdate.errors import NotSupported
 from postdate.messages import Envelope
 from postdate.operations import (
+    MessageState,
     Outgoing,
-    State,
     cancel,
     explain,
     list_errors,
@@ -28,7 +28,7 @@ from postdate.operations import (
     statistics,
 )
 from postdate.ports import MessageFilter, Outcome, TransactionMode
-from postdate.wiring import Plant
+from postdate.wiring import OpenDeployment
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -53,10 +53,10 @@ class SilentStore:
 
 
 @asynccontextmanager
-async def plant(transport: MemoryTransport | None = None):
+async def deployment(transport: MemoryTransport | None = None):
     store, queues = MemoryStore(), transport or UncountedTransport()
     await store.initialize("postdate", TransactionMode.RECEIVE_ONLY)
-    yield Plant(load_settings(None, {}), store, queues, None, None)
+    yield OpenDeployment(load_settings(None, {}), store, queues, None, None)
 
 
 def message(message_id: str = "m1", due: datetime = NOW + 10 * MINUTE) -> DelayedMessage:
@@ -72,10 +72,10 @@ def failed(message_id: str, queue: str | None = "orders") -> Envelope:
 
 
 async def test_a_message_is_explained_without_claiming_to_see_processes_or_queues():
-    async with plant() as here:
+    async with deployment() as here:
         await here.kept.store(message(), NOW)
         found = await explain(here, "m1", NOW)
-    assert found.state is State.WAITING
+    assert found.state is MessageState.WAITING
     assert found.facts == (
         "whether a service is running cannot be seen from here: this store does not know its processes",
         "whether its queue 'orders' exists cannot be seen from here",
@@ -85,9 +85,9 @@ async def test_a_message_is_explained_without_claiming_to_see_processes_or_queue
 
 async def test_what_the_store_never_knew_is_not_said_never_to_have_been_scheduled():
     """Where the intake queue is on a broker, a message may be in it, or may have gone through it without a record."""
-    async with plant() as here:
+    async with deployment() as here:
         found = await explain(here, "m1", NOW)
-    assert found.state is State.UNKNOWN
+    assert found.state is MessageState.UNKNOWN
     assert found.headline == "nothing is known of it in sqlite:///postdate.db"
     in_intake = "what a service has not taken from 'postdate.timeouts' is not in the store yet"
     assert found.facts == (
@@ -99,7 +99,7 @@ async def test_what_the_store_never_knew_is_not_said_never_to_have_been_schedule
 
 
 async def test_what_is_in_the_intake_queue_is_counted_where_that_can_be_known():
-    async with plant(MemoryTransport()) as here:
+    async with deployment(MemoryTransport()) as here:
         assert "there is no queue 'postdate.timeouts'" in (await explain(here, "m1", NOW)).facts[1]
         await set_up(here)
         assert "0 messages in 'postdate.timeouts'" in (await explain(here, "m1", NOW)).facts[1]
@@ -108,26 +108,26 @@ async def test_what_is_in_the_intake_queue_is_counted_where_that_can_be_known():
 
 
 async def test_an_overdue_message_is_not_blamed_on_a_missing_service():
-    async with plant() as here:
+    async with deployment() as here:
         await here.kept.store(message(due=NOW - MINUTE), NOW)
         found = await explain(here, "m1", NOW)
-    assert found.state is State.OVERDUE
+    assert found.state is MessageState.OVERDUE
     assert "its turn has not come yet" in found.headline
     assert "cannot be seen from here" in found.facts[0]
 
 
 async def test_a_delivered_message_is_not_said_to_have_left_a_queue_that_cannot_be_seen():
-    async with plant() as here:
+    async with deployment() as here:
         await here.kept.store(message(due=NOW - MINUTE), NOW)
         await here.kept.finish(await here.kept.claim_due(NOW, 1), Outcome.DELIVERED, NOW)
         found = await explain(here, "m1", NOW)
-    assert found.state is State.DELIVERED
+    assert found.state is MessageState.DELIVERED
     assert found.headline == "it was delivered to queue 'orders' at 2026-01-31T12:00:00Z"
     assert "whether it is in a queue cannot be seen" in found.facts[-1]
 
 
 async def test_a_failed_message_is_not_said_to_have_left_an_error_queue_that_cannot_be_seen():
-    async with plant() as here:
+    async with deployment() as here:
         await here.kept.store(message(due=NOW - MINUTE), NOW)
         await here.kept.finish(await here.kept.claim_due(NOW, 1), Outcome.FAILED, NOW, "no queue")
         found = await explain(here, "m1", NOW)
@@ -135,7 +135,7 @@ async def test_a_failed_message_is_not_said_to_have_left_an_error_queue_that_can
 
 
 async def test_what_waits_is_counted_listed_shown_cancelled_and_rescheduled():
-    async with plant() as here:
+    async with deployment() as here:
         await here.kept.store_many([message("m1"), message("m2")], NOW)
         counts = await statistics(here, NOW)
         assert (counts.pending, counts.queues, counts.services) == (2, None, None)
@@ -147,7 +147,7 @@ async def test_what_waits_is_counted_listed_shown_cancelled_and_rescheduled():
 
 
 async def test_setting_up_and_sending_do_not_pretend_to_know_the_queues():
-    async with plant() as here:
+    async with deployment() as here:
         done = await set_up(here, ["orders"])
         assert (done.queues, done.created) == (["postdate.timeouts", "error", "orders"], None)
         sent = await send(here, Outgoing("orders", b"{}", delay=MINUTE))
@@ -155,7 +155,7 @@ async def test_setting_up_and_sending_do_not_pretend_to_know_the_queues():
 
 
 async def test_queues_that_can_be_counted_by_name_are_counted():
-    async with plant(MemoryTransport()) as here:
+    async with deployment(MemoryTransport()) as here:
         assert (await set_up(here)).created == ["postdate.timeouts", "error"]
         assert (await set_up(here, ["orders"])).created == ["orders"]
         assert (await send(here, Outgoing("nowhere", b"{}", delay=MINUTE))).queue_exists is False
@@ -175,7 +175,7 @@ async def test_queues_that_can_be_counted_by_name_are_counted():
     ],
 )
 async def test_looking_into_queues_that_cannot_be_looked_into_is_an_error_that_says_so(ask, said):
-    async with plant() as here:
+    async with deployment() as here:
         with pytest.raises(NotSupported, match=said):
             await ask(here)
 
@@ -191,7 +191,7 @@ async def test_looking_into_queues_that_cannot_be_looked_into_is_an_error_that_s
     ],
 )
 async def test_asking_a_store_that_answers_no_questions_is_an_error_that_says_so(ask, said):
-    silent = Plant(load_settings(None, {}), SilentStore(), UncountedTransport(), None, None)  # pyright: ignore[reportArgumentType]
+    silent = OpenDeployment(load_settings(None, {}), SilentStore(), UncountedTransport(), None, None)  # pyright: ignore[reportArgumentType]
     with pytest.raises(NotSupported, match=said):
         await ask(silent)
 
@@ -202,7 +202,7 @@ async def test_asking_a_store_that_answers_no_questions_is_an_error_that_says_so
 @pytest.mark.parametrize("transport", [UncountedTransport, MemoryTransport])
 async def test_all_failed_messages_are_returned_and_the_others_stay(transport, monkeypatch):
     monkeypatch.setattr("postdate.operations.error_queue._LAST_MESSAGE_SECONDS", 0.05)
-    async with plant(transport()) as here:
+    async with deployment(transport()) as here:
         await here.transport.create_queues(["error", "orders"])
         await here.transport.send([failed("m1"), failed("m2", None), failed("m3", "nowhere"), failed("m4")], NOW)
         results = await return_all(here, "error", NOW)
@@ -218,13 +218,13 @@ async def test_all_failed_messages_are_returned_and_the_others_stay(transport, m
 
 async def test_an_empty_error_queue_is_no_error(monkeypatch):
     monkeypatch.setattr("postdate.operations.error_queue._LAST_MESSAGE_SECONDS", 0.05)
-    async with plant() as here:
+    async with deployment() as here:
         await here.transport.create_queues(["error"])
         assert await return_all(here, "error", NOW) == []
 
 
 async def test_one_message_by_its_id_needs_a_queue_that_gives_it():
-    async with plant() as here:
+    async with deployment() as here:
         await here.transport.create_queues(["error"])
         with pytest.raises(NotSupported, match="in their order only; return them all"):
             await return_messages(here, "error", ["m1"], NOW)

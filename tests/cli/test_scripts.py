@@ -177,13 +177,13 @@ async def runs_in_full(variables: dict[str, str]) -> None:
     """Run an endpoint that creates nothing: a saga, whose timeout is kept by a timeout manager, with an outbox."""
     settings = load_settings(None, variables)
     sagas, outbox, clock = open_saga_store(settings), open_outbox(settings), ScaledClock(SystemClock().now(), speed=100)
-    async with opened(settings, initialize=False) as plant:
-        await check_set_up(plant)
-        await set_up(plant, sagas=True, outbox=True)  # nothing is missing, so nothing has to be created
+    async with opened(settings, initialize=False) as deployment:
+        await check_set_up(deployment)
+        await set_up(deployment, sagas=True, outbox=True)  # nothing is missing, so nothing has to be created
         endpoint = Endpoint(
             settings.endpoint.name,
-            transport=plant.transport,
-            timeout_manager=timeout_manager(settings, settings.endpoint.name, plant.timeouts),
+            transport=deployment.transport,
+            timeout_manager=timeout_manager(settings, settings.endpoint.name, deployment.timeouts),
             sagas=sagas,
             outbox=Outbox(outbox),
             transaction_mode="receive_only",
@@ -191,7 +191,7 @@ async def runs_in_full(variables: dict[str, str]) -> None:
             clock=clock,
         )
         endpoint.saga(OrderSaga)
-        receiver = plant.transport.receiver("customers")
+        receiver = deployment.transport.receiver("customers")
         try:
             async with endpoint:
                 await endpoint.send(PlaceOrder("1"), destination=endpoint.name)

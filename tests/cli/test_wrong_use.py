@@ -159,7 +159,7 @@ def test_a_body_that_is_too_large_is_refused(cli, monkeypatch):
 
 
 def test_a_fault_of_ours_is_exit_code_70_with_a_traceback(cli, monkeypatch):
-    monkeypatch.setattr("postdate.operations.statistics", lambda plant, now: 1 / 0)
+    monkeypatch.setattr("postdate.operations.statistics", lambda deployment, now: 1 / 0)
     cli.ok("setup")
     ran = cli("messages", "stats")
     assert ran.status == 70

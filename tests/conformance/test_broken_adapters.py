@@ -163,7 +163,7 @@ class ReleasesWhatItDoesNotHold(MemoryStore):
 class KeepsWhatItCannotRead(SqliteStore):
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
         with mock.patch(
-            "postdate.backends.sqlite.quarantine.decoded", lambda rows, decode: ([decode(row) for row in rows], {})
+            "postdate.backends.sqlite.setting_aside.decoded", lambda rows, decode: ([decode(row) for row in rows], {})
         ):
             return await super().claim_due(now, limit)
 
@@ -601,7 +601,7 @@ class StopsAtWhatItCannotReadReceiver(LocalReceiver):
         def decoded(rows, decode):
             return [decode(row) for row in rows], {}
 
-        with mock.patch("postdate.backends.sqlite.quarantine.decoded", decoded):
+        with mock.patch("postdate.backends.sqlite.setting_aside.decoded", decoded):
             return await super().receive(limit)
 
 

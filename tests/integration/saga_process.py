@@ -55,12 +55,12 @@ class Relay(Saga[RelayState], correlated_by="number", name="Relay"):
 
 async def main() -> None:
     settings = load_settings(None, os.environ)
-    async with opened(settings, create=True, initialize=False) as plant:
+    async with opened(settings, create=True, initialize=False) as deployment:
         sagas = open_saga_store(settings)
         endpoint = Endpoint(
             settings.endpoint.name,
-            transport=plant.transport,
-            delayed_delivery=delayed_delivery(settings, plant.kept),
+            transport=deployment.transport,
+            delayed_delivery=delayed_delivery(settings, deployment.kept),
             sagas=sagas,
             error_queue=settings.endpoint.error_queue,
         )

@@ -18,7 +18,7 @@ from tests.postgres_subjects import drop_schema, fresh_schema
 from postdate import DelayedMessage, LocalTransport, SystemClock
 from postdate.backends.postgres.transport import PostgresTransport
 from postdate.errors import StoreNotSetUp, StoreUnavailable
-from postdate.pipeline.dispatching import LEDGER_ARROW, Ledger, SweepSpec, drain_due, swept
+from postdate.pipeline.dispatching import LEDGER_ARROW, DispatchJournal, SweepSpec, drain_due, swept
 from postdate.pipeline.stores import OpenStore, StoreSpec, opened
 from postdate.ports import Moved, RecordKind, Scan
 
@@ -176,7 +176,7 @@ def test_a_server_that_does_not_answer_is_given_up_when_patience_ends(tmp_path: 
 
 
 def test_a_full_ledger_says_so_until_it_is_read() -> None:
-    ledger, at = Ledger(), datetime(2026, 1, 1, tzinfo=UTC)
+    ledger, at = DispatchJournal(), datetime(2026, 1, 1, tzinfo=UTC)
     n = 60_000
     ledger.moved(Moved(["m"] * n, [at] * n, ["orders"] * n, [False] * n), at)
     assert ledger.is_full

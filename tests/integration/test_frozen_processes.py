@@ -13,7 +13,7 @@ from tests.conftest import as_another_process
 
 from postdate import DelayedMessage, Envelope, LocalTransport, SqliteStore
 from postdate.backends.sqlite.file import _forget
-from postdate.backends.sqlite.presence import Sign, Silence
+from postdate.backends.sqlite.liveness import Sign, Silence
 from postdate.errors import ConfigurationError
 from postdate.ports import Outcome
 

@@ -15,7 +15,7 @@ from tests.integration.migration_stores import StorePlace, place_in
 from tests.integration.pipeline.old_timeouts import by_id, ids, messages
 
 from postdate import SystemClock
-from postdate.backends.postgres.names import Names
+from postdate.backends.postgres.names import SchemaNames
 from postdate.errors import ConfigurationError, DuplicateMessage, MigrationConflict
 from postdate.migrating.store_tables import StoreTables
 from postdate.ports import RecordKind
@@ -124,7 +124,7 @@ def test_the_first_process_of_a_new_store_does_not_stand_in_the_way(postgres_url
     """Its number is 1; that was the key of a run's turn, too, and no run began for as long as it lived."""
     with place_in("postgres", request) as place, psycopg.connect(postgres_url) as first:
         place.add(messages(2, NEXT_YEAR))
-        names = Names(place.spec.schema or "")
+        names = SchemaNames(place.spec.schema or "")
         first.execute("SELECT pg_advisory_lock(%s, 1)", (names.lock_class,))
         source = store_source(place.spec.address, schema=place.spec.schema)
         run = begun(source, place.name)

@@ -34,7 +34,7 @@ from postdate import (
     TransactionMode,
     started_by,
 )
-from postdate.backends.postgres.names import Names
+from postdate.backends.postgres.names import SchemaNames
 from postdate.backends.postgres.pool import FOR_BRIEF_WORK
 from postdate.backends.postgres.sessions import mark
 from postdate.config import load_settings
@@ -122,7 +122,7 @@ class Counts:
 
     def __init__(self, url: str, schema: str) -> None:
         self._connection = psycopg.connect(url, autocommit=True, application_name="counts")
-        self._holders = f"SELECT count(*) FROM {Names(schema).of('holder')} WHERE pid = %s".encode()
+        self._holders = f"SELECT count(*) FROM {SchemaNames(schema).of('holder')} WHERE pid = %s".encode()
         self.connections = self.listeners = self.identities = 0
 
     def take(self) -> None:
@@ -373,16 +373,16 @@ async def test_equal_addresses_in_the_settings_are_one_database(postgres_url: st
             "POSTDATE_TIMEOUT_MANAGER__ADDRESS": postgres_url,
         }
         settings = load_settings(None, variables)
-        async with opened(settings) as plant:
-            sagas, outbox = open_saga_store(settings, plant.databases), open_outbox(settings, plant.databases)
-            (timeouts,) = plant.timeouts.values()
-            assert isinstance(plant.store, PostgresStore)
-            assert isinstance(plant.transport, PostgresTransport)
+        async with opened(settings) as deployment:
+            sagas, outbox = open_saga_store(settings, deployment.databases), open_outbox(settings, deployment.databases)
+            (timeouts,) = deployment.timeouts.values()
+            assert isinstance(deployment.store, PostgresStore)
+            assert isinstance(deployment.transport, PostgresTransport)
             assert isinstance(sagas, PostgresSagaStore)
             assert isinstance(outbox, PostgresOutbox)
             assert isinstance(timeouts, PostgresTimeouts)
-            one = plant.store.database.shared
-            assert plant.transport.database.shared is one
+            one = deployment.store.database.shared
+            assert deployment.transport.database.shared is one
             assert sagas.database.shared is one
             assert outbox._database.shared is one
             assert timeouts._connections.shared is one

@@ -17,7 +17,7 @@ from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.postgres.transport import PostgresTransport
 from postdate.clock import SystemClock
 from postdate.errors import QueueNotFound, StoreUnavailable, TransportUnavailable
-from postdate.operations.doctor import Result
+from postdate.operations.doctor import Verdict
 from postdate.operations.doctor.servers import judged, look_at_server, old_snapshot
 from postdate.ports import AdministrableStore, Observer, OldSnapshot, Outcome, ServerFacts
 
@@ -233,12 +233,12 @@ async def test_a_diagnosis_of_this_server_goes_through(place: Place) -> None:
     checks, answers = await look_at_server("store server", place.store, SystemClock())
     assert answers
     names = {check.name: check.result for check in checks}
-    assert names["store server"] is names["schema"] is Result.OK
+    assert names["store server"] is names["schema"] is Verdict.OK
 
 
 def test_a_standby_is_no_place_to_store(postgres_url: str) -> None:
     (check,) = judged(ServerFacts("PostgreSQL", "17", settings={"in_recovery": "on"}))
-    assert (check.name, check.result) == ("recovery", Result.FAIL)
+    assert (check.name, check.result) == ("recovery", Verdict.FAIL)
 
 
 @pytest.fixture

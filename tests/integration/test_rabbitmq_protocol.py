@@ -11,8 +11,8 @@ import pytest
 
 from postdate import Envelope
 from postdate.backends.rabbitmq import wire
+from postdate.backends.rabbitmq.connection import AmqpConnection, ChannelClosed
 from postdate.backends.rabbitmq.consuming import ConsumingChannel, Delivery
-from postdate.backends.rabbitmq.link import ChannelClosed, Link
 from postdate.backends.rabbitmq.login import parse_url
 from postdate.backends.rabbitmq.properties import UNREADABLE, Arrived, arrived
 from postdate.backends.rabbitmq.publishing import PublishingChannel, Sending
@@ -305,7 +305,7 @@ def sending_of(*ids: str) -> Sending:
 
 async def test_nothing_is_written_on_a_channel_that_ended_while_the_socket_was_full() -> None:
     socket, sending = Socket(), sending_of("a", "b")
-    channel = PublishingChannel(cast("Link", socket), 1, 1_000)
+    channel = PublishingChannel(cast("AmqpConnection", socket), 1, 1_000)
     async with anyio.create_task_group() as tasks:
 
         async def publish() -> None:
@@ -329,7 +329,7 @@ def came_back(socket: Socket, properties: bytes) -> tuple[Method, Arguments, byt
 
 async def test_what_comes_back_after_its_send_gave_up_is_not_taken_for_another() -> None:
     socket, old, new = Socket(), sending_of("old"), sending_of("new")
-    channel = PublishingChannel(cast("Link", socket), 1, 1_000)
+    channel = PublishingChannel(cast("AmqpConnection", socket), 1, 1_000)
     channel.write_some(old, 1)
     (properties,) = [its for _, its in old.flights[0].sent]
     old.give_up(TransportUnavailable("late"))
@@ -343,7 +343,7 @@ async def test_what_comes_back_after_its_send_gave_up_is_not_taken_for_another()
 
 async def test_what_may_have_come_back_of_two_alike_is_sent_again_and_not_given_up() -> None:
     socket, old, new = Socket(), sending_of("same"), sending_of("same")
-    channel = PublishingChannel(cast("Link", socket), 1, 1_000)
+    channel = PublishingChannel(cast("AmqpConnection", socket), 1, 1_000)
     channel.write_some(old, 1)
     (properties,) = [its for _, its in old.flights[0].sent]
     old.give_up(TransportUnavailable("late"))

@@ -85,9 +85,9 @@ async def test_relays_through_kills_all_arrive_and_in_one_file_exactly_once(site
     seed = random.SystemRandom().randrange(1_000_000)
     print(f"seed {seed}")  # noqa: T201 - shown when the test fails
     settings = load_settings(None, site.environment)
-    async with opened(settings, create=True, initialize=False) as plant:
-        await plant.transport.create_queues([site.name, site.done])
-        sender = Endpoint("sender", transport=plant.transport, send_only=True)
+    async with opened(settings, create=True, initialize=False) as deployment:
+        await deployment.transport.create_queues([site.name, site.done])
+        sender = Endpoint("sender", transport=deployment.transport, send_only=True)
         sender.route(Begin, site.name, name="Begin")
         async with sender:
             for number in range(RELAYS):
@@ -95,13 +95,13 @@ async def test_relays_through_kills_all_arrive_and_in_one_file_exactly_once(site
         await anyio.to_thread.run_sync(_kill_again_and_again, site, random.Random(seed))
         last = await anyio.to_thread.run_sync(site.start)
         try:
-            arrived = await _received(plant.transport, site.done)
+            arrived = await _received(deployment.transport, site.done)
         finally:
             _end(last)
         assert set(arrived) == set(range(RELAYS))
         if settings.transport.address.scheme == "local":
             assert set(arrived.values()) == {1}
-        assert await _errors(plant.transport, f"{site.name}.error") == 0
+        assert await _errors(deployment.transport, f"{site.name}.error") == 0
         sagas = open_saga_store(settings)
         for number in range(RELAYS):
             left = await sagas.find(Relay.definition.name, Correlation("number", str(number)))

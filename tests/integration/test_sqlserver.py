@@ -18,7 +18,7 @@ from postdate import TransactionMode
 from postdate.backends.rowlocks import Conflict, MessageRow
 from postdate.backends.rowlocks.setup import steps_of
 from postdate.backends.sqlserver import setup
-from postdate.backends.sqlserver.channel import Channel
+from postdate.backends.sqlserver.channel import DriverSocket
 from postdate.backends.sqlserver.connection import SqlServerSession
 from postdate.backends.sqlserver.errors import translate, translated
 from postdate.backends.sqlserver.names import SqlServerNames, check_name
@@ -290,7 +290,7 @@ class _Cursor:
 
 def test_the_rows_of_a_statement_are_found_behind_the_counts_of_a_procedure() -> None:
     cursor = _Cursor()
-    session = SqlServerSession(SimpleNamespace(cursor=lambda: cursor), cast("Channel", None), "here")
+    session = SqlServerSession(SimpleNamespace(cursor=lambda: cursor), cast("DriverSocket", None), "here")
     assert session.rows("EXEC p; SELECT %(x)s", {"x": 1}) == [(0,)]
     assert cursor.executed == ("EXEC p; SELECT %(x)s", {"x": 1})
 

@@ -20,9 +20,9 @@ from tests.servers import RabbitMQ
 
 from postdate import DelayedDelivery, Endpoint, SqliteStore, SystemClock
 from postdate.backends.postgres.store import PostgresStore
+from postdate.backends.rabbitmq.connection import PersistentConnection
 from postdate.backends.rabbitmq.consuming import ConsumingChannel
 from postdate.backends.rabbitmq.content import BITS
-from postdate.backends.rabbitmq.link import Line
 from postdate.backends.rabbitmq.login import parse_url
 from postdate.backends.rabbitmq.transport import RabbitMqTransport
 from postdate.errors import ConfigurationError
@@ -247,7 +247,7 @@ async def test_every_type_of_the_table_arrives_bit_for_bit(site: Site) -> None:
     queue = site.queue()
     content = (BITS["headers"] | BITS["type"]).to_bytes(2, "big") + len(EVERY_TYPE).to_bytes(4, "big")
     content += EVERY_TYPE + b"\x02\xff\x00"
-    line = Line(parse_url(site.url), 10)
+    line = PersistentConnection(parse_url(site.url), 10)
     async with site.service():
         site.channel.basic_publish(site.name, queue, b"x", Raw(content))
         link = await line.link()

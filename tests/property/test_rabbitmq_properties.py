@@ -8,7 +8,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from postdate import Envelope
-from postdate.backends.rabbitmq.address import Address, exchange_address, parse_address
+from postdate.backends.rabbitmq.address import PublishAddress, exchange_address, parse_address
 from postdate.backends.rabbitmq.properties import Arrived, arrived, properties_of
 from postdate.backends.rabbitmq.wire import FrameReader, MalformedFrame, long_bytes, method_frame, short_bytes
 from postdate.clock import from_microseconds
@@ -167,7 +167,7 @@ def test_headers_that_are_not_text_are_refused(headers: dict) -> None:
 )
 def test_every_exchange_and_key_has_an_address(exchange: str, routing_key: str) -> None:
     assume(max(len(exchange.encode()), len(routing_key.encode())) < 256)
-    assert parse_address(exchange_address(exchange, routing_key)) == Address(exchange, routing_key)
+    assert parse_address(exchange_address(exchange, routing_key)) == PublishAddress(exchange, routing_key)
 
 
 @pytest.mark.parametrize("address", ["exchange:%", "exchange:a/%4", "exchange:a/%ff", "q" * 256])

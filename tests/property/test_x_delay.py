@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.property.test_rabbitmq_properties import foreign
 
-from postdate.backends.rabbitmq.address import Address, parse_address
+from postdate.backends.rabbitmq.address import PublishAddress, parse_address
 from postdate.backends.rabbitmq.consuming import Delivery
 from postdate.backends.rabbitmq.content import AS_IT_CAME, redirected
 from postdate.backends.rabbitmq.delays import came_to_be_delayed, to_be_delayed
@@ -182,4 +182,4 @@ def test_a_routing_key_that_is_not_text_is_refused_and_kept() -> None:
 
 
 def test_an_exchange_or_a_queue_is_an_address() -> None:
-    assert parse_address("exchange-or-queue:a%2Fb/k%25") == Address("a/b", "k%", or_queue=True)
+    assert parse_address("exchange-or-queue:a%2Fb/k%25") == PublishAddress("a/b", "k%", or_queue=True)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from postdate.backends.azure.claims import ClaimLimit
 from postdate.backends.azure.groups import Operation, Rounds, Table
-from postdate.backends.azure.holding import Stride
 from postdate.errors import StoreUnavailable
 
 Key = tuple[str, str]
@@ -153,9 +153,9 @@ PIECES = st.lists(st.tuples(st.floats(0, 3), st.floats(0, 5)), max_size=30)
 """Of each piece of work, how long after the last it was done, and how long it took."""
 
 
-def worked(longest: int, pieces: list[tuple[float, float]]) -> Iterator[tuple[Stride, float]]:
+def worked(longest: int, pieces: list[tuple[float, float]]) -> Iterator[tuple[ClaimLimit, float]]:
     """Yield the stride, and the time, before any work and after each piece of it."""
-    stride, now = Stride(longest), 0.0
+    stride, now = ClaimLimit(longest), 0.0
     yield stride, now
     for pause, seconds in pieces:
         now += pause
@@ -184,7 +184,7 @@ def test_what_was_slow_is_forgotten_so_that_nobody_waits_for_who_hangs(
 def test_while_it_is_slow_pieces_become_shorter_and_few_are_in_hand_and_with_speed_they_grow_again(
     longest: int, slow: int
 ) -> None:
-    stride = Stride(longest)
+    stride = ClaimLimit(longest)
     lengths = [stride.room(0, 0.0)]
     for _ in range(slow):
         stride.done(0.0, 1.0)

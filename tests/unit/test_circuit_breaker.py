@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from postdate.core.circuit_breaker import FailureRate, RepeatedFailures, State
+from postdate.core.circuit_breaker import BreakerState, FailureRate, RepeatedFailures
 from postdate.testing import RecordedMetrics
 
 NOW = 1_000.0
@@ -32,9 +32,9 @@ def breaker(critical: Critical) -> RepeatedFailures:
 
 
 def test_the_first_failure_arms_it_and_pauses_for_a_second_row_47(breaker: RepeatedFailures) -> None:
-    assert breaker.state is State.DISARMED
+    assert breaker.state is BreakerState.DISARMED
     assert breaker.failure(ERROR, NOW) == SECOND
-    assert breaker.state is State.ARMED
+    assert breaker.state is BreakerState.ARMED
 
 
 def test_failures_for_too_long_trigger_it_once_with_the_last_error_row_43(
@@ -47,7 +47,7 @@ def test_failures_for_too_long_trigger_it_once_with_the_last_error_row_43(
     assert breaker.failure(last, NOW + 30) == 10 * SECOND
     assert breaker.failure(ERROR, NOW + 40) == 10 * SECOND
     assert critical.calls == [("cannot store", last)]
-    assert breaker.state is State.TRIGGERED
+    assert breaker.state is BreakerState.TRIGGERED
 
 
 def test_one_success_in_time_prevents_it_row_44(breaker: RepeatedFailures, critical: Critical) -> None:
@@ -129,7 +129,7 @@ def test_armed_it_has_a_deadline_at_which_it_trips_by_itself_row_47(
     assert breaker.deadline == NOW + 30
     breaker.failure(last, NOW + 5)
     breaker.check(NOW + 29.999999)
-    assert breaker.state is State.ARMED
+    assert breaker.state is BreakerState.ARMED
     breaker.check(NOW + 30)
     breaker.check(NOW + 60)
     assert critical.calls == [("cannot store", last)]
@@ -141,7 +141,7 @@ def test_a_success_before_the_deadline_takes_it_away_row_44(breaker: RepeatedFai
     breaker.failure(ERROR, NOW)
     breaker.success()
     breaker.check(NOW + 60)
-    assert (breaker.deadline, breaker.state, critical.calls) == (None, State.DISARMED, [])
+    assert (breaker.deadline, breaker.state, critical.calls) == (None, BreakerState.DISARMED, [])
 
 
 def test_every_failure_pauses_and_longer_once_it_has_tripped_row_47(breaker: RepeatedFailures) -> None:
@@ -167,10 +167,10 @@ def test_a_window_of_failures_ends_with_a_word_row_46(critical: Critical, caplog
         rate.failure(ERROR, NOW)
         rate.failure(ERROR, NOW + 1)
         rate.check(NOW + 29)
-        assert rate.state is State.ARMED
+        assert rate.state is BreakerState.ARMED
         rate.check(NOW + 30)
         rate.check(NOW + 90)
-    assert rate.state is State.DISARMED
+    assert rate.state is BreakerState.DISARMED
     assert [(record.levelname, record.message) for record in caplog.records] == [
         ("WARNING", "circuit breaker handling armed: down"),
         ("INFO", "circuit breaker handling disarmed after 2 failures"),

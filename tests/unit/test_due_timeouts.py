@@ -11,7 +11,7 @@ from tests.unit.timeouts_bench import MICROSECOND, SECOND, FaultyTimeouts
 
 from postdate import Headers, MemoryTransport
 from postdate.backends.memory.timeouts import MemoryTimeouts
-from postdate.core.poller import Taken
+from postdate.core.poller import PollResult
 from postdate.core.timeout_manager.announced import HEARD_OF_WITHIN, Announced
 from postdate.core.timeout_manager.looking import LOOK_BACK_EVERY, DueTimeouts
 from postdate.errors import StoreUnavailable, TransportUnavailable
@@ -49,13 +49,13 @@ class Look:
     def announced(self) -> list[str]:
         return [envelope.headers[Headers.TIMEOUT_ID] for envelope, _ in self.queues.queues[QUEUE].messages]
 
-    async def look(self) -> Taken:
+    async def look(self) -> PollResult:
         """Look until there is no more, as the poller does."""
         while (taken := await self.due.take(self.clock.now())).more:
             pass
         return taken
 
-    async def look_later(self, duration: timedelta = LOOK_BACK_EVERY) -> Taken:
+    async def look_later(self, duration: timedelta = LOOK_BACK_EVERY) -> PollResult:
         await self.clock.advance(duration)
         return await self.look()
 

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.core.poller import Poller, Taken
+from postdate.core.poller import Poller, PollResult
 from postdate.errors import StoreUnavailable
 from postdate.ports import Wake
 from postdate.testing import VirtualClock
@@ -33,7 +33,7 @@ class Work:
     def running(self) -> AbstractAsyncContextManager[None]:
         return nullcontext()
 
-    async def take(self, now: datetime) -> Taken:
+    async def take(self, now: datetime) -> PollResult:
         self.looks.append(now)
         if self.fails:
             raise StoreUnavailable("down")
@@ -42,7 +42,7 @@ class Work:
             self.due.remove(due)
             self.taken.append((due, self.clock.now()))
         self.during()
-        return Taken(len(ready), len(ready) == self.batch, min(self.due, default=None))
+        return PollResult(len(ready), len(ready) == self.batch, min(self.due, default=None))
 
     async def listen(self, wake: Wake) -> Callable[[], None]:
         if self.fails:
@@ -339,7 +339,7 @@ async def test_what_is_due_at_the_end_of_the_calendar_is_never_due_and_ends_noth
 
 
 async def test_stopping_does_not_wait_for_a_look_that_never_ends(work: Work, critical: list[str]) -> None:
-    async def never(now: datetime) -> Taken:
+    async def never(now: datetime) -> PollResult:
         await anyio.sleep_forever()
         raise AssertionError
 

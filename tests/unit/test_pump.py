@@ -11,7 +11,7 @@ import pytest
 
 from postdate import Endpoint, HandlerContext, MemoryTransport, Recoverability
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.core.pump import Handle, MessagePump, Reading
+from postdate.core.pump import Handle, MessagePump, Prefetch
 from postdate.messages import Envelope
 from postdate.metrics import NO_METRICS
 from postdate.ports import HANDLED, End, Received, Receiver
@@ -101,7 +101,7 @@ class Holding(Receiver):
 def reading_ahead(receiver: Holding, handle: Handle, clock: VirtualClock) -> MessagePump:
     """Return a pump for four messages at once."""
     breaker = RepeatedFailures("Receive", "failed", SECOND, lambda text, error: None, NO_METRICS)
-    return MessagePump(receiver, handle, 4, clock, breaker, "sales", reads_ahead=True)
+    return MessagePump(receiver, handle, 4, clock, breaker, "sales", prefetches=True)
 
 
 async def test_more_is_received_than_is_handled_at_once_while_that_takes_moments_and_goes_back_when_it_does_not(
@@ -137,7 +137,7 @@ async def test_more_is_received_than_is_handled_at_once_while_that_takes_moments
     ids=["nothing", "slow", "quick", "quicker", "bounded", "too short a look"],
 )
 def test_what_is_handled_in_a_twentieth_of_a_second_is_received_ahead(handled: int, seconds: float, most: int) -> None:
-    reading = Reading(16)
+    reading = Prefetch(16)
     assert reading.most(100.0) == 16
     reading.handled = handled
     assert reading.most(100.0 + seconds) == most

@@ -10,7 +10,7 @@ import pytest
 from postdate import DelayedMessage
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.finishing import REMEMBERED
-from postdate.core.poller import Poller, Taken
+from postdate.core.poller import Poller, PollResult
 from postdate.errors import StoreUnavailable, StoreUnreachable, TransportUnavailable, TransportUnreachable
 from postdate.ports import Claim, RecordKind
 from postdate.testing import Call, Fault
@@ -248,7 +248,7 @@ async def test_nothing_is_looked_for_in_a_hurry_while_nothing_can_be_written_nor
     await bench.keep(*[bench.message(f"later-{n}", 0.5) for n in range(5)])
     take, looks = bench.dispatcher.take, 0
 
-    async def count(now: datetime, limit: int = 1_000) -> Taken:
+    async def count(now: datetime, limit: int = 1_000) -> PollResult:
         nonlocal looks
         looks += 1
         return await take(now, limit)

@@ -24,7 +24,7 @@ from postdate.core.intake import Intake
 from postdate.core.left_behind import left_behind
 from postdate.core.mover import Mover
 from postdate.core.poller import Poller
-from postdate.core.receiving import Watch, WatchedReceiver
+from postdate.core.receiving import CallWatch, WatchedReceiver
 from postdate.endpoint.sending import through_queue
 from postdate.errors import StoreUnavailable, StoreUnreachable, TransportUnavailable, TransportUnreachable
 from postdate.messages import Envelope
@@ -469,7 +469,7 @@ async def test_however_a_call_ends_that_was_cancelled_for_want_of_an_answer_its_
     clock: VirtualClock, ending: str
 ) -> None:
     """A stray cancellation of a later message was taken for one of ours, and so was that of a user's task group."""
-    watch, counts = Watch(clock, SECOND), list[int]()
+    watch, counts = CallWatch(clock, SECOND), list[int]()
 
     async def answer() -> None:
         try:

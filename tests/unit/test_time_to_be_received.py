@@ -166,7 +166,7 @@ def test_a_protocol_gets_no_member_by_it_row_74() -> None:
 
 def test_a_convention_is_not_asked_for_bytes_row_74() -> None:
     picky = Endpoint("sales", transport=MemoryTransport(), time_to_be_received=lambda message_type: message_type.LIFE)
-    assert isinstance(picky.outgoing(b"raw", SendOptions(destination="billing")), Envelope)
+    assert isinstance(picky.outgoing.make(b"raw", SendOptions(destination="billing")), Envelope)
 
 
 def test_the_text_for_ever_of_the_wire_format_is_for_ever_row_74() -> None:
@@ -198,7 +198,7 @@ def endpoint(transport: MemoryTransport | LocalTransport | None = None, **settin
 
 
 def sent(message: object, **options) -> Envelope:
-    envelope = endpoint().outgoing(message, SendOptions(destination="billing", **options))
+    envelope = endpoint().outgoing.make(message, SendOptions(destination="billing", **options))
     assert isinstance(envelope, Envelope)
     return envelope
 
@@ -228,8 +228,8 @@ def test_a_span_that_no_header_can_say_is_refused_row_74() -> None:
 
 def test_a_type_that_expires_cannot_be_delayed_and_is_named_row_75() -> None:
     with pytest.raises(DelayConflict, match=rf"{__name__}\.Offer has both a delay and a time to be received"):
-        endpoint().outgoing(Offer(), SendOptions(destination="billing", delay=SECOND))
-    delayed = endpoint().outgoing(
+        endpoint().outgoing.make(Offer(), SendOptions(destination="billing", delay=SECOND))
+    delayed = endpoint().outgoing.make(
         Offer(), SendOptions(destination="billing", delay=SECOND, time_to_be_received=INFINITE)
     )
     assert isinstance(delayed, DelayedMessage)
@@ -260,12 +260,12 @@ async def test_queues_that_do_not_expire_refuse_types_that_do_at_start_row_74() 
 
 def test_and_they_refuse_a_send_with_one_row_74() -> None:
     with pytest.raises(NotSupported, match="without time_to_be_received"):
-        endpoint(Undying()).outgoing(Order(), SendOptions(destination="billing", time_to_be_received=SECOND))
+        endpoint(Undying()).outgoing.make(Order(), SendOptions(destination="billing", time_to_be_received=SECOND))
 
 
 def test_dead_letters_are_refused_where_there_are_none_row_71() -> None:
     with pytest.raises(NotSupported, match="no dead letters"):
-        endpoint().outgoing(Order(), SendOptions(destination="billing", use_dead_letter_queue=False))
+        endpoint().outgoing.make(Order(), SendOptions(destination="billing", use_dead_letter_queue=False))
 
 
 def test_dead_letters_are_for_what_is_sent_at_once_row_71() -> None:

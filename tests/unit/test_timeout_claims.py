@@ -12,7 +12,7 @@ import pytest
 
 from postdate import Envelope, MemoryTransport
 from postdate.backends.memory.timeouts import MemoryTimeouts
-from postdate.backends.sqlite.holding import try_to_hold
+from postdate.backends.sqlite.locked_files import try_to_hold
 from postdate.core.timeout_manager.dispatching import DispatchStep
 from postdate.core.timeout_manager.reading import announcement
 from postdate.errors import StoreNotWritable, TransportUnavailable

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
-from postdate.together import Job, Together
+from postdate.group_commit import GroupCommit, Job
 
 
 class Doing:
@@ -34,7 +34,7 @@ async def until_begun(doing: Doing) -> None:
 
 
 async def test_what_arrives_while_others_are_done_is_done_together_next() -> None:
-    doing, together, found = Doing(), Together[int, int](at_once=2), dict[int, int]()
+    doing, together, found = Doing(), GroupCommit[int, int](at_once=2), dict[int, int]()
 
     async def add(work: int) -> None:
         found[work] = await together.run(doing, work)
@@ -51,7 +51,7 @@ async def test_what_arrives_while_others_are_done_is_done_together_next() -> Non
 
 
 async def test_an_error_is_raised_where_its_work_came_from_only() -> None:
-    doing, together = Doing(), Together[int, int](at_once=9)
+    doing, together = Doing(), GroupCommit[int, int](at_once=9)
     doing.may.release(9)
     outcomes = await asyncio.gather(*(together.run(doing, each) for each in (1, -2, 3)), return_exceptions=True)
     assert [str(each) for each in outcomes] == ["2", "-2", "6"]
@@ -62,7 +62,7 @@ async def test_an_error_is_raised_where_its_work_came_from_only() -> None:
 async def test_who_is_cancelled_before_the_turn_has_the_work_done_or_natively_takes_it_back(
     cancelled: int, natively: bool
 ) -> None:
-    doing, together, found = Doing(), Together[int, int](at_once=9), dict[int, int]()
+    doing, together, found = Doing(), GroupCommit[int, int](at_once=9), dict[int, int]()
     scopes = [anyio.CancelScope(), anyio.CancelScope()]
 
     async def add(work: int) -> None:
@@ -89,7 +89,7 @@ async def test_who_is_cancelled_before_the_turn_has_the_work_done_or_natively_ta
 
 @pytest.mark.parametrize("leads", [True, False])
 async def test_who_is_cancelled_while_the_work_is_done_waits_for_its_end_and_it_is_done_once(leads: bool) -> None:
-    doing, together = Doing(), Together[int, int](at_once=9)
+    doing, together = Doing(), GroupCommit[int, int](at_once=9)
     before = asyncio.create_task(together.run(doing, 0))  # so that the next two are in one turn
     await until_begun(doing)
     tasks = [asyncio.create_task(together.run(doing, work)) for work in (1, 2)]

@@ -14,10 +14,10 @@ from typing import Any
 import anyio
 
 from postdate.bench.processes import Partner
-from postdate.bench.result import Figure, Result
-from postdate.bench.tally import Tally
-from postdate.bench.targets import Options, Targets, opened
-from postdate.bench.workload import Load, number_of
+from postdate.bench.result import BenchmarkResult, Figure
+from postdate.bench.tally import SharedCount
+from postdate.bench.targets import BenchmarkOptions, Targets, opened
+from postdate.bench.workload import Workload, number_of
 from postdate.clock import SystemClock
 from postdate.errors import PostdateError
 from postdate.ports import TransactionMode
@@ -38,7 +38,7 @@ class Bench:
         report: told in words what is going on; again and again, with a count, while something takes long.
     """
 
-    options: Options
+    options: BenchmarkOptions
     report: Callable[[str], None] = lambda _text: None
 
     @contextmanager
@@ -54,7 +54,7 @@ class Bench:
 
     # --- storing ------------------------------------------------------------------------------------------------
 
-    def fill(self, targets: Targets, *loads: Load) -> None:
+    def fill(self, targets: Targets, *loads: Workload) -> None:
         """Store loads in bulk, and let the server come to rest."""
         for load in loads:
             text = f"storing {load.count:,} messages"
@@ -68,7 +68,7 @@ class Bench:
     def _report_count(self, text: str, count: int) -> None:
         self.report(f"{text}: {count:,}")
 
-    def _fill_by_others(self, targets: Targets, load: Load, text: str) -> None:
+    def _fill_by_others(self, targets: Targets, load: Workload, text: str) -> None:
         with ExitStack() as stack:
             tallies = [stack.enter_context(self.tally(f"filled{part}")) for part in range(_FILLERS)]
             fillers = [stack.enter_context(self.storer(targets, "fill", tally.path)) for tally in tallies]
@@ -81,11 +81,11 @@ class Bench:
     # --- processes ----------------------------------------------------------------------------------------------
 
     @contextmanager
-    def tally(self, name: str) -> Generator[Tally]:
+    def tally(self, name: str) -> Generator[SharedCount]:
         """Return a count that begins at nothing."""
         path = self._folder / f"{name}.tally"
         path.unlink(missing_ok=True)
-        with Tally(path) as tally:
+        with SharedCount(path) as tally:
             yield tally
 
     @staticmethod
@@ -109,7 +109,7 @@ class Bench:
                 stack.enter_context(partner)
             yield Services(self, targets, partners, tallies)
 
-    def wait_for(self, n: int, tallies: list[Tally], partners: list[Partner], text: str) -> None:
+    def wait_for(self, n: int, tallies: list[SharedCount], partners: list[Partner], text: str) -> None:
         """Wait until the tallies have come to ``n`` together.
 
         Raises:
@@ -146,7 +146,7 @@ class Services:
     bench: Bench
     targets: Targets
     partners: list[Partner]
-    tallies: list[Tally]
+    tallies: list[SharedCount]
     started: float = 0.0
     found: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     _cpu_before: float | None = None
@@ -154,7 +154,7 @@ class Services:
     server_cpu_s: float | None = None
     server_cpu_by_role: dict[str, float] = field(default_factory=dict[str, float])
 
-    def start(self, load: Load | None = None) -> None:
+    def start(self, load: Workload | None = None) -> None:
         """Let them look for due messages, all at the same time; given a load, they store it themselves."""
         self._cpu_before, self._roles_before = self.targets.cpu_seconds(), self.targets.cpu_seconds_by_role()
         self.started = time.time()
@@ -193,10 +193,10 @@ class Services:
 
     def result(
         self, name: str, arrivals: Arrivals, limit: float | None = None, extra: Mapping[str, Figure] | None = None
-    ) -> Result:
+    ) -> BenchmarkResult:
         """Return what is known when they have finished; rate and cores are of the time from start to last delivery."""
         seconds, n = self.seconds, len(arrivals.numbers)
-        return Result(
+        return BenchmarkResult(
             name,
             n,
             n / seconds if seconds else 0.0,
@@ -275,7 +275,7 @@ class Arrivals:
         return len(self._others)
 
 
-async def _fill(targets: Targets, load: Load, stored: Callable[[int], None]) -> None:
+async def _fill(targets: Targets, load: Workload, stored: Callable[[int], None]) -> None:
     store, clock, count, told = targets.deployment.open_store(), SystemClock(), 0, time.monotonic()
     try:
         await store.initialize(targets.deployment.endpoint, TransactionMode.RECEIVE_ONLY)

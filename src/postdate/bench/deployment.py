@@ -39,7 +39,7 @@ class Opening:
         return replace(self, address=f"{self.address}{separator}{self.name_parameter}={quote(name)}")
 
 
-class Names(NamedTuple):
+class QueueNames(NamedTuple):
     """Names of the queues of a run: that of an endpoint is also that of its input queue."""
 
     endpoint: str
@@ -49,10 +49,12 @@ class Names(NamedTuple):
     limit: str
 
 
-def names_of(run: str) -> Names:
+def names_of(run: str) -> QueueNames:
     """Return the names of the queues of a run."""
     endpoint = f"postdate-bench-{run}"
-    return Names(endpoint, timeouts_queue(endpoint), f"{endpoint}.arrived", f"{endpoint}.error", f"{endpoint}.limit")
+    return QueueNames(
+        endpoint, timeouts_queue(endpoint), f"{endpoint}.arrived", f"{endpoint}.error", f"{endpoint}.limit"
+    )
 
 
 @dataclass(frozen=True, slots=True)

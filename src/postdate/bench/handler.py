@@ -17,13 +17,13 @@ import anyio.to_thread
 
 from postdate.bench.deployment import Deployment
 from postdate.bench.system import peak_rss_mb
-from postdate.bench.tally import Tally
+from postdate.bench.tally import SharedCount
 from postdate.bench.workload import Ping
 from postdate.endpoint.endpoint import Endpoint
 from postdate.endpoint.handling import HandlerContext
 
 
-async def serve(deployment: Deployment, tally: Tally, n: int, concurrency: int) -> None:
+async def serve(deployment: Deployment, tally: SharedCount, n: int, concurrency: int) -> None:
     """Run the endpoint between two lines of standard input."""
     transport, times = deployment.open_transport(), [0] * n
     endpoint = Endpoint(
@@ -55,6 +55,6 @@ async def serve(deployment: Deployment, tally: Tally, n: int, concurrency: int) 
 
 
 if __name__ == "__main__":
-    with Tally(Path(sys.argv[1])) as of_ours:
+    with SharedCount(Path(sys.argv[1])) as of_ours:
         place, messages, at_once = Deployment.from_json(sys.stdin.readline()), int(sys.argv[2]), int(sys.argv[3])
         anyio.run(serve, place, of_ours, messages, at_once)

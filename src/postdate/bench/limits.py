@@ -14,7 +14,7 @@ from typing import Final
 import anyio
 
 from postdate.bench.deployment import Deployment
-from postdate.bench.result import Lateness, lateness
+from postdate.bench.result import LatenessInMilliseconds, lateness
 from postdate.bench.targets import Measured, Targets
 from postdate.bench.workload import BODY, encoded_headers_of, headers_of, id_of
 from postdate.clock import SystemClock
@@ -138,7 +138,7 @@ def receive_limit(targets: Targets, queue: str, n: int) -> float:
 # --- lateness -----------------------------------------------------------------------------------------------------
 
 
-def floor(targets: Targets, rate: int, seconds: float) -> tuple[Lateness, Lateness | None]:
+def floor(targets: Targets, rate: int, seconds: float) -> tuple[LatenessInMilliseconds, LatenessInMilliseconds | None]:
     """Return how late the barest loop is, and, where that only sleeps, how late a thread is that does.
 
     A server's sleeps until each due time and moves what is due. One that only sleeps is an event loop, which is what a
@@ -160,7 +160,7 @@ def due_times(rate: int, seconds: float, ahead: float = 0.1) -> list[float]:
     return [first + number / rate for number in range(int(rate * seconds))]
 
 
-def sleep_floor(rate: int, seconds: float) -> Lateness:
+def sleep_floor(rate: int, seconds: float) -> LatenessInMilliseconds:
     """Return how late a bare loop is that only sleeps until each due time: of a thread, the best the system can do."""
     late: list[float] = []
     for due in due_times(rate, seconds):
@@ -169,7 +169,7 @@ def sleep_floor(rate: int, seconds: float) -> Lateness:
     return lateness(late)
 
 
-async def event_loop_floor(rate: int, seconds: float) -> Lateness:
+async def event_loop_floor(rate: int, seconds: float) -> LatenessInMilliseconds:
     """Return the same of an event loop, which is what an asynchronous service is made of."""
     late: list[float] = []
     for due in due_times(rate, seconds):
@@ -178,7 +178,7 @@ async def event_loop_floor(rate: int, seconds: float) -> Lateness:
     return lateness(late)
 
 
-def moving_floor(dues: list[float], move: Callable[[float], int]) -> Lateness:
+def moving_floor(dues: list[float], move: Callable[[float], int]) -> LatenessInMilliseconds:
     """Return how late a bare loop is that sleeps until the next due time, moves what is due, and sleeps again.
 
     Args:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from postdate.bench.deployment import Deployment
-from postdate.bench.workload import Load
+from postdate.bench.workload import Workload
 from postdate.errors import PostdateError
 
 _ENDS_WITHIN_SECONDS = 10.0
@@ -69,7 +69,7 @@ class Partner:
         if self._process.poll():
             self._ended()
 
-    def start(self, load: Load | None = None) -> None:
+    def start(self, load: Workload | None = None) -> None:
         """Let it begin, with these messages if it stores."""
         self._say("" if load is None else load.to_json())
 

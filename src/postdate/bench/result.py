@@ -9,7 +9,7 @@ Figure = float | list[float] | Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Lateness:
+class LatenessInMilliseconds:
     """Milliseconds from due to delivered."""
 
     p50_ms: float
@@ -19,7 +19,7 @@ class Lateness:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class BenchmarkResult:
     """Figures of one benchmark; what does not apply is left out of :meth:`as_dict`.
 
     Args:
@@ -48,9 +48,9 @@ class Result:
     lost: int | None = None
     duplicated: int | None = None
     early: int | None = None
-    lateness: Lateness | None = None
-    received: Lateness | None = None
-    floor: Lateness | None = None
+    lateness: LatenessInMilliseconds | None = None
+    received: LatenessInMilliseconds | None = None
+    floor: LatenessInMilliseconds | None = None
     rss_mb: float | None = None
     cpu_s: float | None = None
     server_cpu_s: float | None = None
@@ -89,11 +89,11 @@ def _rounded(value: Figure, digits: int) -> object:
     return round(value, digits) if isinstance(value, float) else value
 
 
-def lateness(values: Sequence[float]) -> Lateness:
+def lateness(values: Sequence[float]) -> LatenessInMilliseconds:
     """Return percentiles of lateness given in seconds; without values, all are 0."""
     ordered = sorted(values) or [0.0]
 
     def at(share: float) -> float:
         return ordered[min(int(len(ordered) * share), len(ordered) - 1)] * 1000
 
-    return Lateness(at(0.5), at(0.95), at(0.99), ordered[-1] * 1000)
+    return LatenessInMilliseconds(at(0.5), at(0.95), at(0.99), ordered[-1] * 1000)

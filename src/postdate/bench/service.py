@@ -22,8 +22,8 @@ import anyio.to_thread
 from postdate.bench.deployment import Deployment
 from postdate.bench.storer import paced
 from postdate.bench.system import peak_rss_mb
-from postdate.bench.tally import Tally
-from postdate.bench.workload import Load
+from postdate.bench.tally import SharedCount
+from postdate.bench.workload import Workload
 from postdate.endpoint.endpoint import Endpoint
 from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import PostdateError
@@ -38,7 +38,7 @@ class Notes:
         tally: counts what was delivered, for the process that waits for it.
     """
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, tally: SharedCount) -> None:
         self.marks: list[tuple[float, int]] = []
         self.gate = anyio.Event()
         self._tally = tally
@@ -83,7 +83,7 @@ def watch(store: ClaimingStore, transport: Transport, notes: Notes) -> None:
         vars(store)["move_due"] = noted_move_due
 
 
-async def serve(deployment: Deployment, tally: Tally, lead: float, *, at_once: bool) -> None:
+async def serve(deployment: Deployment, tally: SharedCount, lead: float, *, at_once: bool) -> None:
     """Run the service between two lines of standard input."""
     stored: Mapping[str, float] = {}
     store, transport, notes = deployment.open_store(), deployment.open_transport(), Notes(tally)
@@ -103,7 +103,7 @@ async def serve(deployment: Deployment, tally: Tally, lead: float, *, at_once: b
         used_before = time.process_time()
         notes.gate.set()
         if line.strip():
-            stored = await paced(store, Load.from_json(line), lead)
+            stored = await paced(store, Workload.from_json(line), lead)
         await anyio.to_thread.run_sync(sys.stdin.readline)
         used = time.process_time() - used_before
     await store.close()
@@ -113,6 +113,6 @@ async def serve(deployment: Deployment, tally: Tally, lead: float, *, at_once: b
 
 
 if __name__ == "__main__":
-    with Tally(Path(sys.argv[1])) as of_ours:
+    with SharedCount(Path(sys.argv[1])) as of_ours:
         place, lead_seconds = Deployment.from_json(sys.stdin.readline()), float(sys.argv[2])
         anyio.run(lambda: serve(place, of_ours, lead_seconds, at_once=sys.argv[3:] == ["now"]))

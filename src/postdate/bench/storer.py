@@ -24,8 +24,8 @@ import anyio.to_thread
 
 from postdate.bench.deployment import Deployment
 from postdate.bench.result import lateness
-from postdate.bench.tally import Tally
-from postdate.bench.workload import Load
+from postdate.bench.tally import SharedCount
+from postdate.bench.workload import Workload
 from postdate.clock import SystemClock
 from postdate.ports import ClaimingStore, TransactionMode
 
@@ -33,7 +33,7 @@ _AT_ONCE = 16
 _OTHERS_NUMBERS = 1 << 40
 
 
-async def fill(store: ClaimingStore, load: Load, tally: Tally) -> Mapping[str, float]:
+async def fill(store: ClaimingStore, load: Workload, tally: SharedCount) -> Mapping[str, float]:
     """Store a load in bulk, and count on."""
     clock = SystemClock()
     for batch in load.batches():
@@ -42,7 +42,7 @@ async def fill(store: ClaimingStore, load: Load, tally: Tally) -> Mapping[str, f
     return {}
 
 
-async def paced(store: ClaimingStore, load: Load, lead: float) -> Mapping[str, float]:
+async def paced(store: ClaimingStore, load: Workload, lead: float) -> Mapping[str, float]:
     """Store each message ``lead`` seconds before it is due, in a commit of its own, as many side by side as need be.
 
     Returns how many were stored only when they were due already: of these nobody can say how late they are.
@@ -62,7 +62,7 @@ async def paced(store: ClaimingStore, load: Load, lead: float) -> Mapping[str, f
     return {"stored_when_due": too_late[0]}
 
 
-async def flat_out(store: ClaimingStore, load: Load, seconds: float) -> Mapping[str, float]:
+async def flat_out(store: ClaimingStore, load: Workload, seconds: float) -> Mapping[str, float]:
     """Store messages due in an hour, one commit each, and return rate and percentiles of the store time."""
     clock, durations = SystemClock(), list[float]()
     end = time.monotonic() + seconds
@@ -77,7 +77,7 @@ async def flat_out(store: ClaimingStore, load: Load, seconds: float) -> Mapping[
             "store_max_ms": found.max_ms}  # fmt: skip
 
 
-Work = Callable[[ClaimingStore, Load], Coroutine[Any, Any, Mapping[str, float]]]
+Work = Callable[[ClaimingStore, Workload], Coroutine[Any, Any, Mapping[str, float]]]
 
 
 async def main(deployment: Deployment, work: Work) -> None:
@@ -87,7 +87,7 @@ async def main(deployment: Deployment, work: Work) -> None:
     print("ready", flush=True)
     line = await anyio.to_thread.run_sync(sys.stdin.readline)
     if line:  # else nobody is left to work for
-        print(json.dumps(await work(store, Load.from_json(line))), flush=True)
+        print(json.dumps(await work(store, Workload.from_json(line))), flush=True)
         await anyio.to_thread.run_sync(sys.stdin.readline)  # until then, what the server did for us is counted
     await store.close()
 
@@ -96,7 +96,7 @@ def chosen(what: str, *rest: str) -> Work:
     """Return the work that the arguments ask for."""
     match what, rest:
         case "fill", (tally,):
-            counted = Tally(Path(tally))
+            counted = SharedCount(Path(tally))
             return lambda store, load: fill(store, load, counted)
         case "paced", (lead,):
             return lambda store, load: paced(store, load, float(lead))

@@ -10,7 +10,7 @@ from typing import Self
 _BYTES = 8
 
 
-class Tally:
+class SharedCount:
     """A whole number in a file of its own, written by one process and read by any.
 
     Args:

@@ -18,14 +18,14 @@ from postdate.errors import ConfigurationError
 from postdate.ports import AdministrableStore, TransactionMode, Transport
 from postdate.ports.backends import Adapter, Place
 from postdate.ports.benchmarks import BenchmarkRun, BenchmarkTarget
-from postdate.wiring.adapters import Kind, file_of, kind_of, kinds, loaded
+from postdate.wiring.adapters import AdapterRole, file_of, kind_of, kinds, loaded
 
 _NO_FACTS: Final = frozenset({"recording", "schema", "table", "sanitizer"})
 """Settings of adapters that decide neither how durable nor how fast a server is."""
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class BenchmarkOptions:
     """What a benchmark measures, as the command line has it.
 
     Args:
@@ -73,7 +73,7 @@ class Named:
     """
 
     name: str
-    kind: Kind
+    kind: AdapterRole
     address: Address | None
     is_given: bool = False
 
@@ -107,12 +107,12 @@ class Measured:
         """Whether it is not in a file."""
         return not self.named.is_file
 
-    def settings_of(self, kind: Kind) -> dict[str, str]:
+    def settings_of(self, kind: AdapterRole) -> dict[str, str]:
         """Return the settings by which an adapter works in the room of the run."""
         given = {**self.target.run.settings, **self.target.settings}
         return {name: value for name, value in given.items() if name in kind.takes}
 
-    def opening(self, kind: Kind) -> Opening:
+    def opening(self, kind: AdapterRole) -> Opening:
         """Return how to open one of the backend's adapters."""
         address = self.target.address_of(kind.scheme)
         return Opening(address, self.settings_of(kind), name_parameter=self.target.name_parameter)
@@ -200,7 +200,7 @@ def file_named(store: str) -> Path | None:
 
 
 @contextmanager
-def opened(options: Options) -> Generator[Targets]:
+def opened(options: BenchmarkOptions) -> Generator[Targets]:
     """Make room for a run, and take it away afterwards, whatever happened.
 
     Raises:
@@ -252,7 +252,7 @@ def named(role: Literal["store", "transport"], text: str) -> Named:
     return Named(text, kind, resolved(found_by, os.environ))
 
 
-def _first(kind: Kind) -> str:
+def _first(kind: AdapterRole) -> str:
     return kind.addresses.schemes[0]
 
 
@@ -267,14 +267,14 @@ def _queues_of(store: Named) -> Named:
     backend = store.kind.backend
     if backend.transport is not None:
         written = backend.queue_addresses or backend.addresses
-        kind = Kind(backend, backend.transport, written, written.schemes[0])
+        kind = AdapterRole(backend, backend.transport, written, written.schemes[0])
         return Named(store.name, kind, store.address)
     alone = (each for each in kinds("transport").values() if each.backend.store is None and each.is_server)
     return named("transport", next(alone).backend.product.lower())
 
 
 @contextmanager
-def _room(what: Named, run: str, options: Options, *, has_store: bool = True) -> Generator[Measured]:
+def _room(what: Named, run: str, options: BenchmarkOptions, *, has_store: bool = True) -> Generator[Measured]:
     """Make room for a run where it was named; a file is in a folder of its own, which goes as a whole."""
     backend = what.kind.backend
     reference = options.targets.get(backend.product)

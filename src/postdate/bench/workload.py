@@ -59,7 +59,7 @@ class Ping:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Workload:
     """Messages ``start`` to ``start + count``, due one after the other.
 
     Args:
@@ -85,7 +85,7 @@ class Load:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, line: str) -> Load:
+    def from_json(cls, line: str) -> Workload:
         """Return the load that was written down."""
         return cls(**json.loads(line))
 
@@ -126,7 +126,7 @@ class Load:
         keep(made, "number_of_failures", 0)
         return made
 
-    def parts(self, number: int) -> list[Load]:
+    def parts(self, number: int) -> list[Workload]:
         """Return ``number`` loads of about the same size that make up this one."""
         bounds = [self.count * part // number for part in range(number + 1)]
         return [
@@ -135,7 +135,11 @@ class Load:
         ]
 
 
-def load(deployment: Deployment, numbers: range, first_due: datetime, spacing: timedelta, batch: int = BATCH) -> Load:
+def load(
+    deployment: Deployment, numbers: range, first_due: datetime, spacing: timedelta, batch: int = BATCH
+) -> Workload:
     """Return messages of one run, due from ``first_due`` on."""
     apart = spacing / timedelta(microseconds=1)
-    return Load(deployment.run, deployment.queue, numbers.start, len(numbers), to_microseconds(first_due), apart, batch)
+    return Workload(
+        deployment.run, deployment.queue, numbers.start, len(numbers), to_microseconds(first_due), apart, batch
+    )

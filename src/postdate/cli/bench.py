@@ -17,13 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 from postdate.bench.bench import Bench
-from postdate.bench.result import Result
+from postdate.bench.result import BenchmarkResult
 from postdate.bench.runs import delivering, handling, storing, timing
-from postdate.bench.targets import Options, file_named
+from postdate.bench.targets import BenchmarkOptions, file_named
 from postdate.cli.command import add_command, group, options_of
 from postdate.errors import ConfigurationError
 
-Benchmark = TypeVar("Benchmark", bound=Callable[..., Result])
+Benchmark = TypeVar("Benchmark", bound=Callable[..., BenchmarkResult])
 
 app = group("bench", "Measure your own store and queues, beside the physical limit measured in the same run.")
 
@@ -65,7 +65,7 @@ def measures(app: typer.Typer, targets: Mapping[str, str] = MappingProxyType({})
 
     Args:
         app: group of the command.
-        targets: see :class:`postdate.bench.targets.Options`.
+        targets: see :class:`postdate.bench.targets.BenchmarkOptions`.
     """
 
     def register(benchmark: Benchmark) -> Benchmark:
@@ -80,7 +80,7 @@ def measures(app: typer.Typer, targets: Mapping[str, str] = MappingProxyType({})
 
 
 def _run(
-    benchmark: Callable[..., Result],
+    benchmark: Callable[..., BenchmarkResult],
     targets: Mapping[str, str],
     *,
     as_json: bool,
@@ -96,7 +96,7 @@ def _run(
         tempfile.TemporaryDirectory(prefix="postdate-bench-", dir=folder) as temporary,
     ):
         common = {name: values.pop(name) for name in ("store", "transport", "queue_type", "synchronous", "recording")}
-        options = Options(folder=Path(temporary).absolute(), targets=targets, **common)
+        options = BenchmarkOptions(folder=Path(temporary).absolute(), targets=targets, **common)
         with _progress(quiet=as_json and not sys.stderr.isatty()) as report:
             result = benchmark(Bench(options, report), **values)
     _show(result, as_json=as_json)
@@ -113,7 +113,7 @@ def drain(
     beside_writer: Annotated[
         bool, typer.Option("--beside-writer", help="While another process stores in single commits, flat out.")
     ] = False,
-) -> Result:
+) -> BenchmarkResult:
     """Deliver messages that are due; the limit does the same in the barest way."""
     return delivering.drain(bench, n, services=services, beside_writer=beside_writer)
 
@@ -123,7 +123,7 @@ def backlog(
     bench: Bench,
     n: Number = 200_000,
     pending: Annotated[int, typer.Option("--pending", min=1, help="Messages that are not due yet.")] = 1_000_000,
-) -> Result:
+) -> BenchmarkResult:
     """Deliver what is due above many that are not; of_empty compares with an empty store."""
     return delivering.backlog(bench, n, pending)
 
@@ -142,13 +142,13 @@ def lateness(
     receiver: Annotated[
         bool, typer.Option("--receiver", help="Another process receives each message; received_p50_ms … are its view.")
     ] = False,
-) -> Result:
+) -> BenchmarkResult:
     """Deliver at an even rate; how late each message is in its queue, and a bare loop that does the same."""
     return timing.even(bench, rate, seconds, stored_by=stored_by, receiver=receiver)
 
 
 @measures(app)
-def herd(bench: Bench, n: Number = 20_000) -> Result:
+def herd(bench: Bench, n: Number = 20_000) -> BenchmarkResult:
     """Deliver messages that are all due at one instant; times_limit compares with the barest way to move them."""
     return timing.herd(bench, n)
 
@@ -158,7 +158,7 @@ def handle(
     bench: Bench,
     n: Number = 20_000,
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Messages handled at once.")] = 100,
-) -> Result:
+) -> BenchmarkResult:
     """Handle messages that are in the queue of an endpoint; the limit takes them off in the barest way."""
     return handling.handle(bench, n, concurrency)
 
@@ -168,7 +168,7 @@ def schedule(
     bench: Bench,
     n: Number = 200_000,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Messages in one commit.")] = 5_000,
-) -> Result:
+) -> BenchmarkResult:
     """Store messages in bulk; the limit is bare rows in the same batches."""
     return storing.schedule(bench, n, batch)
 
@@ -201,7 +201,7 @@ def _progress(*, quiet: bool) -> Generator[Callable[[str], None]]:
     yield lambda text: console.print(f"{text} …", highlight=False)
 
 
-def _show(result: Result, *, as_json: bool) -> None:
+def _show(result: BenchmarkResult, *, as_json: bool) -> None:
     found = result.as_dict()
     if as_json:
         typer.echo(json.dumps(found))

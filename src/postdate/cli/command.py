@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from postdate.config import Settings
-    from postdate.wiring import Plant
+    from postdate.wiring import OpenDeployment
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -70,7 +70,7 @@ class Use:
         options = {"store.address": self.store, "transport.address": self.transport}
         return load_settings(self.config, os.environ, options)
 
-    def work(self, work: Callable[[Plant, datetime], Awaitable[T]], *, create: bool = False) -> T:
+    def work(self, work: Callable[[OpenDeployment, datetime], Awaitable[T]], *, create: bool = False) -> T:
         """Open store and queues, do ``work`` and return its result."""
         import anyio
 
@@ -80,8 +80,8 @@ class Use:
         settings = self.settings()
 
         async def working() -> T:
-            async with opened(settings, create=create) as plant:
-                return await work(plant, await present(plant))
+            async with opened(settings, create=create) as deployment:
+                return await work(deployment, await present(deployment))
 
         return anyio.run(working)
 

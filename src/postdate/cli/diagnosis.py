@@ -13,7 +13,7 @@ from postdate.cli.command import Use, command
 from postdate.cli.exits import Exit
 
 if TYPE_CHECKING:
-    from postdate.operations import Check, Diagnosis
+    from postdate.operations import Diagnosis, Probe
 
 
 def register(app: typer.Typer) -> None:
@@ -31,7 +31,7 @@ def doctor(use: Use) -> None:
 
     found = anyio.run(operations.diagnose, use.settings(), os.environ, SystemClock())
     use.report(_plain(found), lambda: _print_checks(found))
-    if found.worst is operations.Result.FAIL:
+    if found.worst is operations.Verdict.FAIL:
         raise typer.Exit(Exit.NOT_KEPT)
 
 
@@ -46,7 +46,7 @@ def _print_checks(found: Diagnosis) -> None:
             print(f"{'':<22}> {check.mend}")
 
 
-def _line(check: Check) -> str:
+def _line(check: Probe) -> str:
     from postdate.cli.output import clean
 
     return f"{check.result.value:<5} {check.name:<16}{clean(check.found)}"

@@ -16,7 +16,7 @@ from postdate.cli.exits import Exit
 if TYPE_CHECKING:
     from postdate.operations import ErrorDetails, ErrorList, Mended, Returned, SetAsideDetails, SetAsideList
     from postdate.ports import Mending
-    from postdate.wiring import Plant
+    from postdate.wiring import OpenDeployment
 
 app = group("errors", "Look at failed messages, and send them back; mend what cannot be read.")
 
@@ -38,12 +38,12 @@ def list_(use: Use, queue: Queue = None, only_set_aside: OnlySetAside = False, l
     if only_set_aside:
         if queue is not None:
             raise wrong_usage("--queue is for failed messages: what is set aside is in no queue")
-        set_aside = use.work(lambda plant, _: operations.list_set_aside(plant, limit))
+        set_aside = use.work(lambda deployment, _: operations.list_set_aside(deployment, limit))
         use.report(set_aside, lambda: _print_set_aside(set_aside))
         return
 
-    async def work(plant: Plant, now: datetime) -> ErrorList:
-        return await operations.list_errors(plant, queue or plant.settings.endpoint.error_queue, limit)
+    async def work(deployment: OpenDeployment, now: datetime) -> ErrorList:
+        return await operations.list_errors(deployment, queue or deployment.settings.endpoint.error_queue, limit)
 
     found = use.work(work)
     use.report(found, lambda: _print_list(found))
@@ -97,13 +97,13 @@ def show(use: Use, message_id: Id = None, set_aside: ShownSetAside = None, queue
     if (message_id is None) == (set_aside is None):
         raise wrong_usage("name one: either the ID of a failed message, or --set-aside NAME")
     if set_aside is not None:
-        held = use.work(lambda plant, _: operations.show_set_aside(plant, set_aside))
+        held = use.work(lambda deployment, _: operations.show_set_aside(deployment, set_aside))
         use.report(held, lambda: _print_held(held))
         return
     id_ = message_id or ""
 
-    async def work(plant: Plant, now: datetime) -> ErrorDetails:
-        return await operations.show_error(plant, queue or plant.settings.endpoint.error_queue, id_)
+    async def work(deployment: OpenDeployment, now: datetime) -> ErrorDetails:
+        return await operations.show_error(deployment, queue or deployment.settings.endpoint.error_queue, id_)
 
     found = use.work(work)
     use.report(found, lambda: _print_details(found))
@@ -212,7 +212,7 @@ def return_(
         if mends and len(set_aside) > 1:
             raise wrong_usage("mend one at a time: --headers, --due, --destination and --body are of one message")
         mending = _mending(headers, due, destination, body)
-        mended = use.work(lambda plant, now: operations.put_back(plant, set_aside, mending, now))
+        mended = use.work(lambda deployment, now: operations.put_back(deployment, set_aside, mending, now))
         _report_mended(use, mended, "put back")
         return
     if mends:
@@ -222,12 +222,12 @@ def return_(
     if bool(message_ids) == every:
         raise wrong_usage("name the messages to return, or all of them with --all")
 
-    async def work(plant: Plant, now: datetime) -> list[Returned]:
-        source = queue or plant.settings.endpoint.error_queue
+    async def work(deployment: OpenDeployment, now: datetime) -> list[Returned]:
+        source = queue or deployment.settings.endpoint.error_queue
         if every:
-            return await operations.return_all(plant, source, now, to=to, without_expiry=without_expiry)
+            return await operations.return_all(deployment, source, now, to=to, without_expiry=without_expiry)
         ids = message_ids or []
-        return await operations.return_messages(plant, source, ids, now, to=to, without_expiry=without_expiry)
+        return await operations.return_messages(deployment, source, ids, now, to=to, without_expiry=without_expiry)
 
     results = use.work(work)
     use.report({"messages": results}, lambda: _print_returned(results))
@@ -269,7 +269,7 @@ def delete(
     """Delete what was set aside, for good. Failed messages that can be read are not deleted here."""
     from postdate import operations
 
-    deleted = use.work(lambda plant, now: operations.delete_set_aside(plant, names, now))
+    deleted = use.work(lambda deployment, now: operations.delete_set_aside(deployment, names, now))
     _report_mended(use, deleted, "deleted")
 
 

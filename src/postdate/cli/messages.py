@@ -12,8 +12,8 @@ from postdate.cli.command import Use, command, group, wrong_usage
 from postdate.cli.exits import Exit
 
 if TYPE_CHECKING:
-    from postdate.operations import Change, Explanation, MessageDetails, MessageList, Place, Statistics
-    from postdate.wiring import Plant
+    from postdate.operations import Change, Explanation, MessageDetails, MessageList, MessageLocation, Statistics
+    from postdate.wiring import OpenDeployment
 
 app = group("messages", "Look at delayed messages, and change them.")
 
@@ -37,8 +37,8 @@ def list_(use: Use, queue: Queue = None, due_from: DueFrom = None, due_to: DueTo
 
     where = MessageFilter(queue, due_from, due_to)
 
-    async def work(plant: Plant, now: datetime) -> MessageList:
-        return await operations.list_messages(plant, where, limit, now)
+    async def work(deployment: OpenDeployment, now: datetime) -> MessageList:
+        return await operations.list_messages(deployment, where, limit, now)
 
     found = use.work(work)
     use.report(found, lambda: _print_list(found, limit))
@@ -64,8 +64,8 @@ def show(use: Use, message_id: MessageId) -> None:
     """Show a message: where it is, what it says, what happened to it."""
     from postdate import operations
 
-    async def work(plant: Plant, now: datetime) -> MessageDetails:
-        return await operations.show_message(plant, message_id)
+    async def work(deployment: OpenDeployment, now: datetime) -> MessageDetails:
+        return await operations.show_message(deployment, message_id)
 
     found = use.work(work)
     use.report(found, lambda: _print_details(found))
@@ -83,7 +83,7 @@ def _print_details(found: MessageDetails) -> None:
         print_table(["at", "what", "queue", "reason"], rows)
 
 
-def _print_place(place: Place) -> None:
+def _print_place(place: MessageLocation) -> None:
     from postdate.cli.output import print_pairs, print_table
 
     waiting = place.where == "waiting"
@@ -102,7 +102,7 @@ def _print_place(place: Place) -> None:
     _print_body(place)
 
 
-def _print_body(place: Place) -> None:
+def _print_body(place: MessageLocation) -> None:
     from postdate.cli.output import clean
 
     body = place.body
@@ -116,12 +116,12 @@ def explain(use: Use, message_id: MessageId) -> None:
     """Say why a message has not arrived, and what to do about it."""
     from postdate import operations
 
-    async def work(plant: Plant, now: datetime) -> Explanation:
-        return await operations.explain(plant, message_id, now)
+    async def work(deployment: OpenDeployment, now: datetime) -> Explanation:
+        return await operations.explain(deployment, message_id, now)
 
     found = use.work(work)
     use.report(found, lambda: _print_explanation(found))
-    if found.state is operations.State.UNKNOWN:
+    if found.state is operations.MessageState.UNKNOWN:
         raise typer.Exit(Exit.NOT_KEPT)
 
 
@@ -145,8 +145,8 @@ def cancel(use: Use, message_ids: MessageIds) -> None:
     """Remove messages that wait, for good. Those that do not wait any more are left alone."""
     from postdate import operations
 
-    async def work(plant: Plant, now: datetime) -> list[Change]:
-        return await operations.cancel(plant, message_ids, now)
+    async def work(deployment: OpenDeployment, now: datetime) -> list[Change]:
+        return await operations.cancel(deployment, message_ids, now)
 
     changes = use.work(work)
     _report_changes(use, changes, "cancelled")
@@ -161,9 +161,9 @@ def reschedule(use: Use, message_id: MessageId, delay: Delay = None, at: At = No
     if (delay is None) == (at is None):
         raise wrong_usage("say when: either --delay or --at")
 
-    async def work(plant: Plant, now: datetime) -> list[Change]:
+    async def work(deployment: OpenDeployment, now: datetime) -> list[Change]:
         due = at if at is not None else later(now, delay or timedelta(0))
-        return [await operations.reschedule(plant, message_id, due, now)]
+        return [await operations.reschedule(deployment, message_id, due, now)]
 
     _report_changes(use, use.work(work), "rescheduled")
 
@@ -188,8 +188,8 @@ def stats(use: Use) -> None:
     """Count what waits, what happened, and what is in the queues."""
     from postdate import operations
 
-    async def work(plant: Plant, now: datetime) -> Statistics:
-        return await operations.statistics(plant, now)
+    async def work(deployment: OpenDeployment, now: datetime) -> Statistics:
+        return await operations.statistics(deployment, now)
 
     found = use.work(work)
     use.report(found, lambda: _print_statistics(found))

@@ -13,8 +13,8 @@ from postdate.cli.arguments import DURATION, INSTANT, NAME, At, Delay
 from postdate.cli.command import Use, command, wrong_usage
 
 if TYPE_CHECKING:
-    from postdate.operations import Sent, SetUp
-    from postdate.wiring import Plant
+    from postdate.operations import SendReport, SetUp
+    from postdate.wiring import OpenDeployment
 
 
 def register(app: typer.Typer) -> None:
@@ -48,8 +48,8 @@ def setup(
         return
     from postdate import operations
 
-    async def work(plant: Plant, now: datetime) -> SetUp:
-        return await operations.set_up(plant, queue or [], sagas=sagas, outbox=outbox)
+    async def work(deployment: OpenDeployment, now: datetime) -> SetUp:
+        return await operations.set_up(deployment, queue or [], sagas=sagas, outbox=outbox)
 
     done = use.work(work, create=True)
     was_there = set[str]() if done.created is None else set(done.queues) - set(done.created)
@@ -131,8 +131,8 @@ def send(
         message_id=message_id,
     )
 
-    async def work(plant: Plant, now: datetime) -> Sent:
-        return await operations.send(plant, outgoing)
+    async def work(deployment: OpenDeployment, now: datetime) -> SendReport:
+        return await operations.send(deployment, outgoing)
 
     sent = use.work(work)
     use.report(sent, lambda: _print_sent(sent))
@@ -163,7 +163,7 @@ def _headers(texts: list[str]) -> dict[str, str]:
     return headers
 
 
-def _print_sent(sent: Sent) -> None:
+def _print_sent(sent: SendReport) -> None:
     from postdate.operations.plain import shown_time
 
     if sent.due is None:

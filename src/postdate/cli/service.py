@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from postdate.config import Settings
     from postdate.ports import Transport
     from postdate.wakeup import Alarm
-    from postdate.wiring import Plant
+    from postdate.wiring import OpenDeployment
 
 ONE_ORDER_SECONDS = 1.0
 """Signals so close together are one order: supervisors and terminals signal a process and its group."""
@@ -106,20 +106,20 @@ class _Service:
 
         self._alarm = Alarm()
         self._listen_to_signals()
-        async with opened(self._settings, create=create, initialize=False) as plant:
+        async with opened(self._settings, create=create, initialize=False) as deployment:
             endpoints = build_endpoints(
-                plant, clock=self._clock, create_queues=create, critical_error=self._critical_error
+                deployment, clock=self._clock, create_queues=create, critical_error=self._critical_error
             )
             if create:
-                await self._create_queues(plant.transport)
+                await self._create_queues(deployment.transport)
             else:
-                await check_set_up(plant)
+                await check_set_up(deployment)
             async with AsyncExitStack() as running:
                 for endpoint in endpoints:
                     await running.enter_async_context(endpoint)
-                await check_readable(plant)
-                self._say_what_runs(plant, {each.name: each.mode.value for each in endpoints})
-                exchange = delay_exchange(self._settings, plant.transport)
+                await check_readable(deployment)
+                self._say_what_runs(deployment, {each.name: each.mode.value for each in endpoints})
+                exchange = delay_exchange(self._settings, deployment.transport)
                 if exchange is not None:
                     log.info("taking in what is published to exchange %s with a header x-delay", exchange.name)
                 await self._alarm.wait()
@@ -133,10 +133,10 @@ class _Service:
         """The exit code of a run that was told to stop."""
         return Exit.UNAVAILABLE if self._exit_on_critical and self.critical_errors else Exit.OK
 
-    def _say_what_runs(self, plant: Plant, modes: Mapping[str, str]) -> None:
+    def _say_what_runs(self, deployment: OpenDeployment, modes: Mapping[str, str]) -> None:
         settings = self._settings
         errors, own = settings.endpoint.error_queue, settings.endpoint.name
-        if plant.store is not None:
+        if deployment.store is not None:
             log.info(
                 "delivering from %s; intake queue %s.timeouts, error queue %s, transaction mode %s",
                 settings.store.address.shown,
@@ -145,7 +145,7 @@ class _Service:
                 modes[own],
             )
         place = "" if settings.timeout_manager.address is None else settings.timeout_manager.address.shown
-        for name in plant.timeouts:
+        for name in deployment.timeouts:
             log.info(
                 "timeout manager of %s: delivering from %s, error queue %s, transaction mode %s",
                 name,

@@ -25,7 +25,7 @@ RATE_WINDOW = timedelta(seconds=30)
 NOTHING_HANDLED = timedelta(minutes=1)
 
 
-class State(enum.Enum):
+class BreakerState(enum.Enum):
     """Disarmed: all is well. Armed: it fails, for how long? Triggered: too long; said so once."""
 
     DISARMED = "disarmed"
@@ -55,7 +55,7 @@ class RepeatedFailures:
         trigger: CriticalError,
         metrics: Metrics = NO_METRICS,
     ) -> None:
-        self.name, self.state = name, State.DISARMED
+        self.name, self.state = name, BreakerState.DISARMED
         self.on_armed: Callable[[], None] = _nobody
         """Called when it is armed: there is a :attr:`deadline` from now on."""
         self._critical, self._time_to_trigger, self._trigger = critical, time_to_trigger, trigger
@@ -66,20 +66,20 @@ class RepeatedFailures:
     @property
     def deadline(self) -> float | None:
         """When it trips unless something succeeds before, in seconds; ``None`` while it is not armed."""
-        if self.state is not State.ARMED or self._armed_at is None:
+        if self.state is not BreakerState.ARMED or self._armed_at is None:
             return None
         return self._armed_at + self._time_to_trigger.total_seconds()
 
     def failure(self, error: BaseException, seconds: float) -> timedelta:
         """Note a failure; return how long to pause before the next attempt."""
         self._last = error
-        if self.state is State.DISARMED:
+        if self.state is BreakerState.DISARMED:
             self._armed_at = seconds
             log.warning("circuit breaker %s armed: %s", self.name, error)
-            self._change(State.ARMED)
+            self._change(BreakerState.ARMED)
             self.on_armed()
         self.check(seconds)
-        return PAUSE_TRIGGERED if self.state is State.TRIGGERED else PAUSE_ARMED
+        return PAUSE_TRIGGERED if self.state is BreakerState.TRIGGERED else PAUSE_ARMED
 
     def check(self, seconds: float) -> None:
         """Trip if it is armed and its time is up."""
@@ -87,17 +87,17 @@ class RepeatedFailures:
         if deadline is None or last is None or seconds < deadline:
             return
         log.warning("circuit breaker %s triggered after %s: %s", self.name, self._time_to_trigger, last)
-        self._change(State.TRIGGERED)
+        self._change(BreakerState.TRIGGERED)
         _call(self._trigger, self._critical, last)
 
     def success(self) -> None:
         """Note a success: disarms."""
-        if self.state is not State.DISARMED:
+        if self.state is not BreakerState.DISARMED:
             log.info("circuit breaker %s disarmed", self.name)
             self._armed_at = self._last = None
-            self._change(State.DISARMED)
+            self._change(BreakerState.DISARMED)
 
-    def _change(self, state: State) -> None:
+    def _change(self, state: BreakerState) -> None:
         self.state = state
         self._metrics.breaker_changed(self.name, state.value)
 
@@ -120,7 +120,7 @@ class FailureRate:
     def __init__(
         self, name: str, critical: str, per_second: int, trigger: CriticalError, metrics: Metrics = NO_METRICS
     ) -> None:
-        self.name, self.state = name, State.DISARMED
+        self.name, self.state = name, BreakerState.DISARMED
         self._critical, self._limit, self._trigger = critical, per_second * RATE_WINDOW.seconds, trigger
         self._metrics = metrics
         self.on_armed: Callable[[], None] = _nobody
@@ -136,7 +136,7 @@ class FailureRate:
         if self.deadline is None:
             self.deadline, self._failures = seconds + RATE_WINDOW.total_seconds(), 0
             log.warning("circuit breaker %s armed: %s", self.name, error)
-            self._change(State.ARMED)
+            self._change(BreakerState.ARMED)
             self.on_armed()
         self._failures += 1
         if self._failing_since is None:
@@ -154,8 +154,8 @@ class FailureRate:
         self._failing_since, self._is_said = None, False
 
     def _trip(self, error: BaseException) -> None:
-        if self.state is not State.TRIGGERED:
-            self._change(State.TRIGGERED)
+        if self.state is not BreakerState.TRIGGERED:
+            self._change(BreakerState.TRIGGERED)
         _call(self._trigger, self._critical, error)
 
     def check(self, seconds: float) -> None:
@@ -163,9 +163,9 @@ class FailureRate:
         if self.deadline is not None and seconds >= self.deadline:
             log.info("circuit breaker %s disarmed after %d failures", self.name, self._failures)
             self.deadline = None
-            self._change(State.DISARMED)
+            self._change(BreakerState.DISARMED)
 
-    def _change(self, state: State) -> None:
+    def _change(self, state: BreakerState) -> None:
         self.state = state
         self._metrics.breaker_changed(self.name, state.value)
 

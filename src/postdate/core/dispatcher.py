@@ -26,7 +26,7 @@ from postdate.core.guard import ANSWERS_WITHIN, Guard, calling_store
 from postdate.core.in_flight import HANGS_AFTER, Batch, Group, InFlight, within
 from postdate.core.journal import NO_JOURNAL, Journal
 from postdate.core.outages import ANOTHER_SECONDS, Outages
-from postdate.core.poller import Taken
+from postdate.core.poller import PollResult
 from postdate.core.recoverability import (
     DelayedRetry,
     ErrorHeaders,
@@ -197,18 +197,20 @@ class Dispatcher:
             if stop_listening is not None:
                 stop_listening()
 
-    async def take(self, now: datetime, limit: int = _CLAIMED_AT_ONCE) -> Taken:
+    async def take(self, now: datetime, limit: int = _CLAIMED_AT_ONCE) -> PollResult:
         """See :class:`postdate.core.poller.DueWork`; deals with at most ``limit`` messages."""
         await self._finisher.again()
         if await self._in_flight.wait_for_room(limit):
-            return Taken(0, more=True)  # that took time: whoever asked looks at the clock, and whether to go on at all
+            return PollResult(
+                0, more=True
+            )  # that took time: whoever asked looks at the clock, and whether to go on at all
         seconds = self._clock.monotonic()
         if pause := self._outages.transport_left(seconds):
             return self._paused(0, pause)
         is_probe = self._outages.is_out
         limit = self._finisher.room(1 if is_probe else limit)
         if not limit:
-            return Taken(0, more=False, next_attempt=self._finisher.next_attempt(None))
+            return PollResult(0, more=False, next_attempt=self._finisher.next_attempt(None))
         claims = await self.asking.call(lambda: self._store.claim_due(now, limit), self._give_back_late)
         began = self._clock.monotonic()
         self._metrics.fetched(len(claims), timedelta(seconds=began - seconds))
@@ -221,15 +223,15 @@ class Dispatcher:
         if pause := self._outages.transport_left(self._clock.monotonic()):
             return self._paused(len(wanted), pause)
         if len(claims) == limit:
-            return Taken(len(wanted), more=True)
+            return PollResult(len(wanted), more=True)
         next_attempt = await self.asking.call(self._store.next_attempt)
-        return Taken(len(wanted), more=False, next_attempt=self._finisher.next_attempt(next_attempt))
+        return PollResult(len(wanted), more=False, next_attempt=self._finisher.next_attempt(next_attempt))
 
-    def _paused(self, count: int, pause: float) -> Taken:
+    def _paused(self, count: int, pause: float) -> PollResult:
         """Return the result of a look after which nothing is claimed for some seconds; what is left to write may be."""
         probe_at = self._clock.monotonic() + pause
         left = self._finisher.next_attempt(self._after(pause), claims_from=probe_at)
-        return Taken(count, more=False, next_attempt=left)
+        return PollResult(count, more=False, next_attempt=left)
 
     async def _begin(self, batch: Batch) -> None:
         self._outages.probe(batch.began)

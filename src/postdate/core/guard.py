@@ -102,7 +102,7 @@ def _said_of(adapter: object) -> set[str]:
         return _said_by_others
 
 
-class Call(Generic[T]):
+class GuardedCall(Generic[T]):
     """One call, in a task of its own, so that it can be left behind."""
 
     def __init__(self, call: Callable[[], Awaitable[T]]) -> None:
@@ -164,7 +164,7 @@ class Guard:
             in_real_time(clock, each) for each in (answers_within, LETTING_GO, GRACE)
         )
         self._said = answers_within
-        self._calls: dict[Call[Any], asyncio.Task[None]] = {}
+        self._calls: dict[GuardedCall[Any], asyncio.Task[None]] = {}
         self._hurries, self._hurries_since, self._silent_at = False, 0.0, -math.inf
 
     @classmethod
@@ -202,7 +202,7 @@ class Guard:
         """
         if self._hurries and self._silent_at >= self._hurries_since - self._letting_go.total_seconds():
             raise self._no_answer(LETTING_GO)
-        call = Call[T](make)
+        call = GuardedCall[T](make)
         task = asyncio.get_running_loop().create_task(call.run())
         self._calls[call] = task
         try:
@@ -227,7 +227,7 @@ class Guard:
             _raise_ours(self._adapter, call.error, self._errors)
         return call.results[0]
 
-    async def _wait(self, call: Call[T]) -> timedelta:
+    async def _wait(self, call: GuardedCall[T]) -> timedelta:
         """Wait for the end of a call; return how long that was at most."""
         if not self._hurries:
             await self._clock.wait_for(call.told, self._answers_within)
@@ -237,7 +237,11 @@ class Guard:
         return LETTING_GO
 
     async def _end(
-        self, call: Call[T], task: asyncio.Task[None], grace: timedelta, late: Callable[[T], Awaitable[None]] | None
+        self,
+        call: GuardedCall[T],
+        task: asyncio.Task[None],
+        grace: timedelta,
+        late: Callable[[T], Awaitable[None]] | None,
     ) -> None:
         """Cancel a call; leave it behind when it does not end."""
         call.scope.cancel()

@@ -13,7 +13,7 @@ from postdate.clock import Clock
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
 from postdate.core.dispatcher import DispatchSettings, enlisting, error_copy
 from postdate.core.guard import calling_store
-from postdate.core.receiving import Watch, WatchedReceiver
+from postdate.core.receiving import CallWatch, WatchedReceiver
 from postdate.core.recoverability import (
     ErrorHeaders,
     error_headers,
@@ -128,7 +128,7 @@ class Intake:
         self._outage = OutageLog(
             log, f"cannot store the delayed messages of {settings.timeouts_queue}", f"{type(store).__name__} is"
         )
-        self._watch = receiver.watch if isinstance(receiver, WatchedReceiver) else Watch(clock)
+        self._watch = receiver.watch if isinstance(receiver, WatchedReceiver) else CallWatch(clock)
         self._failure_rate, self._kept = failure_rate, dict[str, int]()
         self._refused = OutageLog(
             log, f"error queue {settings.error_queue} does not take messages", f"error queue {settings.error_queue} is"

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from postdate.clock import Clock
 from postdate.core.dispatcher import Dispatcher
 from postdate.core.journal import NO_JOURNAL, Journal
-from postdate.core.poller import Taken
+from postdate.core.poller import PollResult
 from postdate.metrics import NO_METRICS, Metrics
 from postdate.ports import MoveReport, MovingStore, Wake
 
@@ -48,7 +48,7 @@ class Mover:
         """See :class:`postdate.core.poller.DueWork`."""
         return self._dispatcher.running()
 
-    async def take(self, now: datetime) -> Taken:
+    async def take(self, now: datetime) -> PollResult:
         """See :class:`postdate.core.poller.DueWork`."""
         began = self._clock.monotonic()
         report = await self._asking.call(lambda: self._move(now))
@@ -59,14 +59,16 @@ class Mover:
         needed = report.left_behind or self._dispatcher.holds_some
         # A few at a look: what has no queue must not hold up what has (a bad destination never holds up the rest).
         others = (
-            await self._dispatcher.take(now, _LEFT_BEHIND_AT_ONCE) if needed else Taken(0, False, report.next_attempt)
+            await self._dispatcher.take(now, _LEFT_BEHIND_AT_ONCE)
+            if needed
+            else PollResult(0, False, report.next_attempt)
         )
         if moved < _MOVED_AT_ONCE:
             own = None if report.left_behind else report.next_attempt  # what was left behind is theirs by now
             attempts = [each for each in (own, others.next_attempt) if each is not None]
-            return Taken(moved + others.count, others.more, min(attempts, default=None))
+            return PollResult(moved + others.count, others.more, min(attempts, default=None))
         await self._asking.call(self._store.pause)
-        return Taken(moved + others.count, more=True)
+        return PollResult(moved + others.count, more=True)
 
     async def _move(self, now: datetime) -> MoveReport:
         discarding = self._dispatcher.discarding

@@ -44,7 +44,7 @@ log = logging.getLogger("postdate.poller")
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class PollResult:
     """What one look found.
 
     Args:
@@ -65,7 +65,7 @@ class DueWork(Protocol):
         """Let what :meth:`take` begins go on while more is taken; leaving waits for all of it."""
         ...
 
-    async def take(self, now: datetime) -> Taken:
+    async def take(self, now: datetime) -> PollResult:
         """Deal with one batch of messages due strictly before ``now``, or begin to."""
         ...
 

@@ -13,7 +13,7 @@ import anyio
 
 from postdate.clock import Clock, in_real_time
 from postdate.core.circuit_breaker import PAUSE_ARMED, RepeatedFailures
-from postdate.core.guard import LETTING_GO, Call, calling_transport
+from postdate.core.guard import LETTING_GO, GuardedCall, calling_transport
 from postdate.core.left_behind import leave_behind
 from postdate.core.receiving import WatchedReceiver
 from postdate.core.recoverability import is_outage
@@ -37,7 +37,7 @@ class MessagePump:
         clock: for the breaker.
         breaker: for failing receives and commits.
         queue: its name, for logs.
-        reads_ahead: receive more than is handled at once, as long as it is handled within moments.
+        prefetches: receive more than is handled at once, as long as it is handled within moments.
     """
 
     def __init__(  # noqa: PLR0913 - the parts
@@ -49,9 +49,9 @@ class MessagePump:
         breaker: RepeatedFailures,
         queue: str,
         *,
-        reads_ahead: bool = False,
+        prefetches: bool = False,
     ) -> None:
-        self._reading = Reading(concurrency) if reads_ahead else None
+        self._reading = Prefetch(concurrency) if prefetches else None
         self._receiver = receiver if isinstance(receiver, WatchedReceiver) else WatchedReceiver(receiver, clock)
         self._handle, self._concurrency = handle, concurrency
         self._clock, self._breaker, self._queue = clock, breaker, queue
@@ -70,7 +70,7 @@ class MessagePump:
         That is for handlers, as long as they take. Queues that have fallen silent are not waited for: what they do not
         answer is left behind.
         """
-        pump = Call(self._run)
+        pump = GuardedCall(self._run)
         task = asyncio.get_running_loop().create_task(pump.run())
         try:
             await self._stop_or_end(pump)
@@ -85,18 +85,18 @@ class MessagePump:
         if pump.error is not None:
             raise pump.error
 
-    async def _stop_or_end(self, pump: Call[None]) -> None:
+    async def _stop_or_end(self, pump: GuardedCall[None]) -> None:
         async with anyio.create_task_group() as waiting:
             waiting.start_soon(self._tell_at_stop, pump)
             await pump.told.wait()
             waiting.cancel_scope.cancel()
         await self._end(pump)
 
-    async def _tell_at_stop(self, pump: Call[None]) -> None:
+    async def _tell_at_stop(self, pump: GuardedCall[None]) -> None:
         await self._stop.wait()
         pump.told.set()
 
-    async def _end(self, pump: Call[None]) -> None:
+    async def _end(self, pump: GuardedCall[None]) -> None:
         """Wait for the end, unless all that keeps it from ending are queues that do not answer."""
         self._receiver.watch.hurry()
         while not pump.over.is_set():
@@ -159,7 +159,7 @@ class MessagePump:
         room = most - self._in_hand
         return room if self._in_hand < self._concurrency or room >= most // 4 else 0
 
-    async def _give_back_what_waits(self, reading: Reading) -> None:
+    async def _give_back_what_waits(self, reading: Prefetch) -> None:
         """Let others have what was received ahead when handling has become too slow for it."""
         while not self._stop.is_set():
             with anyio.move_on_after(LONGEST_WAIT_SECONDS):
@@ -288,7 +288,7 @@ LONGEST_WAIT_SECONDS: Final = 0.5
 """What was received ahead goes back about so long after handling has become slow."""
 
 
-class Reading:
+class Prefetch:
     """How much is received ahead: what is handled in a twentieth of a second, by the pace of the last moments.
 
     So it is none where handling takes its time, and others may have what waits; and where a message takes microseconds,

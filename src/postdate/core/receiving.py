@@ -25,7 +25,7 @@ from postdate.ports import HANDLED, End, Received, Receiver
 T = TypeVar("T")
 
 
-class Watch:
+class CallWatch:
     """Looks after calls that are made where they are waited for, without a task or a scope for each.
 
     One that is not answered in time is cancelled, as far as it lets itself be. A task makes one call at a time.
@@ -122,7 +122,7 @@ def _is_cancelled_by_others(task: asyncio.Task[object]) -> bool:
 
 
 class WatchedReceiver(Receiver):
-    """Does what ``receiver`` does; see :class:`Watch`.
+    """Does what ``receiver`` does; see :class:`CallWatch`.
 
     Args:
         receiver: of one queue.
@@ -131,7 +131,7 @@ class WatchedReceiver(Receiver):
     """
 
     def __init__(self, receiver: Receiver, clock: Clock, answers_within: timedelta = ANSWERS_WITHIN) -> None:
-        self._receiver, self.watch = receiver, Watch(clock, answers_within)
+        self._receiver, self.watch = receiver, CallWatch(clock, answers_within)
 
     @override
     async def receive(self, limit: int) -> Sequence[Received]:

@@ -19,7 +19,7 @@ from rich.table import Table
 from postdate.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from postdate.demo.show import Outcome
+    from postdate.demo.show import DemoResult
 
 
 def demo(
@@ -78,7 +78,7 @@ def _folder(folder: Path | None) -> Generator[Path]:
         yield Path(temporary)
 
 
-def _print(outcome: Outcome, console: Console, report: Path) -> None:
+def _print(outcome: DemoResult, console: Console, report: Path) -> None:
     table = Table(title="What the audit found", title_justify="left", show_header=False)
     for name, value in outcome.audit.table():
         table.add_row(name, value)
@@ -94,7 +94,7 @@ def _print(outcome: Outcome, console: Console, report: Path) -> None:
     console.print(f"[bold]{kept}[/] Report: {report}")
 
 
-def _json(outcome: Outcome, report: str) -> dict[str, Any]:
+def _json(outcome: DemoResult, report: str) -> dict[str, Any]:
     audit = outcome.audit
     return {
         "scheduled_by_spark": outcome.scheduled.accepted,

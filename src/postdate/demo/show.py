@@ -62,7 +62,7 @@ class Demo:
         """Where the report is written."""
         return self.folder / "postdate-demo-report.html"
 
-    def day(self, day: date, minutes: float) -> Outcome:
+    def day(self, day: date, minutes: float) -> DemoResult:
         """Live through one day, in so many minutes."""
         first, end = day_bounds(day)
         with self._spark() as spark:
@@ -78,7 +78,7 @@ class Demo:
             late_after = timedelta(seconds=_LATE_REAL_SECONDS * speed)
             return self._audit(spark, scheduled, clock, Pace(speed, late_after), f"Flights of {day:%d %B %Y}")
 
-    def year(self, consumers: int) -> Outcome:
+    def year(self, consumers: int) -> DemoResult:
         """Deliver the messages of the whole year as fast as it goes."""
         with self._spark() as spark:
             scheduled = self._schedule(spark, None, datetime.now(NEW_YORK))  # noqa: TID251 - a real instant
@@ -142,11 +142,13 @@ class Demo:
                 progress.check(scene)
                 pause(_LOOK_SECONDS)
 
-    def _audit(self, spark: SparkSession, scheduled: ScheduleResult, clock: Clock, pace: Pace, title: str) -> Outcome:
+    def _audit(
+        self, spark: SparkSession, scheduled: ScheduleResult, clock: Clock, pace: Pace, title: str
+    ) -> DemoResult:
         with self.console.status("Spark audits what was scheduled against what happened …"):
             result = audit(spark, self._spec, clock.now(), late_after=pace.late_after)
             write_html(result, self.report, title)
-        return Outcome(scheduled, result, self.report, pace.speed)
+        return DemoResult(scheduled, result, self.report, pace.speed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class DemoResult:
     """What the demo found.
 
     Args:

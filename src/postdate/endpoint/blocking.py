@@ -49,7 +49,7 @@ class BlockingEndpoint:
         if self._portal is None:
             raise ConfigurationError("the endpoint is not running; use it as a context manager")
         if transaction is not None:  # in the caller's thread, which the connection belongs to
-            store, delayed = self._endpoint.into_transaction(message, SendOptions(**options))
+            store, delayed = self._endpoint.outgoing.into_transaction(message, SendOptions(**options))
             store.enqueue_blocking(transaction, [delayed], self._endpoint.clock.now())
             return delayed.message_id
         return self._portal.call(partial(self._endpoint.send, message, **options))

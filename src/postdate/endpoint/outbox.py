@@ -11,7 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import anyio
 
@@ -19,6 +19,8 @@ from postdate.clock import Clock, later
 from postdate.core.guard import calling_store
 from postdate.core.recoverability import is_outage
 from postdate.endpoint.cancelling import is_being_cancelled
+from postdate.endpoint.endings import MessageEndings
+from postdate.endpoint.outgoing import OutgoingMessages
 from postdate.endpoint.retries import cancels_itself, is_lasting
 from postdate.endpoint.saga_handling import CONFLICTS_BORNE, SagaStoreUnreachable
 from postdate.endpoint.settings import check_above_zero
@@ -45,9 +47,6 @@ from postdate.ports import (
     TransactionMode,
     Work,
 )
-
-if TYPE_CHECKING:
-    from postdate.endpoint.endpoint import Endpoint
 
 log = logging.getLogger("postdate.outbox")
 
@@ -199,12 +198,13 @@ class OutboxHandling:
     which pauses: no message is to blame for them. All others are failures of the message.
     """
 
-    def __init__(self, endpoint: Endpoint, outbox: Outbox, steps: Steps) -> None:
-        self._endpoint, self._store, self._steps = endpoint, outbox.store, steps
+    def __init__(self, outgoing: OutgoingMessages, endings: MessageEndings, outbox: Outbox, steps: Steps) -> None:
+        self._outgoing, self._endings = outgoing, endings
+        self._store, self._steps = outbox.store, steps
 
     async def handle(self, received: Received) -> None:
         """Handle a message, or what is left to be done of it."""
-        endpoint, id_ = self._endpoint, message_id(received)
+        id_ = message_id(received)
         afterwards: list[Afterwards] = []
         detail = _KNOWN
         try:
@@ -220,10 +220,10 @@ class OutboxHandling:
             return
         try:
             if not record.dispatched:
-                await self._steps.send(endpoint.end_of(record.operations, RecordKind.HANDLED))
+                await self._steps.send(self._outgoing.end_of(record.operations, RecordKind.HANDLED))
                 with calling_store(self._store):
-                    await self._store.mark_dispatched(endpoint.name, id_, endpoint.clock.now())
-            await self._steps.commit(received, endpoint.clock.now(), End(RecordKind.HANDLED, detail))
+                    await self._store.mark_dispatched(self._outgoing.endpoint, id_, self._outgoing.clock.now())
+            await self._steps.commit(received, self._outgoing.clock.now(), End(RecordKind.HANDLED, detail))
         except PostdateError as error:  # what was sent and cannot be stays in the outbox
             await self._recover(received, error)
             return
@@ -238,25 +238,24 @@ class OutboxHandling:
 
     async def _find(self, id_: str) -> OutboxRecord | None:
         with calling_store(self._store):
-            return await self._store.find(self._endpoint.name, id_)
+            return await self._store.find(self._outgoing.endpoint, id_)
 
     async def _first_time(self, received: Received, afterwards: list[Afterwards]) -> OutboxRecord | None:
         """Return the record of a message that was handled now, or ``None``: it has ended in another way.
 
         What its handlers want to be done afterwards is added to ``afterwards``.
         """
-        endpoint = self._endpoint
         try:
-            reason = endpoint.discard_reason(received)
+            reason = self._endings.discard_reason(received)
         except InvalidTimestamp as error:
             await self._steps.recover(received, error)
             return None
         if reason is not None:
-            await self._steps.commit(received, endpoint.clock.now(), endpoint.discarded(received, reason))
+            await self._steps.commit(received, self._outgoing.clock.now(), self._endings.discarded(received, reason))
             return None
         conflicts = 0
         while True:
-            transaction = self._store.transaction(endpoint.name, message_id(received))
+            transaction = self._store.transaction(self._outgoing.endpoint, message_id(received))
             try:
                 return await self._in_transaction(received, transaction, afterwards)
             except SagaConflict as error:  # somebody else was first: decided again, on what they left
@@ -299,10 +298,9 @@ class OutboxHandling:
         transaction: OutboxTransaction,
         afterwards: list[Afterwards],
     ) -> OutboxRecord:
-        endpoint = self._endpoint
-        business = BusinessTransaction(transaction, self._store, endpoint.transport.capabilities.database)
+        business = BusinessTransaction(transaction, self._store, self._outgoing.transport.capabilities.database)
         handled = await self._steps.call(received, business)
-        if await transaction.commit(handled.outgoing, endpoint.clock.now(), handled.work):
+        if await transaction.commit(handled.outgoing, self._outgoing.clock.now(), handled.work):
             afterwards.extend(handled.afterwards)
             return OutboxRecord(handled.outgoing, dispatched=not handled.outgoing)
         log.info("message %s was handled by somebody else meanwhile", message_id(received))

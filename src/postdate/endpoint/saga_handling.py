@@ -12,7 +12,7 @@ import msgspec
 
 from postdate.core.guard import calling_store
 from postdate.core.recoverability import is_outage
-from postdate.endpoint.saga_instance import Handling, SagaInstance, SagaSurroundings, name_of
+from postdate.endpoint.saga_instance import SagaContext, SagaInstance, SagaSurroundings, name_of
 from postdate.endpoint.saga_timeouts import SagaDetails, decoded, originator_of
 from postdate.endpoint.sagas import Saga, SagaDefinition, SagaMethod, SagaRole
 from postdate.endpoint.serialization import type_name
@@ -136,7 +136,7 @@ class Sagas:
 
     # --- messages -------------------------------------------------------------------------------------------------
 
-    async def handle(self, message: object, context: Handling) -> None:
+    async def handle(self, message: object, context: SagaContext) -> None:
         """Let every saga that takes the message handle it.
 
         Raises:
@@ -160,7 +160,7 @@ class Sagas:
         await self._keep(found, context)
 
     async def _instance_for(
-        self, definition: SagaDefinition, method: SagaMethod, message: object, context: Handling
+        self, definition: SagaDefinition, method: SagaMethod, message: object, context: SagaContext
     ) -> SagaInstance | None:
         value, text = definition.correlation_of(message, method)
         correlation = Correlation(definition.correlated_by, text)
@@ -189,14 +189,14 @@ class Sagas:
         theirs = another.messages.get(method.message_type)
         return theirs is not None and theirs.role is SagaRole.TAKES_REPLIES
 
-    async def _asking(self, definition: SagaDefinition, context: Handling) -> SagaInstance | None:
+    async def _asking(self, definition: SagaDefinition, context: SagaContext) -> SagaInstance | None:
         """Return the instance to which a message replies, if it is one of this saga and has not ended."""
         if _saga_type(context.headers) != definition.name:
             return None
         record, details = await self._named(definition, context)
         return None if record is None else self._loaded(definition, record, details, context)
 
-    async def _named(self, definition: SagaDefinition, context: Handling) -> tuple[SagaRecord | None, SagaDetails]:
+    async def _named(self, definition: SagaDefinition, context: SagaContext) -> tuple[SagaRecord | None, SagaDetails]:
         """Return the record of the instance that the headers name, and what is remembered of it, if it goes on."""
         with _calling_sagas():
             record = await self.store.load(definition.name, _saga_id(context.headers))
@@ -207,7 +207,7 @@ class Sagas:
 
     # --- timeouts -------------------------------------------------------------------------------------------------
 
-    async def handle_timeout(self, timeout: object, context: Handling) -> None:
+    async def handle_timeout(self, timeout: object, context: SagaContext) -> None:
         """Let the saga instance that the headers name handle its timeout.
 
         Raises:
@@ -246,7 +246,7 @@ class Sagas:
         return definition, method
 
     def _loaded(
-        self, definition: SagaDefinition, record: SagaRecord, details: SagaDetails, context: Handling
+        self, definition: SagaDefinition, record: SagaRecord, details: SagaDetails, context: SagaContext
     ) -> SagaInstance:
         try:
             state = msgspec.json.decode(record.state, type=definition.state_type)
@@ -257,7 +257,7 @@ class Sagas:
 
     # --- keeping --------------------------------------------------------------------------------------------------
 
-    async def _keep(self, instances: Sequence[SagaInstance], context: Handling) -> None:
+    async def _keep(self, instances: Sequence[SagaInstance], context: SagaContext) -> None:
         """Keep what became of instances: with the end of their message, or before its messages leave."""
         completed_by = None if self._enlisting is not None else context.message_id
         changes = [change for each in instances for change in each.changes(completed_by)]

@@ -24,7 +24,7 @@ from postdate.ports import SagaChange, SagaFate, SagaRecord, Work
 Outgoing = Envelope | DelayedMessage
 
 
-class Handling(Protocol):
+class SagaContext(Protocol):
     """What is needed of a :class:`~postdate.HandlerContext`."""
 
     outgoing: list[Outgoing]
@@ -43,7 +43,7 @@ class Handling(Protocol):
         ...
 
 
-class Delaying(Protocol):
+class SagaDelays(Protocol):
     """What is needed of :class:`~postdate.endpoint.delaying.Delays`."""
 
     @property
@@ -71,7 +71,7 @@ class SagaSurroundings:
 
     endpoint: str
     store: object | None
-    delays: Delaying
+    delays: SagaDelays
     clock: Clock
     types: MessageTypes
     outgoing: Callable[[object, SendOptions, Mapping[str, str]], Outgoing]
@@ -95,7 +95,7 @@ class SagaInstance:
     record: SagaRecord
     state: Any
     details: SagaDetails
-    context: Handling
+    context: SagaContext
     around: SagaSurroundings
     leftover: SagaRecord | None = None
     is_completed: bool = False

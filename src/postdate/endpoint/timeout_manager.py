@@ -18,7 +18,7 @@ from postdate.core.recoverability import Host
 from postdate.core.timeout_manager.dispatching import DispatchStep
 from postdate.core.timeout_manager.looking import DueTimeouts
 from postdate.core.timeout_manager.reading import is_clearing
-from postdate.core.timeout_manager.satellite import Satellite, SatelliteSettings, Step
+from postdate.core.timeout_manager.satellite import Satellite, SatelliteSettings, SatelliteStep
 from postdate.core.timeout_manager.storing import StoreStep
 from postdate.endpoint.critical import BreakerTimers
 from postdate.endpoint.delayed_delivery import RECEIVE_BREAKER, Surroundings, timeouts_queue
@@ -148,13 +148,13 @@ class TimeoutManagerService:
             return False
         return True
 
-    def _step(self, queue: str, due: DueTimeouts) -> Step:
+    def _step(self, queue: str, due: DueTimeouts) -> SatelliteStep:
         around, persister = self._around, self._settings.persister
         if queue == self._dispatcher_queue:
             return DispatchStep(persister, self._enlisting, around.transport, around.clock, due, around.metrics)
         return StoreStep(persister, self._enlisting, around.endpoint, around.clock, due.registered, around.metrics)
 
-    def _satellite(self, queue: str, receiver: Receiver, step: Step) -> Satellite:
+    def _satellite(self, queue: str, receiver: Receiver, step: SatelliteStep) -> Satellite:
         around = self._around
         failures = SatelliteSettings(queue, self._error_queue, Host(around.endpoint))
         satellite = Satellite(receiver, step, failures, around.clock, around.metrics)

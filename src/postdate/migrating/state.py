@@ -44,7 +44,7 @@ class KeptRun:
     table: str
 
 
-class State:
+class MigrationState:
     """The tables of runs and batches, through a session that whoever calls has in a transaction where one is needed.
 
     Args:

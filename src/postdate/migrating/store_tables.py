@@ -16,7 +16,7 @@ from postdate.messages import DelayedMessage
 from postdate.migrating.dialect import Session
 from postdate.migrating.names import BATCH_COLUMNS, staging_table
 from postdate.migrating.preview import PAGE_ROWS
-from postdate.migrating.state import OVER, State
+from postdate.migrating.state import OVER, MigrationState
 from postdate.migrating.store_dialect import StoreDialect
 from postdate.migrating.tables import MigrationSource
 from postdate.persistence.timeouts import SUFFIX
@@ -159,7 +159,7 @@ class StoreTables(MigrationSource):
         return self._sql.columns(session, table)
 
 
-class _StoreState(State):
+class _StoreState(MigrationState):
     """The same tables; due times come out of a store in another form."""
 
     def __init__(self, dialect: StoreDialect) -> None:

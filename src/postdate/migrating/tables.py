@@ -14,7 +14,7 @@ from postdate.messages import DelayedMessage
 from postdate.migrating.dialect import Dialect, Hidden, Hiding, Session
 from postdate.migrating.names import READ, staging_table
 from postdate.migrating.preview import PAGE_ROWS, Looking, to_message
-from postdate.migrating.state import OVER, State
+from postdate.migrating.state import OVER, MigrationState
 from postdate.persistence.timeouts import DESTINATION, HEADERS, ID, STATE, SUFFIX, TIME, table_name
 from postdate.ports.migrating import BatchStatus, MigrationBatch, MigrationPreview, MigrationRun, MigrationStatus
 
@@ -41,7 +41,7 @@ class MigrationSource:
     """
 
     def __init__(self, dialect: Dialect, prefixes: Mapping[str, str] | None = None) -> None:
-        self._sql, self._state = dialect, State(dialect)
+        self._sql, self._state = dialect, MigrationState(dialect)
         self._prefixes = dict(prefixes or {})
         self._open: Session | None = None
 

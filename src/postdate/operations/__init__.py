@@ -4,7 +4,7 @@ Every function takes an open :class:`postdate.wiring.Plant` and ``now``, and ret
 written as JSON as it is: times in UTC, names instead of numbers, no secrets.
 """
 
-from postdate.operations.doctor import Check, Diagnosis, Result, diagnose
+from postdate.operations.doctor import Diagnosis, Probe, Verdict, diagnose
 from postdate.operations.error_queue import (
     ErrorDetails,
     ErrorLine,
@@ -15,13 +15,13 @@ from postdate.operations.error_queue import (
     return_messages,
     show_error,
 )
-from postdate.operations.explanation import Explanation, State, explain
+from postdate.operations.explanation import Explanation, MessageState, explain
 from postdate.operations.messages import (
     Change,
     MessageDetails,
     MessageLine,
     MessageList,
-    Place,
+    MessageLocation,
     Statistics,
     cancel,
     list_messages,
@@ -30,7 +30,7 @@ from postdate.operations.messages import (
     statistics,
 )
 from postdate.operations.needs import present
-from postdate.operations.outgoing import Outgoing, Sent, SetUp, send, set_up
+from postdate.operations.outgoing import Outgoing, SendReport, SetUp, send, set_up
 from postdate.operations.readiness import check_readable, check_set_up
 from postdate.operations.set_aside import (
     Mended,
@@ -46,7 +46,6 @@ from postdate.operations.set_aside import (
 
 __all__ = [
     "Change",
-    "Check",
     "Diagnosis",
     "ErrorDetails",
     "ErrorLine",
@@ -56,17 +55,18 @@ __all__ = [
     "MessageDetails",
     "MessageLine",
     "MessageList",
+    "MessageLocation",
+    "MessageState",
     "Outgoing",
-    "Place",
-    "Result",
+    "Probe",
     "Returned",
-    "Sent",
+    "SendReport",
     "SetAside",
     "SetAsideDetails",
     "SetAsideList",
     "SetUp",
-    "State",
     "Statistics",
+    "Verdict",
     "cancel",
     "check_readable",
     "check_set_up",

@@ -15,7 +15,7 @@ from postdate.operations.needs import lengths, queue_view, taking
 from postdate.operations.plain import Body, body_of
 from postdate.operations.set_aside import SetAsideList, list_set_aside
 from postdate.ports import End, Queued, Received, Receiver, RecordKind
-from postdate.wiring import Plant
+from postdate.wiring import OpenDeployment
 
 _PAGE = 500
 _LAST_MESSAGE_SECONDS = 2.0
@@ -110,17 +110,17 @@ class Returned:
     remark: str = ""
 
 
-async def list_errors(plant: Plant, queue: str, limit: int) -> ErrorList:
+async def list_errors(deployment: OpenDeployment, queue: str, limit: int) -> ErrorList:
     """Return up to ``limit`` messages of an error queue.
 
     Raises:
         QueueNotFound: there is no such queue.
         NotSupported: the queues cannot be looked into.
     """
-    view = queue_view(plant, "list failed messages")
+    view = queue_view(deployment, "list failed messages")
     found = await view.browse(queue, limit)
     total = (await view.queue_lengths()).get(queue, 0)
-    return ErrorList(queue, total, [_line(each) for each in found], await list_set_aside(plant, limit))
+    return ErrorList(queue, total, [_line(each) for each in found], await list_set_aside(deployment, limit))
 
 
 def _line(queued: Queued) -> ErrorLine:
@@ -145,14 +145,14 @@ def _failed_at(headers: Mapping[str, str]) -> datetime | None:
         return None
 
 
-async def show_error(plant: Plant, queue: str, message_id: str) -> ErrorDetails:
+async def show_error(deployment: OpenDeployment, queue: str, message_id: str) -> ErrorDetails:
     """Return one message of an error queue.
 
     Raises:
         MessageNotFound: it is not in that queue.
         NotSupported: the queues cannot be looked into.
     """
-    queued = await _find(plant, queue, message_id)
+    queued = await _find(deployment, queue, message_id)
     if queued is None:
         raise MessageNotFound(_not_there(queue, message_id))
     headers = queued.envelope.headers
@@ -160,8 +160,8 @@ async def show_error(plant: Plant, queue: str, message_id: str) -> ErrorDetails:
     return ErrorDetails(queue, _line(queued), trace, headers, body_of(queued.envelope.body))
 
 
-async def _find(plant: Plant, queue: str, message_id: str) -> Queued | None:
-    found = await queue_view(plant, "find a failed message").find_in_queues(message_id)
+async def _find(deployment: OpenDeployment, queue: str, message_id: str) -> Queued | None:
+    found = await queue_view(deployment, "find a failed message").find_in_queues(message_id)
     return next((each for each in found if each.queue == queue), None)
 
 
@@ -173,7 +173,7 @@ def _not_there(queue: str, message_id: str) -> str:
 
 
 async def return_messages(
-    plant: Plant,
+    deployment: OpenDeployment,
     queue: str,
     message_ids: Sequence[str],
     now: datetime,
@@ -186,7 +186,7 @@ async def return_messages(
     Each is one transaction: afterwards it is in exactly one of the two queues.
 
     Args:
-        plant: where.
+        deployment: where.
         queue: the error queue.
         message_ids: which.
         now: UTC.
@@ -196,8 +196,8 @@ async def return_messages(
     Raises:
         NotSupported: the queues give out messages in their order only.
     """
-    receiver = plant.transport.receiver(queue)
-    returning = _Returning(plant, receiver, queue, now, to, without_expiry)
+    receiver = deployment.transport.receiver(queue)
+    returning = _Returning(deployment, receiver, queue, now, to, without_expiry)
     try:
         return [await returning.put_back(each) for each in message_ids]
     finally:
@@ -205,40 +205,40 @@ async def return_messages(
 
 
 async def return_all(
-    plant: Plant, queue: str, now: datetime, *, to: str | None = None, without_expiry: bool = False
+    deployment: OpenDeployment, queue: str, now: datetime, *, to: str | None = None, without_expiry: bool = False
 ) -> list[Returned]:
     """Put every message of an error queue back that is in it now; those that cannot be returned stay.
 
     Raises:
         QueueNotFound: there is no such queue.
     """
-    if plant.queue_view is None:
-        return await _return_in_order(plant, queue, now, to, without_expiry=without_expiry)
+    if deployment.queue_view is None:
+        return await _return_in_order(deployment, queue, now, to, without_expiry=without_expiry)
     seen: set[str] = set()
     results: list[Returned] = []
     stuck = 0
     while True:
-        found = await plant.queue_view.browse(queue, _PAGE + stuck)
+        found = await deployment.queue_view.browse(queue, _PAGE + stuck)
         fresh = [id_ for id_ in dict.fromkeys(each.envelope.message_id for each in found) if id_ not in seen]
         if not fresh:
             return results
         seen.update(fresh)
-        page = await return_messages(plant, queue, fresh, now, to=to, without_expiry=without_expiry)
+        page = await return_messages(deployment, queue, fresh, now, to=to, without_expiry=without_expiry)
         stuck += sum(not each.done for each in page)
         results += page
 
 
 async def _return_in_order(
-    plant: Plant, queue: str, now: datetime, to: str | None, *, without_expiry: bool
+    deployment: OpenDeployment, queue: str, now: datetime, to: str | None, *, without_expiry: bool
 ) -> list[Returned]:
     """Receive what is there, one message after the other; what cannot be returned is held, and given back at the end.
 
     Given back at once, it would come again before the others.
     """
-    counted = await lengths(plant, [queue])
+    counted = await lengths(deployment, [queue])
     limit = None if counted is None else counted.get(queue, 0)
-    receiver = plant.transport.receiver(queue)
-    returning = _Returning(plant, receiver, queue, now, to, without_expiry)
+    receiver = deployment.transport.receiver(queue)
+    returning = _Returning(deployment, receiver, queue, now, to, without_expiry)
     results: list[Returned] = []
     stuck: list[Received] = []
     try:
@@ -262,7 +262,7 @@ async def _return_in_order(
 
 @dataclass(frozen=True, slots=True)
 class _Returning:
-    plant: Plant
+    deployment: OpenDeployment
     receiver: Receiver
     queue: str
     now: datetime
@@ -270,7 +270,7 @@ class _Returning:
     without_expiry: bool
 
     async def put_back(self, message_id: str) -> Returned:
-        received = await taking(self.plant, self.receiver, "return one message by its id").take(message_id)
+        received = await taking(self.deployment, self.receiver, "return one message by its id").take(message_id)
         if received is None:
             return self._stays(message_id, await self._why_not(message_id))
         result = await self.try_to_move(received)
@@ -307,9 +307,9 @@ class _Returning:
         return Returned(message_id, done=False, queue=self.queue, remark=remark)
 
     async def _why_not(self, message_id: str) -> str:
-        if self.plant.queue_view is None:
+        if self.deployment.queue_view is None:
             return f"it is not in {self.queue!r}, or another process has it in hand"
-        queued = await _find(self.plant, self.queue, message_id)
+        queued = await _find(self.deployment, self.queue, message_id)
         if queued is None:
             return _not_there(self.queue, message_id)
         return f"process {queued.held_by} has it in hand"

@@ -34,7 +34,7 @@ from postdate.operations.plain import (
 from postdate.operations.set_aside import SetAside, set_aside_of
 from postdate.ports import ARCHIVED, Process, Queued, Record, Recording, RecordKind, Standing
 from postdate.ports.migrating import MOVED_AWAY
-from postdate.wiring import Plant
+from postdate.wiring import OpenDeployment
 
 _ENDED_IN_QUEUE = "expired in its queue"
 """How the detail begins of what a queue itself discards, by a clock of its own and without asking any receiver."""
@@ -46,7 +46,7 @@ _AGAINST_DISCARDING = (
 )
 
 
-class State(enum.Enum):
+class MessageState(enum.Enum):
     """Where a message stands on its way."""
 
     WAITING = "waiting"
@@ -84,57 +84,59 @@ class Explanation:
     """
 
     message_id: str
-    state: State
+    state: MessageState
     headline: str
     facts: Sequence[str] = ()
     advice: Sequence[str] = ()
     history: Sequence[Event] = ()
 
 
-async def explain(plant: Plant, message_id: str, now: datetime) -> Explanation:
+async def explain(deployment: OpenDeployment, message_id: str, now: datetime) -> Explanation:
     """Say where a message is, why, and what to do. Never fails for an unknown message: that, too, is an answer.
 
     Raises:
         NotSupported: the store answers no questions at all.
     """
-    history = await inspectable(plant, "explain a message").history(message_id)
-    explanation = await _Question(plant, message_id, now, history).answer()
+    history = await inspectable(deployment, "explain a message").history(message_id)
+    explanation = await _Question(deployment, message_id, now, history).answer()
     return replace(explanation, history=events_of(history))
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    plant: Plant
+    deployment: OpenDeployment
     message_id: str
     now: datetime
     history: Sequence[Record]
 
     async def answer(self) -> Explanation:
         """Look in the order of a message's way, backwards: what is there now counts more than what was recorded."""
-        standing = await standing_of(self.plant, self.message_id)
+        standing = await standing_of(self.deployment, self.message_id)
         if standing is not None:
             return await self._waiting(standing)
-        queued = await in_queues(self.plant, self.message_id)
+        queued = await in_queues(self.deployment, self.message_id)
         own = [each for each in queued if each.envelope.message_id == self.message_id]
         if own:
             return await self._in_queue(own[0])
-        retries = await retries_of(self.plant, self.message_id)
+        retries = await retries_of(self.deployment, self.message_id)
         if retries:
             return await self._retry(retries[-1].message.message_id)
         if queued:
             return await self._retry(queued[-1].envelope.message_id)
-        set_aside = await set_aside_of(self.plant, self.message_id)
+        set_aside = await set_aside_of(self.deployment, self.message_id)
         if set_aside is not None:
             return self._set_aside(set_aside)
         return self._gone() if self.history else await self._unknown()
 
-    def _say(self, state: State, headline: str, facts: Sequence[str] = (), advice: Sequence[str] = ()) -> Explanation:
+    def _say(
+        self, state: MessageState, headline: str, facts: Sequence[str] = (), advice: Sequence[str] = ()
+    ) -> Explanation:
         return Explanation(self.message_id, state, headline, tuple(facts), tuple(advice))
 
     def _set_aside(self, found: SetAside) -> Explanation:
         where = "in the store" if found.queue is None else f"in queue {found.queue!r}"
         return self._say(
-            State.SET_ASIDE,
+            MessageState.SET_ASIDE,
             f"it was set aside because {found.reason}",
             [f"it was {where}, and was set aside at {shown_time(found.at)}: nothing else waits for it"],
             [
@@ -148,19 +150,19 @@ class _Question:
 
     async def _waiting(self, standing: Standing) -> Explanation:
         message, now = standing.message, self.now
-        processes = await users_of_store(self.plant)
+        processes = await users_of_store(self.deployment)
         facts = await self._service_facts(processes)
         facts += await self._destination_facts(message.destination)
         if message.expires_at is not None:
             facts.append(f"it expires at {shown_time(message.expires_at)}")
         advice = [] if processes is None or delivering(processes) else ["start the service: postdate run"]
         if standing.attempt_at is None:
-            return self._say(State.BEING_DELIVERED, *_held(standing, processes or ()))
+            return self._say(MessageState.BEING_DELIVERED, *_held(standing, processes or ()))
         if message.number_of_failures:
-            return self._say(State.RETRYING, self._retrying(standing), facts, advice)
+            return self._say(MessageState.RETRYING, self._retrying(standing), facts, advice)
         if message.due >= now:
             headline = f"it waits until it is due at {shown_time(message.due)}, in {shown_span(message.due - now)}"
-            return self._say(State.WAITING, headline, facts, advice)
+            return self._say(MessageState.WAITING, headline, facts, advice)
         return await self._overdue(standing, facts[1:], processes)
 
     async def _overdue(self, standing: Standing, facts: list[str], processes: Sequence[Process] | None) -> Explanation:
@@ -169,12 +171,12 @@ class _Question:
         if processes is not None and not delivering(processes):
             facts = [await self._last_delivery(processes), *facts]
             advice = ["start the service: postdate run"]
-            return self._say(State.OVERDUE, f"{late}, and no service is running to deliver it", facts, advice)
-        ahead = (await inspectable(self.plant, "count messages").statistics(self.now)).overdue - 1
+            return self._say(MessageState.OVERDUE, f"{late}, and no service is running to deliver it", facts, advice)
+        ahead = (await inspectable(self.deployment, "count messages").statistics(self.now)).overdue - 1
         facts = [*await self._service_facts(processes), *facts]
         facts.append(f"{shown_count(max(ahead, 0), 'other message')} overdue beside it; the oldest go first")
         advice = ["wait a moment and ask again; if the number stays, look at the log of the service"]
-        return self._say(State.OVERDUE, f"{late}, and its turn has not come yet", facts, advice)
+        return self._say(MessageState.OVERDUE, f"{late}, and its turn has not come yet", facts, advice)
 
     async def _service_facts(self, processes: Sequence[Process] | None) -> list[str]:
         if processes is None:
@@ -187,7 +189,7 @@ class _Question:
     async def _last_delivery(self, processes: Sequence[Process]) -> str:
         dead = [each for each in processes if not each.alive and each.delivers]
         died = f"process {dead[-1].pid} died without stopping; " if dead else ""
-        last = None if self.plant.store_view is None else await self.plant.store_view.last_delivered_at()
+        last = None if self.deployment.store_view is None else await self.deployment.store_view.last_delivered_at()
         if last is None:
             return f"{died}nothing was delivered from this store lately"
         return f"{died}the last delivery from this store was at {shown_time(last)}"
@@ -205,12 +207,12 @@ class _Question:
 
     async def _destination_facts(self, destination: str) -> list[str]:
         """A missing queue is found out when the message is due; an operator wants to know it before."""
-        there = await exists(self.plant, destination)
+        there = await exists(self.deployment, destination)
         if there is None:
             return [f"whether its queue {destination!r} exists cannot be seen from here"]
         if there:
             return []
-        error_queue = self.plant.settings.endpoint.error_queue
+        error_queue = self.deployment.settings.endpoint.error_queue
         fact = f"its queue {destination!r} does not exist: when due, the message goes to {error_queue!r}"
         return [f"{fact}, unless you create it first: postdate setup --queue {destination}"]
 
@@ -219,9 +221,9 @@ class _Question:
     async def _in_queue(self, queued: Queued) -> Explanation:
         if Headers.FAILED_QUEUE in queued.envelope.headers:
             return self._failed_copy(queued)
-        settings = self.plant.settings
+        settings = self.deployment.settings
         intake = timeouts_queue(settings.endpoint.name)
-        processes = await users_of_queues(self.plant) or ()
+        processes = await users_of_queues(self.deployment) or ()
         consumers = receiving(processes, queued.queue)
         if queued.queue == intake:
             return self._in_intake(intake, consumers)
@@ -230,9 +232,9 @@ class _Question:
     def _in_intake(self, intake: str, consumers: Sequence[Process]) -> Explanation:
         if consumers:
             headline = f"it is in the intake queue {intake!r}, about to be stored"
-            return self._say(State.IN_INTAKE, headline, [_names("receives from it", consumers)])
+            return self._say(MessageState.IN_INTAKE, headline, [_names("receives from it", consumers)])
         headline = f"it is in the intake queue {intake!r}, and no service is running to store it"
-        return self._say(State.IN_INTAKE, headline, advice=["start the service: postdate run"])
+        return self._say(MessageState.IN_INTAKE, headline, advice=["start the service: postdate run"])
 
     def _at_consumer(self, queued: Queued, consumers: Sequence[Process]) -> Explanation:
         facts = [_names("receives from it", consumers) if consumers else "no process receives from it"]
@@ -244,10 +246,10 @@ class _Question:
             facts.append(past_use)
         if queued.held_by is not None and any(each.pid == queued.held_by for each in consumers):
             headline = f"process {queued.held_by} received it from queue {queued.queue!r} and is handling it"
-            return self._say(State.BEING_HANDLED, headline, facts)
+            return self._say(MessageState.BEING_HANDLED, headline, facts)
         headline = f"it is in queue {queued.queue!r}, waiting for a consumer"
         advice = [] if consumers else [f"start the endpoint that receives from {queued.queue!r}"]
-        return self._say(State.IN_QUEUE, headline, facts, advice)
+        return self._say(MessageState.IN_QUEUE, headline, facts, advice)
 
     def _past_use(self, queued: Queued) -> str:
         expires_at = queued.envelope.expires_at
@@ -276,12 +278,12 @@ class _Question:
             f"see the stack trace: postdate errors show {self.message_id}",
             f"mend the cause, then: postdate errors return {self.message_id}",
         ]
-        return self._say(State.IN_ERROR_QUEUE, headline, facts, advice)
+        return self._say(MessageState.IN_ERROR_QUEUE, headline, facts, advice)
 
     async def _retry(self, message_id: str) -> Explanation:
         """A delayed retry is a send of its own, with an id of its own: explain that one."""
-        history = await inspectable(self.plant, "explain a message").history(message_id)
-        follow = _Question(self.plant, message_id, self.now, history)
+        history = await inspectable(self.deployment, "explain a message").history(message_id)
+        follow = _Question(self.deployment, message_id, self.now, history)
         explanation = await follow.answer()
         facts = [f"handling it failed; it is being retried as message {message_id}", *explanation.facts]
         return replace(explanation, message_id=self.message_id, facts=tuple(facts))
@@ -305,7 +307,7 @@ class _Question:
                 left = ", and has left that queue, too" if self._sees_queues else ""
                 headline = f"it was returned from the error queue at {at}, {last.detail}{left}"
                 facts = ["a receiver that fails again puts it into the error queue", *self._unseen()]
-                return self._say(State.FAILED, headline, facts)
+                return self._say(MessageState.FAILED, headline, facts)
             case RecordKind.SCHEDULED | RecordKind.RESCHEDULED:
                 return self._archived(last, at) if last.detail == ARCHIVED else self._lost(last, at)
             case _:
@@ -313,10 +315,13 @@ class _Question:
         who_of = "queue " if _ended_in_queue(last) else "the consumer of "
         was_due = f"; it was due at {shown_time(last.due)}" if last.due else ""
         state, headline = {
-            RecordKind.HANDLED: (State.HANDLED, f"it arrived: handled from queue {queue} at {at}"),
-            RecordKind.EXPIRED: (State.EXPIRED, f"it expired before it could be delivered, noticed at {at}{was_due}"),
+            RecordKind.HANDLED: (MessageState.HANDLED, f"it arrived: handled from queue {queue} at {at}"),
+            RecordKind.EXPIRED: (
+                MessageState.EXPIRED,
+                f"it expired before it could be delivered, noticed at {at}{was_due}",
+            ),
             RecordKind.CANCELLED: _cancelled(last, f"{at}{was_due}"),
-            RecordKind.DISCARDED: (State.DISCARDED, f"{who_of}{queue} discarded it at {at}: {last.detail}"),
+            RecordKind.DISCARDED: (MessageState.DISCARDED, f"{who_of}{queue} discarded it at {at}: {last.detail}"),
         }[last.kind]
         facts, advice = self._after_its_end(last)
         return self._say(state, headline, facts, advice)
@@ -334,23 +339,23 @@ class _Question:
 
     @property
     def _sees_queues(self) -> bool:
-        return self.plant.queue_view is not None
+        return self.deployment.queue_view is not None
 
     def _unseen(self) -> list[str]:
         """What must be said wherever a message that is in no queue we see may be in one that we do not."""
         if self._sees_queues:
             return []
-        address = self.plant.settings.transport.address.shown
+        address = self.deployment.settings.transport.address.shown
         return [f"whether it is in a queue cannot be seen: those at {address} cannot be looked into"]
 
     def _failed(self, failed: Record, at: str) -> Explanation:
         headline = f"it failed at {at} because of {failed.detail}, and its copy "
         if not self._sees_queues:
-            headline += f"went to the error queue {self.plant.settings.endpoint.error_queue!r}"
+            headline += f"went to the error queue {self.deployment.settings.endpoint.error_queue!r}"
             advice = ["mend the cause, then: postdate errors return --all"]
-            return self._say(State.FAILED, headline, self._unseen(), advice)
+            return self._say(MessageState.FAILED, headline, self._unseen(), advice)
         fact = "it was returned with `postdate errors return`, or something consumes the error queue"
-        return self._say(State.FAILED, f"{headline}has left the error queue", [fact])
+        return self._say(MessageState.FAILED, f"{headline}has left the error queue", [fact])
 
     def _about_discarding(self, discarded: Record) -> tuple[list[str], list[str]]:
         """Return facts and advice."""
@@ -363,7 +368,7 @@ class _Question:
     def _lost(self, last: Record, at: str) -> Explanation:
         headline = f"it was last {last.kind.name.lower()} at {at}, and is not in the store any more"
         advice = ["run `postdate doctor`: a store should never lose a message without a record"]
-        return self._say(State.UNKNOWN, headline, advice=advice)
+        return self._say(MessageState.UNKNOWN, headline, advice=advice)
 
     def _archived(self, scheduled: Record, at: str) -> Explanation:
         was_due = f" and due at {shown_time(scheduled.due)}" if scheduled.due else ""
@@ -373,30 +378,30 @@ class _Question:
             f"bring its records back and ask again: postdate pipeline restore DIR --id {self.message_id}",
             "DIR is the folder that was given to `postdate pipeline archive`",
         ]
-        return self._say(State.ARCHIVED, headline, facts, advice)
+        return self._say(MessageState.ARCHIVED, headline, facts, advice)
 
     def _handling_retried(self, retried: Record) -> Explanation:
         at = shown_time(retried.at)
         headline = f"handling it failed at {at} because of {retried.detail}; it was sent again as a delayed retry"
         facts = [f"the retry has an id of its own{', and has left its queue, too' if self._sees_queues else ''}"]
         facts += self._unseen()
-        error_queue = self.plant.settings.endpoint.error_queue
+        error_queue = self.deployment.settings.endpoint.error_queue
         advice = [f"look for failures: postdate errors list --queue {error_queue}"]
-        return self._say(State.HANDLING_RETRIED, headline, facts, advice)
+        return self._say(MessageState.HANDLING_RETRIED, headline, facts, advice)
 
     def _left_queue(self, delivered: Record) -> Explanation:
         headline = f"it was delivered to queue {delivered.destination!r} at {shown_time(delivered.at)}"
         if not self._sees_queues:
-            return self._say(State.DELIVERED, headline, [*self._delivery_facts(), *self._unseen()])
+            return self._say(MessageState.DELIVERED, headline, [*self._delivery_facts(), *self._unseen()])
         headline += " and has left it"
         facts = [*self._delivery_facts(), "whoever received it kept no record of handling it"]
-        if self.plant.settings.store.recording is not Recording.ALL:
-            recording = self.plant.settings.store.recording.value
+        if self.deployment.settings.store.recording is not Recording.ALL:
+            recording = self.deployment.settings.store.recording.value
             facts.append(f"store.recording is {recording!r} here: handling is recorded with 'all' only")
-        return self._say(State.DELIVERED, headline, facts)
+        return self._say(MessageState.DELIVERED, headline, facts)
 
     async def _unknown(self) -> Explanation:
-        address = self.plant.settings.store.address.shown
+        address = self.deployment.settings.store.address.shown
         facts = ["messages sent without a delay leave no record once they are handled"]
         advice = [
             "check the id, and that this is the right store: postdate config show",
@@ -408,22 +413,22 @@ class _Question:
             headline = f"nothing is known of it in {address}"
             of_intake, mend = await self._unseen_intake()
             facts, advice = [*facts, *of_intake, *self._unseen()], [*mend, *advice]
-        if self.plant.timeouts:
+        if self.deployment.timeouts:
             facts.append("what a timeout manager keeps is not seen from here: its table has headers and due times")
-        if self.plant.settings.store.recording is Recording.NONE:
+        if self.deployment.settings.store.recording is Recording.NONE:
             facts.append("store.recording is 'none': what was delivered leaves no record, either")
-        return self._say(State.UNKNOWN, headline, facts, advice)
+        return self._say(MessageState.UNKNOWN, headline, facts, advice)
 
     async def _unseen_intake(self) -> tuple[list[str], list[str]]:
         """Return what may have become of a message before the store knew of it, and what to do about it."""
-        queues = sources(self.plant.settings, self.plant.transport)
-        known = await lengths(self.plant, queues)
+        queues = sources(self.deployment.settings, self.deployment.transport)
+        known = await lengths(self.deployment, queues)
         names = " and ".join(repr(queue) for queue in queues)
         facts = [
             f"what a service has not taken from {names} is not in the store yet: {_waiting_in(queues, known)}",
             "a delayed message that was due already when it was taken from there went on at once, without a record",
         ]
-        processes = await users_of_store(self.plant)
+        processes = await users_of_store(self.deployment)
         idle = processes is not None and not delivering(processes)
         return facts, ["start the service: postdate run"] if idle and known and any(known.values()) else []
 
@@ -458,8 +463,8 @@ def _names(does: str, processes: Sequence[Process]) -> str:
     return f"{does}: {names}"
 
 
-def _cancelled(last: Record, at: str) -> tuple[State, str]:
+def _cancelled(last: Record, at: str) -> tuple[MessageState, str]:
     """Return state and headline; who moves messages to another store cancels them in this one."""
     if last.detail.startswith(MOVED_AWAY):
-        return State.MOVED_AWAY, f"it was {last.detail} at {at}"
-    return State.CANCELLED, f"it was cancelled at {at}"
+        return MessageState.MOVED_AWAY, f"it was {last.detail} at {at}"
+    return MessageState.CANCELLED, f"it was cancelled at {at}"

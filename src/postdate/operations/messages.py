@@ -13,7 +13,7 @@ from postdate.operations.needs import administrable, in_queues, inspectable, len
 from postdate.operations.plain import Body, Event, body_of, delivering, events_of
 from postdate.operations.set_aside import count_set_aside
 from postdate.ports import MessageFilter, Queued, Standing
-from postdate.wiring import Plant, own_queues
+from postdate.wiring import OpenDeployment, own_queues
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,24 +44,24 @@ class Statistics:
     set_aside: int = 0
 
 
-async def statistics(plant: Plant, now: datetime) -> Statistics:
+async def statistics(deployment: OpenDeployment, now: datetime) -> Statistics:
     """Count what is in the store and the queues."""
-    store = inspectable(plant, "count messages")
+    store = inspectable(deployment, "count messages")
     counts = await store.statistics(now)
     records = await store.record_counts()
-    processes = await users_of_store(plant)
+    processes = await users_of_store(deployment)
     return Statistics(
         at=now,
-        store=plant.settings.store.address.shown,
+        store=deployment.settings.store.address.shown,
         pending=counts.pending,
         overdue=counts.overdue,
         claimed=counts.claimed,
         failing=counts.failing,
         next_due=counts.next_due,
         records={kind.name.lower(): count for kind, count in records.items()},
-        queues=await lengths(plant, own_queues(plant.settings, plant.transport.capabilities)),
+        queues=await lengths(deployment, own_queues(deployment.settings, deployment.transport.capabilities)),
         services=None if processes is None else len(delivering(processes)),
-        set_aside=await count_set_aside(plant),
+        set_aside=await count_set_aside(deployment),
     )
 
 
@@ -86,9 +86,9 @@ class MessageList:
     more: bool
 
 
-async def list_messages(plant: Plant, where: MessageFilter, limit: int, now: datetime) -> MessageList:
+async def list_messages(deployment: OpenDeployment, where: MessageFilter, limit: int, now: datetime) -> MessageList:
     """Return up to ``limit`` pending messages, the next due first."""
-    found = await inspectable(plant, "list messages").list_pending(where, limit + 1)
+    found = await inspectable(deployment, "list messages").list_pending(where, limit + 1)
     return MessageList([_line(message, now) for message in found[:limit]], more=len(found) > limit)
 
 
@@ -105,7 +105,7 @@ def _line(message: DelayedMessage, now: datetime) -> MessageLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MessageLocation:
     """Where a message is.
 
     Args:
@@ -133,31 +133,32 @@ class MessageDetails:
     """All that is known of one message; no place once it has left, no history when nothing was recorded."""
 
     message_id: str
-    places: Sequence[Place]
+    places: Sequence[MessageLocation]
     history: Sequence[Event]
 
 
-async def show_message(plant: Plant, message_id: str) -> MessageDetails:
+async def show_message(deployment: OpenDeployment, message_id: str) -> MessageDetails:
     """Return where a message is, what it says, and what happened to it.
 
     Raises:
         MessageNotFound: it is nowhere and never was.
     """
-    standing = await standing_of(plant, message_id)
+    standing = await standing_of(deployment, message_id)
     places = [] if standing is None else [_waiting(standing)]
-    places += [_in_queue(queued) for queued in await in_queues(plant, message_id)]
-    history = events_of(await inspectable(plant, "show a message").history(message_id))
+    places += [_in_queue(queued) for queued in await in_queues(deployment, message_id)]
+    history = events_of(await inspectable(deployment, "show a message").history(message_id))
     if not places and not history:
         raise MessageNotFound(
-            f"no message {message_id!r} waits in {plant.settings.store.address.shown}, is in a queue, or was recorded; "
+            f"no message {message_id!r} waits in {deployment.settings.store.address.shown}, "
+            f"is in a queue, or was recorded; "
             f"list what waits with `postdate messages list`"
         )
     return MessageDetails(message_id, places, history)
 
 
-def _waiting(standing: Standing) -> Place:
+def _waiting(standing: Standing) -> MessageLocation:
     message = standing.message
-    return Place(
+    return MessageLocation(
         where="waiting",
         queue=message.destination,
         due=message.due,
@@ -170,8 +171,8 @@ def _waiting(standing: Standing) -> Place:
     )
 
 
-def _in_queue(queued: Queued) -> Place:
-    return Place(
+def _in_queue(queued: Queued) -> MessageLocation:
+    return MessageLocation(
         where="queue",
         queue=queued.queue,
         due=queued.envelope.due,
@@ -201,27 +202,27 @@ class Change:
     due: datetime | None = None
 
 
-async def cancel(plant: Plant, message_ids: Sequence[str], now: datetime) -> list[Change]:
+async def cancel(deployment: OpenDeployment, message_ids: Sequence[str], now: datetime) -> list[Change]:
     """Remove pending messages for good; those that are not pending any more are left alone and explained."""
-    store = administrable(plant, "cancel a message")
+    store = administrable(deployment, "cancel a message")
     return [
         Change(each, done=True)
         if await store.cancel(each, now)
-        else Change(each, done=False, reason=await _why_not(plant, each, now))
+        else Change(each, done=False, reason=await _why_not(deployment, each, now))
         for each in message_ids
     ]
 
 
-async def reschedule(plant: Plant, message_id: str, due: datetime, now: datetime) -> Change:
+async def reschedule(deployment: OpenDeployment, message_id: str, due: datetime, now: datetime) -> Change:
     """Give a pending message another due time.
 
     Raises:
         InvalidMessage: it expires before ``due``; nothing was changed.
     """
-    if await administrable(plant, "reschedule a message").reschedule(message_id, due, now):
+    if await administrable(deployment, "reschedule a message").reschedule(message_id, due, now):
         return Change(message_id, done=True, due=due)
-    return Change(message_id, done=False, reason=await _why_not(plant, message_id, now))
+    return Change(message_id, done=False, reason=await _why_not(deployment, message_id, now))
 
 
-async def _why_not(plant: Plant, message_id: str, now: datetime) -> str:
-    return (await explain(plant, message_id, now)).headline
+async def _why_not(deployment: OpenDeployment, message_id: str, now: datetime) -> str:
+    return (await explain(deployment, message_id, now)).headline

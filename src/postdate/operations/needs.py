@@ -18,51 +18,52 @@ from postdate.ports import (
     Standing,
     Transport,
 )
-from postdate.wiring import Plant, delay_exchange, intake_queues
+from postdate.wiring import OpenDeployment, delay_exchange, intake_queues
 
 
-def inspectable(plant: Plant, purpose: str) -> AdministrableStore:
+def inspectable(deployment: OpenDeployment, purpose: str) -> AdministrableStore:
     """Return the store if it answers questions.
 
     Args:
-        plant: whose.
+        deployment: whose.
         purpose: what it is needed for, for the error: ``list messages`` …
 
     Raises:
         NotSupported: it does not; says so.
     """
-    store = plant.kept
+    store = deployment.kept
     if isinstance(store, AdministrableStore):
         return store
-    raise _cannot(purpose, f"the store {plant.settings.store.address!r} does not show what is in it")
+    raise _cannot(purpose, f"the store {deployment.settings.store.address!r} does not show what is in it")
 
 
-def administrable(plant: Plant, purpose: str) -> AdministrableStore:
+def administrable(deployment: OpenDeployment, purpose: str) -> AdministrableStore:
     """Return the store if its messages can be changed; see :func:`inspectable`."""
-    store = plant.kept
+    store = deployment.kept
     if isinstance(store, AdministrableStore):
         return store
-    raise _cannot(purpose, f"messages in the store {plant.settings.store.address!r} cannot be changed")
+    raise _cannot(purpose, f"messages in the store {deployment.settings.store.address!r} cannot be changed")
 
 
-def queue_view(plant: Plant, purpose: str) -> Observer:
+def queue_view(deployment: OpenDeployment, purpose: str) -> Observer:
     """Return the look into the queues if there is one; see :func:`inspectable`."""
-    if plant.queue_view is not None:
-        return plant.queue_view
+    if deployment.queue_view is not None:
+        return deployment.queue_view
     raise _cannot(
         purpose,
-        f"the queues at {plant.settings.transport.address!r} cannot be looked into without taking messages out; use "
-        f"the server's own tools to look",
+        f"the queues at {deployment.settings.transport.address!r} cannot be looked into without taking messages out; "
+        f"use the server's own tools to look",
     )
 
 
-def taking(plant: Plant, receiver: Receiver, purpose: str) -> Receiver:
+def taking(deployment: OpenDeployment, receiver: Receiver, purpose: str) -> Receiver:
     """Return a receiver that takes one message by its id; see :func:`inspectable`."""
-    if plant.transport.capabilities.takes_by_id:
+    if deployment.transport.capabilities.takes_by_id:
         return receiver
     raise _cannot(
         purpose,
-        f"the queues at {plant.settings.transport.address!r} give out messages in their order only; return them all",
+        f"the queues at {deployment.settings.transport.address!r} give out messages in their order only; "
+        f"return them all",
     )
 
 
@@ -70,19 +71,19 @@ def _cannot(purpose: str, why: str) -> NotSupported:
     return NotSupported(f"cannot {purpose}: {why}")
 
 
-async def present(plant: Plant) -> datetime:
+async def present(deployment: OpenDeployment) -> datetime:
     """Return the time, UTC, by which services judge what is due: that of the store where it has one.
 
     Raises:
         StoreUnavailable: it does not answer.
     """
     if (
-        plant.settings.delayed_delivery.use_store_clock
-        and plant.store is not None
-        and plant.store.capabilities.has_clock
+        deployment.settings.delayed_delivery.use_store_clock
+        and deployment.store is not None
+        and deployment.store.capabilities.has_clock
     ):
         try:
-            return await plant.store.server_now()
+            return await deployment.store.server_now()
         except StoreNotSetUp:  # as when it is about to be set up: nothing waits there that could be judged
             return SystemClock().now()
     return SystemClock().now()
@@ -91,15 +92,15 @@ async def present(plant: Plant) -> datetime:
 # --- what is asked where it can be ---------------------------------------------------------------------------------
 
 
-async def lengths(plant: Plant, names: Sequence[str]) -> Mapping[str, int] | None:
+async def lengths(deployment: OpenDeployment, names: Sequence[str]) -> Mapping[str, int] | None:
     """Return how many messages the queues hold: of those named that exist, or of all where that can be known.
 
     Returns:
         Queues that do not exist are left out; ``None`` where a transport does not even tell which exist.
     """
-    if plant.queue_view is not None:
-        return await plant.queue_view.queue_lengths()
-    return await plant.transport.lengths_of(list(dict.fromkeys(names)))
+    if deployment.queue_view is not None:
+        return await deployment.queue_view.queue_lengths()
+    return await deployment.transport.lengths_of(list(dict.fromkeys(names)))
 
 
 def sources(settings: Settings, transport: Transport) -> list[str]:
@@ -110,35 +111,35 @@ def sources(settings: Settings, transport: Transport) -> list[str]:
     return queues
 
 
-async def exists(plant: Plant, queue: str) -> bool | None:
+async def exists(deployment: OpenDeployment, queue: str) -> bool | None:
     """Return whether there is such a queue; ``None`` where that cannot be known."""
-    known = await lengths(plant, [queue])
+    known = await lengths(deployment, [queue])
     return None if known is None else queue in known
 
 
-async def users_of_store(plant: Plant) -> Sequence[Process] | None:
+async def users_of_store(deployment: OpenDeployment) -> Sequence[Process] | None:
     """Return the processes that use the store; ``None`` where that cannot be known."""
-    return None if plant.store_view is None else await plant.store_view.processes()
+    return None if deployment.store_view is None else await deployment.store_view.processes()
 
 
-async def users_of_queues(plant: Plant) -> Sequence[Process] | None:
+async def users_of_queues(deployment: OpenDeployment) -> Sequence[Process] | None:
     """Return the processes that use the queues; ``None`` where that cannot be known."""
-    return None if plant.queue_view is None else await plant.queue_view.processes()
+    return None if deployment.queue_view is None else await deployment.queue_view.processes()
 
 
-async def standing_of(plant: Plant, message_id: str) -> Standing | None:
+async def standing_of(deployment: OpenDeployment, message_id: str) -> Standing | None:
     """Return how a pending message stands: as much as the store tells; ``None`` when it does not wait."""
-    if plant.store_view is not None:
-        return await plant.store_view.standing(message_id)
-    message = await inspectable(plant, "find a message").get(message_id)
+    if deployment.store_view is not None:
+        return await deployment.store_view.standing(message_id)
+    message = await inspectable(deployment, "find a message").get(message_id)
     return None if message is None else Standing(message, message.due)
 
 
-async def retries_of(plant: Plant, message_id: str) -> Sequence[Standing]:
+async def retries_of(deployment: OpenDeployment, message_id: str) -> Sequence[Standing]:
     """Return the delayed retries of a message that wait; none where that cannot be known."""
-    return () if plant.store_view is None else await plant.store_view.retries_of(message_id)
+    return () if deployment.store_view is None else await deployment.store_view.retries_of(message_id)
 
 
-async def in_queues(plant: Plant, message_id: str) -> Sequence[Queued]:
+async def in_queues(deployment: OpenDeployment, message_id: str) -> Sequence[Queued]:
     """Return where a message is in the queues; nowhere where they cannot be looked into."""
-    return () if plant.queue_view is None else await plant.queue_view.find_in_queues(message_id)
+    return () if deployment.queue_view is None else await deployment.queue_view.find_in_queues(message_id)

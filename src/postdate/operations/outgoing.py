@@ -18,7 +18,7 @@ from postdate.operations.needs import exists, lengths, users_of_store
 from postdate.operations.plain import delivering
 from postdate.ports import ForeignIntake
 from postdate.wiring import (
-    Plant,
+    OpenDeployment,
     build_endpoint,
     delay_exchange,
     is_wanted,
@@ -52,31 +52,33 @@ class SetUp:
     outbox: str | None = None
 
 
-async def set_up(plant: Plant, queues: Sequence[str] = (), *, sagas: bool = False, outbox: bool = False) -> SetUp:
+async def set_up(
+    deployment: OpenDeployment, queues: Sequence[str] = (), *, sagas: bool = False, outbox: bool = False
+) -> SetUp:
     """Create the tables, the endpoint's queues, the configured ones and ``queues``; what is there already is left.
 
     Args:
-        plant: open.
+        deployment: open.
         queues: to be created besides.
         sagas: create their table although no section of the settings says where: in the database of the store.
         outbox: likewise.
     """
-    settings = plant.settings
-    wanted = list(dict.fromkeys([*own_queues(settings, plant.transport.capabilities), *queues]))
-    if plant.store is not None:
-        await plant.store.setup()
-    before = await _lengths_before(plant, wanted)
-    await plant.transport.create_queues(wanted)
-    exchange = delay_exchange(settings, plant.transport)
-    if exchange is not None and isinstance(plant.transport, ForeignIntake):
-        await plant.transport.create_intake(exchange)
+    settings = deployment.settings
+    wanted = list(dict.fromkeys([*own_queues(settings, deployment.transport.capabilities), *queues]))
+    if deployment.store is not None:
+        await deployment.store.setup()
+    before = await _lengths_before(deployment, wanted)
+    await deployment.transport.create_queues(wanted)
+    exchange = delay_exchange(settings, deployment.transport)
+    if exchange is not None and isinstance(deployment.transport, ForeignIntake):
+        await deployment.transport.create_intake(exchange)
     with placing_errors(settings, "timeout_manager.address"):
-        for endpoint, timeouts in plant.timeouts.items():
+        for endpoint, timeouts in deployment.timeouts.items():
             await timeouts.initialize(endpoint)
             await timeouts.setup()
     timeouts_at = settings.timeout_manager.address
     return SetUp(
-        store=None if plant.store is None else settings.store.address.shown,
+        store=None if deployment.store is None else settings.store.address.shown,
         transport=settings.transport.address.shown,
         queues=wanted,
         created=None if before is None else [name for name in wanted if name not in before],
@@ -100,9 +102,9 @@ async def _set_up_part(settings: Settings, section: Literal["sagas", "outbox"]) 
     return place_of(chosen, settings).shown
 
 
-async def _lengths_before(plant: Plant, queues: Sequence[str]) -> Mapping[str, int] | None:
+async def _lengths_before(deployment: OpenDeployment, queues: Sequence[str]) -> Mapping[str, int] | None:
     try:
-        return await lengths(plant, queues)
+        return await lengths(deployment, queues)
     except StoreNotSetUp:  # the tables of the queues are made together with the first queue
         return {}
 
@@ -131,7 +133,7 @@ class Outgoing:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SendReport:
     """What was sent.
 
     Args:
@@ -150,7 +152,7 @@ class Sent:
     services: int | None
 
 
-async def send(plant: Plant, message: Outgoing) -> Sent:
+async def send(deployment: OpenDeployment, message: Outgoing) -> SendReport:
     """Send a message at once, or keep it until it is due; returns after the commit.
 
     Raises:
@@ -158,7 +160,7 @@ async def send(plant: Plant, message: Outgoing) -> Sent:
         DuplicateMessage: the id was used before.
         QueueNotFound: the queue of a message without delay is missing; nothing was sent.
     """
-    endpoint = build_endpoint(plant)
+    endpoint = build_endpoint(deployment)
     options = SendOptions(
         destination=message.destination,
         delay=message.delay,
@@ -170,14 +172,14 @@ async def send(plant: Plant, message: Outgoing) -> Sent:
     )
     if isinstance(endpoint.clock, FollowingClock):  # so that a delay ends by the clock that judges it
         await endpoint.clock.read()
-    outgoing = endpoint.outgoing(message.body, options)
-    await endpoint.send_now([outgoing])
-    processes = await users_of_store(plant)
-    return Sent(
+    outgoing = endpoint.outgoing.make(message.body, options)
+    await endpoint.outgoing.send([outgoing])
+    processes = await users_of_store(deployment)
+    return SendReport(
         message_id=outgoing.message_id,
         destination=message.destination,
         due=outgoing.due if isinstance(outgoing, DelayedMessage) else None,
-        queue_exists=await exists(plant, message.destination),
+        queue_exists=await exists(deployment, message.destination),
         services=None if processes is None else len(delivering(processes)),
     )
 

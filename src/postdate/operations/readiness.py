@@ -6,49 +6,49 @@ from postdate.clock import SystemClock
 from postdate.errors import PostdateError, StoreNotSetUp
 from postdate.operations.needs import lengths, sources
 from postdate.ports import TransactionMode
-from postdate.wiring import Plant, dispatcher_queues, placing_errors
+from postdate.wiring import OpenDeployment, dispatcher_queues, placing_errors
 
 
-async def check_readable(plant: Plant) -> None:
+async def check_readable(deployment: OpenDeployment) -> None:
     """Return if what is due can be looked for, now or after an outage.
 
     Args:
-        plant: open, with its store initialized and set up.
+        deployment: open, with its store initialized and set up.
 
     Raises:
         StoreError: no waiting will mend it, as a damaged file: it would be said by the poller only, again and again.
     """
-    if plant.store is None:
+    if deployment.store is None:
         return
     try:
-        await plant.store.next_attempt()
+        await deployment.store.next_attempt()
     except PostdateError as error:
         if not error.transient:
             raise
 
 
-async def check_set_up(plant: Plant) -> None:
+async def check_set_up(deployment: OpenDeployment) -> None:
     """Return if a service can start without creating anything.
 
     Args:
-        plant: open; its store need not be initialized.
+        deployment: open; its store need not be initialized.
 
     Raises:
         StoreNotSetUp: tables or queues are missing; says which, and how to create them.
         StoreUnavailable, TransportUnavailable: a server does not answer.
     """
-    settings = plant.settings
-    if plant.store is not None:
-        await plant.store.initialize(settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
-        await plant.store.next_attempt()
+    settings = deployment.settings
+    if deployment.store is not None:
+        await deployment.store.initialize(settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
+        await deployment.store.next_attempt()
     now = SystemClock().now()
     with placing_errors(settings, "timeout_manager.address"):
-        for endpoint, timeouts in plant.timeouts.items():
+        for endpoint, timeouts in deployment.timeouts.items():
             await timeouts.initialize(endpoint)
             await timeouts.next_chunk(now, now, 1)
-    dispatching = dispatcher_queues(settings, plant.transport.capabilities)
-    needed = [*sources(settings, plant.transport), *dispatching, settings.endpoint.error_queue]
-    there = await lengths(plant, needed)
+    dispatching = dispatcher_queues(settings, deployment.transport.capabilities)
+    needed = [*sources(settings, deployment.transport), *dispatching, settings.endpoint.error_queue]
+    there = await lengths(deployment, needed)
     missing = [name for name in needed if there is not None and name not in there]
     if missing:
         origin = settings.origins.get("transport.address", "default")

@@ -12,7 +12,7 @@ from postdate.errors import MessageNotFound, MessageTooLarge, NotSupported, Post
 from postdate.messages import encode_headers, size_in_bytes
 from postdate.operations.plain import Body, body_of
 from postdate.ports import Mending, Quarantine, Quarantined
-from postdate.wiring import Plant
+from postdate.wiring import OpenDeployment
 
 _STORE: Final = "s"
 _QUEUES: Final = "q"
@@ -73,27 +73,27 @@ class Mended:
     remark: str = ""
 
 
-def quarantines(plant: Plant) -> dict[str, Quarantine]:
+def quarantines(deployment: OpenDeployment) -> dict[str, Quarantine]:
     """Return what sets aside here, by the letter its names begin with."""
-    parts = {_STORE: plant.store, _QUEUES: plant.transport}
+    parts = {_STORE: deployment.store, _QUEUES: deployment.transport}
     return {letter: part for letter, part in parts.items() if isinstance(part, Quarantine)}
 
 
-async def count_set_aside(plant: Plant) -> int:
+async def count_set_aside(deployment: OpenDeployment) -> int:
     """Return how much was set aside in the store and the queues."""
-    return sum([await each.quarantined_count() for each in quarantines(plant).values()])
+    return sum([await each.quarantined_count() for each in quarantines(deployment).values()])
 
 
-async def list_set_aside(plant: Plant, limit: int) -> SetAsideList:
+async def list_set_aside(deployment: OpenDeployment, limit: int) -> SetAsideList:
     """Return up to ``limit`` of what was set aside."""
-    found = await _found(plant, limit)
-    return SetAsideList(await count_set_aside(plant), [_line(name, each) for name, each in found[:limit]])
+    found = await _found(deployment, limit)
+    return SetAsideList(await count_set_aside(deployment), [_line(name, each) for name, each in found[:limit]])
 
 
-async def _found(plant: Plant, limit: int) -> list[tuple[str, Quarantined]]:
+async def _found(deployment: OpenDeployment, limit: int) -> list[tuple[str, Quarantined]]:
     return [
         (f"{letter}{each.number}", each)
-        for letter, part in quarantines(plant).items()
+        for letter, part in quarantines(deployment).items()
         for each in await part.quarantined(limit)
     ]
 
@@ -103,42 +103,44 @@ def _line(name: str, each: Quarantined) -> SetAside:
     return SetAside(name, each.place or None, each.message_id, each.reason, each.at, size)
 
 
-async def set_aside_of(plant: Plant, message_id: str) -> SetAside | None:
+async def set_aside_of(deployment: OpenDeployment, message_id: str) -> SetAside | None:
     """Return what was set aside of a message, the latest, or ``None``: nothing was."""
-    lines = [_line(name, each) for name, each in await _found(plant, _LOOKED_THROUGH) if each.message_id == message_id]
+    lines = [
+        _line(name, each) for name, each in await _found(deployment, _LOOKED_THROUGH) if each.message_id == message_id
+    ]
     return max(lines, key=lambda line: line.at, default=None)
 
 
-async def show_set_aside(plant: Plant, name: str) -> SetAsideDetails:
+async def show_set_aside(deployment: OpenDeployment, name: str) -> SetAsideDetails:
     """Return one with all that it holds.
 
     Raises:
         MessageNotFound: there is none of that name.
     """
-    _part(plant, name)
-    for known, each in await _found(plant, _LOOKED_THROUGH):
+    _part(deployment, name)
+    for known, each in await _found(deployment, _LOOKED_THROUGH):
         if known == name:
             return SetAsideDetails(_line(name, each), {column: body_of(held) for column, held in each.raw.items()})
     raise _no_such(name)
 
 
-async def put_back(plant: Plant, names: Sequence[str], mending: Mending, now: datetime) -> list[Mended]:
+async def put_back(deployment: OpenDeployment, names: Sequence[str], mending: Mending, now: datetime) -> list[Mended]:
     """Put what is mended back where it was, each in one transaction; what still cannot be read stays.
 
     Args:
-        plant: where.
+        deployment: where.
         names: which.
         mending: what takes the place of what cannot be read.
         now: UTC.
     """
-    return [await _tried(name, _put_back(plant, name, mending, now)) for name in names]
+    return [await _tried(name, _put_back(deployment, name, mending, now)) for name in names]
 
 
-async def _put_back(plant: Plant, name: str, mending: Mending, now: datetime) -> None:
-    part, number = _part(plant, name)
+async def _put_back(deployment: OpenDeployment, name: str, mending: Mending, now: datetime) -> None:
+    part, number = _part(deployment, name)
     if name.startswith(_QUEUES) and (mending.due is not None or mending.destination is not None):
         raise NotSupported("it was in a queue already: only its headers and its body can be mended")
-    kept_in = plant.transport if name.startswith(_QUEUES) else plant.store
+    kept_in = deployment.transport if name.startswith(_QUEUES) else deployment.store
     assert kept_in is not None  # it has something set aside
     _check_size(mending, kept_in.capabilities.largest_message_bytes)
     await part.put_back(number, mending, now)
@@ -151,13 +153,13 @@ def _check_size(mending: Mending, limit: int) -> None:
         raise MessageTooLarge(f"what is to take its place has {size:,} bytes, at most {limit:,} are taken")
 
 
-async def delete_set_aside(plant: Plant, names: Sequence[str], now: datetime) -> list[Mended]:
+async def delete_set_aside(deployment: OpenDeployment, names: Sequence[str], now: datetime) -> list[Mended]:
     """Delete what was set aside for good; recorded as discarded where its id can be read."""
-    return [await _tried(name, _delete(plant, name, now)) for name in names]
+    return [await _tried(name, _delete(deployment, name, now)) for name in names]
 
 
-async def _delete(plant: Plant, name: str, now: datetime) -> None:
-    part, number = _part(plant, name)
+async def _delete(deployment: OpenDeployment, name: str, now: datetime) -> None:
+    part, number = _part(deployment, name)
     await part.discard_quarantined(number, now)
 
 
@@ -171,14 +173,14 @@ async def _tried(name: str, doing: Awaitable[None]) -> Mended:
     return Mended(name, done=True)
 
 
-def _part(plant: Plant, name: str) -> tuple[Quarantine, int]:
+def _part(deployment: OpenDeployment, name: str) -> tuple[Quarantine, int]:
     """Return where one of that name would be, and its number there.
 
     Raises:
         MessageNotFound: it is no name, or nothing is set aside there.
     """
     match = _NAME.fullmatch(name)
-    part = None if match is None else quarantines(plant).get(match["where"])
+    part = None if match is None else quarantines(deployment).get(match["where"])
     if match is None or part is None:
         raise _no_such(name)
     return part, int(match["number"])

@@ -22,11 +22,11 @@ from typing_extensions import override
 
 from postdate.clock import Clock, SystemClock, later
 from postdate.config import Settings
-from postdate.core.circuit_breaker import FailureRate, RepeatedFailures, State
+from postdate.core.circuit_breaker import BreakerState, FailureRate, RepeatedFailures
 from postdate.core.dispatcher import Dispatcher, DispatchSettings, enlisting
 from postdate.core.journal import NO_JOURNAL, Journal
 from postdate.core.mover import Mover
-from postdate.core.poller import DueWork, Poller, Taken
+from postdate.core.poller import DueWork, Poller, PollResult
 from postdate.core.recoverability import LONGEST_OUTAGE_DELAY, Host
 from postdate.core.store_clock import clock_of_store
 from postdate.endpoint.critical import BreakerTimers
@@ -145,7 +145,7 @@ class Counts(NoMetrics):
         self.of["failed"] += messages
 
 
-class Ledger:
+class DispatchJournal:
     """A journal that Spark's thread takes Arrow batches from while the dispatcher writes on."""
 
     def __init__(self) -> None:
@@ -245,7 +245,7 @@ class _Sending(RepeatedFailures):
         """Return whether the next attempt of what failed may be yet to come."""
         patience = 2 * LONGEST_OUTAGE_DELAY.total_seconds()
         recently = self.failed_at is not None and seconds - self.failed_at < patience
-        return self.state is not State.DISARMED and recently
+        return self.state is not BreakerState.DISARMED and recently
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,7 @@ class _Machine:
     @property
     def fails(self) -> bool:
         """Whether it goes wrong at the moment."""
-        return self.fetching.state is State.ARMED or self.sending.fails_still(SystemClock().monotonic())
+        return self.fetching.state is BreakerState.ARMED or self.sending.fails_still(SystemClock().monotonic())
 
     def check(self) -> None:
         """Raise what it went wrong with for too long."""
@@ -273,16 +273,16 @@ class _Machine:
 class _Held:
     """Due work that waits while the ledger is full: what Spark does not take, is not dispatched."""
 
-    def __init__(self, work: DueWork, ledger: Ledger) -> None:
+    def __init__(self, work: DueWork, ledger: DispatchJournal) -> None:
         self._work, self._ledger = work, ledger
 
     def running(self) -> AbstractAsyncContextManager[None]:
         return self._work.running()
 
-    async def take(self, now: datetime) -> Taken:
+    async def take(self, now: datetime) -> PollResult:
         if self._ledger.is_full:
             await anyio.sleep(_HANDED_OVER_EVERY_SECONDS / 10)
-            return Taken(0, more=True)
+            return PollResult(0, more=True)
         return await self._work.take(now)
 
     async def listen(self, wake: Wake) -> Callable[[], None]:
@@ -316,7 +316,7 @@ async def _machine(spec: SweepSpec, counts: Counts, journal: Journal) -> AsyncGe
         work: DueWork = dispatcher
         if isinstance(store, MovingStore) and enlisting(store, transport) is not None:
             work = Mover(store, dispatcher, clock, counts, journal)
-        held = _Held(work, journal) if isinstance(journal, Ledger) else work
+        held = _Held(work, journal) if isinstance(journal, DispatchJournal) else work
         yield _Machine(held, clock, fetching, sending, BreakerTimers([fetching, rate], clock), trouble)
 
 
@@ -336,7 +336,7 @@ async def _drain(machine: _Machine) -> None:
         soon = later(machine.clock.now(), LONGEST_OUTAGE_DELAY)
         # Whoever took what was given back may have sent it: it is not this process that must have succeeded.
         nothing_left = count == 0 and (next_attempt is None or next_attempt > soon)
-        if machine.sending.state is State.DISARMED or nothing_left:
+        if machine.sending.state is BreakerState.DISARMED or nothing_left:
             return
         await anyio.sleep(1)
 
@@ -361,7 +361,7 @@ async def _round(machine: _Machine) -> tuple[int, datetime | None, BaseException
             continue
         machine.fetching.success()
         count += taken.count
-        if not taken.more or machine.sending.state is not State.DISARMED:
+        if not taken.more or machine.sending.state is not BreakerState.DISARMED:
             return count, taken.next_attempt, None
     return count, None, machine.trouble.error
 
@@ -412,7 +412,7 @@ def swept(spec: SweepSpec, seconds: float | None, stop_file: Path | None = None)
     Raises:
         PostdateError: see :func:`drain_due`; after everything that was done has been yielded.
     """
-    ledger, given_up = Ledger(), threading.Event()
+    ledger, given_up = DispatchJournal(), threading.Event()
 
     def stop() -> bool:
         return given_up.is_set() or (stop_file is not None and stop_file.exists())

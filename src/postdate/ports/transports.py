@@ -35,7 +35,7 @@ class TransportCapabilities:
         queue_names_fold_case: names of queues that differ in the case of letters only are one queue.
         queue_name_separator: stands between the name of an endpoint and what names a queue of its timeout manager
             (specification 4.2).
-        reads_ahead: what is received is held by the process itself, without a lease that runs out or a count that grows
+        prefetches: what is received is held by the process itself, without a lease that runs out or a count that grows
             when it is given back: so more may be received than is handled at once.
         takes_by_id: a receiver can pick one message out of its queue: :meth:`Receiver.take`.
     """
@@ -52,7 +52,7 @@ class TransportCapabilities:
     pipelines: bool = False
     queue_names_fold_case: bool = False
     queue_name_separator: str = "."
-    reads_ahead: bool = False
+    prefetches: bool = False
     takes_by_id: bool = False
 
 

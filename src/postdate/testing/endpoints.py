@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -17,8 +18,10 @@ from postdate.backends.memory.store import MemoryStore
 from postdate.backends.memory.transport import MemoryReceiver, MemoryTransport
 from postdate.core.recoverability import Recoverability
 from postdate.endpoint.delayed_delivery import timeouts_queue
+from postdate.endpoint.endings import MessageEndings
 from postdate.endpoint.endpoint import Endpoint
 from postdate.endpoint.outbox import Outbox
+from postdate.endpoint.outgoing import OutgoingMessages
 from postdate.endpoint.replying import reply_options
 from postdate.endpoint.sagas import Saga, as_text
 from postdate.endpoint.sending import SendKeywords, SendOptions
@@ -170,8 +173,8 @@ class EndpointTest:
         options = reply_options(to.headers, to.headers.get(Headers.MESSAGE_ID, ""), headers)
         if options.destination != self._endpoint.name:
             raise InvalidMessage(f"replies to it go to {options.destination!r}, not to {self._endpoint.name!r}")
-        reply = self._endpoint.outgoing(message, options, related_to=to.headers)
-        await self._endpoint.send_now([reply])
+        reply = self._endpoint.outgoing.make(message, options, related_to=to.headers)
+        await self._endpoint.outgoing.send([reply])
         await self._let_it_happen()
         return reply.message_id
 
@@ -203,7 +206,8 @@ class EndpointTest:
             if not await self._store.list_pending(MessageFilter(due_to=end), 1):
                 break
             await self.clock.advance(step)
-        failures, self._endpoint.failures = self._endpoint.failures, []
+        failures = self._endpoint.failures[:]
+        self._endpoint.failures.clear()
         if failures:
             raise failures[0]
 
@@ -251,26 +255,42 @@ class EndpointTest:
             self.deliveries.append(Sent(message, envelope.destination, self.clock.now(), envelope.headers))
 
 
+@dataclass(frozen=True)
+class _Made(OutgoingMessages):
+    """Remembers the messages of which it made something, by id."""
+
+    made: dict[str, object] = field(default_factory=dict[str, object])
+
+    @override
+    def make(
+        self, message: object, options: SendOptions, related_to: Mapping[str, str] | None = None
+    ) -> Envelope | DelayedMessage:
+        outgoing = super().make(message, options, related_to)
+        self.made[outgoing.message_id] = message
+        return outgoing
+
+
+@dataclass(frozen=True)
+class _Failed(MessageEndings):
+    """Remembers why messages went to the error queue."""
+
+    failures: list[Exception] = field(default_factory=list[Exception])
+
+    @override
+    def to_error(self, received: Received, error: Exception, queue: str | None = None) -> End:
+        self.failures.append(error)
+        return super().to_error(received, error, queue)
+
+
 class _Watched(Endpoint):
     """Remembers the messages that it made, and why some went to the error queue."""
 
     def __init__(self, name: str, **settings: Any) -> None:
         self.made: dict[str, object] = {}
         self.failures: list[Exception] = []
+        self.makes_outgoing = partial(_Made, made=self.made)
+        self.makes_endings = partial(_Failed, failures=self.failures)
         super().__init__(name, **settings)
-
-    @override
-    def outgoing(
-        self, message: object, options: SendOptions, related_to: Mapping[str, str] | None = None
-    ) -> Envelope | DelayedMessage:
-        outgoing = super().outgoing(message, options, related_to)
-        self.made[outgoing.message_id] = message
-        return outgoing
-
-    @override
-    def to_error(self, received: Received, error: Exception, queue: str | None = None) -> End:
-        self.failures.append(error)
-        return super().to_error(received, error, queue)
 
 
 class _Exits:

@@ -12,8 +12,8 @@ from postdate.wiring.adapters import (
 )
 from postdate.wiring.application import is_wanted, open_outbox, open_saga_store, place_of
 from postdate.wiring.causes import advice_for, placing_errors
-from postdate.wiring.plant import (
-    Plant,
+from postdate.wiring.deployment import (
+    OpenDeployment,
     build_endpoint,
     build_endpoints,
     check_addresses,
@@ -31,7 +31,7 @@ from postdate.wiring.scripts import setup_sql
 from postdate.wiring.timeouts import dispatcher_queues, managed_endpoints, open_timeouts, timeout_manager
 
 __all__ = [
-    "Plant",
+    "OpenDeployment",
     "advice_for",
     "build_endpoint",
     "build_endpoints",

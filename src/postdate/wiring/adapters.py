@@ -27,7 +27,7 @@ from postdate.wiring.databases import Databases, SharedDatabase
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class AdapterRole:
     """The adapter that an address means.
 
     Args:
@@ -63,19 +63,19 @@ class Kind:
         return f"{self.scheme}:{self.addresses.example.partition(':')[2]}"
 
 
-def kinds(role: Role) -> Mapping[str, Kind]:
+def kinds(role: Role) -> Mapping[str, AdapterRole]:
     """Return the adapters of a role by the schemes of their addresses; aliases stand behind all others."""
     return _kinds(role, backends())
 
 
 @lru_cache(maxsize=2 * len(ROLES))
-def _kinds(role: Role, all_of_them: tuple[Backend, ...]) -> Mapping[str, Kind]:
-    found, aliases = dict[str, Kind](), dict[str, Kind]()
+def _kinds(role: Role, all_of_them: tuple[Backend, ...]) -> Mapping[str, AdapterRole]:
+    found, aliases = dict[str, AdapterRole](), dict[str, AdapterRole]()
     for backend in all_of_them:
         adapter: Adapter | None = getattr(backend, role)
         if adapter is not None:
             written = (role == "transport" and backend.queue_addresses) or backend.addresses
-            found |= {scheme: Kind(backend, adapter, written, scheme) for scheme in written.schemes}
+            found |= {scheme: AdapterRole(backend, adapter, written, scheme) for scheme in written.schemes}
             aliases |= dict.fromkeys(written.aliases, found[written.schemes[0]])
     return {**found, **{name: kind for name, kind in aliases.items() if name not in found}}
 
@@ -88,7 +88,7 @@ def example_of(role: Role, scheme: str) -> str:
 # --- which adapter -----------------------------------------------------------------------------------------------
 
 
-def check_store(address: str) -> Kind:
+def check_store(address: str) -> AdapterRole:
     """Return the kind of store that an address means.
 
     Raises:
@@ -97,12 +97,12 @@ def check_store(address: str) -> Kind:
     return kind_of(address, "store", "store")
 
 
-def check_transport(address: str) -> Kind:
+def check_transport(address: str) -> AdapterRole:
     """Return the kind of transport that an address means; see :func:`check_store`."""
     return kind_of(address, "transport", "transport")
 
 
-def kind_of(address: str, what: str, role: Role) -> Kind:
+def kind_of(address: str, what: str, role: Role) -> AdapterRole:
     """Return the adapter of a role that an address means; see :func:`check_store`.
 
     Args:
@@ -173,7 +173,7 @@ def taken_by_store(address: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name in known and value is not None}
 
 
-def chosen_for(section: str, kind: Kind, settings: Settings, /, **given: Any) -> dict[str, Any]:
+def chosen_for(section: str, kind: AdapterRole, settings: Settings, /, **given: Any) -> dict[str, Any]:
     """Return what an adapter is opened with: the settings of its section, and those of the store that it takes, too.
 
     Args:
@@ -229,7 +229,7 @@ def open_transport(address: str, databases: Databases | None = None, /, **settin
 
 
 def open_adapter(
-    kind: Kind, address: Address, settings: Mapping[str, Any], databases: Databases | None = None
+    kind: AdapterRole, address: Address, settings: Mapping[str, Any], databases: Databases | None = None
 ) -> object:
     """Return the adapter of a kind at an address; see :func:`open_store`."""
     unknown = sorted(settings.keys() - kind.takes)
@@ -253,7 +253,7 @@ def open_adapter(
             return adapter(databases.of(kind.backend, kind.adapter, place, chosen, opened), **chosen)
 
 
-def loaded(kind: Kind) -> Callable[..., object]:
+def loaded(kind: AdapterRole) -> Callable[..., object]:
     """Return what makes the adapter of a kind.
 
     Raises:

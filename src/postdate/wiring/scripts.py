@@ -12,7 +12,7 @@ from postdate.errors import ConfigurationError
 from postdate.ports import FileScripts, Scripted
 from postdate.wiring.adapters import file_of, kinds, loaded, open_store, open_transport
 from postdate.wiring.application import is_wanted, open_outbox, open_saga_store, place_of
-from postdate.wiring.plant import own_queues, store_settings, transport_settings
+from postdate.wiring.deployment import own_queues, store_settings, transport_settings
 from postdate.wiring.timeouts import check_timeout_managers, managed_endpoints, open_timeouts
 
 

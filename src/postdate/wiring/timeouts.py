@@ -12,7 +12,7 @@ from postdate.errors import ConfigurationError
 from postdate.persistence.timeouts import table_name
 from postdate.ports import TransportCapabilities
 from postdate.ports.timeouts import TimeoutPersister
-from postdate.wiring.adapters import Kind, chosen_for, example_of, kind_of, open_adapter
+from postdate.wiring.adapters import AdapterRole, chosen_for, example_of, kind_of, open_adapter
 from postdate.wiring.databases import Databases
 
 
@@ -69,7 +69,7 @@ def _check_apart(settings: Settings) -> None:
             )
 
 
-def _storage(settings: Settings) -> tuple[Kind, dict[str, Any]]:
+def _storage(settings: Settings) -> tuple[AdapterRole, dict[str, Any]]:
     chosen = settings.timeout_manager
     assert chosen.address is not None
     try:

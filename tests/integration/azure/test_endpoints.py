@@ -34,7 +34,7 @@ from postdate.errors import ConfigurationError, DelayedDeliveryNotConfigured, Er
 from postdate.messages import format_timestamp
 from postdate.operations.error_queue import return_all
 from postdate.ports import Received
-from postdate.wiring.plant import Plant
+from postdate.wiring.deployment import OpenDeployment
 
 PATIENCE_SECONDS = 60
 QUICK = timedelta(milliseconds=50)
@@ -221,12 +221,12 @@ async def test_a_missing_destination_ends_in_the_error_queue_and_can_be_returned
         } <= headers.keys()
         assert await place.waiting() == []
 
-        plant = Plant(load_settings(None, {}), store, transport, None, None)
-        (stays,) = await return_all(plant, place.error, utc_now())
+        deployment = OpenDeployment(load_settings(None, {}), store, transport, None, None)
+        (stays,) = await return_all(deployment, place.error, utc_now())
         assert not stays.done
         assert nowhere in stays.remark
         await transport.create_queues([nowhere])
-        (returned,) = await return_all(plant, place.error, utc_now())
+        (returned,) = await return_all(deployment, place.error, utc_now())
         assert (returned.done, returned.queue) == (True, nowhere)
         (arrived,) = await take(transport, nowhere)
         assert (arrived.message_id, arrived.body, arrived.headers["own"]) == (sent, b"body", "1")

@@ -20,7 +20,7 @@ from azure.storage.blob import BlobLeaseClient, BlobServiceClient
 from tests.azure_store_subjects import TablePlace
 
 from postdate import DelayedMessage, LocalTransport, SystemClock
-from postdate.backends.azure.layout import Waiting, share_of
+from postdate.backends.azure.layout import DelayedEntity, share_of
 from postdate.backends.azure.table_names import lease_container
 
 SCRIPT = Path(__file__).with_name("dispatching.py")
@@ -105,7 +105,7 @@ class Site:
         """Return the shares of which something has come that was due after an instant."""
         found = self.arrived()
         fresh = [message for message in messages if message.due > since and message.message_id in found]
-        return {share_of(Waiting.new(message).row, self.place.leases) for message in fresh}
+        return {share_of(DelayedEntity.new(message).row, self.place.leases) for message in fresh}
 
     async def store(self, count: int, over: timedelta) -> list[DelayedMessage]:
         """Store messages that fall due one after the other from now on."""

@@ -20,7 +20,7 @@ from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.postgres.transport import PostgresTransport
 from postdate.messages import DelayedMessage
 from postdate.pipeline.audit import AuditResult, audit, reading
-from postdate.pipeline.audit.reading import Endpoint
+from postdate.pipeline.audit.reading import AuditedStore
 from postdate.pipeline.audit.suspects import without_pruned
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import Outcome
@@ -206,10 +206,10 @@ def test_what_was_archived_while_it_was_read_is_not_taken_for_lost(spark: SparkS
         ],
         "endpoint string, message_id string, lost boolean, orphaned boolean",
     )
-    (held,) = (Endpoint("postdate", store, held=True),)
+    (held,) = (AuditedStore("postdate", store, held=True),)
     assert without_pruned(spark, seem, [held], 2) is None
-    left = without_pruned(spark, seem, [Endpoint("postdate", store)], 2)
+    left = without_pruned(spark, seem, [AuditedStore("postdate", store)], 2)
     assert left is not None
     assert sorted(row["message_id"] for row in left.collect()) == ["fine", "lost"]
-    again = without_pruned(spark, left, [Endpoint("postdate", store)], 2)
+    again = without_pruned(spark, left, [AuditedStore("postdate", store)], 2)
     assert again is None

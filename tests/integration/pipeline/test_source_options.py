@@ -19,7 +19,7 @@ from pyspark.sql.types import (
 
 from postdate.errors import ConfigurationError, PipelineError
 from postdate.pipeline.source import PostdateDataSource
-from postdate.pipeline.source.options import OPTIONS, Options, Use
+from postdate.pipeline.source.options import OPTIONS, SourceOptions, StoreUse
 from postdate.pipeline.source.reading import columns_wanted
 from postdate.pipeline.source.streaming import Following
 from postdate.pipeline.source.writing import Writing, check_columns
@@ -29,8 +29,8 @@ SECRET = "t0p-s3cret"
 PAGE = Path(__file__).parents[3] / "docs" / "guides" / "spark-source.md"
 
 
-def options(use: Use = Use.READING, **given: str) -> Options:
-    return Options({name.lower(): value for name, value in given.items()}, use)
+def options(use: StoreUse = StoreUse.READING, **given: str) -> SourceOptions:
+    return SourceOptions({name.lower(): value for name, value in given.items()}, use)
 
 
 def struct(**types) -> StructType:
@@ -46,30 +46,34 @@ MESSAGE = {"message_id": StringType(), "destination": StringType(), "due": Times
 @pytest.mark.parametrize(
     ("use", "given", "words"),
     [
-        (Use.READING, {"stor": "sqlite:///a.db"}, "no option 'stor'; did you mean store?"),
-        (Use.READING, {"zzz": "1"}, "no option 'zzz'; there are store, config"),
-        (Use.READING, {"path": "a.db"}, "load() and save() without one"),
-        (Use.READING, {"maxRowsPerBatch": "5"}, "maxRowsPerBatch is for spark.readStream"),
-        (Use.WRITING, {"columns": "due"}, "columns is for spark.read and spark.readStream"),
-        (Use.READING, {"batch": "5"}, "batch is for df.write and df.writeStream"),
-        (Use.READING, {"what": "recrds"}, "one of pending, records, queued (did you mean 'records'?), not 'recrds'"),
-        (Use.READING, {"partitions": "0"}, "partitions must be a whole number, 1 or more, not '0'"),
-        (Use.READING, {"partitions": "many"}, "partitions must be a whole number, 1 or more, not 'many'"),
-        (Use.WRITING, {"batch": "-1"}, "batch must be a whole number, 1 or more, not '-1'"),
-        (Use.READING, {"synchronous": "off"}, "synchronous must be one of full, normal, not 'off'"),
-        (Use.READING, {"recording": "some"}, "recording must be one of"),
-        (Use.READING, {"endpoint": " "}, "endpoint must be the name of a queue"),
-        (Use.FOLLOWING, {"startingAt": "now"}, "startingAt must be one of earliest, latest, not 'now'"),
-        (Use.FOLLOWING, {"snapshot": "1-1"}, "snapshot is for spark.read; remove it"),
+        (StoreUse.READING, {"stor": "sqlite:///a.db"}, "no option 'stor'; did you mean store?"),
+        (StoreUse.READING, {"zzz": "1"}, "no option 'zzz'; there are store, config"),
+        (StoreUse.READING, {"path": "a.db"}, "load() and save() without one"),
+        (StoreUse.READING, {"maxRowsPerBatch": "5"}, "maxRowsPerBatch is for spark.readStream"),
+        (StoreUse.WRITING, {"columns": "due"}, "columns is for spark.read and spark.readStream"),
+        (StoreUse.READING, {"batch": "5"}, "batch is for df.write and df.writeStream"),
+        (
+            StoreUse.READING,
+            {"what": "recrds"},
+            "one of pending, records, queued (did you mean 'records'?), not 'recrds'",
+        ),
+        (StoreUse.READING, {"partitions": "0"}, "partitions must be a whole number, 1 or more, not '0'"),
+        (StoreUse.READING, {"partitions": "many"}, "partitions must be a whole number, 1 or more, not 'many'"),
+        (StoreUse.WRITING, {"batch": "-1"}, "batch must be a whole number, 1 or more, not '-1'"),
+        (StoreUse.READING, {"synchronous": "off"}, "synchronous must be one of full, normal, not 'off'"),
+        (StoreUse.READING, {"recording": "some"}, "recording must be one of"),
+        (StoreUse.READING, {"endpoint": " "}, "endpoint must be the name of a queue"),
+        (StoreUse.FOLLOWING, {"startingAt": "now"}, "startingAt must be one of earliest, latest, not 'now'"),
+        (StoreUse.FOLLOWING, {"snapshot": "1-1"}, "snapshot is for spark.read; remove it"),
     ],
 )
-def test_wrong_options_are_refused_with_what_is_allowed(use: Use, given: dict[str, str], words: str) -> None:
+def test_wrong_options_are_refused_with_what_is_allowed(use: StoreUse, given: dict[str, str], words: str) -> None:
     with pytest.raises(PipelineError, match=re.escape(words)):
         options(use, **given)
 
 
 def test_what_spark_adds_by_itself_is_let_pass() -> None:
-    assert options(Use.WRITING_A_STREAM, checkpointLocation="/tmp/x", batch="7").get("batch") == 7
+    assert options(StoreUse.WRITING_A_STREAM, checkpointLocation="/tmp/x", batch="7").get("batch") == 7
 
 
 def test_the_page_of_the_format_has_every_option() -> None:
@@ -97,7 +101,7 @@ def test_the_page_of_the_format_has_every_option() -> None:
 )
 def test_a_store_that_cannot_be_is_refused(given: dict[str, str], words: str) -> None:
     with pytest.raises((PipelineError, ConfigurationError), match=re.escape(words)):
-        Options(given, Use.READING).spec()
+        SourceOptions(given, StoreUse.READING).spec()
 
 
 @pytest.mark.parametrize(
@@ -201,9 +205,9 @@ def test_a_schema_of_the_readers_own_must_be_one_of_columns() -> None:
 def test_only_records_are_followed_and_only_messages_written(tmp_path: Path) -> None:
     store = f"sqlite:///{tmp_path / 'a.db'}"
     with pytest.raises(PipelineError, match=re.escape(".option('what', 'records')")):
-        Following.of(options(Use.FOLLOWING, store=store), struct(due=TimestampType()))
+        Following.of(options(StoreUse.FOLLOWING, store=store), struct(due=TimestampType()))
     with pytest.raises(PipelineError, match="must be pending or queued here, not 'records'"):
-        Writing.of(options(Use.WRITING, store=store, what="records"))
+        Writing.of(options(StoreUse.WRITING, store=store, what="records"))
 
 
 def test_the_package_that_spark_finds_stands_for_the_format() -> None:

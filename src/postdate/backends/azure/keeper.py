@@ -46,7 +46,7 @@ class Keeper:
     def __init__(
         self,
         leases: Leases,
-        attendance: Attendance,
+        attendance: TableLiveness,
         took: Callable[[], None],
         is_idle: Callable[[int], bool],
         look: Callable[[], Awaitable[None]],
@@ -135,7 +135,7 @@ class Keeper:
                 await self._leases.give_up(number)
 
 
-class Attendance:
+class TableLiveness:
     """Which processes work on a store: each writes a row now and then, and the server says when it was.
 
     Args:

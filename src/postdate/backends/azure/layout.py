@@ -102,7 +102,7 @@ def attempt_of(row: str, *, is_ours: bool) -> datetime:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class DelayedEntity:
     """A message as it lies in the table.
 
     Args:
@@ -120,7 +120,7 @@ class Waiting:
     etag: str = ""
 
     @classmethod
-    def new(cls, message: DelayedMessage, records: int = 0) -> Waiting:
+    def new(cls, message: DelayedMessage, records: int = 0) -> DelayedEntity:
         """Return a message as it is stored first."""
         return cls(with_failures(message, 0), row_key(message.message_id, message.due), message.due, records)
 
@@ -134,15 +134,15 @@ class Waiting:
         """What names the entity."""
         return {"PartitionKey": self.partition, "RowKey": self.row}
 
-    def after_failure(self, attempt_at: datetime, records: int) -> Waiting:
+    def after_failure(self, attempt_at: datetime, records: int) -> DelayedEntity:
         """Return it with one more failure, waiting for its next attempt."""
         failed = with_failures(self.message, self.message.number_of_failures + 1)
-        return Waiting(failed, row_key(failed.message_id, attempt_at), attempt_at, records)
+        return DelayedEntity(failed, row_key(failed.message_id, attempt_at), attempt_at, records)
 
-    def rescheduled(self, due: datetime, records: int) -> Waiting:
+    def rescheduled(self, due: datetime, records: int) -> DelayedEntity:
         """Return it with another due time."""
         moved = rescheduled(self.message, due)
-        return Waiting(moved, row_key(moved.message_id, moved.due), moved.due, records)
+        return DelayedEntity(moved, row_key(moved.message_id, moved.due), moved.due, records)
 
     def entity(self, *, checksum: bool) -> dict[str, Any]:
         """Return what is stored, with a checksum of its content if that is wanted."""
@@ -165,7 +165,7 @@ class Waiting:
         return entity
 
 
-def read_entity(entity: Mapping[str, Any]) -> Waiting:
+def read_entity(entity: Mapping[str, Any]) -> DelayedEntity:
     """Return what an entity holds, ours or upstream's.
 
     Raises:
@@ -196,7 +196,7 @@ def read_entity(entity: Mapping[str, Any]) -> Waiting:
         if isinstance(error, MessageError):
             raise
         raise InvalidMessage(f"the entity {row!r} has a column that cannot be read: {error}") from error
-    return Waiting(message, row, attempt_at, records, etag_of(entity))
+    return DelayedEntity(message, row, attempt_at, records, etag_of(entity))
 
 
 def _text(entity: Mapping[str, Any], name: str) -> str:

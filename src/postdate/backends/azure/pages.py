@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from postdate.backends.azure.groups import Table
-from postdate.backends.azure.layout import KEY_COLUMNS, Waiting, attempt_of, partition_of, read_entity, second_key
+from postdate.backends.azure.layout import KEY_COLUMNS, DelayedEntity, attempt_of, partition_of, read_entity, second_key
 from postdate.clock import later
 from postdate.errors import ConfigurationError, InvalidMessage, MessageError
 
@@ -92,7 +92,7 @@ class Pages:
 
     def __init__(self, table: Table, set_aside: Callable[[Entity, MessageError, datetime], Awaitable[None]]) -> None:
         self._table, self._set_aside = table, set_aside
-        self._ahead: deque[Waiting] = deque()
+        self._ahead: deque[DelayedEntity] = deque()
         self._read_to = ""
         """The last key that was read; empty when the next look begins at the front."""
 
@@ -113,9 +113,9 @@ class Pages:
             return self._ahead[0].attempt_at
         return attempt_of(self._read_to[:_ROW_TIME_LENGTH], is_ours=False) if self._read_to else None
 
-    async def take(self, now: datetime, limit: int, is_wanted: Callable[[Waiting], bool]) -> list[Waiting]:
+    async def take(self, now: datetime, limit: int, is_wanted: Callable[[DelayedEntity], bool]) -> list[DelayedEntity]:
         """Return up to ``limit`` messages that may be attempted strictly before ``now``, oldest first."""
-        taken: dict[str, Waiting] = {}
+        taken: dict[str, DelayedEntity] = {}
         has_read = False
         while len(taken) < limit:
             if not self._ahead:
@@ -134,7 +134,7 @@ class Pages:
         """Read one page behind what was read last, or at the front."""
         page = await self.one_page(self._read_to, second_key(later(now, timedelta(seconds=1))))
         self._read_to = page[-1]["RowKey"] if len(page) >= READ_AT_ONCE else ""
-        found: list[Waiting] = []
+        found: list[DelayedEntity] = []
         for entity in page:
             try:
                 found.append(read_entity(entity))

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from postdate.backends.azure.groups import Operation, Table
-from postdate.backends.azure.layout import Waiting, changed_at, read_entity, row_key, text_of
+from postdate.backends.azure.layout import DelayedEntity, changed_at, read_entity, row_key, text_of
 from postdate.backends.azure.pages import Entity
 from postdate.backends.azure.records import Records
 from postdate.backends.azure.storing import Storing
@@ -87,7 +87,7 @@ class TableQuarantine:
         rows = self._records.table.query(f"PartitionKey eq '{_PARTITION}'", ["RowKey"])
         return len([row async for row in rows])
 
-    async def put_back(self, number: int, mending: Mending, now: datetime) -> Waiting:
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> DelayedEntity:
         """See :meth:`postdate.ports.Quarantine.put_back`; returns the message as it waits."""
         entity = await self._find(number)
         waiting = mended(entity, mending)
@@ -114,7 +114,7 @@ class TableQuarantine:
         await self._records.table.atomically([Operation("delete", keys)])
 
 
-def mended(entity: Entity, mending: Mending) -> Waiting:
+def mended(entity: Entity, mending: Mending) -> DelayedEntity:
     """Return what an entity holds with what is mended in place of what was there.
 
     Raises:
@@ -134,7 +134,7 @@ def mended(entity: Entity, mending: Mending) -> Waiting:
     checked = DelayedMessage(
         read.message_id, read.due, read.destination, read.headers, read.body, read.expires_at, read.number_of_failures
     )
-    return Waiting.new(checked)
+    return DelayedEntity.new(checked)
 
 
 def _id_of(entity: Entity) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from datetime import datetime
 
-from postdate.backends.azure.holding import Holding
+from postdate.backends.azure.claims import AzureClaims
 from postdate.backends.azure.layout import KEY_COLUMNS, attempt_of, instant_of, read_entity, second_key
 from postdate.backends.azure.pages import Entity, Pages
 from postdate.errors import InvalidMessage, MessageError
@@ -28,7 +28,7 @@ async def next_due(pages: Pages) -> datetime | None:
     return min((due for due in found if due is not None), default=None)
 
 
-async def statistics(pages: Pages, holding: Holding, now: datetime) -> StoreStatistics:
+async def statistics(pages: Pages, holding: AzureClaims, now: datetime) -> StoreStatistics:
     """See :meth:`postdate.ports.AdministrableStore.statistics`; ``holding``: what counts as claimed."""
     pending = overdue = claimed = failing = 0
     earliest: datetime | None = None

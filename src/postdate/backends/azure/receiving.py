@@ -45,7 +45,7 @@ SendAll = Callable[[Sequence[Envelope], datetime], Awaitable[None]]
 """Sends all of these, or raises why one of them cannot be sent."""
 
 
-class Memory:
+class ReceiveMemory:
     """What this process knows of messages and Azure does not, for the last ``limit`` of each kind.
 
     Azure counts how often a message was given out. That counts as failures, except those times when this process gave
@@ -87,7 +87,7 @@ class Memory:
 
 
 @dataclass(eq=False, slots=True)
-class Hold:
+class MessageWithReceipt:
     """A message that this process holds.
 
     Args:
@@ -109,7 +109,7 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ReceiverSettings:
     """How a receiver behaves.
 
     Args:
@@ -139,14 +139,14 @@ class AzureQueueReceiver(Receiver):
         self,
         service: QueueService,
         queue: str,
-        pace: Pace,
-        memory: Memory,
+        pace: ReceiverSettings,
+        memory: ReceiveMemory,
         send: SendAll,
         at_end: Callable[[AzureQueueReceiver], None],
     ) -> None:
         self._service, self._queue, self._pace, self._memory = service, queue, pace, memory
         self._send, self._at_end = send, at_end
-        self._held: dict[object, Hold] = {}
+        self._held: dict[object, MessageWithReceipt] = {}
         self._renewing: asyncio.Task[None] | None = None
         self._returning: set[asyncio.Task[None]] = set()
         self._has_failed = False
@@ -172,7 +172,7 @@ class AzureQueueReceiver(Receiver):
                 with suppress(TimeoutError):
                     await asyncio.wait_for(news.wait(), wait / _SECOND)
 
-    async def _fetch(self, count: int) -> list[Hold]:
+    async def _fetch(self, count: int) -> list[MessageWithReceipt]:
         """Ask once. When the wait is cancelled, what comes all the same is given back at once."""
         asking = asyncio.ensure_future(self._ask(count))
         try:
@@ -181,7 +181,7 @@ class AzureQueueReceiver(Receiver):
             self._in_background(self._give_back_what_comes(asking))
             raise
 
-    async def _ask(self, count: int) -> list[Hold]:
+    async def _ask(self, count: int) -> list[MessageWithReceipt]:
         loop = asyncio.get_running_loop()
         began, seconds = loop.time(), round(self._pace.hold / _SECOND)
         with self._service.asking(self._queue):
@@ -200,7 +200,7 @@ class AzureQueueReceiver(Receiver):
             self._renewing = asyncio.ensure_future(self._renew_until_done())
         return [hold for hold in holds if hold not in finished]
 
-    def _hold(self, message: QueueMessage, until: float, seconds: int) -> Hold:
+    def _hold(self, message: QueueMessage, until: float, seconds: int) -> MessageWithReceipt:
         native_id, receipt = str(message.id), str(message.pop_receipt)
         envelope = from_text(self._queue, native_id, str(message.content))
         failures = self._memory.failures(self._queue, native_id, message.dequeue_count or 1)
@@ -208,11 +208,11 @@ class AzureQueueReceiver(Receiver):
         if message.expires_on is not None and message.next_visible_on is not None:
             # Both by Azure's clock, which so need not be ours.
             expires = until + (message.expires_on - message.next_visible_on) / _SECOND
-        hold = Hold(native_id, receipt, until, expires, Received(envelope, failures, token=object()))
+        hold = MessageWithReceipt(native_id, receipt, until, expires, Received(envelope, failures, token=object()))
         self._held[hold.received.token] = hold
         return hold
 
-    async def _delete_finished(self, hold: Hold) -> None:
+    async def _delete_finished(self, hold: MessageWithReceipt) -> None:
         """Delete a message that was handled before, when it could not be deleted."""
         try:
             await self._delete(hold)
@@ -222,7 +222,7 @@ class AzureQueueReceiver(Receiver):
             )
         self._drop(hold)
 
-    async def _give_back_what_comes(self, asking: asyncio.Future[list[Hold]]) -> None:
+    async def _give_back_what_comes(self, asking: asyncio.Future[list[MessageWithReceipt]]) -> None:
         with suppress(PostdateError):
             holds = await asking
             await _all(self._give_back(hold, failed=False) for hold in holds)
@@ -244,7 +244,7 @@ class AzureQueueReceiver(Receiver):
         finally:
             self._renewing = None
 
-    async def _renew(self, hold: Hold) -> None:
+    async def _renew(self, hold: MessageWithReceipt) -> None:
         """Hide a message for longer; what has run out needs no hiding, nobody receives it any more.
 
         Azure hides nothing beyond its expiry, and counts in whole seconds: in the last two of its life a message that
@@ -266,14 +266,14 @@ class AzureQueueReceiver(Receiver):
             except TransportError as error:  # tried again, until it is known to be somebody else's
                 log.warning("message %s in %s cannot be held for longer now: %s", hold.native_id, self._queue, error)
 
-    async def _hide(self, hold: Hold, seconds: int) -> None:
+    async def _hide(self, hold: MessageWithReceipt, seconds: int) -> None:
         with self._service.asking(self._queue):
             answer = await self._service.queue(self._queue).update_message(
                 hold.native_id, hold.receipt, visibility_timeout=seconds
             )
         hold.receipt = str(answer.pop_receipt)
 
-    def _what_holds(self, received: Received) -> Hold:
+    def _what_holds(self, received: Received) -> MessageWithReceipt:
         hold = self._held.get(received.token)
         if hold is None or hold.received is not received or hold.lost:
             reason = f": {hold.lost}" if hold is not None and hold.lost else ""
@@ -282,7 +282,7 @@ class AzureQueueReceiver(Receiver):
             )
         return hold
 
-    def _drop(self, hold: Hold) -> None:
+    def _drop(self, hold: MessageWithReceipt) -> None:
         self._held.pop(hold.received.token, None)
 
     # --- ending -------------------------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ class AzureQueueReceiver(Receiver):
         self._drop(hold)
         self._memory.forget(self._queue, hold.native_id)
 
-    async def _delete(self, hold: Hold) -> None:
+    async def _delete(self, hold: MessageWithReceipt) -> None:
         async with hold.turn:
             if hold.lost:
                 raise ClaimLost(f"message {hold.native_id} in {self._queue!r} is no longer held here: {hold.lost}")
@@ -325,7 +325,7 @@ class AzureQueueReceiver(Receiver):
         with suppress(ClaimLost):
             await self._give_back(self._what_holds(received), failed=failed)
 
-    async def _give_back(self, hold: Hold, *, failed: bool) -> None:
+    async def _give_back(self, hold: MessageWithReceipt, *, failed: bool) -> None:
         async with hold.turn:
             if not hold.lost:
                 with suppress(ClaimLost, QueueNotFound):
@@ -363,7 +363,7 @@ class AzureQueueReceiver(Receiver):
         self._held.clear()
         self._at_end(self)
 
-    async def _give_back_at_end(self, hold: Hold) -> None:
+    async def _give_back_at_end(self, hold: MessageWithReceipt) -> None:
         try:
             await self._give_back(hold, failed=False)
         except TransportError as error:

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from postdate.backends.azure.groups import Operation, Rounds, Table
-from postdate.backends.azure.layout import Waiting, etag_of, id_hash, instant_of, text_of
+from postdate.backends.azure.layout import DelayedEntity, etag_of, id_hash, instant_of, text_of
 from postdate.ports import Record, RecordKind
 
 _BUCKETS: Final = 4
@@ -85,18 +85,18 @@ class Records:
 
     # --- entering --------------------------------------------------------------------------------------------------
 
-    async def enter(self, messages: Sequence[Waiting], now: datetime) -> list[bool]:
+    async def enter(self, messages: Sequence[DelayedEntity], now: datetime) -> list[bool]:
         """Take ids that nobody has; return of each whether it was free."""
         return await self.table.each([Operation("create", self._entry(each, now)) for each in messages])
 
-    def _entry(self, waiting: Waiting, now: datetime) -> dict[str, Any]:
+    def _entry(self, waiting: DelayedEntity, now: datetime) -> dict[str, Any]:
         entry = {**self._base(waiting), "Location": waiting.row}
         if self.keeps_ends:
             entry |= {"ScheduledAt": text_of(now), "ScheduledDue": text_of(waiting.message.due)}
         return entry
 
     @staticmethod
-    def _base(waiting: Waiting) -> dict[str, Any]:
+    def _base(waiting: DelayedEntity) -> dict[str, Any]:
         message = waiting.message
         return {
             **keys_of(message.message_id),
@@ -110,20 +110,20 @@ class Records:
         row = await self.table.get(keys_of(message_id))
         return None if row is None else Known(row)
 
-    async def take_over(self, known: Known, waiting: Waiting) -> bool:
+    async def take_over(self, known: Known, waiting: DelayedEntity) -> bool:
         """Have an id wait whose message was never stored, or was taken by somebody who keeps no records."""
         entry = {**self._base(waiting), "Location": waiting.row, "Former": ""}
         return await self.table.atomically([Operation("change", entry, known.etag)])
 
     async def come_back(
-        self, known: Known, waiting: Waiting, now: datetime, kind: RecordKind = RecordKind.RESCHEDULED
+        self, known: Known, waiting: DelayedEntity, now: datetime, kind: RecordKind = RecordKind.RESCHEDULED
     ) -> bool:
         """Have an id wait again whose message had gone to the error queue; false when another was faster."""
         why = "came back from the error queue" if kind is RecordKind.RESCHEDULED else ""
         record = Record(kind, waiting.message.message_id, now, waiting.message.due, None, why)
         return await self.append(known, waiting, record)
 
-    async def append(self, known: Known, waiting: Waiting, record: Record) -> bool:
+    async def append(self, known: Known, waiting: DelayedEntity, record: Record) -> bool:
         """Write a record behind those that there are, an end among them, and where the message waits now.
 
         Where nothing is kept of messages that have left, only the latter.
@@ -148,7 +148,7 @@ class Records:
 
     # --- what happens ----------------------------------------------------------------------------------------------
 
-    async def retried(self, old: Waiting, new: Waiting, now: datetime, reason: str) -> None:
+    async def retried(self, old: DelayedEntity, new: DelayedEntity, now: datetime, reason: str) -> None:
         """Write down that an attempt failed, and where the message waits for the next one."""
         message = old.message
         entry = {**self._base(new), "Location": new.row, "Former": old.row, "Ended": 0}
@@ -164,18 +164,18 @@ class Records:
         """How many rows a retry adds."""
         return int(self._keeps_retries)
 
-    async def end(self, messages: Sequence[Waiting], kind: RecordKind, now: datetime, detail: str = "") -> None:
+    async def end(self, messages: Sequence[DelayedEntity], kind: RecordKind, now: datetime, detail: str = "") -> None:
         """Write down how messages end; before they are removed, so that none is ever gone without a record."""
         if self.keeps_ends:
             end = {"Ended": int(kind), "EndedAt": text_of(now), "Detail": detail[:_LONGEST_DETAIL]}
             await self.rounds.each([Operation("merge", {**self._base(each), **end}) for each in messages])
 
-    async def not_ended(self, messages: Sequence[Waiting]) -> None:
+    async def not_ended(self, messages: Sequence[DelayedEntity]) -> None:
         """Take back an end that did not come about."""
         if self.keeps_ends:
             await self.table.each([Operation("merge", {**self._base(each), "Ended": 0}) for each in messages])
 
-    async def forget(self, messages: Sequence[Waiting]) -> None:
+    async def forget(self, messages: Sequence[DelayedEntity]) -> None:
         """Free the ids of messages that have left, where nothing is kept of these."""
         if not self.keeps_ends:
             await self.rounds.each([Operation("delete", keys_of(each.message.message_id)) for each in messages])

@@ -18,7 +18,7 @@ log = logging.getLogger("postdate.azure")
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class EncodedMessage:
     """A message ready to be sent.
 
     Args:
@@ -30,7 +30,7 @@ class Parcel:
     time_to_live: int | None
 
 
-class Sender:
+class QueueSender:
     """Sends messages to the queues of an account.
 
     Args:
@@ -58,12 +58,12 @@ class Sender:
             for task in sending:
                 task.cancel()
 
-    def packed(self, envelope: Envelope, now: datetime) -> Parcel | PostdateError:
+    def packed(self, envelope: Envelope, now: datetime) -> EncodedMessage | PostdateError:
         """Return a message ready to be sent, or why it cannot be."""
         try:
             self._service.queue(envelope.destination)
             self._check_size(envelope)
-            return Parcel(to_text(envelope), time_to_live(envelope, now))
+            return EncodedMessage(to_text(envelope), time_to_live(envelope, now))
         except (MessageError, QueueNotFound) as error:
             return error
 
@@ -78,7 +78,7 @@ class Sender:
             )
 
     async def _send(
-        self, envelope: Envelope, parcel: Parcel | PostdateError, outage: list[PostdateError]
+        self, envelope: Envelope, parcel: EncodedMessage | PostdateError, outage: list[PostdateError]
     ) -> PostdateError | None:
         if isinstance(parcel, PostdateError):
             return parcel

@@ -17,13 +17,13 @@ import anyio
 from typing_extensions import override
 
 from postdate.backends.azure import questions
+from postdate.backends.azure.claims import AzureClaims, ClaimLimit, Held
 from postdate.backends.azure.errors import TABLES, translated
 from postdate.backends.azure.groups import Operation, Rounds, Table
-from postdate.backends.azure.holding import Held, Holding, Stride
-from postdate.backends.azure.keeper import Attendance, Keeper
+from postdate.backends.azure.keeper import Keeper, TableLiveness
 from postdate.backends.azure.layout import (
     LARGEST_BODY,
-    Waiting,
+    DelayedEntity,
     check_size,
     share_of,
 )
@@ -131,7 +131,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
             holds_at_most=timedelta(seconds=LASTS_SECONDS),
             has_clock=True,
         )
-        self._holding, self._stride = Holding(), Stride(self.polling.page_size)
+        self._holding, self._stride = AzureClaims(), ClaimLimit(self.polling.page_size)
         self._waits_for_room = False
         self._next_due, self._back_off = NextDue(), BackOff(self.polling)
         self._services: tuple[TableServiceClient, BlobServiceClient] | None = None
@@ -213,7 +213,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
             return ContainerLease(blobs.get_container_client(lease_container(name, number)), blob_place)
 
         leases = Leases(lease, self.leases, self._lost)
-        attendance = Attendance(records.table)
+        attendance = TableLiveness(records.table)
         keeper = Keeper(leases, attendance, self._next_due.forget, self._holding.is_idle, self._look, self._back_off)
 
         async def set_aside(entity: Entity, error: MessageError, now: datetime) -> None:
@@ -243,7 +243,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         self._stored(stored)
         return StoreReport(len(stored), tuple(_others(messages, stored)))
 
-    def _stored(self, stored: Sequence[Waiting]) -> None:
+    def _stored(self, stored: Sequence[DelayedEntity]) -> None:
         if stored:
             self._may_be_attempted(min(each.attempt_at for each in stored))
 
@@ -275,7 +275,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
             still = rooms.leases.held()
             return await self._claimed(rooms, [each for each in found if self._share(each.row) in still])
 
-    def _is_free(self, waiting: Waiting, shares: set[int]) -> bool:
+    def _is_free(self, waiting: DelayedEntity, shares: set[int]) -> bool:
         id_ = waiting.message.message_id
         is_free = id_ not in self._holding and not self._holding.is_deferred(id_)
         return is_free and self._share(waiting.row) in shares
@@ -283,7 +283,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
     def _share(self, row: str) -> int:
         return share_of(row, self.leases)
 
-    async def _claimed(self, rooms: _Rooms, found: Sequence[Waiting]) -> list[Claim]:
+    async def _claimed(self, rooms: _Rooms, found: Sequence[DelayedEntity]) -> list[Claim]:
         """Hold messages; in mode ``none`` they leave the table first, so that none is ever sent twice (row 85)."""
         removes = self._mode is TransactionMode.NONE
         if removes:
@@ -348,7 +348,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
 
     async def _end(
         self,
-        messages: Sequence[Waiting],
+        messages: Sequence[DelayedEntity],
         kind: RecordKind,
         now: datetime,
         detail: str = "",
@@ -384,7 +384,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
             self._may_be_attempted(attempt_at)
         return moved
 
-    async def _move(self, old: Waiting, new: Waiting) -> bool:
+    async def _move(self, old: DelayedEntity, new: DelayedEntity) -> bool:
         """Give a message another key: in one transaction, or first there and then here when the hour is another."""
         table = self._opened.table
         put = Operation("upsert", new.entity(checksum=self._checksum))
@@ -499,7 +499,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
 
     # --- administration -----------------------------------------------------------------------------------------
 
-    async def _may_change(self, waiting: Waiting, now: datetime) -> bool:
+    async def _may_change(self, waiting: DelayedEntity, now: datetime) -> bool:
         """Return whether nobody can be dispatching a message: it is not due for a while, or only we could."""
         if waiting.message.message_id in self._holding:
             return False
@@ -510,7 +510,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         rooms.keeper.start()
         return self._share(waiting.row) in held
 
-    async def _free(self, message_id: str, now: datetime) -> Waiting | None:
+    async def _free(self, message_id: str, now: datetime) -> DelayedEntity | None:
         found = await self._opened.storing.find(message_id)
         return found[1] if found is not None and await self._may_change(found[1], now) else None
 
@@ -622,7 +622,7 @@ class _Rooms:
     keeper: Keeper
 
 
-def _deletion(waiting: Waiting) -> Operation:
+def _deletion(waiting: DelayedEntity) -> Operation:
     return Operation("delete", waiting.keys, waiting.etag)
 
 
@@ -632,7 +632,7 @@ def _sooner(one: datetime | None, other: datetime | None) -> datetime | None:
     return min(one, other)
 
 
-def _others(messages: Sequence[DelayedMessage], stored: Sequence[Waiting]) -> Iterable[str]:
+def _others(messages: Sequence[DelayedMessage], stored: Sequence[DelayedEntity]) -> Iterable[str]:
     """Yield the ids that were there, or stand a second time, in order."""
     expected = {each.message.message_id for each in stored}
     for message in messages:

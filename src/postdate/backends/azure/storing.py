@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import datetime
 
 from postdate.backends.azure.groups import Operation, Table
-from postdate.backends.azure.layout import Waiting, read_entity
+from postdate.backends.azure.layout import DelayedEntity, read_entity
 from postdate.backends.azure.pages import Pages
 from postdate.backends.azure.records import Known, Records
 from postdate.errors import DuplicateMessage, MessageError
@@ -29,14 +29,14 @@ class Storing:
         self._checksum = checksum
         self._table, self._records, self._pages = table, records, pages
 
-    async def store(self, message: DelayedMessage, now: datetime) -> Waiting:
+    async def store(self, message: DelayedMessage, now: datetime) -> DelayedEntity:
         """Store a message; return it as it waits.
 
         Raises:
             DuplicateMessage: it was stored before, and has not come back from the error queue.
             StoreUnavailable: whether it was stored is not known; storing it again finds that out.
         """
-        waiting = Waiting.new(message)
+        waiting = DelayedEntity.new(message)
         (is_new,) = await self._records.enter([waiting], now)
         if not is_new:
             return await self._store_again(waiting, now, may_come_back=True)
@@ -44,10 +44,10 @@ class Storing:
             raise _duplicate(message.message_id)  # somebody who found the id without its message was faster
         return waiting
 
-    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> list[Waiting]:
+    async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> list[DelayedEntity]:
         """Store those that were not stored before, the first of each id; return them."""
         unique = {message.message_id: message for message in reversed(messages)}
-        waiting = [Waiting.new(message) for message in reversed(unique.values())]  # the first of each, in order
+        waiting = [DelayedEntity.new(message) for message in reversed(unique.values())]  # the first of each, in order
         entered = await self._records.enter(waiting, now)
         fresh = [each for each, is_new in zip(waiting, entered, strict=True) if is_new]
         put = await self._table.each([Operation("create", each.entity(checksum=self._checksum)) for each in fresh])
@@ -59,18 +59,18 @@ class Storing:
                 continue
         return stored
 
-    async def store_returned(self, message: DelayedMessage, now: datetime) -> Waiting:
+    async def store_returned(self, message: DelayedMessage, now: datetime) -> DelayedEntity:
         """Store a message that had been set aside and was mended, and record that.
 
         Raises:
             DuplicateMessage: one of its id waits, or has left otherwise.
         """
-        waiting = Waiting.new(message)
+        waiting = DelayedEntity.new(message)
         return await self._store_again(waiting, now, may_come_back=True, back=RecordKind.RETURNED)
 
     async def _store_again(
-        self, waiting: Waiting, now: datetime, *, may_come_back: bool, back: RecordKind = RecordKind.RESCHEDULED
-    ) -> Waiting:
+        self, waiting: DelayedEntity, now: datetime, *, may_come_back: bool, back: RecordKind = RecordKind.RESCHEDULED
+    ) -> DelayedEntity:
         """Store a message whose id is known already, if that is right.
 
         Raises:
@@ -82,17 +82,17 @@ class Storing:
             (taken,) = await records.enter([waiting], now)
         elif known.end is RecordKind.FAILED and may_come_back:
             taken = not await self._is_there(known) and await records.come_back(known, waiting, now, back)
-            waiting = Waiting.new(waiting.message, known.records + 2)
+            waiting = DelayedEntity.new(waiting.message, known.records + 2)
         else:  # an id without a message: whoever stored it was interrupted, or upstream's poller took it
             taken = known.end is None and not await self._is_there(known) and await records.take_over(known, waiting)
         if not (taken and await self._put(waiting)):
             raise _duplicate(id_)
         return waiting
 
-    async def _put(self, waiting: Waiting) -> bool:
+    async def _put(self, waiting: DelayedEntity) -> bool:
         return await self._table.atomically([Operation("create", waiting.entity(checksum=self._checksum))])
 
-    async def find(self, message_id: str) -> tuple[Known, Waiting] | None:
+    async def find(self, message_id: str) -> tuple[Known, DelayedEntity] | None:
         """Return a message that waits, and what is known of its id; ``None`` when it does not wait."""
         known = await self._records.find(message_id)
         waiting = None if known is None else await self._at_one_of(known)
@@ -101,7 +101,7 @@ class Storing:
     async def _is_there(self, known: Known) -> bool:
         return await self._at_one_of(known) is not None
 
-    async def _at_one_of(self, known: Known) -> Waiting | None:
+    async def _at_one_of(self, known: Known) -> DelayedEntity | None:
         for row in known.places:
             entity = await self._pages.at(row)
             if entity is not None:

@@ -25,10 +25,10 @@ from postdate.backends.azure.receiving import (
     LONGEST_HOLD,
     SHORTEST_HOLD,
     AzureQueueReceiver,
-    Memory,
-    Pace,
+    ReceiveMemory,
+    ReceiverSettings,
 )
-from postdate.backends.azure.sending import Parcel, Sender
+from postdate.backends.azure.sending import EncodedMessage, QueueSender
 from postdate.backends.azure.service import QueueService, refuse_work
 from postdate.backends.azure.time_to_live import PRECISION
 from postdate.errors import (
@@ -80,9 +80,9 @@ class AzureStorageQueueTransport(Transport):
         login = address if isinstance(address, AzureLogin) else parse_login(address)
         login.endpoint("queue")
         self.service = QueueService(login, sanitizer_of(sanitizer))
-        self._sender = Sender(self.service, concurrent_sends, largest_message_bytes)
-        self._pace = Pace(hold_for, peek_interval, longest_idle_wait)
-        self._memory = Memory()
+        self._sender = QueueSender(self.service, concurrent_sends, largest_message_bytes)
+        self._pace = ReceiverSettings(hold_for, peek_interval, longest_idle_wait)
+        self._memory = ReceiveMemory()
         self._receivers: set[AzureQueueReceiver] = set()
         self._capabilities = TransportCapabilities(
             durable=True,
@@ -138,7 +138,7 @@ class AzureStorageQueueTransport(Transport):
         """Send all, or raise: nothing is sent when it can be foreseen that one cannot be."""
         for envelope in envelopes:
             foreseen = self._sender.packed(envelope, now)
-            if not isinstance(foreseen, Parcel):
+            if not isinstance(foreseen, EncodedMessage):
                 raise foreseen
         for error in await self._sender.send(envelopes, now):
             if error is not None:

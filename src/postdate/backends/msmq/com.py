@@ -36,7 +36,7 @@ ByteArray = Any
 """What automation takes and gives for an array of bytes."""
 
 
-class Transaction(Protocol):
+class MsmqTransaction(Protocol):
     """``MSMQTransaction``: an internal transaction of MSMQ; no other resource can join it."""
 
     def Commit(self) -> None:  # noqa: N802 - as COM has it
@@ -51,7 +51,7 @@ class Transaction(Protocol):
 class Dispenser(Protocol):
     """``MSMQTransactionDispenser``."""
 
-    def BeginTransaction(self) -> Transaction:  # noqa: N802
+    def BeginTransaction(self) -> MsmqTransaction:  # noqa: N802
         """Begin an internal transaction."""
         ...
 
@@ -77,7 +77,7 @@ class Message(Protocol):
         """Where the message is in its queue; stays the same when a receive is undone."""
         ...
 
-    def Send(self, queue: Queue, transaction: Transaction | int) -> None:  # noqa: N802
+    def Send(self, queue: Queue, transaction: MsmqTransaction | int) -> None:  # noqa: N802
         """Send to an open queue."""
         ...
 
@@ -86,13 +86,13 @@ class Queue(Protocol):
     """``MSMQQueue``: a queue opened in one way, with a cursor."""
 
     def Receive(  # noqa: N802
-        self, transaction: Transaction | int, want_destination: bool, want_body: bool, milliseconds: int
+        self, transaction: MsmqTransaction | int, want_destination: bool, want_body: bool, milliseconds: int
     ) -> Message | None:
         """Take the first message; nothing when none comes in time."""
         ...
 
     def ReceiveByLookupId(  # noqa: N802
-        self, lookup_id: Any, transaction: Transaction | int, want_destination: bool, want_body: bool
+        self, lookup_id: Any, transaction: MsmqTransaction | int, want_destination: bool, want_body: bool
     ) -> Message:
         """Take that message."""
         ...

@@ -80,7 +80,7 @@ class SendingRules:
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class MessageProperties:
     """The properties of a message to be sent.
 
     Args:
@@ -104,7 +104,7 @@ class Outgoing:
 
 def outgoing(
     envelope: Envelope, address: QueueAddress, shown: str, now: datetime, rules: SendingRules, *, in_transaction: bool
-) -> Outgoing | None:
+) -> MessageProperties | None:
     """Return the properties of a message, or ``None``: its time is over already, and nobody wants it.
 
     Args:
@@ -137,7 +137,7 @@ def outgoing(
             f"message {envelope.message_id!r} to {shown} has {size:,} bytes with its headers in XML, and MSMQ takes "
             f"{LARGEST_NATIVE_BYTES:,}; keep large content elsewhere and send a reference"
         )
-    return Outgoing(
+    return MessageProperties(
         address,
         _cut(envelope.message_id),
         extension,

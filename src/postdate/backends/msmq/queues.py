@@ -28,11 +28,11 @@ from postdate.backends.msmq.com import (
     Com,
     Dispenser,
     Message,
+    MsmqTransaction,
     Queue,
     QueueInfo,
-    Transaction,
 )
-from postdate.backends.msmq.content import Outgoing, arrived, id_of
+from postdate.backends.msmq.content import MessageProperties, arrived, id_of
 from postdate.backends.msmq.errors import (
     IO_TIMEOUT,
     MESSAGE_ALREADY_RECEIVED,
@@ -54,7 +54,7 @@ _GONE: Final = frozenset({MESSAGE_NOT_FOUND, MESSAGE_ALREADY_RECEIVED})
 
 
 @dataclass(slots=True)
-class Hold:
+class MessageInHand:
     """A message in hand; belongs to the desk that took it.
 
     Args:
@@ -68,7 +68,7 @@ class Hold:
     source: QueueAddress
     envelope: Envelope
     lookup_id: Any
-    transaction: Transaction | None
+    transaction: MsmqTransaction | None
     message: Message | None
     is_lost: bool = False
     """A transaction failed and the message could not be received again: whoever is next has it."""
@@ -148,25 +148,28 @@ class Desk:
     # --- sending ------------------------------------------------------------------------------------------------------
 
     def send(
-        self, messages: Sequence[Outgoing | PostdateError | None], transactional: bool
+        self, messages: Sequence[MessageProperties | PostdateError | None], transactional: bool
     ) -> list[PostdateError | None]:
         """Send each message by itself; return what went wrong with each, errors that were known before included."""
         how = MQ_SINGLE_MESSAGE if transactional else MQ_NO_TRANSACTION
-        return [self._send_alone(message, how) if isinstance(message, Outgoing) else message for message in messages]
+        return [
+            self._send_alone(message, how) if isinstance(message, MessageProperties) else message
+            for message in messages
+        ]
 
-    def _send_alone(self, message: Outgoing, how: int) -> PostdateError | None:
+    def _send_alone(self, message: MessageProperties, how: int) -> PostdateError | None:
         try:
             self._send(message, how)
         except PostdateError as error:
             return error
         return None
 
-    def _send(self, message: Outgoing, transaction: Transaction | int) -> None:
+    def _send(self, message: MessageProperties, transaction: MsmqTransaction | int) -> None:
         queue = self._queue(message.address, MQ_SEND_ACCESS)
         with self._calling(message.address):
             self._native(message).Send(queue, transaction)
 
-    def _native(self, message: Outgoing) -> Message:
+    def _native(self, message: MessageProperties) -> Message:
         native: Message = self._com.create(MESSAGE)
         native.Label = message.label
         native.Delivery = MQMSG_DELIVERY_RECOVERABLE
@@ -188,7 +191,7 @@ class Desk:
             return queue.Peek(False, False, WAIT_MILLISECONDS) is not None
         return False
 
-    def take(self, address: QueueAddress, name: str, transactional: bool) -> Hold | None:
+    def take(self, address: QueueAddress, name: str, transactional: bool) -> MessageInHand | None:
         """Take the first message, if there is one now.
 
         Args:
@@ -209,7 +212,9 @@ class Desk:
         self._abort(transaction)
         return None
 
-    def take_by_id(self, address: QueueAddress, name: str, message_id: str, transactional: bool) -> Hold | None:
+    def take_by_id(
+        self, address: QueueAddress, name: str, message_id: str, transactional: bool
+    ) -> MessageInHand | None:
         """Take that message out of the queue, or nothing: it is not there, or somebody has it in hand."""
         queue = self._queue(address, MQ_RECEIVE_ACCESS)
         with self._calling(address):
@@ -254,7 +259,7 @@ class Desk:
 
     # --- the end of what is in hand -----------------------------------------------------------------------------------
 
-    def commit(self, hold: Hold, messages: Sequence[Outgoing]) -> None:
+    def commit(self, hold: MessageInHand, messages: Sequence[MessageProperties]) -> None:
         """Take a message off its queue for good and send others, in its transaction.
 
         Raises:
@@ -276,7 +281,7 @@ class Desk:
                 raise
         self.let_go(hold)
 
-    def _hold_again(self, hold: Hold) -> None:
+    def _hold_again(self, hold: MessageInHand) -> None:
         """Undo a transaction that has sends in it already, and receive its message again in a new one.
 
         Somebody else may be faster, or MSMQ does not answer at all: then the message is free.
@@ -298,7 +303,7 @@ class Desk:
             self._abort(transaction)
             hold.is_lost = True
 
-    def give_back(self, hold: Hold) -> None:
+    def give_back(self, hold: MessageInHand) -> None:
         """Put a message back: in its place, or, where no transaction remembers that, behind all others."""
         if hold.transaction is not None:
             self._abort(hold.transaction)
@@ -308,7 +313,7 @@ class Desk:
                 self._copy(hold.message).Send(queue, MQ_NO_TRANSACTION)
         self.let_go(hold)
 
-    def let_go(self, hold: Hold) -> None:
+    def let_go(self, hold: MessageInHand) -> None:
         """Release what of COM is left of a message in hand: here, and not in the thread that has the hold."""
         hold.transaction = hold.message = None
 
@@ -328,13 +333,13 @@ class Desk:
                 setattr(native, name, content)
         return native
 
-    def _begin(self, address: QueueAddress) -> Transaction:
+    def _begin(self, address: QueueAddress) -> MsmqTransaction:
         with self._calling(address):
             dispenser: Dispenser = self._dispenser or self._com.create(TRANSACTION_DISPENSER)
             self._dispenser = dispenser
             return dispenser.BeginTransaction()
 
-    def _abort(self, transaction: Transaction | None) -> None:
+    def _abort(self, transaction: MsmqTransaction | None) -> None:
         if transaction is None:
             return
         try:
@@ -361,10 +366,10 @@ class Desk:
         return address.shown(self._com.machine)
 
 
-def _hold(address: QueueAddress, name: str, message: Message, transaction: Transaction | None) -> Hold:
+def _hold(address: QueueAddress, name: str, message: Message, transaction: MsmqTransaction | None) -> MessageInHand:
     kept = message if transaction is None else None
-    return Hold(address, arrived(name, message), message.LookupId, transaction, kept)
+    return MessageInHand(address, arrived(name, message), message.LookupId, transaction, kept)
 
 
-def _or_none(transaction: Transaction | None) -> Transaction | int:
+def _or_none(transaction: MsmqTransaction | None) -> MsmqTransaction | int:
     return MQ_NO_TRANSACTION if transaction is None else transaction

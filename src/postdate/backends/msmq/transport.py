@@ -25,11 +25,11 @@ from postdate.backends.msmq.com import Com, PyWin32
 from postdate.backends.msmq.content import (
     LARGEST_MESSAGE_BYTES,
     LARGEST_NATIVE_BYTES,
-    Outgoing,
+    MessageProperties,
     SendingRules,
     outgoing,
 )
-from postdate.backends.msmq.queues import Desk, Hold
+from postdate.backends.msmq.queues import Desk, MessageInHand
 from postdate.errors import (
     ClaimLost,
     ConfigurationError,
@@ -172,13 +172,13 @@ class MsmqTransport(Transport):
             return []
         return await self._apartment().do(Desk.send, messages, self.transactional)
 
-    def _outgoing_or_error(self, envelope: Envelope, now: datetime) -> Outgoing | PostdateError | None:
+    def _outgoing_or_error(self, envelope: Envelope, now: datetime) -> MessageProperties | PostdateError | None:
         try:
             return self.outgoing(envelope, now, in_transaction=False)
         except (QueueNotFound, MessageTooLarge, InvalidHeaders, TimeToBeReceivedInTransaction) as error:
             return error
 
-    def outgoing(self, envelope: Envelope, now: datetime, *, in_transaction: bool) -> Outgoing | None:
+    def outgoing(self, envelope: Envelope, now: datetime, *, in_transaction: bool) -> MessageProperties | None:
         """Return a message as MSMQ sends it; for this transport and its receivers only."""
         address = parse_address(envelope.destination, self._default_machine)
         shown = address.shown(self.com.machine)
@@ -244,7 +244,7 @@ class Failures:
 
 class _Held(NamedTuple):
     received: Received
-    hold: Hold
+    hold: MessageInHand
     apartment: Apartment
 
 
@@ -317,7 +317,7 @@ class MsmqReceiver(Receiver):
         self._transport.receivers.add(self)
         return await self._take(lambda desk: desk.take_by_id(address, self._queue, message_id, transactional))
 
-    async def _take(self, take: Callable[[Desk], Hold | None]) -> Received | None:
+    async def _take(self, take: Callable[[Desk], MessageInHand | None]) -> Received | None:
         apartment = self._least_busy()
         taking = apartment.start(take)
         taken = asyncio.wrap_future(taking)
@@ -338,7 +338,7 @@ class MsmqReceiver(Receiver):
             self._apartments.append(best)
         return best
 
-    def _hold(self, hold: Hold, apartment: Apartment) -> Received:
+    def _hold(self, hold: MessageInHand, apartment: Apartment) -> Received:
         token = object()
         failures = self._transport.failures.of(self._queue, hold.envelope.message_id)
         received = Received(hold.envelope, failures, token)
@@ -406,7 +406,7 @@ class MsmqReceiver(Receiver):
         self._transport.receivers.discard(self)
 
 
-def _put_back(apartment: Apartment, taken: Future[Hold | None]) -> None:
+def _put_back(apartment: Apartment, taken: Future[MessageInHand | None]) -> None:
     if taken.cancelled() or taken.exception() is not None:
         return
     hold = taken.result()

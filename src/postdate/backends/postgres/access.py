@@ -22,8 +22,8 @@ from postdate.backends.postgres.answering import ANSWERS_WITHIN, Answers, Bounde
 from postdate.backends.postgres.errors import is_conflict, translate, translated
 from postdate.backends.postgres.expiring import Reaper
 from postdate.backends.postgres.listening import HOLDS_AT_MOST, Life, Listener
-from postdate.backends.postgres.names import DEFAULT_SCHEMA, Names, foundation, mark_done, quoted, sql, steps
-from postdate.backends.postgres.pool import Pool
+from postdate.backends.postgres.names import DEFAULT_SCHEMA, SchemaNames, foundation, mark_done, quoted, sql, steps
+from postdate.backends.postgres.pool import PostgresPool
 from postdate.backends.postgres.sessions import mark
 from postdate.errors import ConfigurationError, StoreUnavailable
 from postdate.persistence.migrations import Step, run
@@ -63,7 +63,7 @@ class OpenDatabase:
         answers_within: timedelta = ANSWERS_WITHIN,
         holds_at_most: timedelta = HOLDS_AT_MOST,
     ) -> None:
-        self.names, self.pool = Names(schema), Pool(url)
+        self.names, self.pool = SchemaNames(schema), PostgresPool(url)
         self.recording, self.answers_within, self.holds_at_most = recording, answers_within, holds_at_most
         self._life = Life(mark(), holds_at_most)
         self._reaper = Reaper(self.names, self.identity, recording)
@@ -200,7 +200,7 @@ class Access:
                 f"say {holds_at_most} there, or leave it out here"
             )
         self.shared = database
-        self.names = database.names if schema is None else Names(schema)
+        self.names = database.names if schema is None else SchemaNames(schema)
         self.recording, self.holds_at_most = recording or database.recording, database.holds_at_most
         self.identity = (*database.pool.address.identity, self.names.schema)
         self.where = f"{database.pool.address.shown}, schema {self.names.schema}"

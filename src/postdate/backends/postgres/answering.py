@@ -171,7 +171,7 @@ class BoundedConnection(psycopg.Connection[Any]):
     patient = False
     """Whether what is done now may take its time."""
     brief = False
-    """Whether it is lent for one piece of work; see :class:`postdate.backends.postgres.pool.Pool`."""
+    """Whether it is lent for one piece of work; see :class:`postdate.backends.postgres.pool.PostgresPool`."""
     opened_at = 0.0
 
     def wait(self, gen: PQGen[RV], interval: float = _TURN_SECONDS, timeout: float | None = None) -> RV:

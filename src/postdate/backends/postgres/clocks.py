@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.listening import living
-from postdate.backends.postgres.names import Names, sql
+from postdate.backends.postgres.names import SchemaNames, sql
 
 
 def server_now(connection: Connection) -> tuple[datetime, float]:
@@ -26,7 +26,7 @@ def report(database: Access, ahead: timedelta) -> None:
     database.run_blocking(lambda connection: connection.execute(note, (ahead, holder)))
 
 
-def reported(connection: Connection, names: Names) -> Mapping[str, timedelta]:
+def reported(connection: Connection, names: SchemaNames) -> Mapping[str, timedelta]:
     """See :meth:`postdate.ports.ClaimingStore.reported_clocks`."""
     query = sql(
         f"SELECT machine || ':' || pid, ahead FROM {names.of('holder')} "

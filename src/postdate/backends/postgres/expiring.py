@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import psycopg
 
-from postdate.backends.postgres.names import Names, sql
+from postdate.backends.postgres.names import SchemaNames, sql
 from postdate.ports import Recording, RecordKind
 
 Connection = psycopg.Connection[Any]
@@ -64,7 +64,7 @@ class Reaper:
         recording: whether it is recorded.
     """
 
-    def __init__(self, names: Names, identity: Hashable, recording: Recording) -> None:
+    def __init__(self, names: SchemaNames, identity: Hashable, recording: Recording) -> None:
         self._identity = identity
         self._statements = ExpiryStatements(names, recording)
 
@@ -110,7 +110,7 @@ class ExpiryStatements:
         recording: whether it is recorded.
     """
 
-    def __init__(self, names: Names, recording: Recording) -> None:
+    def __init__(self, names: SchemaNames, recording: Recording) -> None:
         queue_message, content = names.of("queue_message"), names.of("content")
         removed = "RETURNING queue_id, content, message_id, due, store_id"
         # The server's clock has said that it is over, so it is the one that says when.

@@ -10,8 +10,8 @@ import psycopg
 
 from postdate.backends.postgres.access import Connection
 from postdate.backends.postgres.bulk import insert_bulk
+from postdate.backends.postgres.next_due import PostgresNextDue
 from postdate.backends.postgres.statements import Statements
-from postdate.backends.postgres.watch import Watch
 from postdate.clock import to_microseconds
 from postdate.errors import MessageTooLarge, StoreNotSetUp
 from postdate.messages import DelayedMessage, encode_headers, sealed, size_in_bytes
@@ -117,7 +117,7 @@ def notify(connection: Connection, sql: Statements, due: datetime, now: datetime
 
 def notice(store_id: int, due: datetime, now: datetime) -> str | None:
     """Return what other processes are told of a message; nothing if it is far off."""
-    return f"due {store_id} {to_microseconds(due)}" if due < now + Watch.NOTICE else None
+    return f"due {store_id} {to_microseconds(due)}" if due < now + PostgresNextDue.NOTICE else None
 
 
 def _values(row: Row, now: datetime, store_id: int) -> dict[str, Any]:

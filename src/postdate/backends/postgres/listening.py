@@ -30,7 +30,7 @@ import psycopg
 from postdate.backends.postgres.answering import GivenUp
 from postdate.backends.postgres.errors import translate
 from postdate.backends.postgres.expiring import Reaper
-from postdate.backends.postgres.names import Names, sql
+from postdate.backends.postgres.names import SchemaNames, sql
 from postdate.backends.postgres.sessions import carries
 from postdate.errors import ConfigurationError, PostdateError, StoreUnavailable, StoreUnreachable
 from postdate.outage_log import OutageLog
@@ -92,12 +92,12 @@ class Life:
         return min(_SHOW_LIFE_AT_LEAST_EVERY_SECONDS, self.holds_at_most.total_seconds() / 6)
 
 
-def holders_here(names: Names) -> set[int]:
+def holders_here(names: SchemaNames) -> set[int]:
     """Return the numbers under which this process holds messages in such a schema, on whatever server."""
     return {each.number for each in list(_HERE) if each.names == names and each.number is not None}
 
 
-def living(names: Names) -> str:
+def living(names: SchemaNames) -> str:
     """Return the query for the numbers of holders in such a schema whose connections live."""
     return (
         "SELECT objid::bigint FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND granted "
@@ -121,7 +121,7 @@ class Listener:
         self,
         connect: Callable[[], Connection],
         given_up: GivenUp,
-        names: Names,
+        names: SchemaNames,
         reaper: Reaper,
         life: Life,
     ) -> None:
@@ -143,7 +143,7 @@ class Listener:
         self._thread = threading.Thread(target=self._run, name="postdate-postgres-listener", daemon=True)
 
     @property
-    def names(self) -> Names:
+    def names(self) -> SchemaNames:
         """Of the schema."""
         return self._names
 

@@ -36,7 +36,7 @@ def check_name(name: str, what: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class SchemaNames:
     """The names of one schema, as they stand in SQL with parameters (a ``%`` doubled)."""
 
     schema: str

@@ -33,7 +33,7 @@ FOR_BRIEF_WORK: Final = 2
 _WAITS_AT_MOST_SECONDS: Final = 5.0
 
 
-class Pool:
+class PostgresPool:
     """See the module. Thread-safe.
 
     Args:

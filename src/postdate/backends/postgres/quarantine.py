@@ -16,7 +16,7 @@ import psycopg
 
 from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.errors import AFTER_AN_UPGRADE, is_refused
-from postdate.backends.postgres.names import Names, array, sql
+from postdate.backends.postgres.names import SchemaNames, array, sql
 from postdate.backends.postgres.rows import Unreadable, only_in_calendar, present
 from postdate.errors import DuplicateMessage, InvalidMessage, MessageNotFound, QueueNotFound
 from postdate.messages import check_headers, opened, resealed
@@ -36,7 +36,7 @@ class QuarantineStatements:
         recording: whether it is recorded what is set aside.
     """
 
-    def __init__(self, names: Names, recording: Recording) -> None:
+    def __init__(self, names: SchemaNames, recording: Recording) -> None:
         self.recording, self._names = recording, names
         quarantine, content, record = names.of("quarantine"), names.of("content"), names.of("record")
         queue, queue_message = names.of("queue"), names.of("queue_message")
@@ -224,7 +224,7 @@ def named(bad: Sequence[Unreadable]) -> dict[str, object]:
     return {"numbers": array(row.number for row in bad), "reasons": [row.reason.replace("\0", "") for row in bad]}
 
 
-class Shelf:
+class PostgresQuarantine:
     """What is set aside of one store, or of all queues of a schema; see :class:`postdate.ports.Quarantine`.
 
     Args:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from postdate.backends.postgres.names import Names, sql
+from postdate.backends.postgres.names import SchemaNames, sql
 
 
 class QueueStatements:
     """Every statement of the queues of one schema."""
 
-    def __init__(self, names: Names) -> None:
+    def __init__(self, names: SchemaNames) -> None:
         queue, queue_message, content = names.of("queue"), names.of("queue_message"), names.of("content")
         columns = "m.queue_id, m.number, m.message_id, m.due, m.expires_at, m.failures, c.headers, c.body"
         has_ended = "(m.ends_at IS NOT NULL AND m.ends_at < clock_timestamp())"
@@ -68,7 +68,7 @@ class QueueStatements:
             WHERE queue_id = %(queue)s AND holder = %(holder)s AND number <> ALL(%(numbers)s::bigint[])""")
 
 
-def _insertion(names: Names, *, ending: bool) -> str:
+def _insertion(names: SchemaNames, *, ending: bool) -> str:
     """Return what inserts messages, and wakes receivers with the commit; the positions that found a queue come back.
 
     The parameters are arrays, each a column. When a message ends, the server says: what is left of it begins here.
@@ -100,7 +100,7 @@ def _insertion(names: Names, *, ending: bool) -> str:
              FROM (SELECT queue_id, min(number) AS first FROM queued GROUP BY queue_id) AS f)"""
 
 
-def lengths_query(names: Names) -> str:
+def lengths_query(names: SchemaNames) -> str:
     """Return what counts the messages of each queue, but for those that have run out and await their removal."""
     queue, queue_message = names.of("queue"), names.of("queue_message")
     # Counted on their own, by their index, they leave the count of the others to one that holds no times.

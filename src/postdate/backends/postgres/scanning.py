@@ -10,7 +10,7 @@ from typing import Any, Final
 import psycopg
 
 from postdate.backends.postgres.access import Access, Connection
-from postdate.backends.postgres.names import Names, literal, quoted, sql
+from postdate.backends.postgres.names import SchemaNames, literal, quoted, sql
 from postdate.backends.postgres.rows import in_calendar
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import PipelineError
@@ -92,7 +92,7 @@ def scan_parts(database: Access, table: str, what: str, parts: int) -> Sequence[
     return [ScanPart(start, min(start + step, pages)) for start in range(0, pages, step)]
 
 
-def scan_query(names: Names, table: str, scan: Scan, part: ScanPart, *, plain: bool) -> str:
+def scan_query(names: SchemaNames, table: str, scan: Scan, part: ScanPart, *, plain: bool) -> str:
     """Return the statement that reads a share, without parameters: COPY takes none.
 
     Args:
@@ -119,7 +119,7 @@ def _selected(column: str, *, is_time: bool) -> str:
     return f"(extract(epoch FROM {in_calendar(column)}) * 1000000)::bigint" if is_time else column
 
 
-def _relation(names: Names, table: str, scan: Scan) -> str:
+def _relation(names: SchemaNames, table: str, scan: Scan) -> str:
     if scan.what == "records":
         return f"{_plain(names, 'record')} AS t"
     if scan.what == "queued":
@@ -133,7 +133,7 @@ def _relation(names: Names, table: str, scan: Scan) -> str:
     return f"{pending} CROSS JOIN LATERAL ({content}) AS c"
 
 
-def _conditions(names: Names, table: str, scan: Scan) -> list[str]:
+def _conditions(names: SchemaNames, table: str, scan: Scan) -> list[str]:
     where, conditions = scan.where, list[str]()
     store = f"(SELECT store_id FROM {_plain(names, 'store')} WHERE name = {_text(table)})"
     if scan.what != "pending":
@@ -150,7 +150,7 @@ def _conditions(names: Names, table: str, scan: Scan) -> list[str]:
     return conditions
 
 
-def _with_ids(names: Names, what: str, store: str, ids: str) -> str:
+def _with_ids(names: SchemaNames, what: str, store: str, ids: str) -> str:
     if what != "pending":
         return f"t.message_id = ANY({ids})"
     # By the unique index of the scheduled records: the waiting messages have none on their ids.
@@ -160,7 +160,7 @@ def _with_ids(names: Names, what: str, store: str, ids: str) -> str:
     )
 
 
-def _plain(names: Names, name: str) -> str:
+def _plain(names: SchemaNames, name: str) -> str:
     """Return a name for a statement without parameters."""
     return f"{quoted(names.schema)}.{quoted(name)}"
 

@@ -70,7 +70,7 @@ def carries(name: str, wanted: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ConnectionSettings:
     """How to connect to one database.
 
     Args:
@@ -89,7 +89,7 @@ class Address:
     identity: tuple[str, ...]
 
 
-def address_of(url: str) -> Address:
+def address_of(url: str) -> ConnectionSettings:
     """Return how to connect to a database.
 
     Args:
@@ -118,7 +118,7 @@ def address_of(url: str) -> Address:
     # Whatever leads elsewhere tells two databases apart; that two ways lead to one is not known, and costs a shared
     # transaction only.
     elsewhere = [settings.get(name, "") for name in ("hostaddr", "service")]
-    return Address(
+    return ConnectionSettings(
         make_conninfo("", **settings),
         options,
         make_conninfo("", **theirs),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from postdate.backends.postgres.lapsing import lapsed
-from postdate.backends.postgres.names import Names, sql
+from postdate.backends.postgres.names import SchemaNames, sql
 from postdate.backends.postgres.quarantine import QuarantineStatements
 from postdate.backends.postgres.rows import in_calendar
 from postdate.messages import Headers
@@ -21,7 +21,7 @@ class Statements:
         recording: what is recorded.
     """
 
-    def __init__(self, names: Names, table: str, recording: Recording) -> None:  # noqa: PLR0915 - one for each
+    def __init__(self, names: SchemaNames, table: str, recording: Recording) -> None:  # noqa: PLR0915 - one for each
         self.table = table
         self.store_id: int | None = None
         pending, content, record, queue = names.of(table), names.of("content"), names.of("record"), names.of("queue")

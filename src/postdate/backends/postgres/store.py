@@ -18,19 +18,19 @@ from typing_extensions import override
 from postdate.backends.postgres import clocks, inserting, pruning, waiting
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.bulk import open_columns
+from postdate.backends.postgres.claims import PostgresClaims, by_holder
 from postdate.backends.postgres.enqueue import Values, enqueue, enqueue_blocking, values_of
 from postdate.backends.postgres.errors import is_conflict
-from postdate.backends.postgres.holds import Holds, by_holder
 from postdate.backends.postgres.inserting import Row
 from postdate.backends.postgres.names import array, check_name
+from postdate.backends.postgres.next_due import PostgresNextDue
 from postdate.backends.postgres.observation import PostgresObserver, old_snapshots, server_facts
-from postdate.backends.postgres.quarantine import SettingAside, Shelf, named, number_for
+from postdate.backends.postgres.quarantine import PostgresQuarantine, SettingAside, named, number_for
 from postdate.backends.postgres.rows import Unreadable, read
 from postdate.backends.postgres.scanning import exported_snapshot, read_scan, scan_parts
 from postdate.backends.postgres.scripts import tables_script
 from postdate.backends.postgres.statements import Statements
 from postdate.backends.postgres.waiting import message_of
-from postdate.backends.postgres.watch import Watch
 from postdate.clock import brought_up_to_date, to_microseconds
 from postdate.errors import (
     ClaimLost,
@@ -124,8 +124,8 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
         self._table = None if table is None else check_name(table, "table")
         self._recording = self.database.recording
         self._statements: Statements | None = None
-        self._holds = Holds(self.database)
-        self._watch = Watch()
+        self._holds = PostgresClaims(self.database)
+        self._watch = PostgresNextDue()
         self._columnar: Columns | None = None
         self._many_due = False
         self._setting_aside = SettingAside()
@@ -542,11 +542,11 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
         await self._shelf.discard(number, now)
 
     @property
-    def _shelf(self) -> Shelf:
+    def _shelf(self) -> PostgresQuarantine:
         def place(connection: Connection) -> str:
             return f"t.queue_id IS NULL AND t.store_id = {self._store_id(connection):d}"
 
-        return Shelf(self.database, self._sql.aside, place, self._put_back)
+        return PostgresQuarantine(self.database, self._sql.aside, place, self._put_back)
 
     def _put_back(self, connection: Connection, mended: dict[str, Any]) -> None:
         number = number_for(connection, self._sql.aside, mended)

@@ -17,7 +17,7 @@ from typing_extensions import override
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.answering import BoundedConnection
 from postdate.backends.postgres.listening import HOLDS_AT_MOST
-from postdate.backends.postgres.names import Names, check_name, literal, quoted, sql
+from postdate.backends.postgres.names import SchemaNames, check_name, literal, quoted, sql
 from postdate.backends.postgres.scripts import own_table_script
 from postdate.errors import ConfigurationError, StoreNotSetUp, TimeoutConcurrentlyProcessed
 from postdate.persistence import chunks
@@ -128,7 +128,7 @@ class PostgresTimeouts(TimeoutPersister, Scripted):
         statements = self._known
 
         def create(connection: Connection) -> None:
-            connection.execute("SELECT pg_advisory_xact_lock(%s, 0)", (Names(self._schema).lock_class,))
+            connection.execute("SELECT pg_advisory_xact_lock(%s, 0)", (SchemaNames(self._schema).lock_class,))
             schema, table = connection.execute(statements.exist).fetchone() or (None, None)
             if table is None:  # so that later starts need no right to create
                 for statement in statements.setup if schema is None else statements.setup[1:]:

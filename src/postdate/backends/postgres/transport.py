@@ -24,11 +24,17 @@ import anyio
 from typing_extensions import override
 
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
-from postdate.backends.postgres.ending import Ending, Endings, raise_first
+from postdate.backends.postgres.acknowledging import Acknowledgement, Acknowledgements, raise_first
 from postdate.backends.postgres.errors import of_queues
 from postdate.backends.postgres.names import array
 from postdate.backends.postgres.observation import PostgresQueueObserver, server_facts
-from postdate.backends.postgres.quarantine import QuarantineStatements, SettingAside, Shelf, into_queue, named
+from postdate.backends.postgres.quarantine import (
+    PostgresQuarantine,
+    QuarantineStatements,
+    SettingAside,
+    into_queue,
+    named,
+)
 from postdate.backends.postgres.queues import QueueStatements
 from postdate.backends.postgres.rows import Unreadable, present, read
 from postdate.backends.postgres.scripts import queues_script, tables_script
@@ -130,7 +136,7 @@ class PostgresTransport(Transport, Quarantine, Scripted):
             database=self.database.identity,
             largest_message_bytes=largest_message_bytes,
             expires_messages=True,
-            reads_ahead=True,
+            prefetches=True,
             takes_by_id=True,
         )
 
@@ -247,11 +253,11 @@ class PostgresTransport(Transport, Quarantine, Scripted):
         await self._aside(self._shelf.discard(number, now))
 
     @property
-    def _shelf(self) -> Shelf:
+    def _shelf(self) -> PostgresQuarantine:
         def put(connection: Connection, mended: dict[str, Any]) -> None:
             into_queue(connection, self.aside, mended, self.database.where)
 
-        return Shelf(self.database, self.aside, lambda _: "t.queue_id IS NOT NULL", put)
+        return PostgresQuarantine(self.database, self.aside, lambda _: "t.queue_id IS NOT NULL", put)
 
     @staticmethod
     async def _aside(call: Awaitable[T]) -> T:
@@ -332,7 +338,7 @@ class PostgresReceiver(Receiver):
         self._stop_listening: Callable[[], None] | None = None
         self._held: dict[object, Received] = {}
         self._low = LowWater()
-        self._endings = Endings(self._database, self._sql, queue, transport.insert)
+        self._endings = Acknowledgements(self._database, self._sql, queue, transport.insert)
         self.in_doubt = False
         self._has_failed = False
 
@@ -498,7 +504,7 @@ class PostgresReceiver(Receiver):
         if not isinstance(hold, _Hold) or self._held.get(hold) is not received:
             raise self._lost(received)
         rows = self._transport.rows(end.outgoing, now)
-        ending = Ending(
+        ending = Acknowledgement(
             received.envelope.message_id,
             hold.number,
             hold.holder,

@@ -27,7 +27,7 @@ EVENT_EXCHANGE_PREFIX = "postdate.event."
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
-class Address(NamedTuple):
+class PublishAddress(NamedTuple):
     """Where a message is published.
 
     Args:
@@ -41,20 +41,20 @@ class Address(NamedTuple):
     or_queue: bool = False
 
 
-def parse_address(destination: str) -> Address:
+def parse_address(destination: str) -> PublishAddress:
     """Return what a destination means.
 
     Raises:
         QueueNotFound: nothing can have this address: an escape is malformed, or a name is longer than AMQP allows.
     """
     if destination.startswith(EVENT_PREFIX):
-        address = Address(EVENT_EXCHANGE_PREFIX + destination.removeprefix(EVENT_PREFIX), "")
+        address = PublishAddress(EVENT_EXCHANGE_PREFIX + destination.removeprefix(EVENT_PREFIX), "")
     elif destination.startswith(PREFIXES):
         or_queue = destination.startswith(OR_QUEUE_PREFIX)
         exchange, _, key = destination.partition(":")[2].partition("/")
-        address = Address(_unescape(exchange, destination), _unescape(key, destination), or_queue)
+        address = PublishAddress(_unescape(exchange, destination), _unescape(key, destination), or_queue)
     else:
-        address = Address("", destination)
+        address = PublishAddress("", destination)
     for part in (address.exchange, address.routing_key):
         size = len(part.encode())
         if size > SHORT_TEXT_LIMIT:

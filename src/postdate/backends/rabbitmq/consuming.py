@@ -12,7 +12,14 @@ from typing import Final
 from typing_extensions import override
 
 from postdate.backends.rabbitmq import wire
-from postdate.backends.rabbitmq.link import NOT_FOUND, Channel, ChannelClosed, Link, is_node_away, node_away
+from postdate.backends.rabbitmq.connection import (
+    NOT_FOUND,
+    AmqpConnection,
+    Channel,
+    ChannelClosed,
+    is_node_away,
+    node_away,
+)
 from postdate.backends.rabbitmq.properties import Arrived
 from postdate.backends.rabbitmq.wire import Arguments, Method, ack_frame, method_frame, requeue_frame
 from postdate.errors import PostdateError, QueueNotFound
@@ -57,7 +64,7 @@ class ConsumingChannel(Channel):
         ahead: messages to be pushed beyond what was asked for.
     """
 
-    def __init__(self, link: Link, number: int, queue: str, ahead: int) -> None:
+    def __init__(self, link: AmqpConnection, number: int, queue: str, ahead: int) -> None:
         super().__init__(link, number)
         self._queue, self._ahead = queue, ahead
         self.unwanted: Callable[[Delivery], None] = self._give_straight_back

@@ -14,13 +14,13 @@ import anyio
 from typing_extensions import override
 
 from postdate.backends.rabbitmq import wire
-from postdate.backends.rabbitmq.address import Address, parse_address
-from postdate.backends.rabbitmq.link import (
+from postdate.backends.rabbitmq.address import PublishAddress, parse_address
+from postdate.backends.rabbitmq.connection import (
     ANSWERS_WITHIN_SECONDS,
     NOT_FOUND,
+    AmqpConnection,
     Channel,
     ChannelClosed,
-    Link,
     declare_exchange_passively,
 )
 from postdate.backends.rabbitmq.login import Login
@@ -43,7 +43,7 @@ async def server_facts(login: Login, within_seconds: float) -> ServerFacts:
         login: where to, and as whom.
         within_seconds: how long connecting may take.
     """
-    link = await Link.open(login, within_seconds)
+    link = await AmqpConnection.open(login, within_seconds)
     try:
         blocked = await _why_blocked(link)
         settings = {} if blocked is None else {"blocked": blocked}
@@ -56,7 +56,7 @@ async def server_facts(login: Login, within_seconds: float) -> ServerFacts:
             await link.abort()
 
 
-async def _why_blocked(link: Link) -> str | None:
+async def _why_blocked(link: AmqpConnection) -> str | None:
     """Return why the broker takes no messages; empty when it takes them, ``None`` when it does not say.
 
     It says so only to those who publish. So an empty message is published that no queue gets.
@@ -77,7 +77,7 @@ async def _why_blocked(link: Link) -> str | None:
 class _Probe(Channel):
     """Publishes once and asks for something else: a broker that takes no messages says that, and does not go on."""
 
-    def __init__(self, link: Link, number: int) -> None:
+    def __init__(self, link: AmqpConnection, number: int) -> None:
         super().__init__(link, number)
         self.settled = asyncio.Event()
         self.went_on = False
@@ -115,7 +115,7 @@ class _Probe(Channel):
 # --- how long queues are ----------------------------------------------------------------------------------------------
 
 
-async def lengths_of(link: Link, destinations: Sequence[str]) -> Mapping[str, int]:
+async def lengths_of(link: AmqpConnection, destinations: Sequence[str]) -> Mapping[str, int]:
     """See :meth:`postdate.ports.Transport.lengths_of`.
 
     An exchange holds no messages: the length of one that exists is 0, whether or not it leads to a queue.
@@ -127,7 +127,7 @@ async def lengths_of(link: Link, destinations: Sequence[str]) -> Mapping[str, in
     return lengths
 
 
-async def _length_of(link: Link, address: Address) -> int:
+async def _length_of(link: AmqpConnection, address: PublishAddress) -> int:
     if not address.exchange:
         return await _queue_length(link, address.routing_key)
     if address.or_queue:
@@ -140,7 +140,7 @@ async def _length_of(link: Link, address: Address) -> int:
     return 0
 
 
-async def _queue_length(link: Link, queue: str) -> int:
+async def _queue_length(link: AmqpConnection, queue: str) -> int:
     channel = await link.open_channel(Channel)
     passive = b"\x01"
     arguments = b"\0\0" + wire.short_text(queue) + passive + bytes(4)

@@ -11,18 +11,18 @@ from datetime import datetime, timedelta
 import anyio
 
 from postdate.backends.rabbitmq.address import EVENT_PREFIX, OR_QUEUE_PREFIX, PREFIXES, exchange_address, parse_address
-from postdate.backends.rabbitmq.content import redirected
-from postdate.backends.rabbitmq.link import (
+from postdate.backends.rabbitmq.connection import (
     ANSWERS_WITHIN_SECONDS,
     CONTENT_TOO_LARGE,
     NOT_FOUND,
+    AmqpConnection,
     ChannelClosed,
-    Line,
-    Link,
+    PersistentConnection,
     declare_exchange_passively,
     is_node_away,
     node_away,
 )
+from postdate.backends.rabbitmq.content import redirected
 from postdate.backends.rabbitmq.publishing import Answers, PublishingChannel, Sending
 from postdate.errors import (
     DestinationUnavailable,
@@ -51,12 +51,12 @@ class Publisher:
         confirms_within: see :class:`RabbitMqTransport`.
     """
 
-    def __init__(self, line: Line, window: int, confirms_within: timedelta) -> None:
+    def __init__(self, line: PersistentConnection, window: int, confirms_within: timedelta) -> None:
         self.line = line
         self._window, self._within = window, confirms_within.total_seconds()
         self._channel: PublishingChannel | None = None
         self._exchanges: set[str] = set()
-        self._exchanges_of: Link | None = None
+        self._exchanges_of: AmqpConnection | None = None
 
     async def send(self, envelopes: Sequence[Envelope], now: datetime, limit: int) -> Answers:
         """Send each message, or say why not; all of it within the time that confirms may take.
@@ -177,7 +177,7 @@ class Publisher:
             for place, answer in zip(places, part.answers, strict=True):
                 sending.answers[place] = answer
 
-    async def _open(self, link: Link) -> PublishingChannel:
+    async def _open(self, link: AmqpConnection) -> PublishingChannel:
         """Return the channel that all senders share; a new one when it was closed."""
         if not self._is_of(link):
             channel = await self._new_channel(link)
@@ -188,10 +188,10 @@ class Publisher:
         assert self._channel is not None
         return self._channel
 
-    def _is_of(self, link: Link) -> bool:
+    def _is_of(self, link: AmqpConnection) -> bool:
         return self._channel is not None and self._channel.link is link and self._channel.ended is None
 
-    async def _new_channel(self, link: Link) -> PublishingChannel:
+    async def _new_channel(self, link: AmqpConnection) -> PublishingChannel:
         channel = await link.open_channel(
             lambda link, number: PublishingChannel(link, number, self._window), _seconds_left()
         )
@@ -221,7 +221,7 @@ class Publisher:
             link.abandon(silent)
         return silent
 
-    async def _look_for_exchanges(self, link: Link, sending: Sending) -> None:
+    async def _look_for_exchanges(self, link: AmqpConnection, sending: Sending) -> None:
         """Answer messages to exchanges that do not exist: to publish one would close the channel for all."""
         if self._exchanges_of is not link:
             self._exchanges_of, self._exchanges = link, set()
@@ -231,7 +231,7 @@ class Publisher:
                 if error is not None:
                     sending.answer(destination, error)
 
-    async def _look_for_exchange(self, link: Link, destination: str) -> PostdateError | None:
+    async def _look_for_exchange(self, link: AmqpConnection, destination: str) -> PostdateError | None:
         try:
             exchange = parse_address(destination).exchange
             if exchange and exchange not in self._exchanges:

@@ -13,8 +13,8 @@ from typing import Final
 from typing_extensions import override
 
 from postdate.backends.rabbitmq import wire
-from postdate.backends.rabbitmq.address import Address, parse_address
-from postdate.backends.rabbitmq.link import Channel, Link
+from postdate.backends.rabbitmq.address import PublishAddress, parse_address
+from postdate.backends.rabbitmq.connection import AmqpConnection, Channel
 from postdate.backends.rabbitmq.properties import properties_of
 from postdate.backends.rabbitmq.wire import FRAME, FRAME_END, FRAME_OVERHEAD, HEADER_FRAME, Arguments, Method
 from postdate.errors import (
@@ -194,7 +194,7 @@ class PublishingChannel(Channel):
         window: messages of one send on the way at once.
     """
 
-    def __init__(self, link: Link, number: int, window: int) -> None:
+    def __init__(self, link: AmqpConnection, number: int, window: int) -> None:
         super().__init__(link, number)
         self._window = window
         self._next_tag = 1
@@ -311,7 +311,7 @@ class PublishingChannel(Channel):
             self._methods[destination] = method
         return method
 
-    def _publish_frame(self, address: Address) -> bytes:
+    def _publish_frame(self, address: PublishAddress) -> bytes:
         names = wire.short_text(address.exchange) + wire.short_text(address.routing_key)
         return wire.method_frame(self.number, wire.BASIC_PUBLISH, b"\0\0" + names + _MANDATORY)
 
@@ -357,7 +357,7 @@ class PublishingChannel(Channel):
         if method != wire.BASIC_RETURN:
             return
         code, text = arguments.unsigned(2), arguments.short_text()
-        address = Address(arguments.short_text(), arguments.short_text())
+        address = PublishAddress(arguments.short_text(), arguments.short_text())
         frame = self._publish_frame(address)
         error: PostdateError = QueueNotFound(_nowhere(address))
         for its in (properties, None):
@@ -402,7 +402,7 @@ class PublishingChannel(Channel):
         self._flights.clear()
 
 
-def _nowhere(address: Address) -> str:
+def _nowhere(address: PublishAddress) -> str:
     if address.exchange:
         return (
             f"exchange {address.exchange!r} leads to no queue with the routing key {address.routing_key!r}; "

@@ -6,15 +6,15 @@ from contextlib import suppress
 from typing import Final
 
 from postdate.backends.rabbitmq import wire
-from postdate.backends.rabbitmq.delays import due_exchange, expired_queue, intake_queue
-from postdate.backends.rabbitmq.link import (
+from postdate.backends.rabbitmq.connection import (
     PRECONDITION_FAILED,
+    AmqpConnection,
     Channel,
     ChannelClosed,
-    Link,
     declare_exchange_passively,
     declare_queue,
 )
+from postdate.backends.rabbitmq.delays import due_exchange, expired_queue, intake_queue
 from postdate.errors import ConfigurationError, TransportUnreachable
 from postdate.ports import DelayExchange
 from postdate.ports.intake import DUE_EXCHANGE_TYPES
@@ -24,7 +24,7 @@ _COMMAND_INVALID: Final = 503
 _DONE: Final = "this channel has done its work"
 
 
-async def declare_intake(link: Link, exchange: DelayExchange, queue_type: str) -> None:
+async def declare_intake(link: AmqpConnection, exchange: DelayExchange, queue_type: str) -> None:
     """Create everything that belongs to an intake, and leave what is there.
 
     A message whose own time to live ends before it was stored is kept, in a queue beside the intake queue: that time
@@ -45,7 +45,7 @@ async def declare_intake(link: Link, exchange: DelayExchange, queue_type: str) -
     await bind_queue(link, queue, exchange.name)
 
 
-async def subscribe(link: Link, queue: str, exchange: str) -> None:
+async def subscribe(link: AmqpConnection, queue: str, exchange: str) -> None:
     """Let a queue receive what is published to the exchange of an event, which is created if it is missing.
 
     Raises:
@@ -55,7 +55,7 @@ async def subscribe(link: Link, queue: str, exchange: str) -> None:
     await bind_queue(link, queue, exchange)
 
 
-async def declare_exchange(link: Link, exchange: str, kind: str) -> None:
+async def declare_exchange(link: AmqpConnection, exchange: str, kind: str) -> None:
     """Create a durable exchange.
 
     Raises:
@@ -78,7 +78,7 @@ async def declare_exchange(link: Link, exchange: str, kind: str) -> None:
         channel.close(TransportUnreachable(_DONE))
 
 
-async def declare_due_exchange(link: Link, exchange: str, kind: str) -> None:
+async def declare_due_exchange(link: AmqpConnection, exchange: str, kind: str) -> None:
     """Create the exchange for due messages; one of this type that exists stays as it is, whatever else it has.
 
     Raises:
@@ -109,7 +109,7 @@ def _is_of_another_type(text: str) -> bool:
     return bool(found) and any(f"current is '{each}'" in current for each in DUE_EXCHANGE_TYPES)
 
 
-async def bind_queue(link: Link, queue: str, exchange: str) -> None:
+async def bind_queue(link: AmqpConnection, queue: str, exchange: str) -> None:
     """Let a queue receive everything that is published to a fanout exchange.
 
     Raises:

@@ -31,9 +31,15 @@ import anyio
 from typing_extensions import override
 
 from postdate.backends.rabbitmq.address import EVENT_PREFIX, PREFIXES, parse_address
+from postdate.backends.rabbitmq.connection import (
+    LARGEST_FRAME,
+    AmqpConnection,
+    ChannelClosed,
+    PersistentConnection,
+    declare_queue,
+)
 from postdate.backends.rabbitmq.consuming import Attempts, ConsumingChannel, Delivery
 from postdate.backends.rabbitmq.delays import came_to_be_delayed, expired_queue, intake_queue, to_be_delayed
-from postdate.backends.rabbitmq.link import LARGEST_FRAME, ChannelClosed, Line, Link, declare_queue
 from postdate.backends.rabbitmq.login import parse_url
 from postdate.backends.rabbitmq.observation import lengths_of, server_facts
 from postdate.backends.rabbitmq.properties import Arrived, arrived, unreadable
@@ -102,8 +108,10 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
                 f"confirm_window must be 1 or more and prefetch 0 or more, not {confirm_window} and {prefetch}"
             )
         login = parse_url(url)
-        self.publishing = Publisher(Line(login, _CONNECTS_WITHIN_SECONDS, "sending"), confirm_window, confirms_within)
-        self.consuming = Line(login, _CONNECTS_WITHIN_SECONDS, "receiving")
+        self.publishing = Publisher(
+            PersistentConnection(login, _CONNECTS_WITHIN_SECONDS, "sending"), confirm_window, confirms_within
+        )
+        self.consuming = PersistentConnection(login, _CONNECTS_WITHIN_SECONDS, "receiving")
         self.attempts = Attempts()
         self.prefetch = prefetch
         self._queue_type = queue_type
@@ -273,7 +281,7 @@ class RabbitMqReceiver(Receiver):
                 channel.close(TransportUnreachable("this channel is not needed"))
         return self._channel
 
-    def _make(self, link: Link, number: int) -> ConsumingChannel:
+    def _make(self, link: AmqpConnection, number: int) -> ConsumingChannel:
         return ConsumingChannel(link, number, self._queue, self._transport.prefetch)
 
     def _hold(self, channel: ConsumingChannel, delivery: Delivery) -> Received:

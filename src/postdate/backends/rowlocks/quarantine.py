@@ -158,7 +158,7 @@ class RowQuarantine:
         return found
 
 
-class SetsAside(Quarantine):
+class RowLockQuarantine(Quarantine):
     """The methods of :class:`postdate.ports.Quarantine`."""
 
     _pool: Pool

@@ -25,7 +25,7 @@ from postdate.backends.rowlocks.parts import (
     nearest_instant,
 )
 from postdate.backends.rowlocks.pool import Pool
-from postdate.backends.rowlocks.quarantine import RowQuarantine, SetsAside
+from postdate.backends.rowlocks.quarantine import RowLockQuarantine, RowQuarantine
 from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
 from postdate.errors import (
@@ -68,7 +68,7 @@ log = logging.getLogger("postdate.stores")
 _MODES: Final = frozenset(TransactionMode) - {TransactionMode.TRANSACTION_SCOPE}
 
 
-class LockingStore(SetsAside, ClaimingStore, AdministrableStore, ScannableStore, Scripted):
+class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, ScannableStore, Scripted):
     """Keeps delayed messages in a table of a database server. The queues are elsewhere, so delivery is at least once.
 
     Args:

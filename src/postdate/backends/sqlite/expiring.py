@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from postdate.backends.sqlite.quarantine import QUEUED, set_aside
 from postdate.backends.sqlite.rows import content_of, nearest_instant, read_rows
+from postdate.backends.sqlite.setting_aside import QUEUED, set_aside
 from postdate.backends.sqlite.transaction import Transaction, queue_topic
 from postdate.clock import EARLIEST
 from postdate.errors import InvalidHeaders, InvalidMessage

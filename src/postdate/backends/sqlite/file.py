@@ -34,10 +34,10 @@ from postdate.backends.sqlite.errors import translate, translated
 from postdate.backends.sqlite.expiring import BATCH, DEAD_LETTERS, has_expired, take_out_expired
 from postdate.backends.sqlite.housekeeping import Chore, Housekeeping
 from postdate.backends.sqlite.identity import Identity, alone, forget_log, identity_of
-from postdate.backends.sqlite.presence import (
+from postdate.backends.sqlite.liveness import (
     HELD_AT_MOST,
     SHORTEST_BOUND,
-    Presence,
+    FileLiveness,
     Silence,
     forget,
     is_gone,
@@ -56,9 +56,9 @@ from postdate.errors import (
     StoreUnavailable,
     StoreUnreachable,
 )
+from postdate.group_commit import GroupCommit, Job
 from postdate.ports import Recording, Wake
 from postdate.threads import in_thread
-from postdate.together import Job, Together
 
 __all__ = ["DUE", "SqliteFile", "Transaction", "queue_topic"]
 
@@ -86,7 +86,7 @@ _LONGEST_BETWEEN_LOOKS_SECONDS = 2 * _HOUSEKEEPING_SECONDS
 T = TypeVar("T")
 
 _Work = Callable[[Transaction], Any]
-_GROUPS: RunVar[WeakKeyDictionary[SqliteFile, Together[_Work, Any]]] = RunVar("postdate.backends.sqlite.groups")
+_GROUPS: RunVar[WeakKeyDictionary[SqliteFile, GroupCommit[_Work, Any]]] = RunVar("postdate.backends.sqlite.groups")
 
 
 class SqliteFile:
@@ -121,7 +121,7 @@ class SqliteFile:
             create: create the file and its tables when they are missing.
             rules: of the queues, from a transport; ``None``, from a store: as the transport on this file has them.
             holds_at_most: after so long without a sign of life others take what this process holds; ``None``: as
-                whoever opened it first has said, or :data:`~postdate.backends.sqlite.presence.HELD_AT_MOST`.
+                whoever opened it first has said, or :data:`~postdate.backends.sqlite.liveness.HELD_AT_MOST`.
 
         Raises:
             ConfigurationError: it is open already with other settings, or ``synchronous`` is unknown.
@@ -158,7 +158,7 @@ class SqliteFile:
         self._writer_of: Identity | None = None
         self._reader_of: Identity | None = None
         self._was_here = False
-        self._presence: Presence | None = None
+        self._presence: FileLiveness | None = None
         self._claimant = 0
         self._writing = threading.RLock()
         self._reading = threading.RLock()
@@ -237,13 +237,13 @@ class SqliteFile:
         """
         return await self._group().run(self._commit_together, work)
 
-    def _group(self) -> Together[_Work, Any]:
+    def _group(self) -> GroupCommit[_Work, Any]:
         try:
             groups = _GROUPS.get()
         except LookupError:
-            groups = WeakKeyDictionary[SqliteFile, Together[_Work, Any]]()
+            groups = WeakKeyDictionary[SqliteFile, GroupCommit[_Work, Any]]()
             _GROUPS.set(groups)
-        return groups.setdefault(self, Together(_JOBS_IN_ONE_COMMIT))
+        return groups.setdefault(self, GroupCommit(_JOBS_IN_ONE_COMMIT))
 
     def write_blocking(self, work: Callable[[Transaction], T]) -> T:
         """Do the same as :meth:`write` in the calling thread; for pipeline processes and the command line."""
@@ -513,7 +513,7 @@ class SqliteFile:
         self.write_blocking(lambda _: None)  # if they have done so already, it has another number and file now
         if self._claimant == before:
             log.warning("%s was cleaned while processes were at work; leave it alone", self._presence_folder)
-            self._presence = Presence(self._presence_folder, self._claimant, self.holds_at_most)
+            self._presence = FileLiveness(self._presence_folder, self._claimant, self.holds_at_most)
 
     def free_claims_of_the_dead(self) -> int:
         """Give back what processes held that are gone or show no life; return how many were. Blocking."""
@@ -612,7 +612,7 @@ class SqliteFile:
             # that has a file open which was here before.
             while presence is None:
                 self._claimant = int(connection.execute(_TAKE_NUMBER, (os.getpid(),)).lastrowid or 0)
-                presence = Presence.take(self._presence_folder, self._claimant, self.holds_at_most)
+                presence = FileLiveness.take(self._presence_folder, self._claimant, self.holds_at_most)
                 if presence is None:
                     connection.execute("DELETE FROM claimant WHERE claimant = ?", (self._claimant,))
             connection.executemany(

@@ -19,7 +19,7 @@ from typing import Final
 
 from filelock import FileLock, Timeout
 
-from postdate.backends.sqlite.presence import presence_folder
+from postdate.backends.sqlite.liveness import presence_folder
 from postdate.errors import StoreUnreachable
 
 log = logging.getLogger("postdate.embedded")

@@ -8,80 +8,33 @@ Source: :mod:`postdate.ports.quarantine`; ADR 0019.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 from typing_extensions import override
 
+from postdate.backends.sqlite.file import SqliteFile
 from postdate.backends.sqlite.recording import FAILED_LAST, INSERT_MESSAGE, INSERT_SCHEDULED, record
 from postdate.backends.sqlite.rows import (
-    QUEUED_COLUMNS,
-    WAITING_COLUMNS,
     Row,
     decoded,
     envelope_of,
     message_of,
-    nearest_instant,
     read_rows,
 )
+from postdate.backends.sqlite.setting_aside import QuarantineTable, readable, set_aside
 from postdate.backends.sqlite.transaction import DUE, Transaction, queue_topic
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import DuplicateMessage, MessageNotFound, QueueNotFound, StoreError
 from postdate.messages import check_headers, resealed
 from postdate.ports import Mending, Quarantine, Quarantined, Recording, RecordKind
 
-if TYPE_CHECKING:
-    from postdate.backends.sqlite.file import SqliteFile
-
-log = logging.getLogger("postdate.embedded")
-
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Shelf:
-    """A table whose rows are read as messages.
-
-    Args:
-        columns: of one row, as :attr:`decode` reads them.
-        table: the table.
-        copy: into the quarantine, from the row of a number; nothing passes through Python, so no byte changes.
-        decode: reads :attr:`columns`; raises when that cannot be done.
-    """
-
-    table: str
-    columns: str
-    copy: str
-    decode: Callable[[Row], object]
-
-
-WAITING: Final = Shelf(
-    "delayed_message",
-    WAITING_COLUMNS,
-    """
-    INSERT INTO quarantine (place, reason, at, message_id, due, destination, expires_at, failures, headers, body)
-    SELECT '', ?, ?, d.message_id, d.due, d.destination, d.expires_at, d.failures, c.headers, c.body
-    FROM delayed_message AS d LEFT JOIN content AS c ON c.seq = d.content WHERE d.seq = ?""",
-    message_of,
-)
-QUEUED: Final = Shelf(
-    "queue_message",
-    QUEUED_COLUMNS,
-    """
-    INSERT INTO quarantine (
-        place, reason, at, message_id, due, destination, expires_at, ends_at, dead_letter, failures, headers, body)
-    SELECT q.name, ?, ?, m.message_id, m.due, q.name, m.expires_at, m.ends_at, m.dead_letter, m.failures, c.headers,
-        c.body
-    FROM queue_message AS m JOIN queue AS q USING (queue_id) LEFT JOIN content AS c ON c.seq = m.content
-    WHERE m.seq = ?""",
-    lambda row: envelope_of(row, ""),
-)
-
-_TAKEN: Final = "SELECT message_id, due, destination FROM quarantine WHERE number = ?"
 _NAMES: Final = (
     "message_id",
     "due",
@@ -99,62 +52,8 @@ _BYTES: Final = ", ".join(f"CAST({name} AS BLOB)" for name in _NAMES)
 _LISTED: Final = f"SELECT number, place, reason, at, {_BYTES} FROM quarantine"
 
 
-def set_aside(tx: Transaction, shelf: Shelf, bad: Mapping[int, str], at: int | None = None) -> None:
-    """Set rows aside and record it.
-
-    Args:
-        tx: that writes.
-        shelf: where they are.
-        bad: why each cannot be read, by the number of the row.
-        at: microseconds since 1970 UTC; ``None``: by the clock of the machine.
-    """
-    when = tx.rules.now() if at is None else at
-    for seq, reason in bad.items():
-        number = tx.execute(shelf.copy, (reason, when, seq)).lastrowid
-        ((message_id, due, destination),) = read_rows(tx.connection, _TAKEN, (number,))
-        contents = tx.execute(f"DELETE FROM {shelf.table} WHERE seq = ? RETURNING content", (seq,)).fetchall()
-        tx.executemany("DELETE FROM content WHERE seq = ?", contents)
-        if isinstance(message_id, str):
-            where = destination if isinstance(destination, str) else None
-            record(tx, RecordKind.FAILED, (message_id, _readable(due), where), when, f"unreadable: {reason}")
-    if bad:
-        text = "set aside what cannot be read: %d in this batch, the first because %s; `postdate errors` lists them"
-        log.error(text, len(bad), next(iter(bad.values())))
-
-
-def _readable(due: object) -> int | None:
-    return due if isinstance(due, int) and nearest_instant(due) == _exact(due) else None
-
-
-def _exact(due: int) -> datetime | None:
-    with suppress(OverflowError):
-        return from_microseconds(due)
-    return None
-
-
-def claimed(
-    tx: Transaction,
-    shelf: Shelf,
-    sql: str,
-    values: Sequence[Any] | Mapping[str, Any],
-    decode: Callable[[Row], T],
-    at: int | None = None,
-) -> list[T]:
-    """Run a statement that claims, and return what of it can be read; what cannot is set aside, and more is claimed.
-
-    Empty only when nothing is left to claim. If reading fails otherwise the transaction ends, and the claims with it.
-    """
-    while True:
-        rows = sorted(read_rows(tx.connection, sql, values), key=lambda row: row[0])
-        good, bad = decoded(rows, decode)
-        if bad:
-            set_aside(tx, shelf, bad, at)
-        if good or not bad:
-            return good
-
-
 async def looked_at(
-    file: SqliteFile, shelf: Shelf, sql: str, values: Sequence[Any], decode: Callable[[Row], T]
+    file: SqliteFile, shelf: QuarantineTable, sql: str, values: Sequence[Any], decode: Callable[[Row], T]
 ) -> list[T]:
     """Run a statement that only looks, and return what can be read, in order; what cannot is set aside if it is free.
 
@@ -172,7 +71,7 @@ async def looked_at(
             return good
 
 
-def _set_aside_again(tx: Transaction, shelf: Shelf, suspects: Mapping[int, str]) -> int:
+def _set_aside_again(tx: Transaction, shelf: QuarantineTable, suspects: Mapping[int, str]) -> int:
     """Set aside what still cannot be read and nobody holds; return how many were."""
     marks = ",".join("?" * len(suspects))
     sql = f"SELECT {shelf.columns} FROM {shelf.table} WHERE seq IN ({marks}) AND claimant IS NULL"
@@ -181,7 +80,7 @@ def _set_aside_again(tx: Transaction, shelf: Shelf, suspects: Mapping[int, str])
     return len(bad)
 
 
-class SetsAside(Quarantine):
+class FileQuarantine(Quarantine):
     """The methods of :class:`postdate.ports.Quarantine`, on a file."""
 
     file: SqliteFile
@@ -242,7 +141,7 @@ class _Aside:
     def recorded(self) -> tuple[str, int | None, str | None]:
         """Return what a record says of it."""
         destination = self.destination if isinstance(self.destination, str) else None
-        return self.message_id, _readable(self.due), destination
+        return self.message_id, readable(self.due), destination
 
     def mended(self, mending: Mending) -> _Aside:
         """Return it with what ``mending`` puts in place."""

@@ -21,10 +21,11 @@ from postdate.backends.sqlite import pruning
 from postdate.backends.sqlite.file import DUE, SqliteFile, Transaction
 from postdate.backends.sqlite.moving import move
 from postdate.backends.sqlite.observation import FileObserver
-from postdate.backends.sqlite.quarantine import WAITING, SetsAside, claimed, looked_at
+from postdate.backends.sqlite.quarantine import FileQuarantine, looked_at
 from postdate.backends.sqlite.recording import insert, insert_or_revive, record, signal_if_first
 from postdate.backends.sqlite.rows import WAITING_COLUMNS, Row, message_of, nearest_instant
 from postdate.backends.sqlite.scanning import read_scan, scan_parts
+from postdate.backends.sqlite.setting_aside import WAITING, claimed
 from postdate.backends.sqlite.waiting import first_due, next_attempt, statistics
 from postdate.clock import EARLIEST, to_microseconds
 from postdate.errors import ClaimLost, DuplicateMessage, InvalidMessage, MessageTooLarge, PostdateError
@@ -87,7 +88,7 @@ class _Token:
     released: bool = False
 
 
-class SqliteStore(SetsAside, MovingStore, AdministrableStore, ArchivableStore):
+class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableStore):
     """Keeps delayed messages in an SQLite file.
 
     Several processes may use one file at once; one file is one store, whatever endpoints are on it.

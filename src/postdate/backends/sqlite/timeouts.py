@@ -14,8 +14,8 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.sqlite.file import SqliteFile, Transaction
-from postdate.backends.sqlite.holding import Hold, try_to_hold
-from postdate.backends.sqlite.presence import presence_folder
+from postdate.backends.sqlite.liveness import presence_folder
+from postdate.backends.sqlite.locked_files import LockedFile, try_to_hold
 from postdate.errors import ConfigurationError, TimeoutConcurrentlyProcessed
 from postdate.persistence import chunks
 from postdate.persistence.timeouts import (
@@ -196,9 +196,9 @@ class SqliteTimeouts(TimeoutPersister):
 class _Claim:
     """What a :class:`postdate.ports.timeouts.TimeoutClaim` calls: a locked file."""
 
-    def __init__(self, timeout: Timeout, timeouts: SqliteTimeouts, hold: Hold) -> None:
+    def __init__(self, timeout: Timeout, timeouts: SqliteTimeouts, hold: LockedFile) -> None:
         self.timeout, self._timeouts = timeout, timeouts
-        self._hold: Hold | None = hold
+        self._hold: LockedFile | None = hold
 
     async def remove(self) -> bool:
         """Remove it, and let it go when that is committed."""

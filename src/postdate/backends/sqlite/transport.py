@@ -23,8 +23,9 @@ from typing_extensions import override
 from postdate.backends.sqlite.expiring import DEAD_LETTERS
 from postdate.backends.sqlite.file import SqliteFile, Transaction, queue_topic
 from postdate.backends.sqlite.observation import FileObserver
-from postdate.backends.sqlite.quarantine import QUEUED, SetsAside, claimed
+from postdate.backends.sqlite.quarantine import FileQuarantine
 from postdate.backends.sqlite.rows import QUEUED_COLUMNS, Row, envelope_of
+from postdate.backends.sqlite.setting_aside import QUEUED, claimed
 from postdate.backends.sqlite.transaction import QueueRules
 from postdate.clock import Clock, to_microseconds
 from postdate.errors import (
@@ -91,7 +92,7 @@ _POLL_FLOOR_SECONDS = 1.0
 """A receiver looks by itself this often, should a wake-up be lost."""
 
 
-class LocalTransport(SetsAside, Transport):
+class LocalTransport(FileQuarantine, Transport):
     """Queues in an SQLite file.
 
     Args:
@@ -138,7 +139,7 @@ class LocalTransport(SetsAside, Transport):
             time_to_be_received_in_transactions=expiry is None or not expiry.one_per_transaction,
             dead_letters=expiry is not None,
             pipelines=True,
-            reads_ahead=True,
+            prefetches=True,
             takes_by_id=True,
         )
 

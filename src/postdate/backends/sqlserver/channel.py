@@ -147,7 +147,7 @@ def _exactly(stream: _Bytes, size: int) -> bytes:
     return bytes(found)
 
 
-class Channel:
+class DriverSocket:
     """What the driver takes for a socket; one thread at a time, but for :meth:`abort`.
 
     Until the login is done it keeps the limit of time that the socket came with, whatever the driver sets.

@@ -20,7 +20,7 @@ from postdate.backends.rowlocks.connection import (
     connected,
 )
 from postdate.backends.sqlserver import BACKEND
-from postdate.backends.sqlserver.channel import Channel, Routed
+from postdate.backends.sqlserver.channel import DriverSocket, Routed
 from postdate.backends.sqlserver.encryption import OPTIONS, encryption_of
 from postdate.backends.sqlserver.errors import translated
 from postdate.errors import ConfigurationError, StoreUnreachable
@@ -87,7 +87,7 @@ class SqlServerInstance(DatabaseServer["SqlServerSession"]):
             raw = connected((host, port), CONNECT_WITHIN_SECONDS)
             try:
                 raw.settimeout(LOG_IN_WITHIN_SECONDS)
-                channel = Channel(raw, host, self._encryption, self.where)
+                channel = DriverSocket(raw, host, self._encryption, self.where)
                 connection = pytds.connect(
                     dsn=host,
                     port=port,
@@ -122,7 +122,7 @@ class SqlServerSession(ServerSession):
         where: the address without secrets.
     """
 
-    def __init__(self, connection: Any, channel: Channel, where: str) -> None:
+    def __init__(self, connection: Any, channel: DriverSocket, where: str) -> None:
         self._connection, self._channel, self._where = connection, channel, where
 
     @property

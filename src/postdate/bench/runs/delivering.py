@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from postdate.bench.bench import Arrivals, Bench
 from postdate.bench.limits import arrived, move_limit
-from postdate.bench.result import Figure, Result
+from postdate.bench.result import BenchmarkResult, Figure
 from postdate.bench.targets import Targets
 from postdate.bench.workload import load
 from postdate.clock import SystemClock
@@ -19,7 +19,7 @@ _WRITES_SECONDS = 3.0
 _UNTIL_AT_FULL_SPEED_SECONDS = 0.3
 
 
-def drain(bench: Bench, n: int, *, services: int = 1, beside_writer: bool = False) -> Result:
+def drain(bench: Bench, n: int, *, services: int = 1, beside_writer: bool = False) -> BenchmarkResult:
     """Deliver ``n`` messages that are due; with several services, ``of_one`` compares their rate with that of one."""
     if services == 1:
         return _drain(bench, "drain", n, beside_writer=beside_writer)
@@ -29,7 +29,7 @@ def drain(bench: Bench, n: int, *, services: int = 1, beside_writer: bool = Fals
     return replace(_both(one, several), extra={**(several.extra or {}), **found})
 
 
-def backlog(bench: Bench, n: int, pending: int) -> Result:
+def backlog(bench: Bench, n: int, pending: int) -> BenchmarkResult:
     """Drain ``n`` with an empty store and above ``pending`` messages; ``of_empty`` is the second by the first."""
     empty = _drain(bench, "backlog", n)
     above = _drain(bench, "backlog", n, pending=pending, limited=False)
@@ -37,7 +37,7 @@ def backlog(bench: Bench, n: int, pending: int) -> Result:
     return replace(_both(empty, above), extra={**(above.extra or {}), **found})
 
 
-def _both(first: Result, second: Result) -> Result:
+def _both(first: BenchmarkResult, second: BenchmarkResult) -> BenchmarkResult:
     """Return the second result with the limit of the first; what either of them lost or doubled counts."""
     return replace(
         second,
@@ -57,7 +57,7 @@ def _drain(
     services: int = 1,
     beside_writer: bool = False,
     limited: bool = True,
-) -> Result:
+) -> BenchmarkResult:
     with bench.targets() as targets, ExitStack() as stack:
         limit = None
         if limited:

@@ -11,8 +11,8 @@ from postdate.bench.bench import STUCK_SECONDS, Bench
 from postdate.bench.deployment import Deployment
 from postdate.bench.limits import receive_limit
 from postdate.bench.processes import Partner
-from postdate.bench.result import Result
-from postdate.bench.tally import Tally
+from postdate.bench.result import BenchmarkResult
+from postdate.bench.tally import SharedCount
 from postdate.bench.targets import Measured, Targets
 from postdate.bench.workload import Ping, id_of
 from postdate.clock import SystemClock
@@ -26,7 +26,7 @@ _LOOK_SECONDS = 0.002
 _IDLE_SECONDS = 1.0
 
 
-def handle(bench: Bench, n: int, concurrency: int) -> Result:
+def handle(bench: Bench, n: int, concurrency: int) -> BenchmarkResult:
     """Handle ``n`` messages that are in the queue before the endpoint starts, until none of them is left there."""
     with bench.targets() as targets:
         queues = targets.queues
@@ -45,7 +45,7 @@ def handle(bench: Bench, n: int, concurrency: int) -> Result:
             found = partner.finish()
         seconds = ended - found["started"]
         server = None if before is None or after is None else after - before
-        return Result(
+        return BenchmarkResult(
             "handle", n, n / seconds, limit, lost=found["lost"], duplicated=found["duplicated"],
             rss_mb=found["rss_mb"], cpu_s=found["cpu_s"], server_cpu_s=server,
             server_cpu_cores=None if server is None else server / seconds,
@@ -87,7 +87,9 @@ async def _send(deployment: Deployment, n: int) -> None:
         await transport.close()
 
 
-def _wait(bench: Bench, deployment: Deployment, queues: Measured, n: int, tally: Tally, partner: Partner) -> float:
+def _wait(
+    bench: Bench, deployment: Deployment, queues: Measured, n: int, tally: SharedCount, partner: Partner
+) -> float:
     """Wait until the queue is empty and return the machine time of that.
 
     The queue is looked at only when all messages were handled, or nothing went on for a second: a look that finds many

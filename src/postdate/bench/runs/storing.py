@@ -9,15 +9,15 @@ import anyio
 
 from postdate.bench.bench import Bench
 from postdate.bench.limits import insert_limit
-from postdate.bench.result import Result
+from postdate.bench.result import BenchmarkResult
 from postdate.bench.targets import Targets
-from postdate.bench.workload import Load, load
+from postdate.bench.workload import Workload, load
 from postdate.clock import SystemClock
 from postdate.errors import ConfigurationError
 from postdate.ports import AdministrableStore, TransactionMode
 
 
-def schedule(bench: Bench, n: int, batch: int) -> Result:
+def schedule(bench: Bench, n: int, batch: int) -> BenchmarkResult:
     """Store ``n`` messages in batches; the limit is bare rows in the same batches. Making messages is not counted."""
     with bench.targets() as targets:
         bench.report(f"limit: inserting {n:,} bare rows, {batch:,} at a time")
@@ -29,7 +29,7 @@ def schedule(bench: Bench, n: int, batch: int) -> Result:
         return anyio.run(_schedule, targets, messages, limit)
 
 
-async def _schedule(targets: Targets, messages: Load, limit: float | None) -> Result:
+async def _schedule(targets: Targets, messages: Workload, limit: float | None) -> BenchmarkResult:
     store, clock, seconds, used = targets.deployment.open_store(), SystemClock(), 0.0, 0.0
     try:
         await store.initialize(targets.deployment.endpoint, TransactionMode.RECEIVE_ONLY)
@@ -46,7 +46,7 @@ async def _schedule(targets: Targets, messages: Load, limit: float | None) -> Re
     finally:
         await store.close()
     server = None if before is None or after is None else after - before
-    return Result(
+    return BenchmarkResult(
         "schedule", messages.count, messages.count / seconds, limit, lost=messages.count - stored, duplicated=0,
         cpu_s=used, server_cpu_s=server, servers={targets.store.name: targets.store.facts},
     )  # fmt: skip

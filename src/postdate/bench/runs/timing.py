@@ -14,9 +14,9 @@ import anyio
 from postdate.bench.bench import STUCK_SECONDS, Arrivals, Bench, Services
 from postdate.bench.limits import arrived, floor, move_limit
 from postdate.bench.processes import Partner
-from postdate.bench.result import Figure, Lateness, Result, lateness
+from postdate.bench.result import BenchmarkResult, Figure, LatenessInMilliseconds, lateness
 from postdate.bench.targets import Targets
-from postdate.bench.workload import Load, load, number_of
+from postdate.bench.workload import Workload, load, number_of
 from postdate.clock import SystemClock
 from postdate.errors import ConfigurationError, PostdateError
 
@@ -34,7 +34,7 @@ class _StoredTooLate(PostdateError):
     """The first message was due before everything was stored and the service had started."""
 
 
-def _with_time(measured: Callable[[int], Result]) -> Result:
+def _with_time(measured: Callable[[int], BenchmarkResult]) -> BenchmarkResult:
     """Return what is measured, which is given twice as much time to store beforehand as often as it was too little."""
     for number in range(_TRIES - 1):
         try:
@@ -47,14 +47,14 @@ def _with_time(measured: Callable[[int], Result]) -> Result:
 # --- at an even rate ---------------------------------------------------------------------------------------------
 
 
-def even(bench: Bench, rate: int, seconds: float, *, stored_by: str, receiver: bool) -> Result:
+def even(bench: Bench, rate: int, seconds: float, *, stored_by: str, receiver: bool) -> BenchmarkResult:
     """Deliver ``rate`` messages a second that the service, another process, or somebody before stored."""
     if stored_by not in STORED_BY:
         raise ConfigurationError(f"--stored-by must be one of {', '.join(STORED_BY)}, not {stored_by!r}")
     return _with_time(partial(_even, bench, rate, seconds, stored_by, receiver))
 
 
-def _even(bench: Bench, rate: int, seconds: float, stored_by: str, receiver: bool, patience: int) -> Result:
+def _even(bench: Bench, rate: int, seconds: float, stored_by: str, receiver: bool, patience: int) -> BenchmarkResult:
     n, short = int(rate * seconds), min(seconds, _FLOOR_SECONDS)
     with bench.targets() as targets, ExitStack() as stack:
         bench.report(f"floor: the barest loop, {rate:,} messages a second for {short:.0f} s")
@@ -89,13 +89,13 @@ def _even(bench: Bench, rate: int, seconds: float, stored_by: str, receiver: boo
         )
 
 
-def _by(ours: Lateness, floor: Lateness, name: str) -> float:
+def _by(ours: LatenessInMilliseconds, floor: LatenessInMilliseconds, name: str) -> float:
     return getattr(ours, name) / (getattr(floor, name) or 1.0)
 
 
 def _stored(
     bench: Bench, targets: Targets, stack: ExitStack, rate: int, n: int, stored_by: str, patience: int
-) -> tuple[Load, Services, Partner | None]:
+) -> tuple[Workload, Services, Partner | None]:
     """Return the messages, and services that have them, or will have each a second before it is due."""
     apart, clock = timedelta(seconds=1) / rate, SystemClock()
     # Storing one message and delivering another do not meet each time.
@@ -134,7 +134,7 @@ def _sleep_until(instant: datetime) -> None:
     time.sleep(left)
 
 
-async def _receive(running: Services, messages: Load, patience: float) -> list[tuple[str, float]]:
+async def _receive(running: Services, messages: Workload, patience: float) -> list[tuple[str, float]]:
     """Receive all messages and return their ids and the seconds since each was due; fewer when patience ends."""
     targets = running.targets
     transport = targets.deployment.seen_as("receiving").open_transport()
@@ -156,12 +156,12 @@ async def _receive(running: Services, messages: Load, patience: float) -> list[t
 # --- all at one instant ------------------------------------------------------------------------------------------
 
 
-def herd(bench: Bench, n: int) -> Result:
+def herd(bench: Bench, n: int) -> BenchmarkResult:
     """Deliver ``n`` messages that are due at one instant; the limit is the time in which the barest way moves them."""
     return _with_time(partial(_herd, bench, n))
 
 
-def _herd(bench: Bench, n: int, patience: int) -> Result:
+def _herd(bench: Bench, n: int, patience: int) -> BenchmarkResult:
     with bench.targets() as targets, ExitStack() as stack:
         bench.report(f"limit: {n:,} bare messages")
         limit = move_limit(targets, n)
@@ -176,7 +176,7 @@ def _herd(bench: Bench, n: int, patience: int) -> Result:
         return _herd_result(targets, running, messages, limit)
 
 
-def _herd_result(targets: Targets, running: Services, messages: Load, limit: float) -> Result:
+def _herd_result(targets: Targets, running: Services, messages: Workload, limit: float) -> BenchmarkResult:
     arrivals, late = Arrivals(range(messages.count)), running.lateness_of(messages.dues())
     arrivals.add(arrived(targets, messages.count))
     last_after, limit_s = max(late, default=0.0), messages.count / limit

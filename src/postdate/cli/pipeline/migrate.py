@@ -113,7 +113,7 @@ class Whose:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class MoveOptions:
     """How a run moves: options of commands that move."""
 
     batch_size: BatchSize = None
@@ -132,7 +132,7 @@ def preview(
 
     Exit code 1 if something is in the way.
     """
-    job = _job(use, origin, whose.chosen(), cutoff, Pace(margin=margin))
+    job = _job(use, origin, whose.chosen(), cutoff, MoveOptions(margin=margin))
 
     from postdate.clock import SystemClock
     from postdate.pipeline.migrate import preview as look
@@ -148,7 +148,7 @@ def run(
     use: Use,
     origin: OriginOptions,
     whose: Whose,
-    pace: Pace,
+    pace: MoveOptions,
     cutoff: Cutoff = None,
     log_level: LogLevel = "INFO",
     *,
@@ -174,7 +174,7 @@ def run(
 def resume(
     use: Use,
     origin: OriginOptions,
-    pace: Pace,
+    pace: MoveOptions,
     endpoints: Endpoints = None,
     log_level: LogLevel = "INFO",
     *,
@@ -206,7 +206,7 @@ def abort(
 
     Of the runs that have not ended, or of the endpoints named. Exit code 1 if what the store has is not as it was.
     """
-    job = _job(use, origin, endpoints, None, Pace())
+    job = _job(use, origin, endpoints, None, MoveOptions())
 
     from postdate.pipeline.migrate import abort as end
 
@@ -231,7 +231,7 @@ def status(use: Use, origin: OriginOptions) -> None:
 
 
 def _job(
-    use: Use, origin: OriginOptions, endpoints: list[str] | None, cutoff: datetime | None, pace: Pace
+    use: Use, origin: OriginOptions, endpoints: list[str] | None, cutoff: datetime | None, pace: MoveOptions
 ) -> MigrateJob:
     spec = origin.spec()
 

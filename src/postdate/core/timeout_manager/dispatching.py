@@ -71,7 +71,7 @@ class DispatchStep:
         self._sent: dict[str, None] = {}  # in order: the oldest are forgotten first
 
     async def do(self, received: Received, stopping: anyio.Event) -> Done:
-        """See :class:`postdate.core.timeout_manager.satellite.Step`; a timeout that is gone is success.
+        """See :class:`postdate.core.timeout_manager.satellite.SatelliteStep`; a timeout that is gone is success.
 
         Raises:
             TimeoutConcurrentlyProcessed: somebody else removed it after this has begun.

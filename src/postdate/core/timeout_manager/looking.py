@@ -16,7 +16,7 @@ from typing import Final
 
 from postdate.clock import Clock, later, time_left
 from postdate.core.guard import Guard
-from postdate.core.poller import Taken
+from postdate.core.poller import PollResult
 from postdate.core.timeout_manager.announced import AT_ONCE, REMEMBERED, Announced
 from postdate.core.timeout_manager.reading import announcement
 from postdate.errors import PostdateError, TransportUnavailable
@@ -102,7 +102,7 @@ class DueTimeouts:
 
         return stop
 
-    async def take(self, now: datetime) -> Taken:
+    async def take(self, now: datetime) -> PollResult:
         """Announce some of what is due, ``now`` inclusive; see :class:`postdate.core.poller.DueWork`.
 
         Raises:
@@ -124,7 +124,7 @@ class DueTimeouts:
             ahead = now if self._announced.room else None
         back = later(self._clock.now(), time_left(self._look_back_at, self._clock.monotonic()))
         self._next_look = back if ahead is None else min(back, ahead)
-        return Taken(count, self._next_look <= now, self._next_look)
+        return PollResult(count, self._next_look <= now, self._next_look)
 
     async def _look_ahead(self, now: datetime) -> int:
         if self._fetched and self._fetched[-1].due > now:  # the clock was set back, and this is not due any more

@@ -44,7 +44,7 @@ class Done:
     afterwards: Callable[[], None] | None = None
 
 
-class Step(Protocol):
+class SatelliteStep(Protocol):
     """What is done with a message of one of the queues."""
 
     async def do(self, received: Received, stopping: anyio.Event) -> Done | None:
@@ -87,7 +87,12 @@ class Satellite:
     """
 
     def __init__(
-        self, receiver: Receiver, step: Step, settings: SatelliteSettings, clock: Clock, metrics: Metrics = NO_METRICS
+        self,
+        receiver: Receiver,
+        step: SatelliteStep,
+        settings: SatelliteSettings,
+        clock: Clock,
+        metrics: Metrics = NO_METRICS,
     ) -> None:
         self._receiver, self._step, self._settings, self._clock = receiver, step, settings, clock
         self._metrics = metrics

@@ -55,7 +55,7 @@ class StoreStep:
         self._asking = Guard.of_store(persister, clock)
 
     async def do(self, received: Received, stopping: anyio.Event) -> Done | None:
-        """See :class:`postdate.core.timeout_manager.satellite.Step`.
+        """See :class:`postdate.core.timeout_manager.satellite.SatelliteStep`.
 
         Raises:
             MessageError: it is no timeout, and no order about some.

@@ -19,7 +19,7 @@ from postdate import Endpoint, HandlerContext, ScaledClock, SystemClock
 from postdate.config import Settings, load_settings, without_secrets
 from postdate.demo.orders.saga import CancelOrder, GrantMoreTime, PaymentReceived, PlaceOrder, SendMail, configure
 from postdate.errors import PostdateError
-from postdate.wiring import Plant, delayed_delivery, open_saga_store, opened
+from postdate.wiring import OpenDeployment, delayed_delivery, open_saga_store, opened
 
 _HABITS: Final = {
     "Ada": {"reminder 1": PaymentReceived},
@@ -84,8 +84,8 @@ def main(
 
 
 async def _play(settings: Settings, speed: float) -> None:
-    async with opened(settings, create=True, initialize=False) as plant:
-        sagas = open_saga_store(settings, plant.databases)
+    async with opened(settings, create=True, initialize=False) as deployment:
+        sagas = open_saga_store(settings, deployment.databases)
         try:
             named = settings.origins.get("endpoint.name", "default") != "default"
             name = settings.endpoint.name if named else "orders"
@@ -94,15 +94,15 @@ async def _play(settings: Settings, speed: float) -> None:
             customers = Customers(name, clock, console)
             orders = Endpoint(
                 name,
-                transport=plant.transport,
-                delayed_delivery=delayed_delivery(settings, plant.kept),
+                transport=deployment.transport,
+                delayed_delivery=delayed_delivery(settings, deployment.kept),
                 sagas=sagas,
                 transaction_mode=settings.endpoint.transaction_mode,
                 error_queue=settings.endpoint.error_queue,
                 clock=clock,
             )
             configure(orders, mails=f"{name}.customers")
-            async with orders, _reading(customers, plant, settings):
+            async with orders, _reading(customers, deployment, settings):
                 for number, customer in enumerate(_HABITS, 1):
                     await orders.send(PlaceOrder(customers.order_of(customer), customer, amount=10 * number))
                 await customers.all_ended.wait()
@@ -110,10 +110,10 @@ async def _play(settings: Settings, speed: float) -> None:
             await sagas.close()
 
 
-def _reading(customers: Customers, plant: Plant, settings: Settings) -> Endpoint:
+def _reading(customers: Customers, deployment: OpenDeployment, settings: Settings) -> Endpoint:
     endpoint = Endpoint(
         f"{customers.orders}.customers",
-        transport=plant.transport,
+        transport=deployment.transport,
         error_queue=settings.endpoint.error_queue,
         clock=customers.clock,
     )

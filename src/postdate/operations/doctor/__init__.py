@@ -12,14 +12,14 @@ from postdate.backends.sqlite.observation import sqlite_version
 from postdate.clock import Clock
 from postdate.config import Settings
 from postdate.errors import PostdateError
-from postdate.operations.doctor.checks import Check, Diagnosis, Result
+from postdate.operations.doctor.checks import Diagnosis, Probe, Verdict
 from postdate.operations.doctor.files import Look, file_system, look_at_files, synchronous
 from postdate.operations.doctor.machine import loopback, pipeline, python, settings_read, sqlite
 from postdate.operations.doctor.servers import look_at_server, service_clocks
 from postdate.operations.doctor.timeouts import timeouts
 from postdate.operations.doctor.traffic import (
     Queues,
-    Stored,
+    StoreTraffic,
     lengths_on_server,
     stored_in_file,
     stored_on_server,
@@ -45,7 +45,7 @@ from postdate.wiring import (
 _NAMES_IN_FILES = TransportCapabilities(durable=True, transaction_modes=frozenset())
 """How queues in a file are called, for whom does not open it."""
 
-__all__ = ["Check", "Diagnosis", "Result", "diagnose", "file_system", "loopback"]
+__all__ = ["Diagnosis", "Probe", "Verdict", "diagnose", "file_system", "loopback"]
 
 
 async def diagnose(settings: Settings, environment: Mapping[str, str], clock: Clock) -> Diagnosis:
@@ -61,16 +61,16 @@ async def diagnose(settings: Settings, environment: Mapping[str, str], clock: Cl
     return Diagnosis([*checks, pipeline(environment)])
 
 
-async def _store_and_queues(settings: Settings, clock: Clock) -> list[Check]:
+async def _store_and_queues(settings: Settings, clock: Clock) -> list[Probe]:
     if all(
         place_of(address.scheme) is Place.MEMORY for address in (settings.store.address, settings.transport.address)
     ):
         mend = "use a file, such as sqlite:///postdate.db, or a server, if other processes are to see it"
-        return [Check("addresses", Result.WARN, "memory: lives in one process only; nothing to check", mend)]
+        return [Probe("addresses", Verdict.WARN, "memory: lives in one process only; nothing to check", mend)]
     try:
         check_addresses(settings)
     except PostdateError as error:
-        return [Check("addresses", Result.FAIL, str(error), "see `postdate config show`")]
+        return [Probe("addresses", Verdict.FAIL, str(error), "see `postdate config show`")]
     looking = _Looking(settings, clock)
     looking.at_files()
     await looking.at_store()
@@ -86,9 +86,9 @@ class _Looking:
 
     settings: Settings
     clock: Clock
-    checks: list[Check] = field(default_factory=list[Check])
+    checks: list[Probe] = field(default_factory=list[Probe])
     needed: Sequence[str] = ()
-    stored: Stored | None = None
+    stored: StoreTraffic | None = None
     lengths: Mapping[str, int] | None = None
     listable: bool = True
     set_aside: int | None = None
@@ -178,4 +178,4 @@ class _Looking:
 
     def _cannot_be_read(self, what: str, error: PostdateError) -> None:
         mend = "see `postdate config show`; tables and queues that are missing are created by `postdate setup`"
-        self.checks.append(Check(what, Result.FAIL, str(error), advice_for(error, mend)))
+        self.checks.append(Probe(what, Verdict.FAIL, str(error), advice_for(error, mend)))

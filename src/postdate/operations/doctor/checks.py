@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-class Result(enum.Enum):
+class Verdict(enum.Enum):
     """How a check came out."""
 
     OK = "ok"
@@ -16,7 +16,7 @@ class Result(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Probe:
     """One check.
 
     Args:
@@ -27,7 +27,7 @@ class Check:
     """
 
     name: str
-    result: Result
+    result: Verdict
     found: str
     mend: str = ""
 
@@ -36,10 +36,10 @@ class Check:
 class Diagnosis:
     """All checks, in the order in which they build on each other."""
 
-    checks: Sequence[Check]
+    checks: Sequence[Probe]
 
     @property
-    def worst(self) -> Result:
+    def worst(self) -> Verdict:
         """The worst of the results."""
-        order = list(Result)
-        return max((check.result for check in self.checks), key=order.index, default=Result.OK)
+        order = list(Verdict)
+        return max((check.result for check in self.checks), key=order.index, default=Verdict.OK)

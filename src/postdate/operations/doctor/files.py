@@ -13,7 +13,7 @@ from typing import Final
 from postdate.clock import to_microseconds
 from postdate.config import Settings
 from postdate.errors import PostdateError, StoreFromNewerVersion, StoreNotSetUp
-from postdate.operations.doctor.checks import Check, Result
+from postdate.operations.doctor.checks import Probe, Verdict
 from postdate.operations.plain import shown_count, shown_span, shown_time
 from postdate.ports import FileFacts, Process
 
@@ -31,14 +31,14 @@ Look = Callable[[Path, int], FileFacts]
 """See :attr:`postdate.ports.backends.Backend.file_facts`."""
 
 
-def look_at_files(files: Mapping[Path, Look | None], now: datetime) -> tuple[list[Check], dict[Path, FileFacts]]:
+def look_at_files(files: Mapping[Path, Look | None], now: datetime) -> tuple[list[Probe], dict[Path, FileFacts]]:
     """Return the checks of some files, and what was found in those that can be read.
 
     Args:
         files: absolute paths, and what looks into each; ``None``: nothing can.
         now: UTC.
     """
-    checks: list[Check] = []
+    checks: list[Probe] = []
     facts: dict[Path, FileFacts] = {}
     for path, look in files.items():
         checks += [_disk_space(path), file_system(path, _MOUNTS)]
@@ -50,30 +50,30 @@ def look_at_files(files: Mapping[Path, Look | None], now: datetime) -> tuple[lis
     return checks, facts
 
 
-def synchronous(settings: Settings) -> Check:
+def synchronous(settings: Settings) -> Probe:
     """Say what a commit survives."""
     if settings.store.synchronous == "full":
-        return Check("synchronous", Result.OK, "full: a commit survives loss of power")
-    return Check(
+        return Probe("synchronous", Verdict.OK, "full: a commit survives loss of power")
+    return Probe(
         "synchronous",
-        Result.WARN,
+        Verdict.WARN,
         "normal: loss of power may lose the last commits (a crash of the process does not)",
         'set store.synchronous = "full", unless what is lost can be sent again',
     )
 
 
-def _disk_space(path: Path) -> Check:
+def _disk_space(path: Path) -> Probe:
     folder = next((each for each in path.parents if each.exists()), Path("/"))
     free = shutil.disk_usage(folder).free
     found = f"{free / _GIB:.1f} GiB free for {path}"
     if free < _GIB // 16:
-        return Check("disk space", Result.FAIL, found, "make room: a full disk stops storing and delivering")
+        return Probe("disk space", Verdict.FAIL, found, "make room: a full disk stops storing and delivering")
     if free < _GIB:
-        return Check("disk space", Result.WARN, found, "make room soon")
-    return Check("disk space", Result.OK, found)
+        return Probe("disk space", Verdict.WARN, found, "make room soon")
+    return Probe("disk space", Verdict.OK, found)
 
 
-def file_system(path: Path, mounts: Path) -> Check:
+def file_system(path: Path, mounts: Path) -> Probe:
     """Check that ``path`` is on a disk of this machine.
 
     Args:
@@ -85,15 +85,15 @@ def file_system(path: Path, mounts: Path) -> Check:
     try:
         kind = _mounted_as(path, mounts.read_text(encoding="utf-8"))
     except OSError:
-        return Check("file system", Result.OK, f"cannot be told on {sys.platform}; it must be a local disk")
+        return Probe("file system", Verdict.OK, f"cannot be told on {sys.platform}; it must be a local disk")
     return (
-        _on_network(path, kind) if kind in _NETWORK_FILE_SYSTEMS else Check("file system", Result.OK, f"{kind}, local")
+        _on_network(path, kind) if kind in _NETWORK_FILE_SYSTEMS else Probe("file system", Verdict.OK, f"{kind}, local")
     )
 
 
-def _on_network(path: Path, kind: str) -> Check:
+def _on_network(path: Path, kind: str) -> Probe:
     mend = "move the file to a disk of this machine: locks over a network cannot be relied on"
-    return Check("file system", Result.FAIL, f"{path} is on {kind}", mend)
+    return Probe("file system", Verdict.FAIL, f"{path} is on {kind}", mend)
 
 
 def _mounted_as(path: Path, mounts: str) -> str:
@@ -107,47 +107,47 @@ def _mounted_as(path: Path, mounts: str) -> str:
     return kind
 
 
-def _obstacle(path: Path) -> Check | None:
+def _obstacle(path: Path) -> Probe | None:
     if not path.exists():
         setup = "create it with `postdate setup`, or name another with --store"
-        return Check("database", Result.FAIL, f"there is no file {path}", setup)
+        return Probe("database", Verdict.FAIL, f"there is no file {path}", setup)
     for what, place, access in (("read", path, os.R_OK), ("written", path, os.W_OK), ("written", path.parent, os.W_OK)):
         if not os.access(place, access):
             mend = "check owner and mode; the folder must be writable for the log and lock files beside the database"
-            return Check("database", Result.FAIL, f"{place} cannot be {what}", mend)
+            return Probe("database", Verdict.FAIL, f"{place} cannot be {what}", mend)
     return None
 
 
-def _file(path: Path, look: Look | None, now: datetime) -> tuple[Check, FileFacts | None]:
+def _file(path: Path, look: Look | None, now: datetime) -> tuple[Probe, FileFacts | None]:
     obstacle = _obstacle(path)
     if obstacle is not None or look is None:
-        return obstacle or Check("database", Result.OK, f"{path} is there"), None
+        return obstacle or Probe("database", Verdict.OK, f"{path} is there"), None
     try:
         facts = look(path, to_microseconds(now))
     except StoreNotSetUp as error:
-        return Check("database", Result.FAIL, str(error), "run `postdate setup`"), None
+        return Probe("database", Verdict.FAIL, str(error), "run `postdate setup`"), None
     except StoreFromNewerVersion as error:
-        return Check("database", Result.FAIL, str(error), "upgrade Postdate here"), None
+        return Probe("database", Verdict.FAIL, str(error), "upgrade Postdate here"), None
     except PostdateError as error:
-        return Check("database", Result.FAIL, str(error), "restore it from a backup, or name another file"), None
+        return Probe("database", Verdict.FAIL, str(error), "restore it from a backup, or name another file"), None
     pending = shown_count(facts.pending, "message")
-    return Check("database", Result.OK, f"{path}, schema version {facts.schema_version}, {pending} waiting"), facts
+    return Probe("database", Verdict.OK, f"{path}, schema version {facts.schema_version}, {pending} waiting"), facts
 
 
-def _write_ahead_log(facts: FileFacts) -> Check:
+def _write_ahead_log(facts: FileFacts) -> Probe:
     if facts.journal_mode == "wal":
-        return Check("write-ahead log", Result.OK, "wal")
+        return Probe("write-ahead log", Verdict.OK, "wal")
     mend = "something else changed it; the next start of Postdate sets it again"
-    return Check("write-ahead log", Result.WARN, f"journal mode is {facts.journal_mode!r}", mend)
+    return Probe("write-ahead log", Verdict.WARN, f"journal mode is {facts.journal_mode!r}", mend)
 
 
-def _clock(path: Path, processes: Sequence[Process], now: datetime) -> Check:
+def _clock(path: Path, processes: Sequence[Process], now: datetime) -> Probe:
     """A clock behind what the file remembers was set back, and holds up what is due."""
     changed = datetime.fromtimestamp(path.stat().st_mtime, tz=UTC)
     latest = max([changed, *(process.started_at for process in processes)])
     mend = "set the clock, best by NTP: messages are delivered by it"
     if now < _POSTDATE_BEGAN:
-        return Check("clock", Result.FAIL, f"it shows {shown_time(now)}", mend)
+        return Probe("clock", Verdict.FAIL, f"it shows {shown_time(now)}", mend)
     if latest - now > _CLOCK_TOLERANCE:
-        return Check("clock", Result.WARN, f"it is {shown_span(latest - now)} behind what {path} has seen", mend)
-    return Check("clock", Result.OK, shown_time(now.replace(microsecond=0)))
+        return Probe("clock", Verdict.WARN, f"it is {shown_span(latest - now)} behind what {path} has seen", mend)
+    return Probe("clock", Verdict.OK, shown_time(now.replace(microsecond=0)))

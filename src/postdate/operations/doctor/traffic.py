@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from postdate.config import Settings
-from postdate.operations.doctor.checks import Check, Result
+from postdate.operations.doctor.checks import Probe, Verdict
 from postdate.operations.plain import delivering, shown_count, shown_span
 from postdate.ports import (
     AdministrableStore,
@@ -27,7 +27,7 @@ _READ_AHEAD = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoreTraffic:
     """What waits in a store.
 
     Args:
@@ -60,12 +60,12 @@ class Queues:
     listable: bool = True
 
 
-def stored_in_file(facts: FileFacts) -> Stored:
+def stored_in_file(facts: FileFacts) -> StoreTraffic:
     """Return what waits in a file."""
-    return Stored(facts.pending, facts.overdue, None, facts.processes, facts.next_destinations)
+    return StoreTraffic(facts.pending, facts.overdue, None, facts.processes, facts.next_destinations)
 
 
-async def stored_on_server(store: AdministrableStore, view: Observer | None, now: datetime) -> Stored:
+async def stored_on_server(store: AdministrableStore, view: Observer | None, now: datetime) -> StoreTraffic:
     """Return what waits in the store of a server.
 
     Raises:
@@ -77,7 +77,7 @@ async def stored_on_server(store: AdministrableStore, view: Observer | None, now
     if destinations is None:
         pending = await store.list_pending(MessageFilter(), _READ_AHEAD)
         destinations = sorted({message.destination for message in pending})
-    return Stored(counts.pending, counts.overdue, counts.next_due, processes, destinations)
+    return StoreTraffic(counts.pending, counts.overdue, counts.next_due, processes, destinations)
 
 
 async def lengths_on_server(
@@ -99,10 +99,10 @@ async def lengths_on_server(
 def traffic(
     settings: Settings,
     queues: Queues | None,
-    stored: Stored | None,
+    stored: StoreTraffic | None,
     now: datetime,
     set_aside: int | None = None,
-) -> Iterator[Check]:
+) -> Iterator[Probe]:
     """Yield what is to be said of who is there and what waits.
 
     Args:
@@ -125,64 +125,64 @@ def traffic(
         yield _set_aside(set_aside)
 
 
-def _processes(processes: Sequence[Process]) -> Check:
+def _processes(processes: Sequence[Process]) -> Probe:
     alive = [process for process in processes if process.alive]
     dead = [process for process in processes if not process.alive]
     found = f"{len(alive)} alive" + (f" ({', '.join(str(process.pid) for process in alive)})" if alive else "")
     if not dead:
-        return Check("processes", Result.OK, found)
+        return Probe("processes", Verdict.OK, found)
     pids = ", ".join(str(process.pid) for process in dead)
     mend = "nothing, if a service runs: it frees what they held; otherwise start one: postdate run"
-    return Check("processes", Result.WARN, f"{found}; {len(dead)} died without stopping ({pids})", mend)
+    return Probe("processes", Verdict.WARN, f"{found}; {len(dead)} died without stopping ({pids})", mend)
 
 
-def _service(stored: Stored, now: datetime) -> Check:
+def _service(stored: StoreTraffic, now: datetime) -> Probe:
     overdue = f"{shown_count(stored.overdue, 'message')} overdue"
     if stored.overdue and stored.oldest is not None and stored.oldest < now:
         overdue += f", the oldest for {shown_span(now - stored.oldest)}"
     if stored.processes is None:
         found = f"whether one is running cannot be seen in this store; {overdue}"
-        return Check("service", Result.WARN, found, "make sure that one is running: postdate run")
+        return Probe("service", Verdict.WARN, found, "make sure that one is running: postdate run")
     services = delivering(stored.processes)
     if services:
         pids = ", ".join(str(process.pid) for process in services)
-        return Check("service", Result.OK, f"running (process {pids}); {overdue}")
+        return Probe("service", Verdict.OK, f"running (process {pids}); {overdue}")
     if stored.overdue:
-        return Check("service", Result.FAIL, f"none is running, and {overdue}", "start it: postdate run")
-    return Check("service", Result.WARN, "none is running; nothing is overdue", "start it: postdate run")
+        return Probe("service", Verdict.FAIL, f"none is running, and {overdue}", "start it: postdate run")
+    return Probe("service", Verdict.WARN, "none is running; nothing is overdue", "start it: postdate run")
 
 
-def _queues(queues: Queues) -> Check:
+def _queues(queues: Queues) -> Probe:
     missing = [name for name in queues.needed if name not in queues.lengths]
     if missing:
-        return Check("queues", Result.FAIL, f"missing: {', '.join(missing)}", "run `postdate setup`")
+        return Probe("queues", Verdict.FAIL, f"missing: {', '.join(missing)}", "run `postdate setup`")
     names = [name for name in queues.lengths if not name.startswith(_EXCHANGES)]
-    return Check("queues", Result.OK, f"{len(names)}: {', '.join(names)}")
+    return Probe("queues", Verdict.OK, f"{len(names)}: {', '.join(names)}")
 
 
-def _error_queue(name: str, queues: Queues) -> Check:
+def _error_queue(name: str, queues: Queues) -> Probe:
     length = queues.lengths.get(name, 0)
     if not length:
-        return Check("error queue", Result.OK, f"{name!r} is empty")
+        return Probe("error queue", Verdict.OK, f"{name!r} is empty")
     found = f"{shown_count(length, 'message')} in {name!r}"
     if not queues.listable:
         mend = "look at them with the broker's own tools; then `postdate errors return --all`"
-        return Check("error queue", Result.WARN, found, mend)
-    return Check("error queue", Result.WARN, found, "see `postdate errors list`; then `postdate errors return`")
+        return Probe("error queue", Verdict.WARN, found, mend)
+    return Probe("error queue", Verdict.WARN, found, "see `postdate errors list`; then `postdate errors return`")
 
 
-def _set_aside(count: int) -> Check:
+def _set_aside(count: int) -> Probe:
     if not count:
-        return Check("set aside", Result.OK, "nothing: every message can be read")
+        return Probe("set aside", Verdict.OK, "nothing: every message can be read")
     found = f"{shown_count(count, 'message')} that cannot be read"
     mend = "see `postdate errors list --set-aside`; mend them with `postdate errors return --set-aside NAME`"
-    return Check("set aside", Result.WARN, found, mend)
+    return Probe("set aside", Verdict.WARN, found, mend)
 
 
-def _destinations(destinations: Sequence[str], lengths: Mapping[str, int]) -> Check:
+def _destinations(destinations: Sequence[str], lengths: Mapping[str, int]) -> Probe:
     missing = [name for name in destinations if name not in lengths]
     if not missing:
-        return Check("destinations", Result.OK, "every queue that messages wait for exists")
+        return Probe("destinations", Verdict.OK, "every queue that messages wait for exists")
     options = " ".join(f"--queue {name}" for name in missing)
     found = f"messages wait for queues that do not exist: {', '.join(missing)}"
-    return Check("destinations", Result.WARN, found, f"create them: postdate setup {options}")
+    return Probe("destinations", Verdict.WARN, found, f"create them: postdate setup {options}")

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from postdate.errors import PipelineError
 from postdate.messages import aware_utc
 from postdate.pipeline.audit.judging import judged, one_row_a_message
-from postdate.pipeline.audit.reading import KEPT, Endpoint, Picture, named, read_now, taken_picture
+from postdate.pipeline.audit.reading import KEPT, AuditedStore, Picture, named, read_now, taken_picture
 from postdate.pipeline.audit.results import AuditResult
 from postdate.pipeline.audit.sources import open_records, shown_paths
 from postdate.pipeline.audit.summary import (
@@ -114,7 +114,7 @@ def audit(  # noqa: PLR0913 - what to audit, and how
 
 @dataclass(frozen=True, slots=True)
 class _Sources:
-    endpoints: Sequence[Endpoint]
+    endpoints: Sequence[AuditedStore]
     records: Sequence[DataFrame]
 
 

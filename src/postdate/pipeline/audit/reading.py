@@ -53,7 +53,7 @@ _RECEIVERS_KINDS = ("handled", "discarded", "failed", "returned", "retried", "se
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class AuditedStore:
     """A store and the name under which it is counted.
 
     Args:
@@ -79,7 +79,7 @@ class Picture:
     """
 
     events: DataFrame
-    endpoints: tuple[Endpoint, ...]
+    endpoints: tuple[AuditedStore, ...]
 
 
 def endpoints_of(store: StoreSpec) -> tuple[StoreSpec, ...]:
@@ -100,7 +100,7 @@ def endpoints_of(store: StoreSpec) -> tuple[StoreSpec, ...]:
     )
 
 
-def named(stores: Sequence[StoreSpec]) -> tuple[Endpoint, ...]:
+def named(stores: Sequence[StoreSpec]) -> tuple[AuditedStore, ...]:
     """Give each store a name: that of its endpoint, with its address where two are called the same.
 
     Raises:
@@ -112,7 +112,7 @@ def named(stores: Sequence[StoreSpec]) -> tuple[Endpoint, ...]:
         raise PipelineError(f"the store {_table(twice[0])} in {twice[0].shown} is named twice; name each store once")
     names = [_name(store) for store in stores]
     return tuple(
-        Endpoint(name if names.count(name) == 1 else f"{name} in {store.shown}", store)
+        AuditedStore(name if names.count(name) == 1 else f"{name} in {store.shown}", store)
         for name, store in zip(names, stores, strict=True)
     )
 
@@ -127,7 +127,7 @@ def _name(store: StoreSpec) -> str:
 
 @contextmanager
 def taken_picture(
-    spark: SparkSession, endpoints: Sequence[Endpoint], records: Sequence[DataFrame], partitions: int
+    spark: SparkSession, endpoints: Sequence[AuditedStore], records: Sequence[DataFrame], partitions: int
 ) -> Generator[Picture]:
     """Read everything; the events must be used inside the block, and once only.
 
@@ -138,7 +138,7 @@ def taken_picture(
         partitions: tasks that read one store at the same time.
     """
     with ExitStack() as stack:
-        frames, known = list[DataFrame](), list[Endpoint]()
+        frames, known = list[DataFrame](), list[AuditedStore]()
         for endpoint in endpoints:
             snapshot = stack.enter_context(held_snapshot(endpoint.store))
             reading = _Reading(spark, endpoint, snapshot, partitions)
@@ -167,7 +167,7 @@ class _Reading:
     """How one store is read; see the module."""
 
     spark: SparkSession
-    endpoint: Endpoint
+    endpoint: AuditedStore
     snapshot: str | None
     partitions: int
 
@@ -267,7 +267,7 @@ def _events(records: DataFrame, endpoint: Column, *, before: int, times: int) ->
 # --- several sources --------------------------------------------------------------------------------------------------
 
 
-def _from_parquet(records: DataFrame, endpoints: Sequence[Endpoint]) -> DataFrame:
+def _from_parquet(records: DataFrame, endpoints: Sequence[AuditedStore]) -> DataFrame:
     """Return events whose endpoint is null where Parquet does not say it, or says one that is not audited."""
     said = F.col("endpoint") if "endpoint" in records.columns else F.lit(None).cast("string")
     match endpoints:
@@ -280,7 +280,7 @@ def _from_parquet(records: DataFrame, endpoints: Sequence[Endpoint]) -> DataFram
     return _events(records, endpoint, before=1, times=1)
 
 
-def _at_home(events: DataFrame, endpoints: Sequence[Endpoint]) -> DataFrame:
+def _at_home(events: DataFrame, endpoints: Sequence[AuditedStore]) -> DataFrame:
     """Give each event to the endpoint whose store knows the message.
 
     A queue may be in the database of another store than the message came from: then what is recorded beside the queue

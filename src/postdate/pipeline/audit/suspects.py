@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 
-from postdate.pipeline.audit.reading import Endpoint
+from postdate.pipeline.audit.reading import AuditedStore
 from postdate.pipeline.frames import scan_frame, scan_parts
 from postdate.ports import ScanFilter
 from postdate.ports.archives import ARCHIVED
@@ -22,7 +22,7 @@ _ASKED_FOR_BY_ID = 1_000
 
 
 def without_pruned(
-    spark: SparkSession, judged: DataFrame, endpoints: Sequence[Endpoint], partitions: int
+    spark: SparkSession, judged: DataFrame, endpoints: Sequence[AuditedStore], partitions: int
 ) -> DataFrame | None:
     """Leave out messages that were being archived while they were read.
 
@@ -48,7 +48,7 @@ def without_pruned(
     return judged.join(F.broadcast(pruned), ["endpoint", "message_id"], "left_anti")
 
 
-def _pruned(spark: SparkSession, suspects: DataFrame, endpoint: Endpoint, partitions: int) -> DataFrame:
+def _pruned(spark: SparkSession, suspects: DataFrame, endpoint: AuditedStore, partitions: int) -> DataFrame:
     ids = [row[0] for row in suspects.select("message_id").take(_ASKED_FOR_BY_ID + 1)]
     where = ScanFilter(message_ids=tuple(ids)) if len(ids) <= _ASKED_FOR_BY_ID else ScanFilter()
     parts = scan_parts(endpoint.store, "records", partitions)

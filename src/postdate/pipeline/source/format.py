@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from postdate.clock import SystemClock
 from postdate.errors import PipelineError
 from postdate.pipeline.columns import spark_schema
-from postdate.pipeline.source.options import Options, Use
+from postdate.pipeline.source.options import SourceOptions, StoreUse
 from postdate.pipeline.source.reading import Reading, columns_read, reader_for
 from postdate.pipeline.source.streaming import Following, RecordStreamReader
 from postdate.pipeline.source.writing import StoreWriter, StreamStoreWriter, Writing, check_columns
@@ -42,15 +42,15 @@ class PostdateDataSource(DataSource):
     def schema(self) -> str:
         """Return the columns of what is read."""
         # Whether it becomes a frame or a stream is not known yet; what is followed are records, unless said otherwise.
-        return spark_schema(columns_read(Options(self.options, Use.READING, Use.FOLLOWING)))
+        return spark_schema(columns_read(SourceOptions(self.options, StoreUse.READING, StoreUse.FOLLOWING)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a data frame."""
-        return reader_for(Reading.of(Options(self.options, Use.READING), schema))
+        return reader_for(Reading.of(SourceOptions(self.options, StoreUse.READING), schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a stream."""
-        return RecordStreamReader(Following.of(Options(self.options, Use.FOLLOWING), schema))
+        return RecordStreamReader(Following.of(SourceOptions(self.options, StoreUse.FOLLOWING), schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Return the writer of a data frame; tables that are missing have been created then.
@@ -59,7 +59,7 @@ class PostdateDataSource(DataSource):
             PipelineError: the mode is ``overwrite``, or a column is missing or of a wrong type.
         """
         _refuse(overwrite)
-        writing = Writing.of(Options(self.options, Use.WRITING))
+        writing = Writing.of(SourceOptions(self.options, StoreUse.WRITING))
         check_columns(schema, at_once=writing.sweep is not None)
         writing.set_up()
         return StoreWriter(writing, SystemClock().now())
@@ -67,7 +67,7 @@ class PostdateDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         """Return the writer of a micro-batch; see :meth:`writer`."""
         _refuse(overwrite)
-        writing = Writing.of(Options(self.options, Use.WRITING_A_STREAM))
+        writing = Writing.of(SourceOptions(self.options, StoreUse.WRITING_A_STREAM))
         check_columns(schema, at_once=writing.sweep is not None)
         return StreamStoreWriter(writing)
 

@@ -39,7 +39,7 @@ _ENV: Final = "env:"
 _FILE: Final = "file:"
 
 
-class Use(Enum):
+class StoreUse(Enum):
     """What a store is opened for."""
 
     READING = "spark.read"
@@ -48,8 +48,8 @@ class Use(Enum):
     WRITING_A_STREAM = "df.writeStream"
 
 
-_READS: Final = frozenset({Use.READING, Use.FOLLOWING})
-_WRITES: Final = frozenset({Use.WRITING, Use.WRITING_A_STREAM})
+_READS: Final = frozenset({StoreUse.READING, StoreUse.FOLLOWING})
+_WRITES: Final = frozenset({StoreUse.WRITING, StoreUse.WRITING_A_STREAM})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Option:
     """
 
     name: str
-    uses: frozenset[Use]
+    uses: frozenset[StoreUse]
     read: Callable[[str], Any]
 
 
@@ -106,9 +106,9 @@ OPTIONS: Final = MappingProxyType(
             Option("what", _READS | _WRITES, _as(Literal["pending", "records", "queued"])),
             Option("columns", _READS, _names),
             Option("partitions", _READS, _NUMBER),
-            Option("snapshot", frozenset({Use.READING}), _TEXT),
-            Option("startingAt", frozenset({Use.FOLLOWING}), _as(Literal["earliest", "latest"])),
-            Option("maxRowsPerBatch", frozenset({Use.FOLLOWING}), _NUMBER),
+            Option("snapshot", frozenset({StoreUse.READING}), _TEXT),
+            Option("startingAt", frozenset({StoreUse.FOLLOWING}), _as(Literal["earliest", "latest"])),
+            Option("maxRowsPerBatch", frozenset({StoreUse.FOLLOWING}), _NUMBER),
             Option("batch", _WRITES, _NUMBER),
         )
     }
@@ -119,7 +119,7 @@ _OF_SPARK: Final = frozenset({"checkpointlocation", "queryname"})
 _OF_STORE: Final = ("schema", "table", "recording", "synchronous")
 
 
-class Options:
+class SourceOptions:
     """The options of one data frame, checked; those that were not given have no value.
 
     Args:
@@ -130,7 +130,7 @@ class Options:
         PipelineError: an option that does not exist or means nothing here, or a value that cannot be.
     """
 
-    def __init__(self, given: Mapping[str, str], *uses: Use) -> None:
+    def __init__(self, given: Mapping[str, str], *uses: StoreUse) -> None:
         self._values = dict[str, Any]()
         for name, value in given.items():
             if name.lower() not in _OF_SPARK:
@@ -216,7 +216,7 @@ class Options:
         return SweepSpec(store, store.address, given)
 
 
-def _known(name: str, uses: frozenset[Use]) -> Option:
+def _known(name: str, uses: frozenset[StoreUse]) -> Option:
     option = OPTIONS.get(name.lower())
     if option is None:
         if name.lower() == "path":

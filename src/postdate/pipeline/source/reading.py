@@ -18,7 +18,7 @@ from postdate.errors import PipelineError
 from postdate.pipeline.columns import arrow_schema
 from postdate.pipeline.frames import read_part, scan_parts
 from postdate.pipeline.source.filters import Pushed
-from postdate.pipeline.source.options import DEFAULT_PARTITIONS, PENDING, QUEUED, RECORDS, Options
+from postdate.pipeline.source.options import DEFAULT_PARTITIONS, PENDING, QUEUED, RECORDS, SourceOptions
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports import Scan, ScanPart
 from postdate.wiring import check_store
@@ -26,7 +26,7 @@ from postdate.wiring import check_store
 _PLANS_FILTERS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
-def columns_read(options: Options) -> pa.Schema:
+def columns_read(options: SourceOptions) -> pa.Schema:
     """Return the columns that the options choose.
 
     Raises:
@@ -35,7 +35,7 @@ def columns_read(options: Options) -> pa.Schema:
     return arrow_schema(options.what(PENDING, RECORDS, QUEUED), options.get("columns", ()))
 
 
-def columns_wanted(options: Options, schema: StructType) -> pa.Schema:
+def columns_wanted(options: SourceOptions, schema: StructType) -> pa.Schema:
     """Return the columns of a schema that was given to Spark; the source's own is one of those.
 
     Raises:
@@ -72,7 +72,7 @@ class Reading:
     compares_loosely: bool = False
 
     @classmethod
-    def of(cls, options: Options, schema: StructType) -> Reading:
+    def of(cls, options: SourceOptions, schema: StructType) -> Reading:
         """Return what the options ask for, in the columns of the schema."""
         spec, snapshot = options.existing(), options.get("snapshot")
         columns = columns_wanted(options, schema)

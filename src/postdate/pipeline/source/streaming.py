@@ -29,7 +29,7 @@ from postdate.pipeline.source.options import (
     EARLIEST,
     LATEST,
     RECORDS,
-    Options,
+    SourceOptions,
 )
 from postdate.pipeline.source.reading import columns_wanted
 from postdate.pipeline.stores import StoreSpec
@@ -72,7 +72,7 @@ class Following:
     rows_per_batch: int
 
     @classmethod
-    def of(cls, options: Options, schema: StructType) -> Following:
+    def of(cls, options: SourceOptions, schema: StructType) -> Following:
         """Return what the options ask for, in the columns of the schema.
 
         Raises:

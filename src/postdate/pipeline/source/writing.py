@@ -32,7 +32,7 @@ from postdate.pipeline.columns import INSTANT
 from postdate.pipeline.dispatching import SweepSpec, drain_due
 from postdate.pipeline.rows import checked
 from postdate.pipeline.source.headers import with_headers_as_text
-from postdate.pipeline.source.options import DEFAULT_BATCH, PENDING, QUEUED, Options
+from postdate.pipeline.source.options import DEFAULT_BATCH, PENDING, QUEUED, SourceOptions
 from postdate.pipeline.stores import OpenStore, StoreSpec, opened
 from postdate.ports import StoreReport
 
@@ -128,7 +128,7 @@ class Writing:
     sweep: SweepSpec | None
 
     @classmethod
-    def of(cls, options: Options) -> Writing:
+    def of(cls, options: SourceOptions) -> Writing:
         """Return what the options ask for.
 
         Raises:

@@ -11,8 +11,8 @@ lives through one, ``--seeds 0:100000`` through many. Source: ADR 0019.
 
 from postdate.testing.simulator.ledger import Violation
 from postdate.testing.simulator.mutations import MUTATIONS, first_found
-from postdate.testing.simulator.run import Result, run
+from postdate.testing.simulator.run import RunResult, run
 from postdate.testing.simulator.site import Breaks
 from postdate.testing.simulator.soak import Found, soak
 
-__all__ = ["MUTATIONS", "Breaks", "Found", "Result", "Violation", "first_found", "run", "soak"]
+__all__ = ["MUTATIONS", "Breaks", "Found", "RunResult", "Violation", "first_found", "run", "soak"]

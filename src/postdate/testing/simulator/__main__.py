@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from typing import Final
 
 from postdate.testing.simulator.mutations import MUTATIONS, table
-from postdate.testing.simulator.run import Result, run
+from postdate.testing.simulator.run import RunResult, run
 from postdate.testing.simulator.site import Breaks
 from postdate.testing.simulator.soak import soak
 
@@ -45,7 +45,7 @@ def _one(seed: int, *, traced: bool, without: str | None) -> int:
     return 1 if result.violation else 0
 
 
-def _said(result: Result) -> str:
+def _said(result: RunResult) -> str:
     life = f"seed {result.seed} ({result.profile}): {result.seconds:.0f} s, {result.calls} calls of ports"
     bad = result.violation
     return f"{life}: every promise kept" if bad is None else f"{life}: {bad.promise}: {bad.text}"

@@ -33,7 +33,7 @@ class Violation:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class Promises:
     """What is promised in this run.
 
     Args:
@@ -71,7 +71,7 @@ class Ledger:
         remembered: how many events are kept; ``None``: all.
     """
 
-    def __init__(self, bounds: Bounds, remembered: int | None = REMEMBERED) -> None:
+    def __init__(self, bounds: Promises, remembered: int | None = REMEMBERED) -> None:
         self.bounds = bounds
         self.events: deque[str] = deque(maxlen=remembered)
         self.violation: Violation | None = None

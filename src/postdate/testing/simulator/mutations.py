@@ -19,7 +19,7 @@ from postdate.errors import PostdateError
 from postdate.ports import Claim
 from postdate.testing.clock import START
 from postdate.testing.simulator.clock import ProcessClock
-from postdate.testing.simulator.run import Result, run
+from postdate.testing.simulator.run import RunResult, run
 from postdate.testing.simulator.site import Breaks
 
 Mutation = Callable[[], AbstractContextManager[Breaks]]
@@ -190,7 +190,7 @@ def a_bound_on_holding() -> Generator[Breaks]:
     yield Breaks(holds_for_ever=True)
 
 
-def first_found(fix: str, seeds: Iterable[int]) -> Result | None:
+def first_found(fix: str, seeds: Iterable[int]) -> RunResult | None:
     """Return the first of some runs that misses a fix, and that keeps every promise with it; ``None``: none does."""
     for seed in seeds:
         with MUTATIONS[fix]() as breaks:

@@ -19,7 +19,7 @@ import anyio
 from postdate.errors import PostdateError, StoreUnavailable, StoreUnreachable, TransportUnavailable
 from postdate.ports import Claim, Received
 from postdate.testing.simulator.ledger import Ledger, origin_of_row
-from postdate.testing.simulator.site import Session, Site
+from postdate.testing.simulator.site import Site, SiteSession
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ class Weather(enum.Enum):
 
 
 @dataclass(slots=True)
-class Plan:
+class NetworkFaults:
     """Which calls come to no good.
 
     Args:
@@ -125,7 +125,9 @@ class Server:
         unreachable: the error of an adapter whose server cannot be reached.
     """
 
-    def __init__(self, site: Site, name: str, plan: Plan, ledger: Ledger, unreachable: type[PostdateError]) -> None:
+    def __init__(
+        self, site: Site, name: str, plan: NetworkFaults, ledger: Ledger, unreachable: type[PostdateError]
+    ) -> None:
         self.site, self.name, self.plan, self.ledger = site, name, plan, ledger
         self.weather = Weather.FAIR
         self._unreachable = unreachable
@@ -298,7 +300,7 @@ class Connection:
         session: of the process there.
     """
 
-    def __init__(self, server: Server, session: Session) -> None:
+    def __init__(self, server: Server, session: SiteSession) -> None:
         self.server, self.session, self.site = server, session, server.site
         self._open: dict[Request[Any], None] = {}
 

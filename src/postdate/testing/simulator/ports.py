@@ -199,7 +199,7 @@ class SimulatedTransport(Transport):
             transaction_modes=modes if shares else modes - {TransactionMode.TRANSACTION_SCOPE},
             database=connection.site if shares else None,
             pipelines=pipelines,
-            reads_ahead=shares and pipelines,
+            prefetches=shares and pipelines,
         )
 
     @property

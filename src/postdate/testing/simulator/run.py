@@ -22,12 +22,12 @@ from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import DuplicateMessage, PostdateError, StoreUnreachable, TransportUnreachable
 from postdate.messages import DelayedMessage, Headers
 from postdate.testing.simulator.clock import ProcessClock, at_second
-from postdate.testing.simulator.ledger import REMEMBERED, Bounds, Ledger, Violation
+from postdate.testing.simulator.ledger import REMEMBERED, Ledger, Promises, Violation
 from postdate.testing.simulator.loop import SeededLoop, Tag
-from postdate.testing.simulator.network import SERVER, Connection, Plan, Server, Weather
+from postdate.testing.simulator.network import SERVER, Connection, NetworkFaults, Server, Weather
 from postdate.testing.simulator.ports import SimulatedMovingStore, SimulatedStore, SimulatedTransport
-from postdate.testing.simulator.scenario import Event, Happening, Kind, scenario
-from postdate.testing.simulator.site import HOLDS_AT_MOST, Breaks, Session, Site
+from postdate.testing.simulator.scenario import Happening, Kind, ScenarioEvent, scenario
+from postdate.testing.simulator.site import HOLDS_AT_MOST, Breaks, Site, SiteSession
 
 NAME: Final = "sales"
 OTHERS: Final = "billing"
@@ -54,7 +54,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class RunResult:
     """What came of a run.
 
     Args:
@@ -76,7 +76,7 @@ class Result:
     seconds: float
 
 
-def run(seed: int, *, breaks: Breaks | None = None, traced: bool = False) -> Result:
+def run(seed: int, *, breaks: Breaks | None = None, traced: bool = False) -> RunResult:
     """Live through what a seed stands for; the same seed does the same every time.
 
     Args:
@@ -114,7 +114,7 @@ class _Run:
         profile = plot.profile
         # Nobody wakes a pump, or an intake, when what it waits for is back.
         pumps = _QUEUES_BACK_SECONDS if profile.weathers else 0.0
-        bounds = Bounds(
+        bounds = Promises(
             standstill=max(profile.standstill, pumps) if plot.same_database else profile.standstill,
             in_queues=max(profile.standstill, pumps),
             early=timedelta(seconds=0.2 if profile.store_clock else 0),
@@ -125,7 +125,7 @@ class _Run:
         self.loop = SeededLoop(self.chance, plot.window)
         self.ledger = ledger = Ledger(bounds, None if traced else REMEMBERED)
         ledger.seconds, ledger.on_violation = self.loop.time, self.loop.stop
-        plan = Plan(self.chance, profile.calls, plot.rate, plot.trouble_until)
+        plan = NetworkFaults(self.chance, profile.calls, plot.rate, plot.trouble_until)
         store_site = Site(ledger, self.latest_now, breaks)
         queue_site = store_site if plot.same_database else Site(ledger, self.latest_now, breaks)
         self.queues = Server(queue_site, "broker", plan, ledger, TransportUnreachable)
@@ -134,7 +134,9 @@ class _Run:
             queue_site.queues[name] = []
         queue_site.sinks.update({OTHERS: None, "error": None})
         self.breaks = breaks
-        self.processes = [Process(self, f"{NAME}{number}", plot.ahead[number]) for number in range(plot.processes)]
+        self.processes = [
+            SimulatedService(self, f"{NAME}{number}", plot.ahead[number]) for number in range(plot.processes)
+        ]
         self.is_over = False
         self.ahead = timedelta(0)
         """How far the clock of the machine was set, on which all processes are."""
@@ -160,7 +162,7 @@ class _Run:
 
     # --- the run --------------------------------------------------------------------------------------------------
 
-    def live(self) -> Result:
+    def live(self) -> RunResult:
         asyncio.set_event_loop(self.loop)
         director = self.loop.create_task(self._direct(), context=SERVER.copy())
         director.add_done_callback(self._end)
@@ -171,7 +173,7 @@ class _Run:
                 raise error
             if self.loop.spins > _SPINS_AT_MOST:
                 ledger.fail("no busy loop", f"tasks ran without end at {self.loop.spins} instants")
-            return Result(
+            return RunResult(
                 self.seed,
                 self.plot.profile.name,
                 ledger.violation,
@@ -249,7 +251,7 @@ class _Run:
 
     # --- what happens ---------------------------------------------------------------------------------------------
 
-    def _happen(self, event: Event) -> None:
+    def _happen(self, event: ScenarioEvent) -> None:
         process, soon = self.processes[event.process], min(event.seconds, _DOWN_AT_MOST_SECONDS)
         match event.what:
             case Happening.KILL:
@@ -268,7 +270,7 @@ class _Run:
             case _:
                 self._happen_to_servers(event)
 
-    def _happen_to_servers(self, event: Event) -> None:
+    def _happen_to_servers(self, event: ScenarioEvent) -> None:
         """Let something happen to one server, or to both where they are one; what is one refuses nothing."""
         is_one = self.plot.same_database
         match event.what:
@@ -301,7 +303,7 @@ class _Run:
         unnoticed = LONGEST_SLEEP.total_seconds() if by > timedelta(0) else 0.0
         self.ledger.trouble(self.loop.time() + unnoticed)
 
-    def _weather(self, server: Server, event: Event) -> None:
+    def _weather(self, server: Server, event: ScenarioEvent) -> None:
         if server.weather is not Weather.FAIR or self.loop.time() >= self.plot.trouble_until:
             return
         server.change(event.weather)
@@ -314,7 +316,7 @@ class _Run:
             server.change(Weather.FAIR)
             self.ledger.trouble(self.loop.time())
 
-    async def _operate(self, process: Process, event: Event) -> None:
+    async def _operate(self, process: SimulatedService, event: ScenarioEvent) -> None:
         """Do what an application or an operator does, through a process."""
         origin = f"m{event.message}"
         kind = self.plot.kinds[event.message]
@@ -341,11 +343,11 @@ class _Run:
         except (PostdateError, OSError, asyncio.CancelledError) as error:
             ledger.note(f"{origin}: {event.what.value} comes to nothing: {type(error).__name__} {error}")
 
-    def _row(self, process: Process, event: Event, due: datetime) -> DelayedMessage:
+    def _row(self, process: SimulatedService, event: ScenarioEvent, due: datetime) -> DelayedMessage:
         kind, origin = self.plot.kinds[event.message], f"m{event.message}"
         if kind is Kind.UNREADABLE:
             self.store.site.damaged[origin] = None
-        made = process.endpoint.outgoing(Order(event.message, kind.value), _options(_queue(kind), due, origin))
+        made = process.endpoint.outgoing.make(Order(event.message, kind.value), _options(_queue(kind), due, origin))
         return DelayedMessage(origin, due, made.destination, made.headers, made.body)
 
     def _must_be_there(self, origin: str) -> None:
@@ -383,7 +385,7 @@ def _options(destination: str, due: Any, message_id: str) -> Any:
     return SendOptions(destination=destination, deliver_at=due, message_id=message_id)
 
 
-class Process:
+class SimulatedService:
     """One service, in one life after the other.
 
     Args:
@@ -420,9 +422,9 @@ class Process:
         self.is_running, self.is_up, self._is_told_to_stop = True, False, False
         self.has_ended: asyncio.Future[None] = world.loop.create_future()
         shares = world.plot.same_database
-        session = Session(life)
+        session = SiteSession(life)
         self._connections = [Connection(world.queues, session)]
-        self._connections.append(Connection(world.store, session if shares else Session(life)))
+        self._connections.append(Connection(world.store, session if shares else SiteSession(life)))
         queues, stored = self._connections
         transport = SimulatedTransport(queues, pipelines=world.plot.pipelines, shares=shares)
         kind = SimulatedMovingStore if shares else SimulatedStore

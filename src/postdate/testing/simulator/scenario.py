@@ -29,7 +29,7 @@ class Happening(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ScenarioEvent:
     """One of them.
 
     Args:
@@ -150,7 +150,7 @@ class Scenario:
     rate: float
     trouble_until: float
     kinds: Sequence[Kind]
-    events: Sequence[Event]
+    events: Sequence[ScenarioEvent]
 
     @property
     def end(self) -> float:
@@ -194,8 +194,8 @@ def _kind(chance: Random, profile: Profile) -> Kind:
     return Kind.TO_OTHERS if chance.random() < 0.6 else Kind.HANDLED
 
 
-def _messages(chance: Random, kinds: Sequence[Kind], processes: int, trouble_until: float) -> list[Event]:
-    events: list[Event] = []
+def _messages(chance: Random, kinds: Sequence[Kind], processes: int, trouble_until: float) -> list[ScenarioEvent]:
+    events: list[ScenarioEvent] = []
     herd = chance.random() < 0.5
     due = chance.uniform(1, trouble_until)
     for number in range(len(kinds)):
@@ -205,19 +205,21 @@ def _messages(chance: Random, kinds: Sequence[Kind], processes: int, trouble_unt
         )
         way = Happening.SEND if chance.random() < 0.8 else Happening.STORE
         process = chance.randrange(processes)
-        events.append(Event(at, way, process, delay, number))
+        events.append(ScenarioEvent(at, way, process, delay, number))
         if chance.random() < 0.1:
-            events.append(Event(at + chance.uniform(0, 10), Happening.CANCEL, process, 0, number))
+            events.append(ScenarioEvent(at + chance.uniform(0, 10), Happening.CANCEL, process, 0, number))
         elif chance.random() < 0.1:
-            later = Event(at + chance.uniform(0, 10), Happening.RESCHEDULE, process, chance.uniform(0, 60), number)
+            later = ScenarioEvent(
+                at + chance.uniform(0, 10), Happening.RESCHEDULE, process, chance.uniform(0, 60), number
+            )
             events.append(later)
     return events
 
 
-def _troubles(chance: Random, profile: Profile, processes: int, until: float) -> list[Event]:
+def _troubles(chance: Random, profile: Profile, processes: int, until: float) -> list[ScenarioEvent]:
     if not profile.happens:
         return []
-    events: list[Event] = []
+    events: list[ScenarioEvent] = []
     for _ in range(chance.randint(1, 5)):
         what, at = chance.choice(profile.happens), chance.uniform(1, until)
         seconds = chance.choice((chance.uniform(0.1, 3), chance.uniform(1, 90), chance.uniform(40, 120)))
@@ -226,5 +228,5 @@ def _troubles(chance: Random, profile: Profile, processes: int, until: float) ->
         elif what is Happening.FREEZE:
             seconds = chance.choice((chance.uniform(1, 50), chance.uniform(70, 900)))
         weather = chance.choice(profile.weathers) if profile.weathers else Weather.FAIR
-        events.append(Event(at, what, chance.randrange(processes), seconds, 0, weather))
+        events.append(ScenarioEvent(at, what, chance.randrange(processes), seconds, 0, weather))
     return events

@@ -34,7 +34,7 @@ class Breaks:
     holds_for_ever: bool = False
 
 
-class Session:
+class SiteSession:
     """A process as a site sees it.
 
     Args:
@@ -53,26 +53,26 @@ class Row:
     message: DelayedMessage
     attempt_at: datetime
     number: int
-    session: Session | None = None
+    session: SiteSession | None = None
     token: int = 0
 
 
 @dataclass(eq=False, slots=True)
-class Parcel:
+class SimulatedMessage:
     """A message in a queue."""
 
     envelope: Envelope
     since: float
     failures: int = 0
-    session: Session | None = None
+    session: SiteSession | None = None
     token: int = 0
 
 
 @dataclass(eq=False, slots=True)
-class Waiting:
+class PendingReceive:
     """A receive that has found nothing yet."""
 
-    session: Session
+    session: SiteSession
     limit: int
     give: Callable[[Sequence[Received]], bool]
 
@@ -93,11 +93,11 @@ class Site:
         self.damaged: dict[str, None] = {}
         self.aside: dict[str, DelayedMessage] = {}
         self.clocks: dict[str, timedelta] = {}
-        self.queues: dict[str, list[Parcel]] = {}
+        self.queues: dict[str, list[SimulatedMessage]] = {}
         self.sinks: dict[str, None] = {}
         """Queues whose messages stay: somebody else's."""
-        self.listeners: dict[int, tuple[Session, Wake]] = {}
-        self._waiting: dict[str, list[Waiting]] = {}
+        self.listeners: dict[int, tuple[SiteSession, Wake]] = {}
+        self._waiting: dict[str, list[PendingReceive]] = {}
         self._numbers = itertools.count(1)
         self._undo: list[Callable[[], object]] = []
         self._committed: list[Callable[[], None]] = []
@@ -150,7 +150,7 @@ class Site:
             origin = origin_of(envelope.message_id, envelope.headers)
             self._ledger.blame([origin], "there is no such queue")
             raise QueueNotFound(f"there is no queue {envelope.destination!r}")
-        parcel = Parcel(envelope, self._ledger.now)
+        parcel = SimulatedMessage(envelope, self._ledger.now)
         queue.append(parcel)
         self._undo.append(lambda: queue.remove(parcel))
         self._committed.insert(0, lambda: self._has_come(envelope))
@@ -167,7 +167,7 @@ class Site:
             ledger.check_time(origin, self._now())
         ledger.check_count(origin)
 
-    def _take_off(self, queue: str, parcel: Parcel, why: str) -> None:
+    def _take_off(self, queue: str, parcel: SimulatedMessage, why: str) -> None:
         parcels = self.queues[queue]
         at = parcels.index(parcel)
         del parcels[at]
@@ -218,7 +218,7 @@ class Site:
         due.sort(key=lambda row: (row.attempt_at, row.number))
         return due
 
-    def claim(self, session: Session, now: datetime, limit: int) -> Sequence[Claim]:
+    def claim(self, session: SiteSession, now: datetime, limit: int) -> Sequence[Claim]:
         """See :meth:`postdate.ports.ClaimingStore.claim_due`."""
         claims: list[Claim] = []
         unreadable: str | None = None
@@ -352,7 +352,7 @@ class Site:
             return error
         return None
 
-    def receive(self, session: Session, queue: str, limit: int, give: Callable[[Sequence[Received]], bool]) -> None:
+    def receive(self, session: SiteSession, queue: str, limit: int, give: Callable[[Sequence[Received]], bool]) -> None:
         """Give up to ``limit`` messages as soon as there is one; ``give`` returns whether they are wanted still.
 
         Raises:
@@ -360,7 +360,7 @@ class Site:
         """
         if queue not in self.queues:
             raise QueueNotFound(f"there is no queue {queue!r}")
-        self._waiting.setdefault(queue, []).append(Waiting(session, limit, give))
+        self._waiting.setdefault(queue, []).append(PendingReceive(session, limit, give))
         self._serve()
 
     def _serve(self) -> None:
@@ -376,7 +376,7 @@ class Site:
                     for parcel in taken:
                         parcel.session = None
 
-    def break_receives(self, session: Session | None = None) -> None:
+    def break_receives(self, session: SiteSession | None = None) -> None:
         """End the receives that wait, of one process or of all: their connection is lost."""
         for line in self._waiting.values():
             ended = [each for each in line if session is None or each.session is session]
@@ -384,7 +384,7 @@ class Site:
             for each in ended:
                 each.give(())
 
-    def _parcel(self, received: Received) -> tuple[str, Parcel]:
+    def _parcel(self, received: Received) -> tuple[str, SimulatedMessage]:
         queue = received.envelope.destination
         for parcel in self.queues.get(queue, ()):
             if parcel.session is not None and parcel.token == received.token:
@@ -417,13 +417,13 @@ class Site:
 
     # --- processes ------------------------------------------------------------------------------------------------
 
-    def held_by(self, session: Session) -> Sequence[str]:
+    def held_by(self, session: SiteSession) -> Sequence[str]:
         """Return the origins of what a process holds here."""
         rows = [origin_of_row(row.message) for row in self.rows.values() if row.session is session]
         parcels = [parcel.envelope for line in self.queues.values() for parcel in line if parcel.session is session]
         return [*rows, *(origin_of(each.message_id, each.headers) for each in parcels)]
 
-    def lose(self, session: Session) -> None:
+    def lose(self, session: SiteSession) -> None:
         """Take from a process what it holds: its claims are void."""
         self._ledger.doubt(self.held_by(session), f"{session.life} lost what it held")
         for row in self.rows.values():
@@ -437,7 +437,7 @@ class Site:
         self.wake()
         self._serve()
 
-    def end(self, session: Session) -> None:
+    def end(self, session: SiteSession) -> None:
         """Forget a process that has ended."""
         self.lose(session)
         session.is_alive = False
@@ -445,7 +445,7 @@ class Site:
             if other is session:
                 del self.listeners[number]
 
-    def close_receiver(self, session: Session, queue: str) -> None:
+    def close_receiver(self, session: SiteSession, queue: str) -> None:
         """Give back what is held of one queue."""
         for parcel in self.queues.get(queue, ()):
             if parcel.session is session:

@@ -24,7 +24,7 @@ _SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class SoakShare:
     """What some seeds have found.
 
     Args:
@@ -46,7 +46,7 @@ class Share:
 
 @dataclass(slots=True)
 class Found:
-    """What all of them have found; see :class:`Share`."""
+    """What all of them have found; see :class:`SoakShare`."""
 
     seeds: int = 0
     calls: int = 0
@@ -55,7 +55,7 @@ class Found:
     errors: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
     profiles: Counter[str] = field(default_factory=Counter[str])
 
-    def add(self, share: Share) -> None:
+    def add(self, share: SoakShare) -> None:
         """Add what some seeds have found."""
         self.seeds += share.seeds
         self.calls += share.calls
@@ -65,7 +65,7 @@ class Found:
         self.profiles += share.profiles
 
 
-def live_through(seeds: Sequence[int], without: str | None = None) -> Share:
+def live_through(seeds: Sequence[int], without: str | None = None) -> SoakShare:
     """Live through some seeds in this process, with a fix taken out or with none."""
     violations: list[tuple[int, str, str, str]] = []
     errors: list[tuple[int, str]] = []
@@ -82,7 +82,7 @@ def live_through(seeds: Sequence[int], without: str | None = None) -> Share:
             profiles[result.profile] += 1
             if result.violation is not None:
                 violations.append((seed, result.profile, result.violation.promise, result.violation.text))
-    return Share(len(seeds), calls, seconds, violations, errors, profiles)
+    return SoakShare(len(seeds), calls, seconds, violations, errors, profiles)
 
 
 def soak(

@@ -15,9 +15,9 @@ from typing import Any, Final
 from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.queues import QueueStatements
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, StoreUnreachable
+from postdate.group_commit import GroupCommit, Job
 from postdate.ports import Work
 from postdate.threads import in_thread
-from postdate.together import Job, Together
 
 _AT_ONCE: Final = 500
 
@@ -27,7 +27,7 @@ Insert = Callable[[Connection, Sequence[Row | MessageTooLarge]], Sequence[Postda
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class Acknowledgement:
     """The end of one received message.
 
     Args:
@@ -51,7 +51,7 @@ class Ending:
     work: Sequence[Work] = ()
 
 
-class Endings:
+class Acknowledgements:
     """Ends the messages of one receiver.
 
     Args:
@@ -63,16 +63,16 @@ class Endings:
 
     def __init__(self, database: Access, sql: QueueStatements, queue: str, insert: Insert) -> None:
         self._database, self._sql, self._queue, self._insert = database, sql, queue, insert
-        self._together = Together[tuple[int, Ending], None](_AT_ONCE)
+        self._together = GroupCommit[tuple[int, Acknowledgement], None](_AT_ONCE)
 
-    async def end(self, queue_id: int, ending: Ending) -> None:
+    async def end(self, queue_id: int, ending: Acknowledgement) -> None:
         """End a message, which belongs to the queue of this number; see :meth:`postdate.ports.Receiver.commit`."""
         if ending.work:
             await in_thread(self._alone, queue_id, ending)
         else:
             await self._together.run(self._end_jobs, (queue_id, ending))
 
-    def _end_jobs(self, jobs: Sequence[Job[tuple[int, Ending], None]]) -> None:
+    def _end_jobs(self, jobs: Sequence[Job[tuple[int, Acknowledgement], None]]) -> None:
         try:
             # After a loss of the connection that holds, some may be held under another number.
             holders = {ending.holder for _, ending in (job.work for job in jobs)}
@@ -86,7 +86,7 @@ class Endings:
             for job in jobs:
                 job.done = True
 
-    def _ended_together(self, jobs: Sequence[Job[tuple[int, Ending], None]]) -> bool:
+    def _ended_together(self, jobs: Sequence[Job[tuple[int, Acknowledgement], None]]) -> bool:
         """Return whether it is known what became of all; if not, nothing was done."""
         endings = [job.work[1] for job in jobs]
         try:
@@ -101,13 +101,13 @@ class Endings:
             job.error = None if ending.number in gone else self._lost(ending)
         return True
 
-    def _end_job(self, job: Job[tuple[int, Ending], None]) -> None:
+    def _end_job(self, job: Job[tuple[int, Acknowledgement], None]) -> None:
         try:
             self._alone(*job.work)
         except BaseException as error:  # noqa: BLE001 - raised where the message is handled
             job.error = error
 
-    def _alone(self, queue_id: int, ending: Ending) -> None:
+    def _alone(self, queue_id: int, ending: Acknowledgement) -> None:
         def end(connection: Connection) -> None:
             if ending.rows or ending.work:
                 with connection.transaction():
@@ -117,14 +117,14 @@ class Endings:
 
         self._database.run_blocking(end)
 
-    def _end_in_transaction(self, connection: Connection, queue_id: int, ending: Ending) -> None:
+    def _end_in_transaction(self, connection: Connection, queue_id: int, ending: Acknowledgement) -> None:
         if not self._remove(connection, queue_id, [ending]):
             raise self._lost(ending)
         raise_first(self._insert(connection, ending.rows))
         for each in ending.work:
             each(connection)
 
-    def _end(self, connection: Connection, queue_id: int, endings: Sequence[Ending]) -> set[int]:
+    def _end(self, connection: Connection, queue_id: int, endings: Sequence[Acknowledgement]) -> set[int]:
         """End messages of one holder without works; return the numbers of those that were held."""
         if not any(ending.rows for ending in endings):
             return self._remove(connection, queue_id, endings)
@@ -134,7 +134,7 @@ class Endings:
             raise_first(self._insert(connection, rows))
         return gone
 
-    def _remove(self, connection: Connection, queue_id: int, endings: Sequence[Ending]) -> set[int]:
+    def _remove(self, connection: Connection, queue_id: int, endings: Sequence[Acknowledgement]) -> set[int]:
         """Take messages of one holder off the queue, with their records; return the numbers of those there were."""
         recorded = [ending for ending in endings if ending.kind is not None]
         values: Mapping[str, Any] = {
@@ -150,7 +150,7 @@ class Endings:
         ((gone,),) = connection.execute(self._sql.commit, values, prepare=True).fetchall()
         return set(gone or ())
 
-    def _lost(self, ending: Ending) -> ClaimLost:
+    def _lost(self, ending: Acknowledgement) -> ClaimLost:
         return ClaimLost(f"message {ending.message_id!r} in {self._queue!r} is no longer held here")
 
 

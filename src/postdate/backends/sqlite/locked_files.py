@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from postdate.errors import StoreNotWritable
 
 
-class Hold:
+class LockedFile:
     """A locked file; the system lets it go when the process ends.
 
     Args:
@@ -34,7 +34,7 @@ class Hold:
             self._lock.release()
 
 
-def try_to_hold(folder: Path, name: str) -> Hold | None:
+def try_to_hold(folder: Path, name: str) -> LockedFile | None:
     """Hold what is called ``name``, or return ``None``: somebody holds it, here or in another process.
 
     Who waits for a file that is just being taken away may hold it beside somebody who makes it anew. So look, after
@@ -58,4 +58,4 @@ def try_to_hold(folder: Path, name: str) -> Hold | None:
         raise StoreNotWritable(
             f"{path} cannot be locked ({error}); check the owner and mode of the folder {folder}"
         ) from error
-    return Hold(lock, path)
+    return LockedFile(lock, path)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from postdate.backends.azure.layout import Waiting
+from postdate.backends.azure.layout import DelayedEntity
 from postdate.backends.azure.lease import Leases
 from postdate.ports import Claim
 
@@ -20,7 +20,7 @@ _PIECES_IN_HAND: Final = 4
 _KNOWN_FOR_SECONDS: Final = 2.0
 
 
-class Stride:
+class ClaimLimit:
     """How many messages are claimed in one piece: fewer, and few in hand, while it takes long to get them done.
 
     A destination whose answers take more than a second counts as one that hangs, and what else waits for it is given
@@ -70,14 +70,14 @@ class Held:
         since: when it was claimed, by the clock of the event loop.
     """
 
-    waiting: Waiting
+    waiting: DelayedEntity
     share: int
     term: int
     is_removed: bool = False
     since: float = 0.0
 
 
-class Holding:
+class AzureClaims:
     """Everything that this process holds of one store."""
 
     def __init__(self) -> None:

@@ -61,7 +61,7 @@ class ChannelClosed(TransportUnreachable):
         self.reply_code, self.text = reply_code, text
 
 
-class Link(asyncio.Protocol):
+class AmqpConnection(asyncio.Protocol):
     """One connection. Its end is told to all of its channels; a new one is a new object.
 
     Args:
@@ -90,13 +90,13 @@ class Link(asyncio.Protocol):
         self._heartbeat: asyncio.TimerHandle | None = None
 
     @classmethod
-    async def open(cls, login: Login, within_seconds: float) -> Link:
+    async def open(cls, login: Login, within_seconds: float) -> AmqpConnection:
         """Connect and log in.
 
         Raises:
             TransportUnavailable: the server does not answer, or does not let us in.
         """
-        link: Link | None = None
+        link: AmqpConnection | None = None
         try:
             async with asyncio.timeout(within_seconds):
                 _, link = await asyncio.get_running_loop().create_connection(
@@ -172,7 +172,9 @@ class Link(asyncio.Protocol):
         if self.ended is not None:
             raise self.ended
 
-    async def open_channel(self, make: Callable[[Link, int], C], within_seconds: float = ANSWERS_WITHIN_SECONDS) -> C:
+    async def open_channel(
+        self, make: Callable[[AmqpConnection, int], C], within_seconds: float = ANSWERS_WITHIN_SECONDS
+    ) -> C:
         """Open a channel.
 
         Raises:
@@ -317,7 +319,7 @@ class Channel:
         number: of the channel.
     """
 
-    def __init__(self, link: Link, number: int) -> None:
+    def __init__(self, link: AmqpConnection, number: int) -> None:
         self.link, self.number = link, number
         self.ended: PostdateError | None = None
         self._turn = asyncio.Lock()
@@ -452,7 +454,9 @@ def _text(content: bytes) -> str:
     return content.decode(errors="backslashreplace")
 
 
-async def declare_exchange_passively(link: Link, exchange: str, within_seconds: float = ANSWERS_WITHIN_SECONDS) -> None:
+async def declare_exchange_passively(
+    link: AmqpConnection, exchange: str, within_seconds: float = ANSWERS_WITHIN_SECONDS
+) -> None:
     """Return if the exchange exists.
 
     Raises:
@@ -468,7 +472,7 @@ async def declare_exchange_passively(link: Link, exchange: str, within_seconds: 
         channel.close(TransportUnreachable("this channel has done its work"))
 
 
-async def declare_queue(link: Link, queue: str, queue_type: str, **more: str) -> None:
+async def declare_queue(link: AmqpConnection, queue: str, queue_type: str, **more: str) -> None:
     """Create a durable queue; one that exists stays as it is.
 
     Args:
@@ -506,7 +510,7 @@ async def declare_queue(link: Link, queue: str, queue_type: str, **more: str) ->
         channel.close(TransportUnreachable("this channel has done its work"))
 
 
-async def _compare_queue_type(link: Link, queue: str, queue_type: str) -> None:
+async def _compare_queue_type(link: AmqpConnection, queue: str, queue_type: str) -> None:
     """Say so when a queue is of another type than the one that was asked for: it stays as it is, with its messages."""
     channel = await link.open_channel(Channel)
     arguments = b"\0\0" + wire.short_text(queue) + b"\x02" + wire.table({"x-queue-type": queue_type})
@@ -519,7 +523,7 @@ async def _compare_queue_type(link: Link, queue: str, queue_type: str) -> None:
         channel.close(TransportUnreachable("this channel has done its work"))
 
 
-class Line:
+class PersistentConnection:
     """The way to a server: one link at a time, made when it is needed, made again when it was lost.
 
     Args:
@@ -531,7 +535,7 @@ class Line:
     def __init__(self, login: Login, connects_within_seconds: float, purpose: str = "work") -> None:
         self.login = login
         self._within = connects_within_seconds
-        self._link: Link | None = None
+        self._link: AmqpConnection | None = None
         self._turn: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failures = 0
@@ -541,7 +545,7 @@ class Line:
         """What a frame may have, as the server said last; before it was asked, what it says as a rule."""
         self._outage = OutageLog(log, f"no connection for {purpose}", f"for {purpose}, {login.place} is")
 
-    async def link(self) -> Link:
+    async def link(self) -> AmqpConnection:
         """Return a link that is up.
 
         Raises:
@@ -559,12 +563,12 @@ class Line:
                 self._link = await self._connect(loop)
             return self._link
 
-    async def _connect(self, loop: asyncio.AbstractEventLoop) -> Link:
+    async def _connect(self, loop: asyncio.AbstractEventLoop) -> AmqpConnection:
         wait = self._not_before - loop.time()
         if wait > 0:
             raise TransportUnreachable(f"{self.login.place} could not be reached; next attempt in {wait:.1f} s")
         try:
-            link = await Link.open(self.login, self._within)
+            link = await AmqpConnection.open(self.login, self._within)
         except TransportUnavailable as error:
             self._outage.failed(error, loop.time())
             self._not_before = loop.time() + min(_LONGEST_PAUSE_SECONDS, 0.1 * 2**self._failures)

@@ -27,7 +27,7 @@ from postdate.ports import (
 from postdate.ports.backends import Place
 from postdate.ports.timeouts import TimeoutPersister
 from postdate.wiring.adapters import (
-    Kind,
+    AdapterRole,
     check_store,
     check_transport,
     chosen_for,
@@ -50,7 +50,7 @@ from postdate.wiring.timeouts import (
 
 
 @dataclass(frozen=True, slots=True)
-class Plant:
+class OpenDeployment:
     """Store and queues as the settings say, open, with a look at each.
 
     Args:
@@ -88,7 +88,9 @@ class Plant:
 
 
 @asynccontextmanager
-async def opened(settings: Settings, *, create: bool = False, initialize: bool = True) -> AsyncGenerator[Plant]:
+async def opened(
+    settings: Settings, *, create: bool = False, initialize: bool = True
+) -> AsyncGenerator[OpenDeployment]:
     """Open the store and the transport for as long as the context lasts.
 
     Args:
@@ -126,7 +128,7 @@ async def opened(settings: Settings, *, create: bool = False, initialize: bool =
         if initialize and store is not None:
             await store.initialize(settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
         view = None if store is None else store_observer(store)
-        yield Plant(settings, store, transport, view, queue_observer(transport), timeouts, databases)
+        yield OpenDeployment(settings, store, transport, view, queue_observer(transport), timeouts, databases)
 
 
 def store_observer(store: ClaimingStore) -> Observer | None:
@@ -212,7 +214,7 @@ def check_addresses(settings: Settings) -> None:
         )
 
 
-def _checked(key: str, address: Address, settings: Settings, check: Callable[[str], Kind]) -> Kind:
+def _checked(key: str, address: Address, settings: Settings, check: Callable[[str], AdapterRole]) -> AdapterRole:
     origin = settings.origins.get(key, "default")
     try:
         kind = check(address)
@@ -279,31 +281,35 @@ def delayed_delivery(
 
 
 def build_endpoint(
-    plant: Plant,
+    deployment: OpenDeployment,
     *,
     clock: Clock | None = None,
     create_queues: bool = True,
     critical_error: Callable[[str, BaseException], None] = log_critical_error,
 ) -> Endpoint:
     """Return the send-only endpoint of the settings: it delivers delayed messages and handles none."""
-    settings = plant.settings
+    settings = deployment.settings
     delays = None
-    if plant.store is not None:
-        delays = delayed_delivery(settings, plant.store, delay_exchange(settings, plant.transport))
-    return _endpoint(plant, settings.endpoint.name, delays, clock, critical_error, create_queues=create_queues)
+    if deployment.store is not None:
+        delays = delayed_delivery(settings, deployment.store, delay_exchange(settings, deployment.transport))
+    return _endpoint(deployment, settings.endpoint.name, delays, clock, critical_error, create_queues=create_queues)
 
 
 def build_endpoints(
-    plant: Plant, *, clock: Clock, create_queues: bool, critical_error: Callable[[str, BaseException], None]
+    deployment: OpenDeployment,
+    *,
+    clock: Clock,
+    create_queues: bool,
+    critical_error: Callable[[str, BaseException], None],
 ) -> list[Endpoint]:
     """Return what ``postdate run`` is: the endpoint of the settings, and the others whose timeouts are managed here.
 
     Raises:
         ConfigurationError: there is nothing to run.
     """
-    settings = plant.settings
+    settings = deployment.settings
     managed = managed_endpoints(settings)
-    if plant.store is None and not managed:
+    if deployment.store is None and not managed:
         origin = settings.origins.get("delayed_delivery.enabled", "default")
         raise ConfigurationError(
             f"there is nothing to run: delayed_delivery.enabled is false ({origin}), and no timeout_manager.address "
@@ -311,13 +317,13 @@ def build_endpoints(
         )
     others = [name for name in managed if name != settings.endpoint.name]
     return [
-        build_endpoint(plant, clock=clock, create_queues=create_queues, critical_error=critical_error),
-        *(_endpoint(plant, name, None, clock, critical_error, create_queues=create_queues) for name in others),
+        build_endpoint(deployment, clock=clock, create_queues=create_queues, critical_error=critical_error),
+        *(_endpoint(deployment, name, None, clock, critical_error, create_queues=create_queues) for name in others),
     ]
 
 
 def _endpoint(
-    plant: Plant,
+    deployment: OpenDeployment,
     name: str,
     delays: DelayedDelivery | None,
     clock: Clock | None,
@@ -325,13 +331,13 @@ def _endpoint(
     *,
     create_queues: bool,
 ) -> Endpoint:
-    chosen = plant.settings.endpoint
-    plant.databases.expect(chosen.concurrency)
+    chosen = deployment.settings.endpoint
+    deployment.databases.expect(chosen.concurrency)
     return Endpoint(
         name,
-        transport=plant.transport,
+        transport=deployment.transport,
         delayed_delivery=delays,
-        timeout_manager=timeout_manager(plant.settings, name, plant.timeouts),
+        timeout_manager=timeout_manager(deployment.settings, name, deployment.timeouts),
         transaction_mode=chosen.transaction_mode,
         error_queue=chosen.error_queue,
         send_only=True,

@@ -25,7 +25,7 @@ Step = Callable[[Connection, Sequence[int], int | None], int]
 connection itself); returns how many it found."""
 
 
-class Batch:
+class OpenBatch:
     """Messages locked by one open transaction, until a part of them is finished."""
 
     def __init__(self, connection: BoundedConnection) -> None:
@@ -39,12 +39,12 @@ class Token:
 
     __slots__ = ("attempt_at", "batch", "holder", "number")
 
-    def __init__(self, number: int, attempt_at: datetime, batch: Batch) -> None:
+    def __init__(self, number: int, attempt_at: datetime, batch: OpenBatch) -> None:
         self.number, self.attempt_at, self.batch = number, attempt_at, batch
         self.holder: int | None = None
 
 
-class Holds:
+class PostgresClaims:
     """Everything that one store object holds. Thread-safe; every method that talks to the database blocks."""
 
     def __init__(self, database: Access) -> None:
@@ -57,15 +57,15 @@ class Holds:
 
     def add(self, connection: BoundedConnection, rows: Sequence[tuple[int, datetime]]) -> list[Token]:
         """Take over a connection in a transaction that has locked these messages, given as number and attempt."""
-        batch = Batch(connection)
+        batch = OpenBatch(connection)
         batch.tokens = [Token(number, attempt_at, batch) for number, attempt_at in rows]
         with self._lock:
             self._held.update((token.number, token) for token in batch.tokens)
         return batch.tokens
 
-    def of(self, claims: Iterable[Claim]) -> list[tuple[Batch, list[Token]]]:
+    def of(self, claims: Iterable[Claim]) -> list[tuple[OpenBatch, list[Token]]]:
         """Return what is still held of some claims, by batch: a claim that ended, or of another process, is not."""
-        batches: dict[Batch, list[Token]] = {}
+        batches: dict[OpenBatch, list[Token]] = {}
         with self._lock:
             for claim in claims:
                 token = claim.token
@@ -79,11 +79,11 @@ class Holds:
             tokens = [token for token in self._held.values() if token.holder is None]
         return [token.number for token in tokens], min((token.attempt_at for token in tokens), default=None)
 
-    def lease(self, batch: Batch, sql: Statements) -> None:
+    def lease(self, batch: OpenBatch, sql: Statements) -> None:
         """Turn the row locks of a batch into leases."""
         self.settle(batch, [], None, sql)
 
-    def settle(self, batch: Batch, tokens: Sequence[Token], step: Step | None, sql: Statements) -> int:
+    def settle(self, batch: OpenBatch, tokens: Sequence[Token], step: Step | None, sql: Statements) -> int:
         """Do ``step`` on a part of a batch for good; what is left of it, if locked until now, is leased from then on.
 
         Raises:
@@ -117,7 +117,7 @@ class Holds:
             self.forget(tokens)
             return done
 
-    def give_back(self, batch: Batch, tokens: Sequence[Token]) -> int | None:
+    def give_back(self, batch: OpenBatch, tokens: Sequence[Token]) -> int | None:
         """Give a batch back that is locked, as it was; ``None``: it is not, or a part of it is not to be given back."""
         with batch.lock:
             if batch.connection is None or len(tokens) < len(batch.tokens):
@@ -199,7 +199,7 @@ class Holds:
             self._end(batch)
         self.release(tokens, sql)
 
-    def _end(self, batch: Batch) -> None:
+    def _end(self, batch: OpenBatch) -> None:
         with batch.lock:
             connection, batch.connection = batch.connection, None
         if connection is not None:

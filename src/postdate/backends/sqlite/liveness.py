@@ -31,7 +31,7 @@ _SIGNS_IN_A_BOUND: Final = 4
 """A sign may come late three times before it is missed."""
 
 
-class Presence:
+class FileLiveness:
     """The locked file of one claimant, and the file that it touches as a sign of life.
 
     Args:
@@ -52,7 +52,7 @@ class Presence:
         self._next_sign = 0.0
 
     @classmethod
-    def take(cls, folder: Path, claimant: int, holds_at_most: timedelta) -> Presence | None:
+    def take(cls, folder: Path, claimant: int, holds_at_most: timedelta) -> FileLiveness | None:
         """Return the presence of a claimant, or ``None``: another process has the lock of that number."""
         try:
             return cls(folder, claimant, holds_at_most)

@@ -55,7 +55,7 @@ class _Turn(Generic[W, T]):
         """Whether that thread has done them."""
 
 
-class Together(Generic[W, T]):
+class GroupCommit(Generic[W, T]):
     """For one event loop: hand works to :meth:`run`.
 
     Args:

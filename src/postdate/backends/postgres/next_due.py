@@ -23,7 +23,7 @@ _LOOKS_AT_ONCE: Final = 64
 _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
 
 
-class Watch:
+class PostgresNextDue:
     """Thread-safe."""
 
     NOTICE: Final = timedelta(minutes=5)

@@ -1,0 +1,126 @@
+"""Sets aside what cannot be read, within the transaction that met it. Source: ADR 0019."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+from postdate.backends.sqlite.recording import record
+from postdate.backends.sqlite.rows import (
+    QUEUED_COLUMNS,
+    WAITING_COLUMNS,
+    Row,
+    decoded,
+    envelope_of,
+    message_of,
+    nearest_instant,
+    read_rows,
+)
+from postdate.backends.sqlite.transaction import Transaction
+from postdate.clock import from_microseconds
+from postdate.ports import RecordKind
+
+log = logging.getLogger("postdate.embedded")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineTable:
+    """A table whose rows are read as messages.
+
+    Args:
+        columns: of one row, as :attr:`decode` reads them.
+        table: the table.
+        copy: into the quarantine, from the row of a number; nothing passes through Python, so no byte changes.
+        decode: reads :attr:`columns`; raises when that cannot be done.
+    """
+
+    table: str
+    columns: str
+    copy: str
+    decode: Callable[[Row], object]
+
+
+WAITING: Final = QuarantineTable(
+    "delayed_message",
+    WAITING_COLUMNS,
+    """
+    INSERT INTO quarantine (place, reason, at, message_id, due, destination, expires_at, failures, headers, body)
+    SELECT '', ?, ?, d.message_id, d.due, d.destination, d.expires_at, d.failures, c.headers, c.body
+    FROM delayed_message AS d LEFT JOIN content AS c ON c.seq = d.content WHERE d.seq = ?""",
+    message_of,
+)
+QUEUED: Final = QuarantineTable(
+    "queue_message",
+    QUEUED_COLUMNS,
+    """
+    INSERT INTO quarantine (
+        place, reason, at, message_id, due, destination, expires_at, ends_at, dead_letter, failures, headers, body)
+    SELECT q.name, ?, ?, m.message_id, m.due, q.name, m.expires_at, m.ends_at, m.dead_letter, m.failures, c.headers,
+        c.body
+    FROM queue_message AS m JOIN queue AS q USING (queue_id) LEFT JOIN content AS c ON c.seq = m.content
+    WHERE m.seq = ?""",
+    lambda row: envelope_of(row, ""),
+)
+
+_TAKEN: Final = "SELECT message_id, due, destination FROM quarantine WHERE number = ?"
+
+
+def set_aside(tx: Transaction, shelf: QuarantineTable, bad: Mapping[int, str], at: int | None = None) -> None:
+    """Set rows aside and record it.
+
+    Args:
+        tx: that writes.
+        shelf: where they are.
+        bad: why each cannot be read, by the number of the row.
+        at: microseconds since 1970 UTC; ``None``: by the clock of the machine.
+    """
+    when = tx.rules.now() if at is None else at
+    for seq, reason in bad.items():
+        number = tx.execute(shelf.copy, (reason, when, seq)).lastrowid
+        ((message_id, due, destination),) = read_rows(tx.connection, _TAKEN, (number,))
+        contents = tx.execute(f"DELETE FROM {shelf.table} WHERE seq = ? RETURNING content", (seq,)).fetchall()
+        tx.executemany("DELETE FROM content WHERE seq = ?", contents)
+        if isinstance(message_id, str):
+            where = destination if isinstance(destination, str) else None
+            record(tx, RecordKind.FAILED, (message_id, readable(due), where), when, f"unreadable: {reason}")
+    if bad:
+        text = "set aside what cannot be read: %d in this batch, the first because %s; `postdate errors` lists them"
+        log.error(text, len(bad), next(iter(bad.values())))
+
+
+def readable(due: object) -> int | None:
+    """Return the microseconds of a due time that may be anything; ``None``: it is no instant."""
+    return due if isinstance(due, int) and nearest_instant(due) == _exact(due) else None
+
+
+def _exact(due: int) -> datetime | None:
+    with suppress(OverflowError):
+        return from_microseconds(due)
+    return None
+
+
+def claimed(
+    tx: Transaction,
+    shelf: QuarantineTable,
+    sql: str,
+    values: Sequence[Any] | Mapping[str, Any],
+    decode: Callable[[Row], T],
+    at: int | None = None,
+) -> list[T]:
+    """Run a statement that claims, and return what of it can be read; what cannot is set aside, and more is claimed.
+
+    Empty only when nothing is left to claim. If reading fails otherwise the transaction ends, and the claims with it.
+    """
+    while True:
+        rows = sorted(read_rows(tx.connection, sql, values), key=lambda row: row[0])
+        good, bad = decoded(rows, decode)
+        if bad:
+            set_aside(tx, shelf, bad, at)
+        if good or not bad:
+            return good

@@ -1,0 +1,134 @@
+"""What a handler is given besides its message. Source: specification 5."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from types import MappingProxyType
+from typing import Unpack
+
+from postdate.endpoint.outbox import BusinessTransaction
+from postdate.endpoint.outgoing import OutgoingMessages
+from postdate.endpoint.replying import reply_options
+from postdate.endpoint.sending import SendKeywords, SendOptions
+from postdate.errors import ConfigurationError, MessageError
+from postdate.messages import DelayedMessage, Envelope, Headers
+from postdate.ports import NativeTransaction, Received, TransactionMode, Work
+
+
+class HandlerContext:
+    """What a handler is given besides the message.
+
+    What it sends leaves when the handler has succeeded, together with the completion of the incoming message; when it
+    fails, nothing leaves, except what was sent ``isolated``; in transaction mode ``none``, all of it leaves at once.
+    """
+
+    def __init__(
+        self, messages: OutgoingMessages, received: Received, business: BusinessTransaction | None = None
+    ) -> None:
+        self._messages, self._received, self._business = messages, received, business
+        self._headers = MappingProxyType(received.envelope.headers)
+        self.outgoing: list[Envelope | DelayedMessage] = []
+        self.work: list[Work] = []
+        """Done in the transaction in which what was sent leaves; only with queues, or an outbox, in the database of the
+        work."""
+        self.afterwards: list[Callable[[], Awaitable[None]]] = []
+        """Done when the message has ended well; must raise nothing."""
+        self.saga: Mapping[str, str] = {}
+        """Headers that say which saga instance sends; empty while none is at work."""
+        self._ended = False
+
+    def end(self) -> Sequence[Envelope | DelayedMessage]:
+        """Return what was sent; from now on nothing can be."""
+        self._ended = True
+        return self.outgoing
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers of the incoming message; read-only, since a retry and the error queue get them as they came.
+
+        What is sent takes its own: ``headers={**context.headers, "Mine": "1"}``.
+        """
+        return self._headers
+
+    @property
+    def message_id(self) -> str:
+        """Id of the incoming message: stable, however often it is delivered."""
+        return self.headers.get(Headers.MESSAGE_ID, self._received.envelope.message_id)
+
+    @property
+    def due(self) -> datetime | None:
+        """When a delayed message was due, UTC; ``None`` for others, and where the transport does not keep it."""
+        return self._received.envelope.due
+
+    async def transaction(self) -> NativeTransaction:
+        """Return a connection of the outbox's database with a transaction open on it, for data of the application.
+
+        What is written on it is committed together with what this handler sends, and with the mark that the message was
+        handled; when the handler fails, it is rolled back. All handlers of a message have the same one.
+
+        Returns:
+            With :class:`~postdate.PostgresOutbox` a ``psycopg.AsyncConnection``, with :class:`~postdate.SqliteOutbox`
+            an ``sqlite3.Connection``. It refuses to commit or roll back.
+
+        Raises:
+            ConfigurationError: the endpoint has no outbox.
+            StoreUnavailable: the database cannot be reached.
+        """
+        if self._business is None:
+            raise ConfigurationError(
+                f"endpoint {self._messages.endpoint!r} has no outbox, so its handlers have no transaction: pass "
+                f"outbox=Outbox(…) when you create it"
+            )
+        return await self._business.begin()
+
+    async def send(self, message: object, *, isolated: bool = False, **options: Unpack[SendKeywords]) -> str:
+        """Send a message; see :meth:`Endpoint.send`.
+
+        Args:
+            message: see there.
+            isolated: let it leave at once, whatever becomes of the message being handled.
+            options: see there.
+        """
+        outgoing = self._made(message, SendOptions(**options))
+        await self._leave(outgoing, isolated=isolated)
+        return outgoing.message_id
+
+    async def reply(self, message: object, headers: Mapping[str, str] | None = None) -> str:
+        """Send a message to where the incoming one asked for replies, and to the saga instance that sent that, if any.
+
+        A reply cannot be delayed (row 7).
+
+        Raises:
+            InvalidMessage: the incoming message names no address for replies.
+        """
+        outgoing = self._made(message, reply_options(self.headers, self.message_id, headers))
+        await self._leave(outgoing)
+        return outgoing.message_id
+
+    async def publish(
+        self, message: object, headers: Mapping[str, str] | None = None, *, message_id: str | None = None
+    ) -> str:
+        """Send a message to everybody who is subscribed to its type; see :meth:`Endpoint.publish`."""
+        options = self._messages.publish_options(message, headers, message_id)
+        outgoing = self._made(message, options)
+        await self._leave(outgoing)
+        return outgoing.message_id
+
+    def _made(self, message: object, options: SendOptions) -> Envelope | DelayedMessage:
+        if self.saga:
+            options = replace(options, headers={**self.saga, **(options.headers or {})})
+        return self._messages.make(message, options, related_to=self.headers)
+
+    async def _leave(self, outgoing: Envelope | DelayedMessage, *, isolated: bool = False) -> None:
+        if self._ended:
+            raise MessageError(
+                f"the handler of message {self.message_id!r} has ended: what it sends now cannot leave with it"
+            )
+        if isolated or self._messages.mode is TransactionMode.NONE:
+            if self._business is not None:
+                self._business.check_isolated_send()
+            await self._messages.send([outgoing])
+        else:
+            self.outgoing.append(outgoing)

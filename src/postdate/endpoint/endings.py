@@ -1,0 +1,168 @@
+"""How a received message ends that is past its use, or whose handling has failed. Source: specification 5 and 6."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from postdate.clock import later
+from postdate.core.expiry import discard_reason, end_of_use
+from postdate.core.recoverability import (
+    DEFAULT_ERROR_QUEUE,
+    DelayedRetry,
+    Discard,
+    Host,
+    ImmediateRetry,
+    MoveToError,
+    Recoverability,
+    customized,
+    delayed_retry_headers,
+    error_headers,
+    error_headers_in_brief,
+    text_of,
+)
+from postdate.endpoint.critical import CriticalErrors
+from postdate.endpoint.outgoing import OutgoingMessages
+from postdate.endpoint.retries import Retries
+from postdate.errors import InvalidTimestamp
+from postdate.messages import (
+    DelayedMessage,
+    Envelope,
+    Headers,
+    headers_with_expiry,
+    new_message_id,
+    without_delay_headers,
+)
+from postdate.metrics import Metrics
+from postdate.ports import End, Received, RecordKind
+
+log = logging.getLogger("postdate.endpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class MessageEndings:
+    """Decides how received messages end that are not just handled.
+
+    Args:
+        outgoing: makes and stores retries.
+        recoverability: how often handling is tried, and then what.
+        retries: which of them the endpoint has.
+        host: named in error copies.
+        critical_errors: told when the policy itself fails.
+        metrics: told of what is discarded.
+        ignore_time_to_be_received: handle messages also after their time to be received.
+        allowance: how much later than the end of its time a message is still handled.
+    """
+
+    outgoing: OutgoingMessages
+    recoverability: Recoverability
+    retries: Retries
+    host: Host
+    critical_errors: CriticalErrors
+    metrics: Metrics
+    ignore_time_to_be_received: bool
+    allowance: timedelta
+
+    @property
+    def error_queue(self) -> str:
+        """Where failed messages go unless the policy names another queue."""
+        return self.recoverability.error_queue or DEFAULT_ERROR_QUEUE
+
+    def discard_reason(self, received: Received) -> str | None:
+        """Return why an incoming message is past its use, or ``None``.
+
+        Queues that expire messages have looked at what is not in the headers, by their own clock.
+        """
+        if self.ignore_time_to_be_received:
+            return None
+        now, envelope = self.outgoing.clock.now(), received.envelope
+        headers = envelope.headers
+        if not self.outgoing.transport.capabilities.expires_messages:
+            headers = _own_headers(envelope)
+        return discard_reason(headers, now, self.allowance)
+
+    def discarded(self, received: Received, reason: str) -> End:
+        """Return the end of a message that is past its use: counted, recorded, and in no other queue."""
+        if received.failures:  # so this was not just too late: it is worth knowing
+            reason = f"{reason}, after {received.failures} failed attempts"
+        level = logging.WARNING if received.failures else logging.DEBUG
+        log.log(level, "Discarding message %s due to lapsed Time To Be Received header: %s", _id(received), reason)
+        self.metrics.discarded(1)
+        return End(RecordKind.DISCARDED, reason)
+
+    def end_after_failure(self, received: Received, error: Exception) -> End | None:
+        """Return how a message ends whose handling failed, or ``None`` when it goes back to its queue."""
+        now = self.outgoing.clock.now()
+        decision = self.retries.decide(error, received, self.recoverability, now)
+        reason = f"{type(error).__name__}: {text_of(error)}"
+        match decision:
+            case ImmediateRetry():
+                log.info("message %s is retried at once: %s", _id(received), reason)
+                return None
+            case DelayedRetry(delay) if self._expires_before(received, later(now, delay)):
+                log.warning("message %s is not retried, as it would expire before that: %s", _id(received), reason)
+                return self.discarded(received, f"expires before its retry: {reason}")
+            case DelayedRetry(delay):
+                log.warning("message %s is retried in %s: %s", _id(received), delay, reason)
+                retry = self._retry(received, later(now, delay), now)
+                return self.outgoing.end_of([retry], RecordKind.RETRIED, f"retried as {retry.message_id}: {reason}")
+            case Discard(why):
+                log.info("message %s is discarded by the recoverability policy: %s", _id(received), why)
+                self.metrics.discarded(1)
+                return End(RecordKind.DISCARDED, f"{why}: {reason}")
+            case MoveToError(queue):
+                return self.to_error(received, error, queue)
+
+    def _retry(self, received: Received, due: datetime, now: datetime) -> DelayedMessage:
+        """Return the message for its delayed retry: a send of its own, so it has an id of its own in the store."""
+        envelope = received.envelope
+        own = _own_headers(envelope)
+        # Without those that would steer the delay: on the way through a queue they would be taken for its own.
+        retried = without_delay_headers(delayed_retry_headers(own, now))
+        headers = {Headers.MESSAGE_ID: envelope.message_id, **retried}
+        return DelayedMessage(new_message_id(), due, self.outgoing.endpoint, headers, envelope.body)
+
+    def _expires_before(self, received: Received, instant: datetime) -> bool:
+        if self.ignore_time_to_be_received:
+            return False
+        try:
+            end = end_of_use(_own_headers(received.envelope))
+        except InvalidTimestamp:  # unreadable: it does not expire
+            return False
+        return end is not None and instant - end > self.allowance
+
+    def critical_error(self, text: str, error: BaseException) -> None:
+        """Call what the application does about critical errors."""
+        self.critical_errors(text, error)
+
+    def to_error(self, received: Received, error: Exception, queue: str | None = None) -> End:
+        """Return the end of a message that goes to an error queue; ``None``: that of the endpoint."""
+        reason = f"{type(error).__name__}: {text_of(error)}"
+        envelope, queue = received.envelope, queue or self.error_queue
+        log.error("message %s moved to error queue %s: %s", _id(received), queue, reason)
+        own = _own_headers(envelope)
+        headers = error_headers(own, error, self.outgoing.endpoint, self.outgoing.clock.now(), self.host)
+        headers = customized(headers, self.recoverability.customize_headers)
+        copy = Envelope(queue, envelope.message_id, headers, envelope.body, due=envelope.due)
+        return End(RecordKind.FAILED, reason, outgoing=[copy])
+
+    def to_error_in_brief(self, received: Received, error: Exception) -> End:
+        """Return the end of a message whose error copy was refused: with another that says only what is needed."""
+        reason = f"{type(error).__name__}: {text_of(error)}"
+        envelope, own = received.envelope, _own_headers(received.envelope)
+        headers = error_headers_in_brief(own, error, self.outgoing.endpoint, self.outgoing.clock.now(), self.host)
+        copy = Envelope(self.error_queue, envelope.message_id, headers, envelope.body, due=envelope.due)
+        return End(RecordKind.FAILED, reason, outgoing=[copy])
+
+
+def _own_headers(envelope: Envelope) -> Mapping[str, str]:
+    """Return the headers with the expiry that only the queue knew; a time to be received is in them already."""
+    if Headers.TIME_TO_BE_RECEIVED in envelope.headers:
+        return envelope.headers
+    return headers_with_expiry(envelope.headers, envelope.expires_at)
+
+
+def _id(received: Received) -> str:
+    return received.envelope.message_id
