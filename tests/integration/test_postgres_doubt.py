@@ -46,20 +46,18 @@ class _LosesTheAnswerToCommit:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
 
-    def execute(self, query: Any, *args: Any, **kwargs: Any) -> Any:
-        result = self._connection.execute(query, *args, **kwargs)
-        if query == "COMMIT":
-            self._connection.close()
-            raise psycopg.OperationalError("server closed the connection unexpectedly")
-        return result
+    def commit(self) -> None:
+        self._connection.commit()
+        self._connection.close()
+        raise psycopg.OperationalError("server closed the connection unexpectedly")
 
 
 async def test_the_rest_of_a_batch_whose_commit_is_in_doubt_can_be_given_back(postgres_url: str) -> None:
     async with placed(postgres_url) as place:
         await place.store.store_many([place.work(n, now() - SECOND, "elsewhere") for n in range(3)], now())
         claims = await place.store.claim_due(now(), 10)
-        batch: Any = place.store._holds.of(claims)[0][0]
-        batch.connection = _LosesTheAnswerToCommit(batch.connection)
+        batch: Any = place.store._claims.held(claims)[0].batch
+        batch.session = _LosesTheAnswerToCommit(batch.session)
         with pytest.raises(StoreUnavailable):
             await place.store.finish(claims[:1], Outcome.DELIVERED, now())
         given_back = [await place.store.retry_later(claim, now(), now(), "why") for claim in claims]
@@ -151,4 +149,4 @@ async def test_nothing_is_remembered_of_messages_that_ended_in_a_transaction_of_
         work = place.store.finishing(claims, Outcome.FAILED, now())
         await place.transport.send([Envelope("error", "copy")], now(), work=[work])
         assert await place.store.claim_due(now(), 10) == []
-        assert place.store._holds._held == {}
+        assert place.store._claims._held == {}

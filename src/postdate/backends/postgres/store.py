@@ -124,7 +124,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
         self._table = None if table is None else check_name(table, "table")
         self._recording = self.database.recording
         self._statements: Statements | None = None
-        self._holds = PostgresClaims(self.database)
+        self._claims = PostgresClaims(self.database, lambda: self._sql)
         self._watch = PostgresNextDue()
         self._columnar: Columns | None = None
         self._many_due = False
@@ -173,8 +173,8 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
         given_back = False
         try:
             if self._table is not None:
-                self._holds.give_up(self._sql)
-            given_back = not self._holds.left_some
+                self._claims.give_up()
+            given_back = not self._claims.left_some
         finally:
             self.database.close_blocking(in_doubt=not given_back)
             if self._columnar is not None:
@@ -264,12 +264,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
     async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
         def fetch() -> DelayedMessage | None:
             claims = self._claim(now, 1)
-            for batch, tokens in self._holds.of(claims):  # a lock would keep a connection for each message
-                try:
-                    self._holds.lease(batch, self._sql)
-                except BaseException:  # whether it is leased is not known, and the caller will not know it either
-                    self._holds.release(tokens, self._sql)
-                    raise
+            self._claims.lease(self._claims.held(claims))  # a lock would keep a connection for each message
             return claims[0].message if claims else None
 
         return await in_thread(fetch)
@@ -282,21 +277,21 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
             "now": now,
             "kind": int(RecordKind.DELIVERED),
             "detail": None,
-            "others": self._holds.leasing_as(),
+            "others": array(self._claims.holders()),
         }
         return await self._change_by_id(self._sql.remove_by_id, values)
 
     @override
     async def increment_failure_count(self, message_id: str, now: datetime) -> bool:
         return await self._change_by_id(
-            self._sql.count_failure_by_id, {"id": message_id, "now": now, "others": self._holds.leasing_as()}
+            self._sql.count_failure_by_id, {"id": message_id, "now": now, "others": array(self._claims.holders())}
         )
 
     async def _change_by_id(self, sql: bytes, values: dict[str, Any]) -> bool:
         def change(connection: Connection) -> bool:
             row = connection.execute(sql, {**values, "store": self._store_id(connection)}).fetchone()
             if row is not None:
-                self._holds.forget_number(row[0])
+                self._claims.forget(row[0])
             return row is not None
 
         return await self.database.run(change)
@@ -317,7 +312,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
             connection = self.database.take()
             try:
                 with self.database.translating():
-                    self._holds.forget_finished(connection, self._sql)
+                    self._claims.forget_finished(connection)
                     if self._watch.lags():
                         self._look(connection)
                     connection.execute("BEGIN")
@@ -334,7 +329,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
             self.database.put(connection)
             if not bad:
                 return []  # otherwise the others are free again: a look for them finds no such rows any more
-        tokens = self._holds.add(connection, [(number, message.due) for number, message in found])
+        tokens = self._claims.hold(connection, [(number, message.due) for number, message in found])
         return [Claim(message, token) for (_, message), token in zip(found, tokens, strict=True)]
 
     def _claimed(
@@ -348,7 +343,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
             values = {**named(bad), "now": now, "store": self._store_id(connection)}
             if not self._setting_aside.do(connection, self._sql.set_aside, values, bad):
                 holder = self.database.listener().holder()
-                self._holds.left_some = True
+                self._claims.left_some = True
                 connection.execute(self._sql.lease, {"numbers": values["numbers"], "holder": holder})
         return found, bad
 
@@ -368,7 +363,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
             assert row is not None
             return row[0]
 
-        return sum(self._holds.settle(batch, tokens, remove, self._sql) for batch, tokens in self._holds.of(claims))
+        return self._claims.settle(claims, remove)
 
     @override
     def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
@@ -376,15 +371,15 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
 
         def finish(connection: Connection) -> None:
             removed = 0
-            for batch, tokens in self._holds.of(claims):
-                self._holds.lease(batch, self._sql)  # the other transaction must not wait for our own row locks
-                for holder, numbers in by_holder(tokens):
-                    values = {"now": now, "kind": int(OUTCOME_RECORDS[outcome]), "detail": detail or None}
-                    values |= {"numbers": array(numbers), "holder": holder, "store": self._store_id(connection)}
-                    row = connection.execute(self._sql.finish, values).fetchone()
-                    assert row is not None
-                    removed += row[0]
-                self._holds.finished_elsewhere(tokens)
+            held = self._claims.held(claims)
+            self._claims.lease(held)  # the other transaction must not wait for our own row locks
+            for holder, numbers in by_holder(held):
+                values = {"now": now, "kind": int(OUTCOME_RECORDS[outcome]), "detail": detail or None}
+                values |= {"numbers": array(numbers), "holder": holder, "store": self._store_id(connection)}
+                row = connection.execute(self._sql.finish, values).fetchone()
+                assert row is not None
+                removed += row[0]
+            self._claims.finished_elsewhere(held)
             if removed < len(claims):
                 lost = claims[0].message.message_id if len(claims) == 1 else f"one of {len(claims)} messages"
                 raise ClaimLost(f"message {lost!r} is no longer held by this process")
@@ -407,8 +402,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
             return counted
 
         def give_back() -> bool:
-            held = self._holds.of([claim])
-            done = sum(self._holds.settle(batch, tokens, count, self._sql) for batch, tokens in held)
+            done = self._claims.settle([claim], count)
             if done:
                 self._watch.stored(attempt_at)
             return bool(done)
@@ -425,10 +419,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
             return 0 if row is None else row[0]
 
         def release() -> int:
-            done = 0
-            for batch, tokens in self._holds.of(claims):
-                whole = self._holds.give_back(batch, tokens) if attempt_at is None else None
-                done += self._holds.settle(batch, tokens, give_back, self._sql) if whole is None else whole
+            done = self._claims.settle(claims, give_back, as_it_was=attempt_at is None)
             if done:
                 self._watch.stored(attempt_at or min(claim.message.due for claim in claims))
             return done
@@ -441,7 +432,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
 
     def _look(self, connection: Connection) -> datetime | None:
         look = self._watch.look()
-        held, first_held = self._holds.locked()
+        held, first_held = self._claims.locked(), self._claims.first_locked()
         values = {"from": self._watch.since(), "held": array(held)}
         row = connection.execute(self._sql.next, values, prepare=True).fetchone()
         return self._watch.seen(look, None if row is None else row[0], first_held, None)
@@ -489,7 +480,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
 
         def move(connection: Connection) -> MoveReport:
             look = self._watch.look()
-            held, first_held = self._holds.locked()
+            held, first_held = self._claims.locked(), self._claims.first_locked()
             values = {"now": now, "limit": limit, "store": self._store_id(connection), "from": self._watch.since()}
             sql = many if self._many_due else few
             values |= {"held": array(held), "listing": listing, "allowance": allowance}

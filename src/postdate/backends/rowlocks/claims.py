@@ -11,10 +11,10 @@ for every store on row locks:
 2. What was to be settled is held no more, whichever way it went: it is settled, or it is free and is claimed anew.
 3. The rest is held as if it were leased: whatever is done to it later names the holder, which takes effect on a lease
    and finds nothing on a free row, or on one that somebody else has claimed.
-4. Leases that nobody was given (:meth:`Claims.lease` failed) are remembered as abandoned, and freed by
-   :mod:`postdate.backends.rowlocks.liveness` as soon as the server answers.
+4. Leases that nobody was given (:meth:`Claims.lease` failed) are remembered as abandoned, and freed as soon as the
+   server answers.
 
-What a dialect gives is :class:`LeasingTables`. Source: ADR 0008.
+What a dialect gives is :class:`LeasingTables`, and :class:`ClaimConnections`. Source: ADR 0007, 0008.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
-from postdate.backends.rowlocks.pool import Pool
-from postdate.errors import PostdateError
 from postdate.ports import Claim
+
+T = TypeVar("T")
 
 _ASKED_FOR_SECONDS: Final = 1.0
 """How long a server is asked at least that should have ended the transaction: it may have been as slow as we."""
@@ -52,10 +51,30 @@ class LeasingTables(Protocol):
         ...
 
 
+class ClaimConnections(Protocol):
+    """Where the connections of batches come from and go to; see :class:`postdate.backends.rowlocks.pool.Pool`."""
+
+    def put(self, session: Any, /) -> None:
+        """Take a connection back that is in no transaction."""
+        ...
+
+    def drop(self, session: Any, /) -> None:
+        """Close a connection, with whatever transaction it is in; asks the server nothing. Never raises."""
+        ...
+
+    def end(self, session: Any, /) -> None:
+        """Roll back the transaction of a connection and close it, whether the server answers or not. Never raises."""
+        ...
+
+    def transaction(self, work: Callable[[Any], T], /) -> T:
+        """Do ``work`` on another connection, so that all of it is done or nothing."""
+        ...
+
+
 class LockedBatch:
     """Messages locked by one open transaction, until a part of them is settled."""
 
-    def __init__(self, session: Any, rows: Iterable[tuple[int, int]]) -> None:
+    def __init__(self, session: Any, rows: Iterable[tuple[int, Any]]) -> None:
         self.session: Any | None = session
         self.tokens = [HeldMessage(number, attempt_at, self) for number, attempt_at in rows]
         self.lock = threading.Lock()
@@ -67,7 +86,7 @@ class HeldMessage:
 
     __slots__ = ("attempt_at", "batch", "holder", "number")
 
-    def __init__(self, number: int, attempt_at: int, batch: LockedBatch) -> None:
+    def __init__(self, number: int, attempt_at: Any, batch: LockedBatch) -> None:
         self.number, self.attempt_at, self.batch = number, attempt_at, batch
         self.holder: int | None = None
 
@@ -84,7 +103,7 @@ class Claims:
 
     def __init__(
         self,
-        pool: Pool,
+        pool: ClaimConnections,
         tables: LeasingTables,
         holder: Callable[[], int],
         left_out: Callable[[], Collection[int]] = frozenset,
@@ -94,8 +113,8 @@ class Claims:
         self._abandoned: dict[int, int] = {}
         self._lock = threading.Lock()
 
-    def hold(self, session: Any, rows: Sequence[tuple[int, int]]) -> Sequence[HeldMessage]:
-        """Hold what the open transaction of ``session`` has locked, given by number and ``attempt_at``."""
+    def hold(self, session: Any, rows: Sequence[tuple[int, Any]]) -> Sequence[HeldMessage]:
+        """Hold what the open transaction of ``session`` has locked, given by number and when it may be attempted."""
         batch = LockedBatch(session, rows)
         with self._lock:
             self._held.update((token.number, token) for token in batch.tokens)
@@ -114,15 +133,25 @@ class Claims:
         with self._lock:
             return {token.holder for token in self._held.values() if token.holder is not None}
 
-    def settle(self, claims: Sequence[Claim], step: SettlingStep) -> int:
-        """Do ``step`` to those of ``claims`` that are held still, which ends them; return the sum of its results."""
-        return sum(self._settle(batch, tokens, step) for batch, tokens in self._by_batch(claims))
+    def held(self, claims: Iterable[Claim]) -> Sequence[HeldMessage]:
+        """Return what holds those of ``claims`` that are held still."""
+        return [token for _, tokens in self._by_batch(claims) for token in tokens]
+
+    def settle(self, claims: Sequence[Claim], step: SettlingStep, *, as_it_was: bool = False) -> int:
+        """Do ``step`` to those of ``claims`` that are held still, which ends them; return the sum of its results.
+
+        Args:
+            claims: of this store; those that ended are left out.
+            step: see :data:`SettlingStep`.
+            as_it_was: the messages do not change, so a whole batch needs no step: it is free with its transaction.
+        """
+        return sum(self._settle(batch, tokens, step, as_it_was=as_it_was) for batch, tokens in self._by_batch(claims))
 
     def lease(self, tokens: Sequence[HeldMessage]) -> None:
         """Turn whole batches into leases: a lock would keep a connection busy."""
         try:
             for batch in {token.batch for token in tokens}:
-                self._settle(batch, [], lambda _session, _numbers, _holder: 0)
+                self._settle(batch, [], lambda _session, _numbers, _holder: 0, as_it_was=False)
         except BaseException:  # nobody gets these messages, so nobody will give them back
             self._abandon(tokens)
             raise
@@ -179,7 +208,7 @@ class Claims:
             if batch.session is None or batch.session.is_alive(max(left, _ASKED_FOR_SECONDS)):
                 batch.heard_at = time.monotonic()
                 return 0
-            batch.session.close()
+            self._pool.drop(batch.session)
             self._unlocked(batch, batch.tokens, None)
             return len(batch.tokens)
         finally:
@@ -190,7 +219,7 @@ class Claims:
         with self._lock:
             self._held.pop(number, None)
 
-    def _by_batch(self, claims: Sequence[Claim]) -> list[tuple[LockedBatch, list[HeldMessage]]]:
+    def _by_batch(self, claims: Iterable[Claim]) -> list[tuple[LockedBatch, list[HeldMessage]]]:
         batches: dict[LockedBatch, list[HeldMessage]] = {}
         with self._lock:
             for claim in claims:
@@ -199,11 +228,23 @@ class Claims:
                     batches.setdefault(token.batch, []).append(token)
         return list(batches.items())
 
-    def _settle(self, batch: LockedBatch, tokens: Sequence[HeldMessage], step: SettlingStep) -> int:
+    def _settle(self, batch: LockedBatch, tokens: Sequence[HeldMessage], step: SettlingStep, *, as_it_was: bool) -> int:
         with batch.lock:
-            if batch.session is not None:
-                return self._settle_locked(batch, batch.session, tokens, step)
-        return self._settle_leased(tokens, step)
+            if batch.session is None:
+                return self._settle_leased(tokens, step)
+            if as_it_was and len(tokens) == len(batch.tokens):
+                return self._give_back(batch, batch.session)
+            return self._settle_locked(batch, batch.session, tokens, step)
+
+    def _give_back(self, batch: LockedBatch, session: Any) -> int:
+        self._unlocked(batch, batch.tokens, None)
+        try:
+            session.rollback()
+        except BaseException:
+            self._pool.drop(session)
+            raise
+        self._pool.put(session)
+        return len(batch.tokens)
 
     def _settle_locked(
         self, batch: LockedBatch, session: Any, tokens: Sequence[HeldMessage], step: SettlingStep
@@ -220,7 +261,7 @@ class Claims:
             session.commit()
         except BaseException:  # the locks are gone with the transaction, or go now
             self._unlocked(batch, tokens if is_in_doubt else batch.tokens, holder)
-            session.close()
+            self._pool.drop(session)
             raise
         self._unlocked(batch, tokens, holder)
         self._pool.put(session)
@@ -257,9 +298,7 @@ class Claims:
             with batch.lock:
                 session, batch.session = batch.session, None
             if session is not None:
-                with suppress(PostdateError):  # a connection that just ends keeps its locks for another moment
-                    session.rollback()
-                session.close()
+                self._pool.end(session)  # one that just ends keeps its locks for another moment
         leased = [token for token in held if token.holder is not None]
         if leased:
             holders = sorted({token.holder for token in leased if token.holder is not None})

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 from postdate.backends.rowlocks.parts import Conflict, SessionSource
@@ -171,6 +171,16 @@ class Pool:
             session.close()
         else:
             self.put(session)
+
+    def drop(self, session: Any) -> None:
+        """Close a connection, with whatever transaction it is in; asks the server nothing. Never raises."""
+        session.close()
+
+    def end(self, session: Any) -> None:
+        """Roll back the transaction of a connection and close it, whether the server answers or not. Never raises."""
+        with suppress(PostdateError):
+            session.rollback()
+        session.close()
 
     def run(self, work: Callable[[Any], T]) -> T:
         """Do ``work``, one statement, without a transaction around it."""

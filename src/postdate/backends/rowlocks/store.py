@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from typing_extensions import override
@@ -354,7 +355,7 @@ class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, Scannab
                 return len(numbers)  # by row locks alone: with the transaction they are free, as they were before
             return self._tables.release(session, numbers, holder, then)
 
-        done = await in_thread(self._claims.settle, claims, give_back)
+        done = await in_thread(partial(self._claims.settle, as_it_was=then is None), claims, give_back)
         if done and then is not None:
             self._next_due.heard(then)
         elif done:
