@@ -170,7 +170,7 @@ async def test_a_look_beside_an_old_snapshot_does_not_walk_over_what_was_deliver
         while (report := await place.store.move_due(now() - SECOND, 1_000)).delivered:
             moved += report.delivered
         assert moved > 15_000
-        since = place.store._watch.since()
+        since = place.store._next_due.since()
         touched = dict[str, int]()
         with place.store.database.connect() as connection:
             for name, beginning in (("since", since), ("beginning", None)):

@@ -177,7 +177,7 @@ def liveness(server: Server, tables: FewTables, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("postdate.backends.rowlocks.liveness._FREE_EVERY_SECONDS", 0.01)
     monkeypatch.setattr("postdate.backends.rowlocks.liveness._LOOK_EVERY_SECONDS", 0.01)
     shared = cast("RowLockTables", tables)
-    liveness = Liveness(server, shared, NextDue())
+    liveness = Liveness(server, shared, NextDue[int]())
     liveness.start(Claims(Pool(server), shared, liveness.holder))
     yield liveness
     liveness.stop()
@@ -222,7 +222,7 @@ def test_no_number_outlives_its_connection(liveness: Liveness) -> None:
 
 
 def test_only_what_comes_before_all_that_is_known_wakes() -> None:
-    next_due, woken = NextDue(), list[str]()
+    next_due, woken = NextDue[int](), list[str]()
     stop = next_due.listen(lambda: woken.append("woken"))
     for attempt_at, count in ((100, 1), (100, 1), (101, 1), (99, 2)):
         next_due.heard(attempt_at)
@@ -234,18 +234,25 @@ def test_only_what_comes_before_all_that_is_known_wakes() -> None:
 
 
 def test_what_is_heard_of_during_a_look_is_not_forgotten_by_it() -> None:
-    next_due = NextDue()
-    next_due.look()
+    next_due = NextDue[int]()
+    look = next_due.look()
     next_due.heard(50)
-    assert next_due.seen(100) == 50
-    next_due.look()
-    assert next_due.seen(100) == 100
-    next_due.look()
-    assert next_due.seen(None) is None
+    assert next_due.seen(look, 100) == 50
+    assert next_due.seen(next_due.look(), 100) == 100
+    assert next_due.seen(next_due.look(), None) is None
+
+
+def test_what_is_heard_of_during_two_looks_is_forgotten_by_neither() -> None:
+    next_due = NextDue[int]()
+    first = next_due.look()
+    next_due.heard(50)
+    second = next_due.look()
+    assert next_due.seen(second, 100) == 100
+    assert next_due.seen(first, None) == 50
 
 
 def test_it_may_be_woken_from_any_thread() -> None:
-    next_due, woken = NextDue(), threading.Event()
+    next_due, woken = NextDue[int](), threading.Event()
     next_due.listen(woken.set)
     threading.Thread(target=next_due.forget).start()
     assert woken.wait(10)

@@ -133,7 +133,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         )
         self._holding, self._stride = AzureClaims(), ClaimLimit(self.polling.page_size)
         self._waits_for_room = False
-        self._next_due, self._back_off = NextDue(), BackOff(self.polling)
+        self._next_due, self._back_off = NextDue[int](), BackOff(self.polling)
         self._services: tuple[TableServiceClient, BlobServiceClient] | None = None
         self._rooms: _Rooms | None = None
         self._claiming = anyio.Lock()
@@ -401,9 +401,9 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
     @override
     async def next_attempt(self) -> datetime | None:
         """See :meth:`postdate.ports.ClaimingStore.next_attempt`; ``None`` while others dispatch: a lease wakes us."""
-        self._next_due.look()
+        look = self._next_due.look()
         first = await self._first_attempt()
-        self._next_due.seen(None if first is None else to_microseconds(first))
+        self._next_due.seen(look, None if first is None else to_microseconds(first))
         return first
 
     async def _first_attempt(self) -> datetime | None:

@@ -31,7 +31,7 @@ from postdate.backends.postgres.scanning import exported_snapshot, read_scan, sc
 from postdate.backends.postgres.scripts import tables_script
 from postdate.backends.postgres.statements import Statements
 from postdate.backends.postgres.waiting import message_of
-from postdate.clock import brought_up_to_date, to_microseconds
+from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
 from postdate.errors import (
     ClaimLost,
     ConfigurationError,
@@ -125,7 +125,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
         self._recording = self.database.recording
         self._statements: Statements | None = None
         self._claims = PostgresClaims(self.database, lambda: self._sql)
-        self._watch = PostgresNextDue()
+        self._next_due = PostgresNextDue()
         self._columnar: Columns | None = None
         self._many_due = False
         self._setting_aside = SettingAside()
@@ -202,7 +202,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
             report = await self.database.transaction(lambda c: self._insert_or_revive(c, [row], now))
             if report.already_there:
                 raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
-        self._watch.stored(message.due)
+        self._next_due.heard(message.due)
 
     @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
@@ -215,7 +215,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
             return StoreReport(0)
         report = self.database.transaction_blocking(lambda c: self._insert(c, rows, now), patiently=len(rows) > _MANY)
         if report.stored:
-            self._watch.stored(min(message.due for message in messages))
+            self._next_due.heard(min(message.due for message in messages))
         return report
 
     @override
@@ -313,7 +313,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
             try:
                 with self.database.translating():
                     self._claims.forget_finished(connection)
-                    if self._watch.lags():
+                    if self._next_due.lags():
                         self._look(connection)
                     connection.execute("BEGIN")
                     found, bad = self._claimed(connection, now, limit)
@@ -336,7 +336,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
         self, connection: Connection, now: datetime, limit: int
     ) -> tuple[list[tuple[int, DelayedMessage]], list[Unreadable]]:
         """Lock what is due, in a transaction; what of it cannot be read is set aside in it, or held."""
-        values = {"now": now, "limit": limit, "from": self._watch.since()}
+        values = {"now": now, "limit": limit, "from": self._next_due.since()}
         rows = connection.execute(self._sql.claim, values, prepare=True, binary=True)
         found, bad = read(rows, 0, _numbered)
         if bad:
@@ -404,7 +404,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
         def give_back() -> bool:
             done = self._claims.settle([claim], count)
             if done:
-                self._watch.stored(attempt_at)
+                self._next_due.heard(attempt_at)
             return bool(done)
 
         return await in_thread(give_back)
@@ -421,7 +421,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
         def release() -> int:
             done = self._claims.settle(claims, give_back, as_it_was=attempt_at is None)
             if done:
-                self._watch.stored(attempt_at or min(claim.message.due for claim in claims))
+                self._next_due.heard(attempt_at or min(claim.message.due for claim in claims))
             return done
 
         return await in_thread(release)
@@ -431,11 +431,11 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
         return await self.database.run(self._look)
 
     def _look(self, connection: Connection) -> datetime | None:
-        look = self._watch.look()
+        look = self._next_due.look()
         held, first_held = self._claims.locked(), self._claims.first_locked()
-        values = {"from": self._watch.since(), "held": array(held)}
+        values = {"from": self._next_due.since(), "held": array(held)}
         row = connection.execute(self._sql.next, values, prepare=True).fetchone()
-        return self._watch.seen(look, None if row is None else row[0], first_held, None)
+        return self._next_due.seen_all(look, None if row is None else row[0], first_held, None)
 
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
@@ -448,13 +448,13 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
 
             def heard(topic: str, number: int, value: int) -> None:
                 if topic == "lost":
-                    self._watch.forget()
+                    self._next_due.forget()
                 elif topic == "due" and number == store_id:
-                    self._watch.heard(value)
+                    self._next_due.heard(from_microseconds(value))
 
             listener.holder()
             stop_hearing = listener.hear(heard)
-            stop_watching = self._watch.listen(wake)
+            stop_watching = self._next_due.listen(wake)
 
             def stop() -> None:
                 stop_watching()
@@ -479,9 +479,9 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
         )
 
         def move(connection: Connection) -> MoveReport:
-            look = self._watch.look()
+            look = self._next_due.look()
             held, first_held = self._claims.locked(), self._claims.first_locked()
-            values = {"now": now, "limit": limit, "store": self._store_id(connection), "from": self._watch.since()}
+            values = {"now": now, "limit": limit, "store": self._store_id(connection), "from": self._next_due.since()}
             sql = many if self._many_due else few
             values |= {"held": array(held), "listing": listing, "allowance": allowance}
             try:
@@ -496,7 +496,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
                 values = {"from": values["from"], "held": array(held)}
                 head, has_queue = connection.execute(self._sql.next, values, prepare=True).fetchone() or (None, None)
             self._many_due = delivered + expired == limit
-            next_attempt = self._watch.seen(look, head, first_held, now)
+            next_attempt = self._next_due.seen_all(look, head, first_held, now)
             left_behind = head is not None and head < now and not has_queue
             moved = None if not listing else NOTHING_MOVED if listed[0] is None else Moved(*listed)
             return MoveReport(delivered, expired, left_behind, next_attempt, moved)
@@ -526,7 +526,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
     @override
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
         await self._shelf.put_back(number, mending, now)
-        self._watch.forget()
+        self._next_due.forget()
 
     @override
     async def discard_quarantined(self, number: int, now: datetime) -> None:
@@ -567,7 +567,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
 
         done = await self.database.transaction(reschedule)
         if done:
-            self._watch.stored(due)
+            self._next_due.heard(due)
         return done
 
     @override
@@ -691,7 +691,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
             rows = columns.rows(batch)
             report = self.database.transaction_blocking(lambda c: self._insert(c, rows, now), patiently=True)
         if report.stored:
-            self._watch.stored(due)
+            self._next_due.heard(due)
         return report
 
     def _columns(self) -> Columns:

@@ -79,7 +79,11 @@ class Liveness:
     """
 
     def __init__(
-        self, server: SessionSource, tables: LivingTables, next_due: NextDue, holds_at_most: timedelta | None = None
+        self,
+        server: SessionSource,
+        tables: LivingTables,
+        next_due: NextDue[int],
+        holds_at_most: timedelta | None = None,
     ) -> None:
         in_time = _SPEAK_AFTER_SECONDS if holds_at_most is None else holds_at_most.total_seconds() / _SPEAKS_IN_TIME
         self._speak_after_seconds = min(_SPEAK_AFTER_SECONDS, in_time)

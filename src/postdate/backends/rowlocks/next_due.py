@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import datetime
+from typing import Final, Generic, TypeVar
 
 from postdate.ports import Wake
 
+T = TypeVar("T", int, datetime)
 
-class NextDue:
-    """Thread-safe. Times are microseconds since 1970 UTC."""
+_LOOKS_AT_ONCE: Final = 64
+
+
+class NextDue(Generic[T]):
+    """Thread-safe. Instants are all of one kind: microseconds since 1970 UTC, or date-times in UTC."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: int | None = None
-        self._heard_while_looking: int | None = None
+        self._known: T | None = None
+        self._looks: dict[int, T | None] = {}
+        self._next_look = 0
         self._wakes: list[Wake] = []
 
     @property
@@ -38,25 +45,31 @@ class NextDue:
 
         return stop
 
-    def look(self) -> None:
-        """Note that a look begins: what is heard of from now on may not be seen by it."""
+    def look(self) -> int:
+        """Note that a look begins: what is heard of from now on may not be seen by it. Return its number."""
         with self._lock:
-            self._heard_while_looking = None
+            self._next_look += 1
+            self._looks[self._next_look] = None
+            if len(self._looks) > _LOOKS_AT_ONCE:  # of looks that failed nobody asks any more
+                del self._looks[min(self._looks)]
+            return self._next_look
 
-    def seen(self, first: int | None) -> int | None:
+    def seen(self, look: int, first: T | None) -> T | None:
         """Note the earliest attempt that a look saw; return when to look again."""
         with self._lock:
-            heard = self._heard_while_looking
-            if heard is not None and (first is None or heard < first):
-                first = heard
-            self._known = first
-            return first
+            return self._seen(self._looks.pop(look, None), first)
 
-    def heard(self, attempt_at: int) -> None:
+    def _seen(self, heard: T | None, first: T | None) -> T | None:
+        if heard is not None and (first is None or heard < first):
+            first = heard
+        self._known = first
+        return first
+
+    def heard(self, attempt_at: T) -> None:
         """Note that something may be attempted after that instant; wake who listens if it is before all known."""
         with self._lock:
-            if self._heard_while_looking is None or attempt_at < self._heard_while_looking:
-                self._heard_while_looking = attempt_at
+            for look, heard in self._looks.items():
+                self._looks[look] = attempt_at if heard is None else min(heard, attempt_at)
             if self._known is not None and attempt_at >= self._known:
                 return
             self._known = attempt_at

@@ -51,7 +51,7 @@ class RowQuarantine:
         next_due: told of what waits again.
     """
 
-    def __init__(self, pool: Pool, tables: RowLockTables, next_due: NextDue) -> None:
+    def __init__(self, pool: Pool, tables: RowLockTables, next_due: NextDue[int]) -> None:
         self._pool, self._tables, self._next_due = pool, tables, next_due
         self._left = _NONE
         self._left_until = 0.0

@@ -94,7 +94,7 @@ class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, Scannab
         self._checksum = checksum
         self.server, self._make_tables, self._table = database.server, tables, table
         self._holds_at_most = holds_at_most
-        self._pool, self._next_due = Pool(database.connections), NextDue()
+        self._pool, self._next_due = Pool(database.connections), NextDue[int]()
         self._parts: tuple[RowLockTables, Claims, Liveness, RowQuarantine] | None = None
         self._capabilities = StoreCapabilities(
             durable=True,
@@ -367,8 +367,8 @@ class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, Scannab
         """See :meth:`postdate.ports.ClaimingStore.next_attempt`; what others have locked is not left out."""
 
         def look(session: Any) -> int | None:
-            self._next_due.look()
-            return self._next_due.seen(self._tables.next_attempt(session, self._claims.locked()))
+            look_number = self._next_due.look()
+            return self._next_due.seen(look_number, self._tables.next_attempt(session, self._claims.locked()))
 
         return _instant(await self._pool.run_in_thread(look))
 
