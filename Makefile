@@ -29,9 +29,14 @@ lint: install
 check: install ## lint, formatting, types, import rules and the fast tests: under a minute
 	@$(MAKE) -k -j2 --output-sync=target lint test-fast
 
-test: lint ## all of check, and every other test
-	@scripts/services up
+test: install ## all of check, and every other test
+	@$(MAKE) -j2 --output-sync=target lint test-ready
 	$(BIN)/pytest -n $(WORKERS)
+
+.PHONY: test-ready
+test-ready:
+	@scripts/services up
+	@$(BIN)/python -m tests.java # starts Spark in half the time
 
 # Tests wait most of the time, for servers, processes and Spark: more of them run than there are processors. Which of
 # them one worker runs one after the other is in tests/side_by_side.py.

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests import java
 from tests.azure_store_subjects import AzureTableStoreSubject
 from tests.azure_subjects import AzureStorageQueueTransportSubject
 from tests.damage import flipped
@@ -34,6 +35,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # As of a shell that runs us in the background. Processes that tests interrupt would inherit it, and never end.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+java.use(os.environ)
 
 pytest_plugins = ["tests.servers_fixtures", "tests.side_by_side"]
 

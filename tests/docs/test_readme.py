@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+
+from tests import java
 
 README = Path(__file__).parents[2] / "README.md"
 BIN = Path(sys.executable).parent
@@ -17,7 +20,10 @@ def blocks(language: str) -> list[str]:
 
 
 def run(arguments: list[str], folder: Path) -> str:
-    done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=880, check=False)
+    environment = java.without(os.environ)
+    done = subprocess.run(
+        arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=880, check=False
+    )
     assert done.returncode == 0, f"{arguments}: {done.stderr}{done.stdout}"
     return done.stdout
 

@@ -12,7 +12,7 @@ from tests.servers import PostgreSQL
 
 from postdate.ports import RecordKind
 
-ROUNDS = int(os.environ.get("POSTDATE_KILL_ROUNDS", "8"))
+ROUNDS = int(os.environ.get("POSTDATE_KILL_ROUNDS", "5"))
 
 
 async def fill(place: Place, numbers: range, seconds: float) -> None:

@@ -18,7 +18,7 @@ from postdate.ports import RecordKind
 
 MILLISECOND = timedelta(milliseconds=1)
 CONTENT = {Headers.ENCLOSED_MESSAGE_TYPES: "Work", Headers.CONTENT_TYPE: "application/json"}
-KILLS_OF_EACH = int(os.environ.get("POSTDATE_KILL_ROUNDS", "8"))
+KILLS_OF_EACH = int(os.environ.get("POSTDATE_KILL_ROUNDS", "5"))
 MESSAGES = 1_000 * KILLS_OF_EACH
 
 

