@@ -11,7 +11,7 @@ from typing import Final, Protocol, runtime_checkable
 import anyio
 
 from postdate.errors import ConfigurationError
-from postdate.threads import in_thread, our_threads
+from postdate.runtime.threads import in_thread, our_threads
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

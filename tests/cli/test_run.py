@@ -97,7 +97,7 @@ def test_stopping_does_not_wait_for_a_store_that_never_closes(own_folder, cli):
     script = (
         "import sys, threading\n"
         "from postdate.backends.sqlite.store import SqliteStore\n"
-        "from postdate.threads import in_thread\n"
+        "from postdate.runtime.threads import in_thread\n"
         "from postdate.wiring import closing\n"
         "closing.CLOSES_WITHIN /= 100\n"
         "async def close(self):\n"

@@ -21,8 +21,8 @@ from postdate.backends.postgres.scanning import scan_query
 from postdate.backends.postgres.store import PostgresStore
 from postdate.errors import StoreNotSetUp, StoreUnavailable
 from postdate.ports import Scan, ScanFilter, ScanPart
+from postdate.runtime.wakeup import Alarm
 from postdate.testing.store_suite.columns import message_batch, rows_of_columns
-from postdate.wakeup import Alarm
 
 pytestmark = pytest.mark.anyio
 FAR = now() + timedelta(days=1_000)

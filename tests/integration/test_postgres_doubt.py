@@ -11,7 +11,7 @@ from tests.integration.postgres_place import SECOND, now, placed
 from postdate.errors import StoreUnavailable, TransportUnavailable
 from postdate.messages import Envelope
 from postdate.ports import Outcome
-from postdate.wakeup import Alarm
+from postdate.runtime.wakeup import Alarm
 
 pytestmark = pytest.mark.anyio
 

@@ -13,8 +13,8 @@ from postdate import Endpoint, HandlerContext, MemoryTransport, Recoverability
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.pump import Handle, MessagePump, Prefetch
 from postdate.messages import Envelope
-from postdate.metrics import NO_METRICS
 from postdate.ports import HANDLED, End, Received, Receiver
+from postdate.runtime.metrics import NO_METRICS
 from postdate.testing import VirtualClock
 
 SECOND = timedelta(seconds=1)

@@ -9,7 +9,7 @@ import pytest
 
 from postdate.backends.redis.listening import Listening
 from postdate.backends.redis.login import RedisLogin
-from postdate.backends.redis.server import Connections, ended
+from postdate.backends.redis.server import RedisConnections, ended
 
 
 class Connection:
@@ -34,7 +34,7 @@ class Connection:
         self.is_connected = False
 
 
-class Server(Connections):
+class Server(RedisConnections):
     """Has the connections that the test looks at."""
 
     def __init__(self) -> None:

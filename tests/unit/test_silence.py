@@ -29,8 +29,8 @@ from postdate.endpoint.sending import through_queue
 from postdate.errors import StoreUnavailable, StoreUnreachable, TransportUnavailable, TransportUnreachable
 from postdate.messages import Envelope
 from postdate.ports import RecordKind
+from postdate.runtime.threads import in_thread, our_threads
 from postdate.testing import Fault, FaultyMovingStore, VirtualClock
-from postdate.threads import in_thread, our_threads
 
 SECOND = timedelta(seconds=1)
 

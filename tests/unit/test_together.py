@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
-from postdate.group_commit import GroupCommit, Job
+from postdate.runtime.group_commit import GroupCommit, Job
 
 
 class Doing:

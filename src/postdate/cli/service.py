@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from postdate.clock import Clock
     from postdate.config import Settings
     from postdate.ports import Transport
-    from postdate.wakeup import Alarm
+    from postdate.runtime.wakeup import Alarm
     from postdate.wiring import OpenDeployment
 
 ONE_ORDER_SECONDS = 1.0
@@ -101,7 +101,7 @@ class _Service:
         """Deliver until told to stop; finishes what is in hand."""
         from postdate.core.left_behind import left_behind
         from postdate.operations import check_readable, check_set_up
-        from postdate.wakeup import Alarm
+        from postdate.runtime.wakeup import Alarm
         from postdate.wiring import build_endpoints, delay_exchange, opened
 
         self._alarm = Alarm()

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from datetime import timedelta
 
-from postdate.metrics import NO_METRICS, Metrics
+from postdate.runtime.metrics import NO_METRICS, Metrics
 
 log = logging.getLogger("postdate.circuit_breaker")
 

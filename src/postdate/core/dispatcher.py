@@ -47,10 +47,10 @@ from postdate.errors import (
     TransportUnreachable,
 )
 from postdate.messages import DelayedMessage, Envelope, delay_headers, to_envelope, without_delay_headers
-from postdate.metrics import NO_METRICS, Metrics
-from postdate.outage_log import OutageLog
 from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, MovingStore, Outcome, Transport, Wake
 from postdate.ports.stores import Discarding
+from postdate.runtime.metrics import NO_METRICS, Metrics
+from postdate.runtime.outage_log import OutageLog
 
 LONGEST_SEND = timedelta(seconds=30)
 """A destination that has not answered by then counts as unavailable."""

@@ -23,8 +23,8 @@ from postdate.core.journal import Journal
 from postdate.core.recoverability import is_outage, retry_delay
 from postdate.errors import PostdateError
 from postdate.messages import DelayedMessage
-from postdate.outage_log import OutageLog
 from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, Outcome, RecordKind
+from postdate.runtime.outage_log import OutageLog
 
 REMEMBERED: Final = 10_000
 """Messages at most, of which something could not be written; with as many, no more are claimed."""

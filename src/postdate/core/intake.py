@@ -32,9 +32,9 @@ from postdate.errors import (
     StoreUnreachable,
 )
 from postdate.messages import DelayedMessage, Envelope, Headers, from_delay_headers, to_envelope
-from postdate.metrics import NO_METRICS, Metrics
-from postdate.outage_log import OutageLog
 from postdate.ports import ClaimingStore, End, Read, Received, Receiver, Transport
+from postdate.runtime.metrics import NO_METRICS, Metrics
+from postdate.runtime.outage_log import OutageLog
 
 log = logging.getLogger("postdate.intake")
 

@@ -11,8 +11,8 @@ from postdate.clock import Clock
 from postdate.core.dispatcher import Dispatcher
 from postdate.core.journal import NO_JOURNAL, Journal
 from postdate.core.poller import PollResult
-from postdate.metrics import NO_METRICS, Metrics
 from postdate.ports import MoveReport, MovingStore, Wake
+from postdate.runtime.metrics import NO_METRICS, Metrics
 
 _MOVED_AT_ONCE = 1_000
 _LEFT_BEHIND_AT_ONCE = 25

@@ -18,8 +18,8 @@ from postdate.core.left_behind import leave_behind
 from postdate.core.receiving import WatchedReceiver
 from postdate.core.recoverability import is_outage
 from postdate.errors import ClaimLost, PostdateError, TransportUnavailable
-from postdate.outage_log import OutageLog
 from postdate.ports import Received, Receiver
+from postdate.runtime.outage_log import OutageLog
 
 log = logging.getLogger("postdate.pump")
 

@@ -23,7 +23,6 @@ from postdate.core.simple_store import SimpleStore
 from postdate.endpoint.critical import BreakerTimers
 from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import ConfigurationError, ErrorQueueNotConfigured, PostdateError, UnsupportedTransactionMode
-from postdate.metrics import NO_METRICS, Metrics
 from postdate.ports import (
     DelayExchange,
     ForeignIntake,
@@ -33,6 +32,7 @@ from postdate.ports import (
     TransactionMode,
     Transport,
 )
+from postdate.runtime.metrics import NO_METRICS, Metrics
 
 log = logging.getLogger("postdate.delayed_delivery")
 

@@ -35,8 +35,8 @@ from postdate.messages import (
     new_message_id,
     without_delay_headers,
 )
-from postdate.metrics import Metrics
 from postdate.ports import End, Received, RecordKind
+from postdate.runtime.metrics import Metrics
 
 log = logging.getLogger("postdate.endpoint")
 

@@ -62,13 +62,13 @@ from postdate.messages import (
     DESTINATION_LIMIT,
     check_text,
 )
-from postdate.metrics import NO_METRICS, Metrics
 from postdate.ports import (
     NativeTransaction,
     SagaStore,
     TransactionMode,
     Transport,
 )
+from postdate.runtime.metrics import NO_METRICS, Metrics
 
 log = logging.getLogger("postdate.endpoint")
 

@@ -34,7 +34,6 @@ from postdate.errors import (
     UnsupportedTransactionMode,
 )
 from postdate.messages import Headers
-from postdate.outage_log import OutageLog
 from postdate.ports import (
     End,
     NativeTransaction,
@@ -47,6 +46,7 @@ from postdate.ports import (
     TransactionMode,
     Work,
 )
+from postdate.runtime.outage_log import OutageLog
 
 log = logging.getLogger("postdate.outbox")
 

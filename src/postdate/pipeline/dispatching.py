@@ -33,10 +33,10 @@ from postdate.endpoint.critical import BreakerTimers
 from postdate.endpoint.delayed_delivery import RECEIVE_BREAKER, timeouts_queue
 from postdate.errors import PostdateError
 from postdate.messages import DelayedMessage
-from postdate.metrics import NoMetrics
 from postdate.pipeline.columns import INSTANT
 from postdate.pipeline.stores import StoreSpec, absolute
 from postdate.ports import Moved, MovingStore, RecordKind, TransactionMode, Transport, Wake
+from postdate.runtime.metrics import NoMetrics
 from postdate.wiring import open_transport, transport_settings
 
 LEDGER_ARROW: Final = pa.schema(

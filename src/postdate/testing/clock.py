@@ -14,7 +14,7 @@ import anyio.to_thread
 
 from postdate.clock import later
 from postdate.messages import aware_utc
-from postdate.threads import our_threads
+from postdate.runtime.threads import our_threads
 
 START = datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC)
 

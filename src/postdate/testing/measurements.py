@@ -8,7 +8,7 @@ from datetime import timedelta
 
 
 class RecordedMetrics:
-    """Adds up what it is told; implements :class:`postdate.metrics.Metrics`."""
+    """Adds up what it is told; implements :class:`postdate.runtime.metrics.Metrics`."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()

@@ -17,7 +17,7 @@ from postdate.backends.azure.lease import LASTS_SECONDS, Leases
 from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS
 from postdate.backends.azure.pages import BackOff
 from postdate.errors import PostdateError
-from postdate.outage_log import OutageLog
+from postdate.runtime.outage_log import OutageLog
 
 ROUND_SECONDS: Final = 0.5
 """A lease that is free is taken within this: with its 15 seconds, and a first look and send, a takeover takes 16 s."""

@@ -19,7 +19,7 @@ from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, QueueNotF
 from postdate.messages import Envelope, check_headers, encode_headers, size_in_bytes, size_limit
 from postdate.ports import HANDLED, End, Received, Receiver, TransactionMode, Transport, TransportCapabilities, Work
 from postdate.ports.expiry import end_in_queue
-from postdate.wakeup import Alarm
+from postdate.runtime.wakeup import Alarm
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from postdate.backends.postgres.sessions import mark
 from postdate.errors import ConfigurationError, StoreUnavailable
 from postdate.persistence.migrations import Step, run
 from postdate.ports import Recording
-from postdate.threads import in_thread
+from postdate.runtime.threads import in_thread
 
 T = TypeVar("T")
 Connection = psycopg.Connection[Any]

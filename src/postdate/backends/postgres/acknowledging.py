@@ -15,9 +15,9 @@ from typing import Any, Final
 from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.queues import QueueStatements
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, StoreUnreachable
-from postdate.group_commit import GroupCommit, Job
 from postdate.ports import Work
-from postdate.threads import in_thread
+from postdate.runtime.group_commit import GroupCommit, Job
+from postdate.runtime.threads import in_thread
 
 _AT_ONCE: Final = 500
 

@@ -20,7 +20,7 @@ from psycopg.rows import tuple_row
 from postdate.backends.postgres.names import sql
 from postdate.clock import to_microseconds
 from postdate.errors import ConfigurationError, DuplicateMessage
-from postdate.threads import in_thread
+from postdate.runtime.threads import in_thread
 
 if TYPE_CHECKING:
     from sqlalchemy import TextClause

@@ -26,7 +26,7 @@ from postdate.errors import ConfigurationError, StoreError, StoreUnreachable
 from postdate.persistence.outbox import decode_operations, encode_operations, storable
 from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Scripted, Work
 from postdate.ports.outbox import Operation, OutboxRecord
-from postdate.threads import in_thread
+from postdate.runtime.threads import in_thread
 
 AsyncConnection = BoundedAsyncConnection
 

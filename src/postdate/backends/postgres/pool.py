@@ -24,7 +24,7 @@ from psycopg.rows import tuple_row
 
 from postdate.backends.postgres.answering import Answers, Bounded, BoundedAsyncConnection, BoundedConnection, GivenUp
 from postdate.backends.postgres.sessions import address_of
-from postdate.threads import in_thread
+from postdate.runtime.threads import in_thread
 
 _MOST_IDLE: Final = 16
 """Kept of each kind where no endpoint has said how many it needs."""

@@ -23,7 +23,7 @@ from postdate.ports import (
     Work,
 )
 from postdate.ports.sagas import SET_UP
-from postdate.threads import in_thread
+from postdate.runtime.threads import in_thread
 
 _TABLE: Final = "saga"
 

@@ -73,7 +73,7 @@ from postdate.ports import (
 )
 from postdate.ports.archives import StoredRecord
 from postdate.ports.stores import Discarding
-from postdate.threads import in_thread
+from postdate.runtime.threads import in_thread
 
 if TYPE_CHECKING:
     from postdate.backends.postgres.columnar import Columns

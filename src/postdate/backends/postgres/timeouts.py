@@ -33,7 +33,7 @@ from postdate.persistence.timeouts import (
 )
 from postdate.ports import Scripted, Work
 from postdate.ports.timeouts import DueChunk, Timeout, TimeoutClaim, TimeoutPersister
-from postdate.threads import in_thread
+from postdate.runtime.threads import in_thread
 
 _WHAT: Final = "the table of timeouts (table_prefix=...)"
 _BOUND: Final = f"SET LOCAL idle_in_transaction_session_timeout = {HOLDS_AT_MOST // timedelta(milliseconds=1)}"

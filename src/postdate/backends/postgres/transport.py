@@ -72,8 +72,8 @@ from postdate.ports import (
     TransportCapabilities,
     Work,
 )
-from postdate.threads import in_thread
-from postdate.wakeup import Alarm
+from postdate.runtime.threads import in_thread
+from postdate.runtime.wakeup import Alarm
 
 _POLL_FLOOR_SECONDS: Final = 1.0
 """A receiver looks by itself this often, should a wake-up be lost."""

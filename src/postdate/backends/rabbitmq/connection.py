@@ -15,7 +15,7 @@ from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.login import Login
 from postdate.backends.rabbitmq.wire import Arguments, FrameReader, MalformedFrame, Method, method_frame
 from postdate.errors import DestinationUnavailable, PostdateError, TransportUnavailable, TransportUnreachable
-from postdate.outage_log import OutageLog
+from postdate.runtime.outage_log import OutageLog
 
 ANSWERS_WITHIN_SECONDS = 15.0
 """How long the server may take to answer; a quorum queue that elects a leader takes a while."""

@@ -7,7 +7,7 @@ import logging
 import secrets
 from typing import Any
 
-from postdate.backends.redis.liveness import Liveness
+from postdate.backends.redis.liveness import RedisLiveness
 from postdate.backends.redis.server import RedisServer
 from postdate.errors import PostdateError
 
@@ -25,7 +25,7 @@ class Claimant:
         liveness: of the holder.
     """
 
-    def __init__(self, server: RedisServer, liveness: Liveness) -> None:
+    def __init__(self, server: RedisServer, liveness: RedisLiveness) -> None:
         self._server, self._liveness = server, liveness
         self._name = secrets.token_hex(4)
         self._number = 0

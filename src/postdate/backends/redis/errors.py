@@ -20,7 +20,7 @@ from postdate.errors import (
 
 
 @dataclass(frozen=True, slots=True)
-class Meanings:
+class RedisMeanings:
     """Which errors of Postdate the answers of the server are to a store, or to queues.
 
     Args:
@@ -36,8 +36,8 @@ class Meanings:
     other: type[PostdateError]
 
 
-STORE: Final = Meanings(StoreUnreachable, StoreUnavailable, StoreFull, StoreError)
-QUEUES: Final = Meanings(TransportUnreachable, TransportUnavailable, TransportUnreachable, TransportError)
+STORE: Final = RedisMeanings(StoreUnreachable, StoreUnavailable, StoreFull, StoreError)
+QUEUES: Final = RedisMeanings(TransportUnreachable, TransportUnavailable, TransportUnreachable, TransportError)
 
 _ELSEWHERE: Final = (exceptions.MovedError, exceptions.AskError)
 _OUTAGES: Final = (
@@ -50,7 +50,7 @@ _OUTAGES: Final = (
 )
 
 
-def translate(error: Exception, meanings: Meanings, place: str) -> PostdateError:
+def translate(error: Exception, meanings: RedisMeanings, place: str) -> PostdateError:
     """Return what an error of the driver is.
 
     Args:

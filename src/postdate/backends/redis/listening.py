@@ -10,7 +10,7 @@ from typing import Any, Final, cast
 from redis.asyncio.connection import Connection
 from redis.exceptions import RedisError
 
-from postdate.backends.redis.server import Connections, ended
+from postdate.backends.redis.server import RedisConnections, ended
 
 Heard = Callable[[bytes | None], None]
 """Called with the text of a message; with ``None`` when messages may have been missed."""
@@ -28,7 +28,7 @@ class Listening:
         connections: to the server whose channels they are.
     """
 
-    def __init__(self, connections: Connections) -> None:
+    def __init__(self, connections: RedisConnections) -> None:
         self._connections = connections
         self._heard: dict[bytes, list[Heard]] = {}
         self._subscribed: dict[bytes, asyncio.Event] = {}

@@ -22,7 +22,7 @@ from redis.exceptions import RedisError
 
 from postdate.backends.redis.layout import written
 from postdate.backends.redis.listening import Listening
-from postdate.backends.redis.server import Connections, ended
+from postdate.backends.redis.server import RedisConnections, ended
 from postdate.clock import SystemClock
 
 HOLDS_AT_MOST: Final = timedelta(seconds=60)
@@ -38,7 +38,7 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 log = logging.getLogger("postdate.redis")
 
 
-class Liveness:
+class RedisLiveness:
     """One holder, from the first claim on.
 
     Args:
@@ -47,7 +47,7 @@ class Liveness:
         holds_at_most: after so long a silence others take what it holds.
     """
 
-    def __init__(self, connections: Connections, listening: Listening, holds_at_most: timedelta) -> None:
+    def __init__(self, connections: RedisConnections, listening: Listening, holds_at_most: timedelta) -> None:
         self._connections, self._listening, self.holds_at_most = connections, listening, holds_at_most
         self._clock = SystemClock()
         self.about: dict[str, Any] = {}

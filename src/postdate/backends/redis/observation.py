@@ -12,8 +12,8 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.redis.layout import instant_of, pairs, read_envelope, read_instant
-from postdate.backends.redis.liveness import Liveness
-from postdate.backends.redis.questions import Questions, Row
+from postdate.backends.redis.liveness import RedisLiveness
+from postdate.backends.redis.questions import Questions, WaitingMessage
 from postdate.backends.redis.server import RedisServer
 from postdate.errors import MessageError, QueueNotFound
 from postdate.messages import Headers
@@ -25,7 +25,7 @@ _PAGE: Final = 500
 class _Holders:
     """The processes that hold messages under a prefix."""
 
-    def __init__(self, server: RedisServer, liveness: Liveness) -> None:
+    def __init__(self, server: RedisServer, liveness: RedisLiveness) -> None:
         self._server, self._own = server, liveness
 
     async def about(self) -> Mapping[str, Mapping[str, Any]]:
@@ -67,7 +67,7 @@ class RedisStoreObserver(Observer):
         liveness: of this process.
     """
 
-    def __init__(self, server: RedisServer, place: str, liveness: Liveness) -> None:
+    def __init__(self, server: RedisServer, place: str, liveness: RedisLiveness) -> None:
         self._server, self._place = server, place
         self._questions, self._holders = Questions(server, place), _Holders(server, liveness)
 
@@ -76,7 +76,7 @@ class RedisStoreObserver(Observer):
         row = await self._questions.row(message_id)
         return None if row is None else await self._stands(row)
 
-    async def _stands(self, row: Row) -> Standing:
+    async def _stands(self, row: WaitingMessage) -> Standing:
         if not row.is_held:
             return Standing(row.message, instant_of(row.member))
         token: bytes | None = await self._server.command("HGET", f"{self._place}:m:{row.message.message_id}", "t")
@@ -121,7 +121,7 @@ class RedisQueueObserver(Observer):
         liveness: of this process.
     """
 
-    def __init__(self, server: RedisServer, liveness: Liveness) -> None:
+    def __init__(self, server: RedisServer, liveness: RedisLiveness) -> None:
         self._server, self._holders = server, _Holders(server, liveness)
 
     async def _names(self) -> list[str]:

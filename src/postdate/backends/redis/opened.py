@@ -6,9 +6,9 @@ from datetime import timedelta
 from typing import Final
 
 from postdate.backends.redis.listening import Listening
-from postdate.backends.redis.liveness import HOLDS_AT_MOST, Liveness
+from postdate.backends.redis.liveness import HOLDS_AT_MOST, RedisLiveness
 from postdate.backends.redis.login import RedisLogin, parse_address
-from postdate.backends.redis.server import Connections
+from postdate.backends.redis.server import RedisConnections
 from postdate.errors import ConfigurationError
 
 _TIMES: Final = "give it to the database object, not to what is made from it"
@@ -34,9 +34,9 @@ class OpenRedis:
         answers_within: timedelta | None = None,
     ) -> None:
         self.login = address if isinstance(address, RedisLogin) else parse_address(address)
-        self.connections = Connections(self.login, answers_within)
+        self.connections = RedisConnections(self.login, answers_within)
         self.listening = Listening(self.connections)
-        self.liveness = Liveness(self.connections, self.listening, holds_at_most or HOLDS_AT_MOST)
+        self.liveness = RedisLiveness(self.connections, self.listening, holds_at_most or HOLDS_AT_MOST)
         self._users = set[object]()
 
     @classmethod

@@ -20,7 +20,7 @@ log = logging.getLogger("postdate.redis")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class WaitingMessage:
     """A message that waits, and how.
 
     Args:
@@ -76,7 +76,7 @@ class Questions:
                 found.append(row.message)
         return found
 
-    async def rows(self, where: MessageFilter) -> AsyncGenerator[Row]:
+    async def rows(self, where: MessageFilter) -> AsyncGenerator[WaitingMessage]:
         """Yield what waits by due time, page by page; at least all that ``where`` is about, of what can be read."""
         first = "-" if where.due_from is None else f"[{written(where.due_from)}"
         last = "+" if where.due_to is None else f"({written(where.due_to)}"
@@ -92,7 +92,7 @@ class Questions:
                 return
             begin = b"(" + seen
 
-    async def row(self, message_id: str) -> Row | None:
+    async def row(self, message_id: str) -> WaitingMessage | None:
         """Return how a message waits; ``None``: it does not, or cannot be read."""
         wanted = ("d", "q", "h", "b", "x", "f", "A", "t")
         fields: list[Any] = await self._server.command("HMGET", f"{self._place}:m:{message_id}", *wanted)
@@ -104,12 +104,12 @@ class Questions:
         return [read_record(message_id, line) for line in lines]
 
 
-def _row(message_id: bytes, fields: Sequence[Any]) -> Row | None:
+def _row(message_id: bytes, fields: Sequence[Any]) -> WaitingMessage | None:
     member = fields[6]
     if member is None:
         return None
     try:
-        return Row(read_message(message_id, fields), fields[2], member, fields[7] is not None)
+        return WaitingMessage(read_message(message_id, fields), fields[2], member, fields[7] is not None)
     except MessageError as error:
         log.debug("message %r cannot be read, and is set aside when it is due: %s", message_id, error)
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import anyio
 from typing_extensions import override
@@ -17,10 +17,7 @@ from postdate.backends.redis.opened import OpenRedis
 from postdate.backends.redis.server import RedisServer
 from postdate.errors import ClaimLost, MessageError, PostdateError, QueueNotFound
 from postdate.ports import HANDLED, End, Received, Receiver
-from postdate.wakeup import Alarm
-
-if TYPE_CHECKING:
-    from postdate.backends.redis.transport import RedisTransport
+from postdate.runtime.wakeup import Alarm
 
 _LOOKS_AGAIN_AFTER_SECONDS: Final = 30.0
 """Without having been woken: the server tells of every message, but by a channel that keeps nothing."""
@@ -37,6 +34,22 @@ class _Hold(NamedTuple):
     token: str
 
 
+class ReceiversQueues(Protocol):
+    """What a receiver needs of its transport."""
+
+    async def commit(self, number: bytes, token: str, now: datetime, end: End) -> None:
+        """End a message that is held under a token."""
+        ...
+
+    def opened(self, receiver: RedisReceiver) -> None:
+        """Note that a receiver has begun."""
+        ...
+
+    def ended(self, receiver: RedisReceiver) -> None:
+        """Note that a receiver has been closed."""
+        ...
+
+
 class RedisReceiver(Receiver):
     """Holds what it received until that is committed, rolled back, or the process is dead.
 
@@ -50,7 +63,7 @@ class RedisReceiver(Receiver):
         queue: its name.
     """
 
-    def __init__(self, transport: RedisTransport, server: RedisServer, opened: OpenRedis, queue: str) -> None:
+    def __init__(self, transport: ReceiversQueues, server: RedisServer, opened: OpenRedis, queue: str) -> None:
         self._transport, self._server, self._opened = transport, server, opened
         self.queue = queue
         self._claimant = Claimant(server, opened.liveness)

@@ -13,7 +13,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, ReadOnlyError, RedisError
 
-from postdate.backends.redis.errors import Meanings, translate
+from postdate.backends.redis.errors import RedisMeanings, translate
 from postdate.backends.redis.layout import Part
 from postdate.backends.redis.login import RedisLogin
 from postdate.backends.redis.scripts import script
@@ -27,7 +27,7 @@ ANSWERS_WITHIN: Final = timedelta(seconds=30)
 T = TypeVar("T")
 
 
-class Connections:
+class RedisConnections:
     """A pool of connections to one database of a server, opened at first use, in the event loop of the first caller.
 
     Its errors are those of the driver, as a store and queues may share it: see :class:`RedisServer`.
@@ -126,7 +126,7 @@ class RedisServer:
         meanings: what errors are: to a store, or to queues.
     """
 
-    def __init__(self, connections: Connections, meanings: Meanings) -> None:
+    def __init__(self, connections: RedisConnections, meanings: RedisMeanings) -> None:
         self._connections, self.meanings = connections, meanings
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 
 from postdate.backends.rowlocks.parts import Conflict, SessionSource
 from postdate.errors import PostdateError, StoreUnavailable
-from postdate.threads import in_thread
+from postdate.runtime.threads import in_thread
 
 T = TypeVar("T")
 

@@ -31,7 +31,7 @@ from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import DuplicateMessage, MessageNotFound, StoreError, StoreNotSetUp, StoreNotWritable
 from postdate.messages import DelayedMessage, check_headers, resealed
 from postdate.ports import Mending, Quarantine, Quarantined, RecordKind
-from postdate.threads import in_thread
+from postdate.runtime.threads import in_thread
 
 _NAMES: Final = ("message_id", "due", "destination", "expires_at", "failures", "headers", "body")
 

@@ -57,7 +57,7 @@ from postdate.ports import (
     TransactionMode,
     Wake,
 )
-from postdate.threads import in_thread
+from postdate.runtime.threads import in_thread
 
 T = TypeVar("T")
 

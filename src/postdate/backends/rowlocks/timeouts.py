@@ -21,7 +21,7 @@ from postdate.persistence import chunks
 from postdate.persistence.timeouts import checked, decode, encode, normal_id, normal_saga, table_name
 from postdate.ports import Scripted
 from postdate.ports.timeouts import DueChunk, Timeout, TimeoutClaim, TimeoutPersister
-from postdate.threads import in_thread
+from postdate.runtime.threads import in_thread
 
 _ALL: Final = 2**63 - 1
 

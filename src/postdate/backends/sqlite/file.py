@@ -56,9 +56,9 @@ from postdate.errors import (
     StoreUnavailable,
     StoreUnreachable,
 )
-from postdate.group_commit import GroupCommit, Job
 from postdate.ports import Recording, Wake
-from postdate.threads import in_thread
+from postdate.runtime.group_commit import GroupCommit, Job
+from postdate.runtime.threads import in_thread
 
 __all__ = ["DUE", "SqliteFile", "Transaction", "queue_topic"]
 

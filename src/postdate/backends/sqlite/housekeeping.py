@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from postdate.errors import PostdateError
-from postdate.outage_log import OutageLog
+from postdate.runtime.outage_log import OutageLog
 
 log = logging.getLogger("postdate.embedded")
 

@@ -30,7 +30,7 @@ from postdate.persistence.timeouts import (
 )
 from postdate.ports import Recording, Work
 from postdate.ports.timeouts import DueChunk, Timeout, TimeoutClaim, TimeoutPersister
-from postdate.threads import in_thread
+from postdate.runtime.threads import in_thread
 
 _RESERVED: Final = "sqlite_"
 _ALL: Final = -1

@@ -49,7 +49,7 @@ from postdate.ports import (
     Work,
 )
 from postdate.ports.expiry import ExpiryRules, end_in_queue
-from postdate.wakeup import Alarm
+from postdate.runtime.wakeup import Alarm
 
 __all__ = ["DEAD_LETTERS", "LocalReceiver", "LocalTransport"]
 
@@ -301,7 +301,13 @@ class LocalReceiver(Receiver):
             _send_and_work(tx, rows, end.work)
 
         await self._file.write(commit)
-        self._held.pop(received.token, None)
+        self._let_go(received)
+
+    def _let_go(self, received: Received) -> None:
+        if (
+            self._held.get(received.token) is received
+        ):  # it may have been received again meanwhile, under the same number
+            del self._held[received.token]
 
     def _remove(self, tx: Transaction, received: Received) -> None:
         # The number of a message stays the same when it is given back and received again here: the object does not.
@@ -329,7 +335,7 @@ class LocalReceiver(Receiver):
             tx.signal(queue_topic(self._queue))
 
         await self._file.write(give_back)
-        self._held.pop(received.token, None)
+        self._let_go(received)
 
     @override
     async def close(self) -> None:
@@ -345,7 +351,7 @@ class LocalReceiver(Receiver):
         if held:
             await self._file.write(give_back)
         for received in held:
-            self._held.pop(received.token, None)
+            self._let_go(received)
         if self._stop_listening is not None:
             self._stop_listening()
             self._stop_listening = self._alarm = None

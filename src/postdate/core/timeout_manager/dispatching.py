@@ -14,9 +14,9 @@ from postdate.core.timeout_manager.reading import announced_timeout, dispatched
 from postdate.core.timeout_manager.satellite import Done
 from postdate.errors import NotADelayedMessage, TimeoutConcurrentlyProcessed
 from postdate.messages import Envelope
-from postdate.metrics import NO_METRICS, Metrics
 from postdate.ports import End, Received, Transport
 from postdate.ports.timeouts import Timeout, TimeoutClaim, TimeoutPersister
+from postdate.runtime.metrics import NO_METRICS, Metrics
 
 log = logging.getLogger("postdate.timeout_manager")
 

@@ -20,9 +20,9 @@ from postdate.core.poller import PollResult
 from postdate.core.timeout_manager.announced import AT_ONCE, REMEMBERED, Announced
 from postdate.core.timeout_manager.reading import announcement
 from postdate.errors import PostdateError, TransportUnavailable
-from postdate.metrics import NO_METRICS, Metrics
 from postdate.ports import Transport, Wake
 from postdate.ports.timeouts import DueTimeout, TimeoutPersister
+from postdate.runtime.metrics import NO_METRICS, Metrics
 
 log = logging.getLogger("postdate.timeout_manager")
 

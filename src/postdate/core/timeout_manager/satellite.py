@@ -18,9 +18,9 @@ from postdate.core.guard import calling_transport
 from postdate.core.recoverability import ErrorHeaders, Host, error_headers, error_headers_in_brief, is_outage
 from postdate.errors import ClaimLost, MessageError, MessageTooLarge, PostdateError, StoreNotSetUp, TransportUnreachable
 from postdate.messages import Envelope
-from postdate.metrics import NO_METRICS, Metrics
-from postdate.outage_log import OutageLog
 from postdate.ports import End, Received, Receiver
+from postdate.runtime.metrics import NO_METRICS, Metrics
+from postdate.runtime.outage_log import OutageLog
 
 log = logging.getLogger("postdate.timeout_manager")
 

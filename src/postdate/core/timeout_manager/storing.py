@@ -15,9 +15,9 @@ from postdate.core.timeout_manager.reading import is_clearing, saga_of, timeout_
 from postdate.core.timeout_manager.satellite import Done
 from postdate.errors import NotADelayedMessage
 from postdate.messages import Envelope, Headers
-from postdate.metrics import NO_METRICS, Metrics
 from postdate.ports import End, Received, Work
 from postdate.ports.timeouts import Timeout, TimeoutPersister
+from postdate.runtime.metrics import NO_METRICS, Metrics
 
 log = logging.getLogger("postdate.timeout_manager")
 

@@ -8,6 +8,7 @@ from datetime import datetime
 import anyio
 
 from postdate.ports import Outcome, RecordKind
+from postdate.runtime.wakeup import Alarm
 from postdate.testing.conformance import Topic, expect, expect_equal, in_time
 from postdate.testing.store_suite.subject import (
     MICROSECOND,
@@ -23,7 +24,6 @@ from postdate.testing.store_suite.subject import (
     message,
     prepare,
 )
-from postdate.wakeup import Alarm
 
 claims: Topic[StoreSubject] = Topic("claims")
 

@@ -13,7 +13,7 @@ from typing import Final, Generic, TypeVar
 
 import anyio
 
-from postdate.threads import in_thread
+from postdate.runtime.threads import in_thread
 
 _LOOK_SECONDS: Final = 0.001
 

@@ -13,7 +13,7 @@ T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
 
 _AT_ONCE = 32
-_LIMITER: RunVar[anyio.CapacityLimiter] = RunVar("postdate.threads")
+_LIMITER: RunVar[anyio.CapacityLimiter] = RunVar("postdate.runtime.threads")
 
 
 def our_threads() -> anyio.CapacityLimiter:
