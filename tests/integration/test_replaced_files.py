@@ -19,6 +19,7 @@ import pytest
 from tests.conftest import as_another_process
 
 from postdate import DelayedMessage, Envelope, LocalTransport, SqliteStore
+from postdate.backends.sqlite.connection import connect
 from postdate.backends.sqlite.wakeup import Wakeups
 from postdate.errors import NotADatabase, PostdateError, StoreNotSetUp, StoreUnreachable
 from postdate.ports import MessageFilter, Outcome
@@ -75,6 +76,29 @@ async def test_a_file_that_was_replaced_is_gone_on_with_and_new_processes_open_i
     await store.close()
     with closing(sqlite3.connect(path)) as file:
         assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+async def test_nobody_reads_the_new_file_with_the_index_of_the_log_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All connections of a process share an index, so one that is opened too early would spoil the file for all."""
+    path, replace, index = tmp_path / "a.db", Path.replace, list[bool]()
+    store = SqliteStore(path)
+    await store.store_many(messages("old", 10), NOW)
+    os.replace(await backup(tmp_path / "b.db", 5, ["q"]), path)  # noqa: PTH105 - as mv does
+
+    def replace_watched(self: Path, target: Path) -> Path:
+        with pytest.raises(StoreUnreachable, match="belongs to the file before"):
+            connect(path, read_only=True)
+        index.append(path.with_name("a.db-shm").exists())
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace_watched)
+    new = as_another_process(lambda: SqliteStore(path))
+    assert len(await pending(new)) == 5
+    assert index == [False]
+    await new.close()
+    await store.close()
 
 
 async def test_an_idle_service_notices_by_itself_and_looks_at_once(tmp_path: Path) -> None:

@@ -100,9 +100,11 @@ def _put_aside(path: Path) -> None:
         return
     noted = _noted(path)
     kept = path.with_name(f"{path.name}-log-of-replaced-{noted[0][1] if noted else 0}")
-    log_path(path).replace(kept)
+    # First the index, then the log: as long as the log is there nobody opens the file to read, and whoever did so with
+    # the index of the old log would share it with all connections of its process.
     with suppress(FileNotFoundError):
         path.with_name(path.name + "-shm").unlink()
+    log_path(path).replace(kept)
     log.error(
         "%s was replaced while it was in use. What was written to the file before and is only in its log is not in "
         "this one; the log is kept as %s. If you have that file, put both together as FILE and FILE-wal",
