@@ -29,6 +29,7 @@ from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import PostdateError
 from postdate.messages import Envelope
 from postdate.ports import Claim, ClaimingStore, MoveReport, MovingStore, Transport, Work
+from postdate.runtime.collecting import freeze_what_is_loaded
 
 
 class Notes:
@@ -98,6 +99,7 @@ async def serve(deployment: Deployment, tally: SharedCount, lead: float, *, at_o
     async with endpoint:
         if at_once:
             notes.gate.set()
+        freeze_what_is_loaded()  # as `postdate run` does
         print("ready", flush=True)
         line = await anyio.to_thread.run_sync(sys.stdin.readline)
         used_before = time.process_time()

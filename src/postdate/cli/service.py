@@ -101,6 +101,7 @@ class _Service:
         """Deliver until told to stop; finishes what is in hand."""
         from postdate.core.left_behind import left_behind
         from postdate.operations import check_readable, check_set_up
+        from postdate.runtime.collecting import freeze_what_is_loaded
         from postdate.runtime.wakeup import Alarm
         from postdate.wiring import build_endpoints, delay_exchange, opened
 
@@ -122,6 +123,7 @@ class _Service:
                 exchange = delay_exchange(self._settings, deployment.transport)
                 if exchange is not None:
                     log.info("taking in what is published to exchange %s with a header x-delay", exchange.name)
+                freeze_what_is_loaded()
                 await self._alarm.wait()
                 log.info("stopping: finishing what is in hand")
         log.info("stopped")

@@ -1,0 +1,15 @@
+"""Python's collector of garbage in a process that does nothing but deliver."""
+
+from __future__ import annotations
+
+import gc
+
+
+def freeze_what_is_loaded() -> None:
+    """Have full collections leave out what is there by now; for a process of our own that has just started.
+
+    Modules, classes and settings are some 45,000 objects, which stay. To walk over them takes 35 ms, in which nothing
+    is delivered; what is left to walk over is what messages bring.
+    """
+    gc.collect()
+    gc.freeze()
