@@ -26,7 +26,7 @@ lint: install
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports --no-cache # a cache from before a file appeared tells of breaks that are none
 
-check: install ## lint, formatting, types, import rules and the fast tests: under a minute
+check: install ## lint, formatting, types, import rules and the fast tests: a minute and a half
 	@$(MAKE) -k -j2 --output-sync=target lint test-fast
 
 test: install ## all of check, and every other test

@@ -25,6 +25,7 @@ from tests.postgres_subjects import PostgresStoreSubject, PostgresTransportSubje
 from tests.rabbitmq_subjects import RabbitMqTransportSubject
 from tests.redis_subjects import RedisStoreSubject, RedisTransportSubject
 from tests.sqlserver_subjects import SqlServerStoreSubject, sqlserver_subjects
+from tests.waiting import Eventually
 
 from postdate import LocalTransport, MemoryStore, MemoryTransport, SqliteStore
 from postdate.backends.sqlite.file import SqliteFile
@@ -118,18 +119,6 @@ def expected_logs(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
 
 
 # --- waiting for what happens outside this process --------------------------------------------------------------------
-
-
-class Eventually:
-    """Waits, in real time, for what another process or thread does. Nothing else may wait for time to pass."""
-
-    def __call__(self, condition: Callable[[], object], what: str, seconds: float = 90.0) -> None:
-        """Return as soon as ``condition`` holds; fail after ``seconds``."""
-        deadline = time.monotonic() + seconds
-        pause = threading.Event()
-        while not condition():
-            assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
-            pause.wait(0.002)
 
 
 @pytest.fixture(scope="session")

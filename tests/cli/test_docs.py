@@ -11,6 +11,7 @@ one command, for each starts Java. What comes after it runs in this process, thr
 is started once for all; what needs the shell is given to it.
 """
 
+import json
 import os
 import re
 import shlex
@@ -158,7 +159,12 @@ class Story:
                 subprocess.Popen(command, cwd=self.folder, env=self.environment, stdout=file, stderr=file)
             )
         self.eventually(lambda: "delivering from" in log.read_text(), "the service delivers", _PATIENCE_SECONDS)
+        self.eventually(self.is_seen, "others see the service", _PATIENCE_SECONDS)
         assert pattern(example.expected).fullmatch(tidy(log.read_text()))
+
+    def is_seen(self) -> bool:
+        """Tell whether senders see that somebody delivers; it says so when it listens, just after its log."""
+        return json.loads(self.printed_by("postdate messages stats --json"))["services"] == len(self.services)
 
     def end(self) -> None:
         """Stop the services; they must end well."""

@@ -29,6 +29,18 @@ def test_it_delivers_what_is_due_and_stops_at_a_signal(cli, service, eventually,
     assert cli.ok("doctor", "--json").json["result"] == "warn"  # no process is left behind; no service runs
 
 
+def test_what_is_loaded_is_left_out_of_full_collections(cli, own_folder, eventually):
+    """Or each of them would stop the deliveries for as long as a walk over all modules takes."""
+    cli.ok("setup", "--queue", "orders")
+    tell = "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count()))"
+    program = [sys.executable, "-c", f"{tell}; from postdate.cli import main; main()", "run"]
+    with subprocess.Popen(program, cwd=own_folder, stdout=subprocess.PIPE) as running:
+        eventually(lambda: is_seen(cli), "others see the service")
+        running.send_signal(signal.SIGTERM)
+        printed, _ = running.communicate()
+    assert int(printed) > 10_000
+
+
 def test_it_creates_what_is_missing(cli, service, own_folder):
     (own_folder / "postdate.toml").write_text('[endpoint]\nname = "billing"\n[queues]\ncreate = ["orders"]\n')
     running = service()

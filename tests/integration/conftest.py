@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.locking_places import LockingPlace, locking_place, locking_places
+from tests.redis_subjects import Prefix
 
 SCRIPT = Path(__file__).with_name("processes.py")
 
@@ -123,3 +124,11 @@ def session(place: LockingPlace) -> Iterator[Any]:
     opened = place.connect()
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def prefix(redis_url: str) -> Iterator[Prefix]:
+    """Return room of a test on the server of Redis."""
+    made = Prefix(redis_url)
+    yield made
+    made.drop()

@@ -17,6 +17,7 @@ from pathlib import Path
 import anyio
 import pytest
 from tests.conftest import as_another_process
+from tests.waiting import until
 
 from postdate import DelayedMessage, Envelope, LocalTransport, SqliteStore
 from postdate.backends.sqlite.expiring import BATCH, DEAD_LETTER_HEADER, DEAD_LETTERS, take_out_expired
@@ -119,13 +120,6 @@ def path(tmp_path: Path) -> Path:
 async def held_one(at: Place):
     (received,) = await at.receiver.receive(1)
     return received
-
-
-async def until(condition) -> None:
-    """Wait for what another thread or process does to the file, which tells nobody."""
-    with anyio.fail_after(PATIENCE_SECONDS):
-        while not condition():  # noqa: ASYNC110
-            await anyio.sleep(0.01)
 
 
 # --- native expiry ----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.locking_places import TABLE, LockingPlace
+from tests.waiting import until
 
 from postdate import DelayedMessage
 from postdate.backends.rowlocks import LockingStore
@@ -46,15 +47,6 @@ class Place:
                 found += await self.store.claim_due(NOW + SECOND, 10)
                 await anyio.sleep(0.02)
         return found
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait until it is so."""
-    with anyio.fail_after(20):
-        while True:
-            if condition():
-                return
-            await anyio.sleep(0.02)
 
 
 @pytest.fixture

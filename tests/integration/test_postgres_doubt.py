@@ -65,6 +65,33 @@ async def test_the_rest_of_a_batch_whose_commit_is_in_doubt_can_be_given_back(po
         assert len(await place.store.claim_due(now() + SECOND, 10)) == 2
 
 
+async def test_a_lease_that_nobody_was_given_is_freed_as_soon_as_the_server_answers(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with placed(postgres_url) as place:
+        await place.store.store(place.work(1, now() - SECOND, "elsewhere"), now())
+        claims: Any = place.store._claims
+
+        def hold_and_lose(connection: Any, rows: Any) -> Any:
+            tokens = type(claims).hold(claims, connection, rows)
+            tokens[0].batch.session = _LosesTheAnswerToCommit(connection)
+            return tokens
+
+        def unreachable(work: Any) -> Any:
+            raise StoreUnavailable("the server is restarted")
+
+        with monkeypatch.context() as outage:
+            outage.setattr(claims, "hold", hold_and_lose)
+            outage.setattr(place.store.database, "run_blocking", unreachable)
+            with pytest.raises(StoreUnavailable):
+                await place.store.fetch_next_due(now())
+        assert place.rows('SELECT holder IS NOT NULL FROM "service.timeouts"') == [(True,)]
+        found = await place.store.fetch_next_due(now())
+        assert found is not None
+        assert found.message_id == "m-1"
+        assert await place.store.remove("m-1", now())
+
+
 async def test_received_messages_whose_claim_is_in_doubt_are_received_again(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

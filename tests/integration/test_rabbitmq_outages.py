@@ -2,7 +2,7 @@
 
 import signal
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 
@@ -12,6 +12,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from tests.machine import folder_for_servers
 from tests.rabbitmq_subjects import channel_of
 from tests.servers import RabbitMQ
+from tests.waiting import until
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, MemoryStore, SystemClock
 from postdate.backends.rabbitmq.transport import RabbitMqTransport
@@ -48,14 +49,6 @@ async def transport_at(url: str, **settings) -> AsyncGenerator[RabbitMqTransport
 
 def envelopes(queue: str, count: int) -> list[Envelope]:
     return [Envelope(queue, f"{n}", {}, b"body") for n in range(count)]
-
-
-async def until(answered: Callable[[], Awaitable[bool]]) -> None:
-    with anyio.fail_after(PATIENCE_SECONDS):
-        while True:
-            if await answered():
-                return
-            await anyio.sleep(0.05)
 
 
 @contextmanager

@@ -51,13 +51,6 @@ async def prepared(store: RedisStore) -> RedisStore:
 
 
 @pytest.fixture
-def prefix(redis_url: str) -> Iterator[Prefix]:
-    made = Prefix(redis_url)
-    yield made
-    made.drop()
-
-
-@pytest.fixture
 async def store(prefix: Prefix) -> AsyncIterator[RedisStore]:
     made = await prepared(RedisStore(prefix.login))
     yield made

@@ -1,13 +1,13 @@
 """What is held in Redis when answers are lost, or come late: nothing is held that nobody knows of."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from datetime import timedelta
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
 import anyio
 import pytest
 from tests.integration.test_redis import NOW, SECOND, message, prepared
 from tests.proxy import FaultyLink
 from tests.redis_subjects import Prefix
+from tests.waiting import until
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, SystemClock, TransactionMode
 from postdate.backends.redis.layout import Part
@@ -18,15 +18,6 @@ from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
 from postdate.errors import ClaimLost, PostdateError, StoreUnreachable, TransportUnreachable
 from postdate.ports import Claim, End, Outcome, Received, RecordKind
-
-MICROSECOND = timedelta(microseconds=1)
-
-
-@pytest.fixture
-def prefix(redis_url: str) -> Iterator[Prefix]:
-    made = Prefix(redis_url)
-    yield made
-    made.drop()
 
 
 @pytest.fixture
@@ -69,14 +60,6 @@ def ready(prefix: Prefix, queue: str = "done") -> int:
     found = prefix.client.zcard(f"{prefix.login.tag}:q:{queue}:ready")
     assert isinstance(found, int)
     return found
-
-
-async def until(it_is_so: Callable[[], bool]) -> None:
-    with anyio.fail_after(60):
-        while True:
-            if it_is_so():
-                return
-            await anyio.sleep(0.01)
 
 
 async def lose_the_answer(
@@ -175,8 +158,11 @@ async def test_a_commit_whose_answer_was_lost_took_place_once(
     await transport.send([Envelope("done", "e-1")], NOW)
     (received,) = await receiver.receive(1)
     end = End(outgoing=[Envelope("error", "sent")])
-    sent = lambda: ready(prefix, "error") == 1  # noqa: E731 - short
-    await lose_the_answer(link, lambda: receiver.commit(received, NOW, end), sent, TransportUnreachable)
+
+    async def commit() -> None:
+        await receiver.commit(received, NOW, end)
+
+    await lose_the_answer(link, commit, lambda: ready(prefix, "error") == 1, TransportUnreachable)
     with pytest.raises(ClaimLost):
         await receiver.commit(received, NOW, end)
     with pytest.raises(ClaimLost):
@@ -193,7 +179,10 @@ async def test_what_was_claimed_by_an_answer_that_was_lost_is_claimed_again(
 ) -> None:
     await store.store_many([message("a"), message("b")], NOW)
     (one,) = await store.claim_due(NOW + SECOND, 1)
-    claim = lambda: store.claim_due(NOW + SECOND, 10)  # noqa: E731 - short
+
+    async def claim() -> Sequence[Claim]:
+        return await store.claim_due(NOW + SECOND, 10)
+
     await lose_the_answer(link, claim, lambda: len(held(prefix)) == 2, StoreUnreachable)
     (other,) = await claim()
     assert {one.message.message_id, other.message.message_id} == {"a", "b"}
@@ -216,12 +205,10 @@ async def test_a_message_claimed_again_before_its_giving_back_was_answered_is_he
         else:
             assert await store.release([first], NOW) == 1
 
-    claims = list[Claim]()
+    claims: list[Claim] = []
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(give_back)
-        with anyio.fail_after(60):
-            while not claims:
-                claims += await store.claim_due(NOW + SECOND, 1)
+        claims += await until(lambda: store.claim_due(NOW + SECOND, 1))
         answered.set()
     assert store.still_holds(claims[0])
     assert not await store.retry_later(first, NOW, NOW, "")
@@ -280,14 +267,7 @@ async def test_what_was_let_go_of_in_a_silence_is_claimed_again_although_nobody_
         await until(lambda: not store.still_holds(claim))
         assert len(held(prefix)) == 1
         link.restore()
-        claims = []
-        with anyio.fail_after(60):
-            while not claims:
-                try:
-                    claims = await store.claim_due(NOW + SECOND, 1)
-                except StoreUnreachable:
-                    await anyio.sleep(0.05)
-                await anyio.sleep(0.05)
+        claims = await until(lambda: store.claim_due(NOW + SECOND, 1), despite=StoreUnreachable)
         assert lost == ["m-1"]
         assert await store.finish([claim], Outcome.DELIVERED, NOW) == 0
         assert await store.finish(claims, Outcome.DELIVERED, NOW) == 1

@@ -1,6 +1,6 @@
 """One object for a database of Redis: an endpoint takes all from it, on one set of connections and one sign of life."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -16,13 +16,6 @@ from postdate.backends.redis.transport import RedisTransport
 from postdate.errors import ConfigurationError
 from postdate.wiring import open_store, open_transport
 from postdate.wiring.databases import Databases
-
-
-@pytest.fixture
-def prefix(redis_url: str) -> Iterator[Prefix]:
-    made = Prefix(redis_url)
-    yield made
-    made.drop()
 
 
 @pytest.fixture

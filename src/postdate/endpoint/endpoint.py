@@ -119,8 +119,8 @@ class Endpoint:
         ConfigurationError: when built from settings that do not fit together.
     """
 
-    makes_outgoing: Callable[..., OutgoingMessages] = OutgoingMessages
-    makes_endings: Callable[..., MessageEndings] = MessageEndings
+    _makes_outgoing: Callable[..., OutgoingMessages] = OutgoingMessages
+    _makes_endings: Callable[..., MessageEndings] = MessageEndings
     """Tests of users have others, which remember."""
 
     def __init__(  # noqa: PLR0913 - the one place where everything comes together; all but the name by keyword
@@ -178,7 +178,7 @@ class Endpoint:
             retries.check(policy)
         types = MessageTypes()
         self._handlers = Handlers(types)
-        self.outgoing = self.makes_outgoing(
+        self.outgoing = self._makes_outgoing(
             Sender(name, None if send_only else name),
             transport,
             self.mode,
@@ -189,7 +189,7 @@ class Endpoint:
             TimesToBeReceived(time_to_be_received),
             self._handlers.handles,
         )
-        self._endings = self.makes_endings(
+        self._endings = self._makes_endings(
             self.outgoing,
             policy,
             retries,

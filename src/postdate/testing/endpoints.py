@@ -288,8 +288,8 @@ class _Watched(Endpoint):
     def __init__(self, name: str, **settings: Any) -> None:
         self.made: dict[str, object] = {}
         self.failures: list[Exception] = []
-        self.makes_outgoing = partial(_Made, made=self.made)
-        self.makes_endings = partial(_Failed, failures=self.failures)
+        self._makes_outgoing = partial(_Made, made=self.made)
+        self._makes_endings = partial(_Failed, failures=self.failures)
         super().__init__(name, **settings)
 
 

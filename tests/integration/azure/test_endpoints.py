@@ -21,6 +21,7 @@ from azure.storage.queue.aio import QueueServiceClient
 from tests.azure_store_subjects import drop_table
 from tests.azure_subjects import delete_queues
 from tests.integration.azure.gateway import Gateway
+from tests.waiting import until
 
 from postdate import DelayedDelivery, Endpoint, Envelope, HandlerContext, Headers, Recoverability
 from postdate.backends.azure.login import AzureLogin, parse_login
@@ -164,13 +165,6 @@ async def take(transport: AzureStorageQueueTransport, queue: str, count: int = 1
         await receiver.commit(each, utc_now())
     await receiver.close()
     return [each.envelope for each in received]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for what a handler notes."""
-    with anyio.fail_after(PATIENCE_SECONDS):
-        while not condition():  # noqa: ASYNC110 - a handler's note sets no event
-            await anyio.sleep(0.02)
 
 
 async def seen(look: Callable[[], Awaitable[T]], is_it: Callable[[T], bool]) -> T:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar, TypeVarTuple, Unpack
@@ -11,6 +10,7 @@ from typing import TypeVar, TypeVarTuple, Unpack
 import anyio
 
 from postdate.backends.msmq.com import Com
+from postdate.backends.msmq.errors import release_objects
 from postdate.backends.msmq.queues import Desk
 
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class Apartment:
                 self._desk = Desk(self._com)
             return work(self._desk, *arguments)
         except BaseException as error:
-            _release(error)
+            release_objects(error)
             raise
 
     def end(self) -> None:
@@ -64,10 +64,3 @@ class Apartment:
             desk.close()
             del desk
             self._com.leave()
-
-
-def _release(error: BaseException | None) -> None:
-    """Let go of the objects that an error has passed on its way: here, for it may be forgotten in another thread."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any, Final
 
 from postdate.errors import (
@@ -89,3 +90,10 @@ def _words(error: BaseException) -> str:
     details: Any = getattr(error, "excepinfo", None)
     words = (details[2] if details and len(details) > 2 else None) or getattr(error, "strerror", None) or str(error)
     return str(words).strip().rstrip(".") or type(error).__name__
+
+
+def release_objects(error: BaseException | None) -> None:
+    """Let go, in their thread, of the objects that an error has passed on its way: it may be forgotten in another."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

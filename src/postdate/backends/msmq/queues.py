@@ -39,6 +39,7 @@ from postdate.backends.msmq.errors import (
     MESSAGE_NOT_FOUND,
     QUEUE_EXISTS,
     code_of,
+    release_objects,
     translate,
 )
 from postdate.errors import ConfigurationError, PostdateError
@@ -161,6 +162,7 @@ class Desk:
         try:
             self._send(message, how)
         except PostdateError as error:
+            release_objects(error)
             return error
         return None
 

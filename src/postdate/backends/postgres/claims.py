@@ -5,6 +5,7 @@ Besides, messages may end in a transaction of others, whose commit is not seen h
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TypeVar
@@ -19,6 +20,8 @@ from postdate.backends.rowlocks.claims import Claims, HeldMessage, LockedBatch, 
 from postdate.errors import PostdateError
 
 T = TypeVar("T")
+
+log = logging.getLogger("postdate.postgres")
 
 
 class PostgresClaims(Claims):
@@ -51,20 +54,17 @@ class PostgresClaims(Claims):
         try:
             super().lease(tokens)
         except BaseException:
-            self.free_abandoned()
+            try:
+                self._pool.transaction(self.free_abandoned)
+            except PostdateError as error:
+                log.debug("leases that nobody was given are freed at the next look: %s", error)
             raise
 
-    def free_abandoned(self) -> None:
-        """Free leases that nobody was given, if the database can be reached."""
+    def free_abandoned(self, connection: Connection) -> None:
+        """Free leases that nobody was given."""
         for holder, numbers in self.abandoned().items():
-            self._free([holder], numbers)
+            self._tables.free(connection, [holder], numbers)
             self.freed(numbers)
-
-    def _free(self, holders: Sequence[int], numbers: Sequence[int]) -> None:
-        try:
-            self._pool.transaction(lambda session: self._tables.free(session, holders, numbers))
-        except PostdateError:  # the database cannot be reached
-            self.left_some = True
 
     def finished_elsewhere(self, tokens: Iterable[HeldMessage]) -> None:
         """Note that some end with a transaction of others, whose commit we do not see."""

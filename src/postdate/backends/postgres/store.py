@@ -313,6 +313,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
             try:
                 with self.database.translating():
                     self._claims.forget_finished(connection)
+                    self._claims.free_abandoned(connection)
                     if self._next_due.lags():
                         self._look(connection)
                     connection.execute("BEGIN")

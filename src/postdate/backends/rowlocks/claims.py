@@ -291,16 +291,16 @@ class Claims:
                     del self._held[token.number]
 
     def give_up(self) -> None:
-        """Give back everything that is held."""
+        """Give back everything that is held, and free what is abandoned."""
         with self._lock:
             held, self._held = list(self._held.values()), {}
+            leased, self._abandoned = self._abandoned, {}
         for batch in {token.batch for token in held}:
             with batch.lock:
                 session, batch.session = batch.session, None
             if session is not None:
                 self._pool.end(session)  # one that just ends keeps its locks for another moment
-        leased = [token for token in held if token.holder is not None]
+        leased |= {token.number: token.holder for token in held if token.holder is not None}
         if leased:
-            holders = sorted({token.holder for token in leased if token.holder is not None})
-            numbers = sorted(token.number for token in leased)
+            holders, numbers = sorted(set(leased.values())), sorted(leased)
             self._pool.transaction(lambda session: self._tables.free(session, holders, numbers))
