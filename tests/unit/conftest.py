@@ -37,6 +37,7 @@ class DeliveryBench:
         self.dispatcher = Dispatcher(
             self.store, self.transport, self.settings, self.clock, self.breaker, self.failure_rate
         )
+        self.dispatcher._in_flight.expect(0)  # as after the first look
         self.receiver = self.transport.receiver("sales.timeouts")
         self.intake = Intake(self.receiver, self.store, self.transport, self.settings, self.clock, self.store_breaker)
 

@@ -448,3 +448,35 @@ async def test_room_is_noticed_when_some_of_a_batch_is_done_row_55(bench) -> Non
         tasks.start_soon(in_flight.wait_for_room, 100)
         await anyio.wait_all_tasks_blocked()
         batch.settled(claims[:100])
+
+
+async def test_bodies_in_flight_have_so_many_bytes_at_most(bench) -> None:
+    body, most = bytes(10_000), 400_000
+    await bench.keep(*[bench.message(f"m-{n}", -1, body=body) for n in range(300)])
+    in_flight, claimed = InFlight(bytes_at_most=most), list[int]()
+    batches = list[Batch]()
+    while not claimed or in_flight.bytes < most:
+        limit = in_flight.affordable(1_000)
+        claims = await bench.memory.claim_due(bench.clock.now(), limit)
+        batches.append(Batch(claims, bench.clock.now(), bench.clock.monotonic()))
+        in_flight.begin(batches[-1])
+        claimed.append(len(claims))
+        if len(claimed) == 1:  # nobody knew how large they are
+            in_flight.end(batches.pop())
+    assert claimed == [100, 10, 10, 10, 10]
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(in_flight.wait_for_room, 10)
+        await anyio.wait_all_tasks_blocked()
+        in_flight.end(batches[0])
+    assert in_flight.affordable(1_000) == 10
+
+
+async def test_one_message_that_is_larger_than_all_may_be_goes_alone_and_smaller_ones_by_more_again(bench) -> None:
+    in_flight = InFlight(bytes_at_most=40_000)
+    for number, (size, most) in enumerate([(1_000_000, 1), (1, 1), *[(1, None)] * 20]):
+        await bench.keep(bench.message(f"m-{number}", -1, body=bytes(size)))
+        batch = Batch(await bench.memory.claim_due(bench.clock.now(), 1), bench.clock.now(), bench.clock.monotonic())
+        in_flight.begin(batch)
+        in_flight.end(batch)
+        assert most is None or in_flight.affordable(1_000) == most
+    assert in_flight.affordable(1_000) == 1_000

@@ -11,7 +11,8 @@ import pytest
 
 from postdate import Endpoint, HandlerContext, MemoryTransport, Recoverability
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.core.pump import Handle, MessagePump, Prefetch
+from postdate.core.receive.pump import MessagePump, Prefetch
+from postdate.core.receive.settlements import Step
 from postdate.messages import Envelope
 from postdate.ports import HANDLED, End, Received, Receiver
 from postdate.runtime.metrics import NO_METRICS
@@ -98,7 +99,7 @@ class Holding(Receiver):
         self.closed = True
 
 
-def reading_ahead(receiver: Holding, handle: Handle, clock: VirtualClock) -> MessagePump:
+def reading_ahead(receiver: Holding, handle: Step, clock: VirtualClock) -> MessagePump:
     """Return a pump for four messages at once."""
     breaker = RepeatedFailures("Receive", "failed", SECOND, lambda text, error: None, NO_METRICS)
     return MessagePump(receiver, handle, 4, clock, breaker, "sales", prefetches=True)

@@ -24,7 +24,7 @@ from postdate.core.intake import Intake
 from postdate.core.left_behind import left_behind
 from postdate.core.mover import Mover
 from postdate.core.poller import Poller
-from postdate.core.receiving import CallWatch, WatchedReceiver
+from postdate.core.receive.watching import CallWatch, WatchedReceiver
 from postdate.endpoint.sending import through_queue
 from postdate.errors import StoreUnavailable, StoreUnreachable, TransportUnavailable, TransportUnreachable
 from postdate.messages import Envelope

@@ -23,7 +23,7 @@ from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
 from postdate.core.expiry import discard_reason
 from postdate.core.finishing import Finisher, GivingBack, mark_of
 from postdate.core.guard import ANSWERS_WITHIN, Guard, calling_store
-from postdate.core.in_flight import HANGS_AFTER, Batch, Group, InFlight, within
+from postdate.core.in_flight import BYTES_IN_FLIGHT, HANGS_AFTER, Batch, Group, InFlight, within
 from postdate.core.journal import NO_JOURNAL, Journal
 from postdate.core.outages import ANOTHER_SECONDS, Outages
 from postdate.core.poller import PollResult
@@ -105,6 +105,7 @@ class DispatchSettings:
             sent; ``None``: never, as their receivers decide (specification 2.4).
         errors_return_to_destination: error copies of due messages name the queue that these were meant for, not the
             timeouts queue, as the queue to return them to (specification 3.6).
+        bytes_in_flight: see :data:`postdate.core.in_flight.BYTES_IN_FLIGHT`.
     """
 
     timeouts_queue: str
@@ -113,6 +114,7 @@ class DispatchSettings:
     host: Host
     discard_lapsed_after: timedelta | None = None
     errors_return_to_destination: bool = False
+    bytes_in_flight: int = BYTES_IN_FLIGHT
 
 
 class Dispatcher:
@@ -155,7 +157,7 @@ class Dispatcher:
         self._enlisting = enlisting(store, transport)
         self._hangs_after, self._patience = in_real_time(clock, HANGS_AFTER), in_real_time(clock, PATIENCE)
         self._longest_send, self._fresh = in_real_time(clock, LONGEST_SEND), in_real_time(clock, FRESH)
-        self._in_flight = InFlight(self._hangs_after)
+        self._in_flight = InFlight(self._hangs_after, settings.bytes_in_flight)
         self._longest_letting_go = in_real_time(clock, LONGEST_LETTING_GO)
         self._tasks: TaskGroup | None = None
         self._wake: Wake = _wake_nobody
@@ -208,7 +210,7 @@ class Dispatcher:
         if pause := self._outages.transport_left(seconds):
             return self._paused(0, pause)
         is_probe = self._outages.is_out
-        limit = self._finisher.room(1 if is_probe else limit)
+        limit = self._finisher.room(1 if is_probe else self._in_flight.affordable(limit))
         if not limit:
             return PollResult(0, more=False, next_attempt=self._finisher.next_attempt(None))
         claims = await self.asking.call(lambda: self._store.claim_due(now, limit), self._give_back_late)

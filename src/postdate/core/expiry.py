@@ -9,6 +9,11 @@ from postdate.errors import InvalidTimestamp
 from postdate.messages import Headers, expires_at_of, format_timestamp, parse_time_span, parse_timestamp
 
 
+def may_expire(headers: Mapping[str, str]) -> bool:
+    """Return whether headers say anything of an end, which those of most messages do not."""
+    return Headers.EXPIRES_AT in headers or Headers.TIME_TO_BE_RECEIVED in headers
+
+
 def discard_reason(headers: Mapping[str, str], now: datetime, allowance: timedelta = timedelta(0)) -> str | None:
     """Return why a received message is to be discarded, or ``None`` when it still counts.
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -72,7 +72,12 @@ def calling_transport(transport: object) -> Generator[None]:
         _raise_ours(transport, error, _OF_TRANSPORTS)
 
 
-def _raise_ours(adapter: object, error: BaseException, errors: _Errors) -> None:
+def raise_of_transport(transport: object, error: BaseException) -> NoReturn:
+    """Raise what an error of a transport or receiver is to the core; see :func:`calling_transport`."""
+    _raise_ours(transport, error, _OF_TRANSPORTS)
+
+
+def _raise_ours(adapter: object, error: BaseException, errors: _Errors) -> NoReturn:
     """Raise what an error is to the core; a cancellation that nobody here has asked for is one of the adapter."""
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()

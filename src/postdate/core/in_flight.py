@@ -22,7 +22,13 @@ BATCHES_AT_ONCE = 4
 """While one batch waits for its confirms the next are claimed and sent."""
 
 HELD_AT_MOST = 8_000
-"""Messages held in all, those of destinations that do not answer included: it bounds the memory they take."""
+"""Messages held in all, those of destinations that do not answer included."""
+
+BYTES_IN_FLIGHT = 64 * 1024 * 1024
+"""Bytes of the bodies of all messages in flight; a little more where a batch has larger ones than the one before."""
+
+_FIRST = 100
+"""Messages of the first batch: how large they are nobody knows."""
 
 GROUPS_OF_ONE_DESTINATION = 4
 """Sends to one destination at once; further groups wait for their turn, in hand."""
@@ -77,6 +83,7 @@ class Batch:
 
     def __init__(self, claims: Sequence[Claim], now: datetime, began: float, *, is_probe: bool = False) -> None:
         self.now, self.began, self.is_probe = now, began, is_probe
+        self.count, self.bytes = len(claims), sum(len(claim.message.body) for claim in claims)
         self.held = {claim.message.message_id: claim for claim in claims}
         """What is neither finished nor given back."""
         self.groups: list[Group] = []
@@ -163,10 +170,13 @@ class InFlight:
 
     Args:
         hangs_after: :data:`HANGS_AFTER` on the clock in use.
+        bytes_at_most: see :data:`BYTES_IN_FLIGHT`.
     """
 
-    def __init__(self, hangs_after: timedelta = HANGS_AFTER) -> None:
-        self._hangs_after = hangs_after
+    def __init__(self, hangs_after: timedelta = HANGS_AFTER, bytes_at_most: int = BYTES_IN_FLIGHT) -> None:
+        self._hangs_after, self._bytes_at_most = hangs_after, bytes_at_most
+        self._body_bytes: float | None = None
+        """Of a message; goes up at once and down by degrees."""
         self._lanes: defaultdict[str, Lane] = defaultdict(Lane)
         self._batches: set[Batch] = set()
         self._room = anyio.Event()
@@ -181,10 +191,27 @@ class InFlight:
         """How many messages are held."""
         return sum(len(batch.held) for batch in self._batches)
 
+    @property
+    def bytes(self) -> int:
+        """How many bytes the bodies of all batches have that are not done."""
+        return sum(batch.bytes for batch in self._batches)
+
+    def expect(self, body_bytes: float) -> None:
+        """Take the next messages to be so large; until then only a few are claimed."""
+        self._body_bytes = body_bytes
+
+    def affordable(self, limit: int) -> int:
+        """Return how many of ``limit`` messages may be claimed at once, if they are as large as those before."""
+        if self._body_bytes is None:
+            return min(limit, _FIRST)
+        return max(1, min(limit, int(self._bytes_at_most / BATCHES_AT_ONCE / max(self._body_bytes, 1.0))))
+
     async def wait_for_room(self, limit: int) -> bool:
         """Wait until another batch of ``limit`` messages may be claimed; return whether there was no room at first."""
         waited = False
-        while self._batches and (self.batches >= BATCHES_AT_ONCE or self.held + limit > HELD_AT_MOST):
+        while self._batches and (
+            self.batches >= BATCHES_AT_ONCE or self.held + limit > HELD_AT_MOST or self.bytes >= self._bytes_at_most
+        ):
             waited = True
             self._room = anyio.Event()
             await self._room.wait()
@@ -193,6 +220,8 @@ class InFlight:
     def begin(self, batch: Batch) -> None:
         """Note a batch."""
         self._batches.add(batch)
+        if batch.count:
+            self.expect(max(batch.bytes / batch.count, (self._body_bytes or 0.0) / 2))
         batch.holds_less = self._room_again
 
     def give_up_place(self, batch: Batch) -> None:

@@ -13,7 +13,7 @@ from postdate.clock import Clock
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
 from postdate.core.dispatcher import DispatchSettings, enlisting, error_copy
 from postdate.core.guard import calling_store
-from postdate.core.receiving import CallWatch, WatchedReceiver
+from postdate.core.receive.watching import CallWatch, WatchedReceiver
 from postdate.core.recoverability import (
     ErrorHeaders,
     error_headers,

@@ -16,8 +16,9 @@ from postdate.core.dispatcher import Dispatcher, DispatchSettings, enlisting
 from postdate.core.intake import Intake, from_timeouts_queue
 from postdate.core.mover import Mover
 from postdate.core.poller import DueWork, Poller
-from postdate.core.pump import Handle, MessagePump
-from postdate.core.receiving import WatchedReceiver
+from postdate.core.receive.pump import MessagePump
+from postdate.core.receive.settlements import Step
+from postdate.core.receive.watching import WatchedReceiver
 from postdate.core.recoverability import Host
 from postdate.core.simple_store import SimpleStore
 from postdate.endpoint.critical import BreakerTimers
@@ -38,7 +39,7 @@ log = logging.getLogger("postdate.delayed_delivery")
 
 RECEIVE_BREAKER = timedelta(seconds=30)
 
-OrdersBefore = Callable[[str, Receiver, Handle], Handle]
+OrdersBefore = Callable[[str, Receiver, Step], Step]
 """Of the name and the receiver of a queue, and the handler of all messages that are no orders: the handler of all."""
 
 
@@ -102,6 +103,7 @@ class DelayedDeliveryService:
             settings.number_of_retries,
             Host(around.endpoint),
             errors_return_to_destination=settings.errors_return_to == "destination",
+            bytes_in_flight=settings.bytes_in_flight,
         )
         own_queues = [self._dispatch.timeouts_queue]
         if settings.drain_timeout_manager:
@@ -202,7 +204,7 @@ class DelayedDeliveryService:
             queue.read,
             breakers.failure_handling,
         )
-        handle: Handle = intake.handle
+        handle: Step = intake.handle
         if self._orders_before is not None and queue.name == self._dispatch.timeouts_queue:
             handle = self._orders_before(queue.name, receiver, handle)
         concurrency = max(16, os.cpu_count() or 1)

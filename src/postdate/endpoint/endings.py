@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from postdate.clock import later
-from postdate.core.expiry import discard_reason, end_of_use
+from postdate.core.expiry import discard_reason, end_of_use, may_expire
 from postdate.core.recoverability import (
     DEFAULT_ERROR_QUEUE,
     DelayedRetry,
@@ -77,11 +77,12 @@ class MessageEndings:
         """
         if self.ignore_time_to_be_received:
             return None
-        now, envelope = self.outgoing.clock.now(), received.envelope
-        headers = envelope.headers
+        headers = received.envelope.headers
         if not self.outgoing.transport.capabilities.expires_messages:
-            headers = _own_headers(envelope)
-        return discard_reason(headers, now, self.allowance)
+            headers = _own_headers(received.envelope)
+        if not may_expire(headers):
+            return None
+        return discard_reason(headers, self.outgoing.clock.now(), self.allowance)
 
     def discarded(self, received: Received, reason: str) -> End:
         """Return the end of a message that is past its use: counted, recorded, and in no other queue."""

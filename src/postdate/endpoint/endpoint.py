@@ -16,8 +16,9 @@ from anyio.abc import TaskGroup
 
 from postdate.clock import Clock, SystemClock, checked_clock
 from postdate.core.circuit_breaker import RepeatedFailures
-from postdate.core.pump import Handle, MessagePump
-from postdate.core.receiving import WatchedReceiver
+from postdate.core.receive.pump import MessagePump
+from postdate.core.receive.settlements import Step
+from postdate.core.receive.watching import WatchedReceiver
 from postdate.core.recoverability import (
     DEFAULT_ERROR_QUEUE,
     Host,
@@ -385,10 +386,10 @@ class Endpoint:
         ahead = self.transport.capabilities.prefetches
         self._pump = MessagePump(receiver, handle, self._concurrency, self.clock, breaker, self.name, prefetches=ahead)
 
-    async def _with_outbox(self, outbox: Outbox, handling: Handling) -> Handle:
+    async def _with_outbox(self, outbox: Outbox, handling: Handling) -> Step:
         await prepare_outbox(outbox, self.name, set_up=self._create_queues)
         self._clean_up = [OutboxCleanUp(outbox, self.name, self.clock)]
-        steps = Steps(handling.call, handling.send_first, handling.receiver.commit, handling.recover)
+        steps = Steps(handling.call, handling.send_first, handling.recovered)
         return OutboxHandling(self.outgoing, self._endings, outbox, steps).handle
 
     def _check_expiring_types(self) -> None:

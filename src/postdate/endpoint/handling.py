@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 
-from postdate.core.receiving import WatchedReceiver
+from postdate.core.receive.settlements import BACK, Settlement
+from postdate.core.receive.watching import WatchedReceiver
 from postdate.core.recoverability import text_of
 from postdate.endpoint.audit import Audit
 from postdate.endpoint.cancelling import is_being_cancelled
@@ -43,23 +45,29 @@ class Handling:
     audit: Audit | None
     receiver: WatchedReceiver
 
-    async def handle(self, received: Received) -> None:
-        """See :data:`postdate.core.pump.Handle`."""
-        if self.outgoing.mode is TransactionMode.NONE and not await self._is_taken(received):
-            return
-        conflicts = 0
+    async def handle(self, received: Received) -> Settlement | None:
+        """See :data:`postdate.core.receive.settlements.Step`."""
+        if self.outgoing.mode is not TransactionMode.NONE:
+            return await self._handle(received)
+        if await self._is_taken(received):
+            await self._end_taken(received, await self._handle(received))
+        return None
+
+    async def _handle(self, received: Received, conflicts: int = 0) -> Settlement:
+        """Handle a message after so many conflicts of its sagas, of which each left nothing of it.
+
+        Somebody else was faster then: it is decided again, on what they left.
+        """
         while True:
             try:
-                await self._handle_once(received)
-            except SagaConflict as error:  # somebody else was first: decided again, on what they left
+                return await self._handle_once(received, conflicts)
+            except SagaConflict as error:
                 conflicts += 1
                 log.debug("message %s is handled again: %s", received.envelope.message_id, error)
-                if conflicts < CONFLICTS_BORNE:
-                    continue
-                await self.recover(received, error)
-            return
+                if conflicts >= CONFLICTS_BORNE:
+                    return self.recovered(received, error)
 
-    async def _handle_once(self, received: Received) -> None:
+    async def _handle_once(self, received: Received, conflicts: int) -> Settlement:
         """Handle a message; raises :class:`SagaConflict` when nothing of that was kept and it is to be done again.
 
         An outage of the store of sagas is raised, too: the message is not to blame.
@@ -70,30 +78,40 @@ class Handling:
         except (SagaConflict, SagaStoreUnreachable):
             raise
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
-            await self.recover(received, error)
-            return
+            return self.recovered(received, error)
         except anyio.get_cancelled_exc_class() as error:
             if is_being_cancelled() and not cancels_itself(received):
                 raise
             # The handler awaited something that others cancelled, and let that out: it says nothing about this task.
-            await self.recover(received, RuntimeError(f"the handler ended by {type(error).__name__}"))
-            return
-        try:
-            leaves_first = self.outgoing.mode in {TransactionMode.NONE, TransactionMode.RECEIVE_ONLY}
-            if leaves_first and (end.outgoing or end.work):
-                # Not rolled back when taking the message off the queue fails afterwards (specification 6).
+            return self.recovered(received, RuntimeError(f"the handler ended by {type(error).__name__}"))
+        refused = partial(self._refused, conflicts=conflicts) if conflicts else self._refused
+        if self.outgoing.mode is TransactionMode.RECEIVE_ONLY and (end.outgoing or end.work):
+            # Not rolled back when taking the message off the queue fails afterwards (specification 6).
+            try:
                 await self.send_first(end)
-                end = End(end.record, end.detail)
-            if self.outgoing.mode is not TransactionMode.NONE:
-                await self.receiver.commit(received, self.outgoing.clock.now(), end)
-        except PostdateError as error:  # what the handler sent cannot be sent
-            of_message = isinstance(error, (MessageError, QueueNotFound))
-            if not of_message and self.outgoing.mode is not TransactionMode.NONE:
+            except SagaConflict:
                 raise
-            await self.recover(received, error)  # in mode none always: the message is off its queue
-            return
-        for each in context.afterwards:
-            await each()
+            except PostdateError as error:
+                return self._not_sent(received, error)
+            end = End(end.record, end.detail)
+        return Settlement(end, refused, context.afterwards)
+
+    async def _refused(self, received: Received, error: PostdateError, conflicts: int = 0) -> Settlement:
+        """Return what becomes of a handled message that cannot end as it should."""
+        if not isinstance(error, SagaConflict):
+            return self._not_sent(received, error)
+        if conflicts + 1 < CONFLICTS_BORNE:
+            return await self._handle(received, conflicts + 1)
+        return self.recovered(received, error)
+
+    def _not_sent(self, received: Received, error: PostdateError) -> Settlement:
+        """Return what becomes of a message when what its handlers sent cannot be; raise what is not its fault."""
+        of_message = isinstance(error, (MessageError, QueueNotFound))
+        if not of_message and self.outgoing.mode is not TransactionMode.NONE:
+            raise error
+        return self.recovered(received, error)
+
+    # --- in transaction mode ``none`` ---------------------------------------------------------------------------------
 
     async def _is_taken(self, received: Received) -> bool:
         """Take a message off its queue before it is handled; return whether it is to be."""
@@ -101,11 +119,25 @@ class Handling:
             reason = self.endings.discard_reason(received)
         except InvalidTimestamp as error:
             await self.receiver.commit(received, self.outgoing.clock.now(), End(RecordKind.HANDLED))
-            await self.recover(received, error)
+            await self._end_taken(received, self.recovered(received, error))
             return False
         end = End(RecordKind.HANDLED) if reason is None else self.endings.discarded(received, reason)
         await self.receiver.commit(received, self.outgoing.clock.now(), end)
         return reason is None
+
+    async def _end_taken(self, received: Received, settlement: Settlement | None) -> None:
+        """Do what was decided about a message that is off its queue: there is no second try (specification 6)."""
+        while settlement is not None and settlement.end is not None and settlement.refused is not None:
+            try:
+                await self.send_first(settlement.end)
+            except PostdateError as error:
+                settlement = await settlement.refused(received, error)
+            else:
+                for each in settlement.afterwards:
+                    await each()
+                return
+
+    # --- what handling consists of ------------------------------------------------------------------------------------
 
     async def _end(self, received: Received, context: HandlerContext) -> End:
         # Asked before of what is off its queue already: by now its time may be over, and it must be handled.
@@ -122,13 +154,13 @@ class Handling:
 
     async def _outgoing(self, received: Received, context: HandlerContext) -> Sequence[Envelope | DelayedMessage]:
         """Call the handlers; return what they sent, with the copy for the audit."""
+        if self.audit is None:
+            await self.handlers.call(received, context)
+            return context.end()
         started = self.outgoing.clock.now()
         await self.handlers.call(received, context)
-        outgoing = context.end()
-        if self.audit is not None:
-            copy = self.audit.copy(received.envelope, started, self.outgoing.clock.now(), self.endings.host)
-            outgoing = [*outgoing, copy]
-        return outgoing
+        copy = self.audit.copy(received.envelope, started, self.outgoing.clock.now(), self.endings.host)
+        return [*context.end(), copy]
 
     async def send_first(self, end: End) -> None:
         """Send and store outside of any receive transaction: with each other, where the queues can have that."""
@@ -147,37 +179,37 @@ class Handling:
             if error is not None:
                 raise error
 
-    async def recover(self, received: Received, error: Exception) -> None:
-        """Carry out what the policy decides; in transaction mode ``none`` there is no second try (specification 6).
+    def recovered(self, received: Received, error: Exception) -> Settlement:
+        """Return what the policy decides about a failed message.
 
         What cannot be carried out ends in the error queue of the endpoint (row 111): as an error copy like any other,
         and where that is too large, as one that says only what has failed.
         """
         end = self._decided(received, error)
         if end is None:
-            await self.receiver.roll_back(received)
-            return
-        for instead in (self.endings.to_error, self.endings.to_error_in_brief):
-            try:
-                await self._carry_out(received, end)
-            except PostdateError as failure:
-                if self.outgoing.mode is not TransactionMode.NONE and not is_lasting(failure):
-                    raise
-                log.warning(
-                    "message %s goes to the error queue: what was decided after its failure cannot be carried out: %s",
-                    received.envelope.message_id,
-                    text_of(failure),
-                )
-                end = instead(received, error)
-            else:
-                return
-        try:
-            await self._carry_out(received, end)
-        except PostdateError:
-            if self.outgoing.mode is TransactionMode.NONE:
+            return BACK
+        instead = (self.endings.to_error, self.endings.to_error_in_brief)
+        return Settlement(end, partial(self._not_carried_out, error, instead))
+
+    async def _not_carried_out(
+        self,
+        error: Exception,
+        instead: Sequence[Callable[[Received, Exception], End]],
+        received: Received,
+        failure: PostdateError,
+    ) -> Settlement:
+        is_taken = self.outgoing.mode is TransactionMode.NONE
+        if not instead or not (is_taken or is_lasting(failure)):
+            if is_taken:
                 id_ = received.envelope.message_id
                 log.error("message %s is lost: it is off its queue, and no copy can be sent", id_)
-            raise
+            raise failure
+        log.warning(
+            "message %s goes to the error queue: what was decided after its failure cannot be carried out: %s",
+            received.envelope.message_id,
+            text_of(failure),
+        )
+        return Settlement(instead[0](received, error), partial(self._not_carried_out, error, instead[1:]))
 
     def _decided(self, received: Received, error: Exception) -> End | None:
         """Return how a message ends whose handling failed, or ``None`` when it goes back to its queue."""
@@ -189,9 +221,3 @@ class Handling:
         if end is None and self.outgoing.mode is TransactionMode.NONE:
             return self.endings.to_error(received, error)
         return end
-
-    async def _carry_out(self, received: Received, end: End) -> None:
-        if self.outgoing.mode is TransactionMode.NONE:
-            await self.send_first(end)
-        else:
-            await self.receiver.commit(received, self.outgoing.clock.now(), end)

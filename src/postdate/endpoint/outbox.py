@@ -17,6 +17,7 @@ import anyio
 
 from postdate.clock import Clock, later
 from postdate.core.guard import calling_store
+from postdate.core.receive.settlements import Afterwards, Settlement
 from postdate.core.recoverability import is_outage
 from postdate.endpoint.cancelling import is_being_cancelled
 from postdate.endpoint.endings import MessageEndings
@@ -155,10 +156,6 @@ class BusinessTransaction:
             )
 
 
-Afterwards = Callable[[], Awaitable[None]]
-"""What is to be done when a message has ended well; raises nothing."""
-
-
 @dataclass(frozen=True, slots=True)
 class Handled:
     """What came of calling the handlers of a message.
@@ -181,14 +178,12 @@ class Steps:
     Args:
         call: calls the handlers.
         send: sends and stores what an end says, outside of the receive transaction.
-        commit: takes the message off its queue.
-        recover: does what recoverability decides after a failure.
+        recovered: decides, by recoverability, about a message that failed.
     """
 
     call: Callable[[Received, BusinessTransaction], Awaitable[Handled]]
     send: Callable[[End], Awaitable[None]]
-    commit: Callable[[Received, datetime, End], Awaitable[None]]
-    recover: Callable[[Received, Exception], Awaitable[None]]
+    recovered: Callable[[Received, Exception], Settlement]
 
 
 class OutboxHandling:
@@ -202,57 +197,51 @@ class OutboxHandling:
         self._outgoing, self._endings = outgoing, endings
         self._store, self._steps = outbox.store, steps
 
-    async def handle(self, received: Received) -> None:
-        """Handle a message, or what is left to be done of it."""
+    async def handle(self, received: Received) -> Settlement:
+        """Handle a message, or what is left to be done of it; see :data:`postdate.core.receive.settlements.Step`."""
         id_ = message_id(received)
         afterwards: list[Afterwards] = []
-        detail = _KNOWN
         try:
-            record = await self._find(id_)
+            record, detail = await self._find(id_), _KNOWN
         except PostdateError as error:
-            await self._recover(received, error)
-            return
-        if record is None:
-            record, detail = await self._first_time(received, afterwards), ""
-        else:
+            return await self._failed(received, error)
+        if record is not None:
             log.info("message %s was handled before; %s", id_, "nothing is left" if record.dispatched else "it goes on")
-        if record is None:
-            return
+        else:
+            first = await self._first_time(received, afterwards)
+            if isinstance(first, Settlement):
+                return first
+            record, detail = first, ""
         try:
             if not record.dispatched:
                 await self._steps.send(self._outgoing.end_of(record.operations, RecordKind.HANDLED))
                 with calling_store(self._store):
                     await self._store.mark_dispatched(self._outgoing.endpoint, id_, self._outgoing.clock.now())
-            await self._steps.commit(received, self._outgoing.clock.now(), End(RecordKind.HANDLED, detail))
         except PostdateError as error:  # what was sent and cannot be stays in the outbox
-            await self._recover(received, error)
-            return
-        for each in afterwards:
-            await each()
+            return await self._failed(received, error)
+        return Settlement(End(RecordKind.HANDLED, detail), self._failed, afterwards)
 
-    async def _recover(self, received: Received, error: PostdateError) -> None:
+    async def _failed(self, received: Received, error: PostdateError) -> Settlement:
         """Count an error that waiting does not mend against its message; raise any other to the pump."""
         if not is_lasting(error):
             raise error
-        await self._steps.recover(received, error)
+        return self._steps.recovered(received, error)
 
     async def _find(self, id_: str) -> OutboxRecord | None:
         with calling_store(self._store):
             return await self._store.find(self._outgoing.endpoint, id_)
 
-    async def _first_time(self, received: Received, afterwards: list[Afterwards]) -> OutboxRecord | None:
-        """Return the record of a message that was handled now, or ``None``: it has ended in another way.
+    async def _first_time(self, received: Received, afterwards: list[Afterwards]) -> OutboxRecord | Settlement:
+        """Return the record of a message that was handled now, or how it ends in another way.
 
         What its handlers want to be done afterwards is added to ``afterwards``.
         """
         try:
             reason = self._endings.discard_reason(received)
         except InvalidTimestamp as error:
-            await self._steps.recover(received, error)
-            return None
+            return self._steps.recovered(received, error)
         if reason is not None:
-            await self._steps.commit(received, self._outgoing.clock.now(), self._endings.discarded(received, reason))
-            return None
+            return Settlement(self._endings.discarded(received, reason))
         conflicts = 0
         while True:
             transaction = self._store.transaction(self._outgoing.endpoint, message_id(received))
@@ -262,15 +251,14 @@ class OutboxHandling:
                 await self._roll_back(transaction, error)
                 conflicts += 1
                 if conflicts == CONFLICTS_BORNE:
-                    await self._steps.recover(received, error)
-                    return None
+                    return self._steps.recovered(received, error)
 
     async def _in_transaction(
         self,
         received: Received,
         transaction: OutboxTransaction,
         afterwards: list[Afterwards],
-    ) -> OutboxRecord | None:
+    ) -> OutboxRecord | Settlement:
         """Handle a message in a transaction; see :meth:`_first_time`; raises :class:`SagaConflict` before its end."""
         try:
             return await self._handled(received, transaction, afterwards)
@@ -289,8 +277,7 @@ class OutboxHandling:
             # The handler awaited something that others cancelled, and let that out: it says nothing about this task.
             failure = RuntimeError(f"the handler ended by {type(error).__name__}")
         await self._roll_back(transaction, failure)
-        await self._steps.recover(received, failure)
-        return None
+        return self._steps.recovered(received, failure)
 
     async def _handled(
         self,

@@ -103,6 +103,8 @@ class OutgoingMessages:
         also: Sequence[Work] = (),
     ) -> End:
         """Return the end of a handled message that sends or stores ``outgoing`` in the same transaction."""
+        if not outgoing and not also:
+            return End(record, detail)
         envelopes, delayed = self.delays.split(outgoing)
         return End(record, detail, envelopes, [*also, *self.delays.storing(delayed, self.clock.now())])
 

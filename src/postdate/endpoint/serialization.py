@@ -6,8 +6,9 @@ else that msgspec reads and writes. Its name on the wire is ``module.Class`` unl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol, Self, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol, Self, runtime_checkable
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -15,6 +16,9 @@ from postdate.errors import InvalidMessage, UnknownMessageType
 from postdate.messages import Headers
 
 JSON_CONTENT_TYPE = "application/json"
+
+_KEPT: Final = 1_000
+"""Decoders at most."""
 
 
 @runtime_checkable
@@ -25,6 +29,13 @@ class _Model(Protocol):
 
     @classmethod
     def model_validate_json(cls, json_data: bytes) -> Self: ...
+
+
+_ENCODE: Final = msgspec.json.Encoder().encode
+
+
+def _encode_model(message: _Model) -> bytes:
+    return message.model_dump_json().encode()
 
 
 def type_name(message_type: type[Any]) -> str:
@@ -38,11 +49,15 @@ class MessageTypes:
     def __init__(self) -> None:
         self._by_name: dict[str, type[Any]] = {}
         self._names: dict[type[Any], str] = {}
+        self._decoders: dict[str, Callable[[bytes], object]] = {}
+        """By what a message says of its types: nearly all say one of a few things."""
+        self._encoders: WeakKeyDictionary[type[Any], Callable[[Any], bytes]] = WeakKeyDictionary()
 
     def add(self, message_type: type[Any], name: str | None = None) -> str:
         """Register a type; return its name."""
         known = name or self._names.get(message_type) or type_name(message_type)
         self._by_name[known] = message_type
+        self._decoders.clear()
         self._names.setdefault(message_type, known)
         return known
 
@@ -58,7 +73,7 @@ class MessageTypes:
         """
         name = self.name_of(type(message))
         try:
-            body = message.model_dump_json().encode() if isinstance(message, _Model) else msgspec.json.encode(message)
+            body = self._encoder(type(message))(message)
         except (TypeError, ValueError, msgspec.MsgspecError) as error:
             raise InvalidMessage(f"a message of type {name} cannot be written as JSON: {error}") from error
         return {Headers.ENCLOSED_MESSAGE_TYPES: name, Headers.CONTENT_TYPE: JSON_CONTENT_TYPE}, body
@@ -73,20 +88,38 @@ class MessageTypes:
             UnknownMessageType: no enclosed name is registered here.
             InvalidMessage: the body does not fit the type.
         """
-        if bytes in self._names and not headers.get(Headers.ENCLOSED_MESSAGE_TYPES):
-            return body
-        names = [name.split(",")[0].strip() for name in headers.get(Headers.ENCLOSED_MESSAGE_TYPES, "").split(";")]
+        enclosed = headers.get(Headers.ENCLOSED_MESSAGE_TYPES, "")
+        decode = self._decoders.get(enclosed)
+        if decode is None:
+            if not enclosed and bytes in self._names:
+                return body
+            decode = self._decoder(enclosed)
+        try:
+            return decode(body)
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise InvalidMessage(f"the body is no {self._first_known(enclosed)}: {error}") from error
+
+    def _encoder(self, message_type: type[Any]) -> Callable[[Any], bytes]:
+        encode = self._encoders.get(message_type)
+        if encode is None:
+            encode = self._encoders[message_type] = _encode_model if issubclass(message_type, _Model) else _ENCODE
+        return encode
+
+    def _decoder(self, enclosed: str) -> Callable[[bytes], object]:
+        message_type = self._by_name[self._first_known(enclosed)]
+        decode = (
+            message_type.model_validate_json
+            if issubclass(message_type, _Model)
+            else msgspec.json.Decoder(message_type).decode
+        )
+        if len(self._decoders) < _KEPT:  # whoever sends can write what they like after a comma
+            self._decoders[enclosed] = decode
+        return decode
+
+    def _first_known(self, enclosed: str) -> str:
+        names = [name.split(",")[0].strip() for name in enclosed.split(";")]
         for name in names:
             if name in self._by_name:
-                return _decode(name, self._by_name[name], body)
+                return name
         known = ", ".join(sorted(self._by_name)) or "none"
         raise UnknownMessageType(f"no handler here for message type {names[0]!r}; handled types: {known}")
-
-
-def _decode(name: str, message_type: type[Any], body: bytes) -> object:
-    try:
-        if issubclass(message_type, _Model):
-            return message_type.model_validate_json(body)
-        return msgspec.json.decode(body, type=message_type)
-    except (ValueError, msgspec.MsgspecError) as error:
-        raise InvalidMessage(f"the body is no {name}: {error}") from error

@@ -10,6 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
+from postdate.core.in_flight import BYTES_IN_FLIGHT
 from postdate.core.simple_store import claiming
 from postdate.errors import ConfigurationError, InvalidMessage
 from postdate.messages import DESTINATION_LIMIT, check_text
@@ -39,6 +40,8 @@ class DelayedDelivery:
         time_to_trigger_fetch_circuit_breaker: the same for looking for due messages.
         time_to_trigger_dispatch_circuit_breaker: the same for sending due messages.
         maximum_recovery_failures_per_second: failures of failure handling that are borne, over 30 s; above 0.
+        bytes_in_flight: so many bytes the bodies of due messages have in all that are on their way to queues outside of
+            the store's database; 1 or more. One that is larger goes alone.
         delay_exchange: also store what other programs publish to this exchange; only with queues of RabbitMQ.
         poison_queue: where delayed messages go that cannot be stored or delivered; created with the other queues.
             ``None``: the endpoint's error queue.
@@ -72,6 +75,9 @@ class DelayedDelivery:
     maximum_recovery_failures_per_second: Annotated[
         int, Meta(ge=1, description="failures of the failure handling itself that are borne, over 30 s")
     ] = 1
+    bytes_in_flight: Annotated[
+        int, Meta(ge=1, description="bytes of the bodies of due messages that are on their way to other queues at once")
+    ] = BYTES_IN_FLIGHT
     delay_exchange: DelayExchange | None = None
     poison_queue: Annotated[
         Destination | None,

@@ -12,8 +12,9 @@ import anyio
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.guard import calling_store
 from postdate.core.poller import Poller
-from postdate.core.pump import Handle, MessagePump
-from postdate.core.receiving import WatchedReceiver
+from postdate.core.receive.pump import MessagePump
+from postdate.core.receive.settlements import Step
+from postdate.core.receive.watching import WatchedReceiver
 from postdate.core.recoverability import Host
 from postdate.core.timeout_manager.dispatching import DispatchStep
 from postdate.core.timeout_manager.looking import DueTimeouts
@@ -161,8 +162,8 @@ class TimeoutManagerService:
         self._satellites.append(satellite)
         return satellite
 
-    def orders_before(self, queue: str, receiver: Receiver, others: Handle) -> Handle:
-        """Return a handler that obeys orders to forget timeouts and leaves all other messages to ``others``.
+    def orders_before(self, queue: str, receiver: Receiver, others: Step) -> Step:
+        """Return a step that obeys orders to forget timeouts and leaves all other messages to ``others``.
 
         Call it after :meth:`prepare`.
         """

@@ -53,7 +53,7 @@ from postdate.ports.stores import (
     StoreStatistics,
     capabilities_of,
 )
-from postdate.ports.transports import HANDLED, End, Received, Receiver, Transport, TransportCapabilities
+from postdate.ports.transports import HANDLED, End, Ending, Received, Receiver, Transport, TransportCapabilities
 
 __all__ = [
     "ARCHIVED",
@@ -71,6 +71,7 @@ __all__ = [
     "DelayExchange",
     "DelayedMessageStore",
     "End",
+    "Ending",
     "ExpiryRules",
     "FileFacts",
     "FileScripts",

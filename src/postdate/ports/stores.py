@@ -83,7 +83,8 @@ class DelayedMessageStore(Protocol):
 
         Guarantees:
             storing.a_message_is_unchanged, a_duplicate_is_refused, a_failed_message_may_come_back,
-            too_large_is_refused, a_race_for_one_id_has_one_winner, what_is_stored_survives_closing.
+            too_large_is_refused, a_race_for_one_id_has_one_winner,
+            of_many_at_once_each_id_is_stored_once, what_is_stored_survives_closing.
         """
 
     @abstractmethod

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
-from postdate.errors import NotSupported, PostdateError
+import anyio
+
+from postdate.errors import NotSupported, PostdateError, TransportUnreachable
 from postdate.messages import Envelope
 from postdate.ports.common import RecordKind, TransactionMode, Work
 from postdate.ports.observation import Observer, ServerFacts
@@ -91,6 +95,20 @@ class End:
 HANDLED = End()
 
 
+class Ending(NamedTuple):
+    """That a message ends.
+
+    Args:
+        received: the message, held by the receiver that is told.
+        at: when it ended, UTC.
+        end: how.
+    """
+
+    received: Received
+    at: datetime
+    end: End
+
+
 class Receiver(ABC):
     """One queue being received from."""
 
@@ -126,6 +144,35 @@ class Receiver(ABC):
             expiry.a_received_message_is_no_longer_subject_to_it,
             in_a_transaction_each_has_its_own_or_all_is_refused.
         """
+
+    async def settle(self, endings: Sequence[Ending]) -> Sequence[Exception | None]:
+        """End several messages, each as :meth:`commit` does, in as few transactions as can be.
+
+        What cannot end as it should keeps no other from it. Nothing is raised.
+
+        Returns:
+            An entry a message, in order: ``None``, or what :meth:`commit` would have raised.
+
+        Guarantees:
+            receiving.several_end_at_once, one_that_cannot_end_keeps_no_other_from_it.
+        """
+        errors: list[Exception | None] = [None] * len(endings)
+
+        async def end(position: int, ending: Ending) -> None:
+            try:
+                await self.commit(*ending)
+            except Exception as error:  # noqa: BLE001 - returned
+                errors[position] = error
+            except anyio.get_cancelled_exc_class():
+                if anyio.current_effective_deadline() == -math.inf:
+                    raise
+                text = f"{type(self).__name__} was cancelled by nobody while it ended a message"
+                errors[position] = TransportUnreachable(text)
+
+        async with anyio.create_task_group() as tasks:
+            for position, ending in enumerate(endings):
+                tasks.start_soon(end, position, ending)
+        return errors
 
     @abstractmethod
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:

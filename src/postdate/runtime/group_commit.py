@@ -9,9 +9,11 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 import anyio
+from anyio.lowlevel import RunVar
 
 from postdate.runtime.threads import in_thread
 
@@ -55,6 +57,22 @@ class _Turn(Generic[W, T]):
         """Whether that thread has done them."""
 
 
+_GROUPS: RunVar[WeakKeyDictionary[object, GroupCommit[Any, Any]]] = RunVar("postdate.runtime.group_commit")
+
+
+def group_of(owner: object, at_once: int) -> GroupCommit[Any, Any]:
+    """Return the group of this event loop whose works are done by ``owner``."""
+    try:
+        groups = _GROUPS.get()
+    except LookupError:
+        groups = WeakKeyDictionary[object, GroupCommit[Any, Any]]()
+        _GROUPS.set(groups)
+    found = groups.get(owner)
+    if found is None:
+        found = groups[owner] = GroupCommit[Any, Any](at_once)
+    return found
+
+
 class GroupCommit(Generic[W, T]):
     """For one event loop: hand works to :meth:`run`.
 
@@ -77,7 +95,7 @@ class GroupCommit(Generic[W, T]):
             do: called in a thread with some works, says of each what became of it. Must raise nothing.
             work: what to do.
         """
-        job = Job[W, T](work)
+        job: Job[W, T] = Job(work)
         with anyio.CancelScope(shield=True):
             while not job.done:
                 await self._take_part(do, job)
@@ -86,7 +104,7 @@ class GroupCommit(Generic[W, T]):
     async def _take_part(self, do: Callable[[Sequence[Job[W, T]]], None], job: Job[W, T]) -> None:
         turn = self._next
         if turn is None:
-            turn = self._next = _Turn[W, T]()
+            turn = self._next = _Turn()
         turn.jobs.append(job)
         leads = len(turn.jobs) == 1
         try:
@@ -138,3 +156,43 @@ class GroupCommit(Generic[W, T]):
         if was_first:
             self._next = None
             turn.end.set()
+
+
+def in_parts(
+    works: Sequence[W], do: Callable[[Sequence[W]], Sequence[T]], in_doubt: type[Exception]
+) -> list[T | Exception]:
+    """Do works together; where that fails each half of them, so that who is to blame is alone in the end.
+
+    Args:
+        works: at least one.
+        do: does all or nothing; returns what became of each.
+        in_doubt: an error that says nothing about any of them: what it was raised for is not tried again.
+
+    Returns:
+        What became of each: a result, or what was raised for it.
+    """
+    try:
+        return list(do(works))
+    except in_doubt as error:
+        return [error] * len(works)
+    except Exception as error:  # noqa: BLE001 - told to the one whose fault it is
+        if len(works) == 1:
+            return [error]
+    half = len(works) // 2
+    return [*in_parts(works[:half], do, in_doubt), *in_parts(works[half:], do, in_doubt)]
+
+
+def do_jobs(
+    jobs: Sequence[Job[W, T]], do: Callable[[Sequence[W]], Sequence[T | Exception]], in_doubt: type[Exception]
+) -> None:
+    """Do the works of jobs as :func:`in_parts` does, and say of each what became of it; raises nothing."""
+    try:
+        found: Sequence[T | BaseException] = in_parts([job.work for job in jobs], do, in_doubt)
+    except BaseException as error:  # noqa: BLE001 - handed to each caller, whose thread this is not
+        found = [error] * len(jobs)
+    for job, each in zip(jobs, found, strict=True):
+        if isinstance(each, BaseException):
+            job.error = each
+        else:
+            job.result = each
+        job.done = True

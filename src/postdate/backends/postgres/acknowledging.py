@@ -1,25 +1,31 @@
 """How messages end that were received from a queue: those that end at the same time do so in one transaction.
 
-So a commit waits for the disk once for all of them. One that cannot end as it should spoils nothing for others: each
-is ended by itself then. What has work in the database always is, for works of several messages might wait for each
-other. Source: ADR 0018.
+So a commit waits for the disk once for all of them, and what their handlers sent is inserted by one statement. One that
+cannot end as it should spoils nothing for others: it is ended by itself then. Works of several messages (sagas, delayed
+messages) lock rows in any order: as soon as one has to wait, all of them are undone and done in smaller parts.
+Source: ADR 0018, 0026.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+import psycopg
+
 from postdate.backends.postgres.access import Access, Connection
+from postdate.backends.postgres.names import array
 from postdate.backends.postgres.queues import QueueStatements
 from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, StoreUnreachable
 from postdate.ports import Work
-from postdate.runtime.group_commit import GroupCommit, Job
+from postdate.runtime.group_commit import GroupCommit, Job, do_jobs, in_parts
 from postdate.runtime.threads import in_thread
 
 _AT_ONCE: Final = 500
+
+_NO_LONG_WAIT: Final = b"SET LOCAL lock_timeout = '50ms'"
 
 Row = tuple[Any, ...]
 """A message as it is inserted."""
@@ -32,6 +38,7 @@ class Acknowledgement:
 
     Args:
         message_id: of it.
+        queue_id: number of its queue.
         number: of it in its queue.
         holder: number under which it is held.
         at: when it ended.
@@ -42,6 +49,7 @@ class Acknowledgement:
     """
 
     message_id: str
+    queue_id: int
     number: int
     holder: int
     at: datetime
@@ -49,6 +57,10 @@ class Acknowledgement:
     detail: str | None
     rows: Sequence[Row | MessageTooLarge] = ()
     work: Sequence[Work] = ()
+
+
+class _NotTogether(Exception):
+    """These messages cannot end together: they are held under several numbers, or would wait for each other."""
 
 
 class Acknowledgements:
@@ -63,88 +75,64 @@ class Acknowledgements:
 
     def __init__(self, database: Access, sql: QueueStatements, queue: str, insert: Insert) -> None:
         self._database, self._sql, self._queue, self._insert = database, sql, queue, insert
-        self._together = GroupCommit[tuple[int, Acknowledgement], None](_AT_ONCE)
+        self._together = GroupCommit[Acknowledgement, None](_AT_ONCE)
 
-    async def end(self, queue_id: int, ending: Acknowledgement) -> None:
-        """End a message, which belongs to the queue of this number; see :meth:`postdate.ports.Receiver.commit`."""
-        if ending.work:
-            await in_thread(self._alone, queue_id, ending)
-        else:
-            await self._together.run(self._end_jobs, (queue_id, ending))
+    async def end(self, ending: Acknowledgement) -> None:
+        """End a message; see :meth:`postdate.ports.Receiver.commit`."""
+        await self._together.run(self._end_jobs, ending)
 
-    def _end_jobs(self, jobs: Sequence[Job[tuple[int, Acknowledgement], None]]) -> None:
-        try:
-            # After a loss of the connection that holds, some may be held under another number.
-            holders = {ending.holder for _, ending in (job.work for job in jobs)}
-            if len(jobs) == 1 or len(holders) > 1 or not self._ended_together(jobs):
-                for job in jobs:
-                    self._end_job(job)
-        except BaseException as error:  # noqa: BLE001 - handed to each caller, whose thread this is not
-            for job in jobs:
-                job.error = job.error or error
-        finally:
-            for job in jobs:
-                job.done = True
+    async def end_all(self, endings: Sequence[Acknowledgement]) -> Sequence[Exception | None]:
+        """End messages of one queue; see :meth:`postdate.ports.Receiver.settle`."""
+        return await in_thread(self._end_all, endings)
 
-    def _ended_together(self, jobs: Sequence[Job[tuple[int, Acknowledgement], None]]) -> bool:
-        """Return whether it is known what became of all; if not, nothing was done."""
-        endings = [job.work[1] for job in jobs]
-        try:
-            gone = self._database.run_blocking(lambda c: self._end(c, jobs[0].work[0], endings))
-        except StoreUnreachable as error:  # it may have been done
-            for job in jobs:
-                job.error = error
-            return True
-        except Exception:  # noqa: BLE001 - told to the one whose fault it is, when each is ended by itself
-            return False
-        for job, ending in zip(jobs, endings, strict=True):
-            job.error = None if ending.number in gone else self._lost(ending)
-        return True
+    def _end_jobs(self, jobs: Sequence[Job[Acknowledgement, None]]) -> None:
+        do_jobs(jobs, self._ended, StoreUnreachable)
 
-    def _end_job(self, job: Job[tuple[int, Acknowledgement], None]) -> None:
-        try:
-            self._alone(*job.work)
-        except BaseException as error:  # noqa: BLE001 - raised where the message is handled
-            job.error = error
+    def _end_all(self, endings: Sequence[Acknowledgement]) -> Sequence[Exception | None]:
+        return in_parts(endings, self._ended, StoreUnreachable)
 
-    def _alone(self, queue_id: int, ending: Acknowledgement) -> None:
-        def end(connection: Connection) -> None:
-            if ending.rows or ending.work:
-                with connection.transaction():
-                    self._end_in_transaction(connection, queue_id, ending)
-            elif not self._remove(connection, queue_id, [ending]):
-                raise self._lost(ending)
+    def _ended(self, endings: Sequence[Acknowledgement]) -> Sequence[Exception | None]:
+        """End messages in one transaction; return of each that was not held that it is lost."""
+        if len({ending.holder for ending in endings}) > 1:  # the connection that holds was lost in between
+            raise _NotTogether
+        gone = self._database.run_blocking(lambda c: self._end(c, endings))
+        return [None if ending.number in gone else self._lost(ending) for ending in endings]
 
-        self._database.run_blocking(end)
-
-    def _end_in_transaction(self, connection: Connection, queue_id: int, ending: Acknowledgement) -> None:
-        if not self._remove(connection, queue_id, [ending]):
-            raise self._lost(ending)
-        raise_first(self._insert(connection, ending.rows))
-        for each in ending.work:
-            each(connection)
-
-    def _end(self, connection: Connection, queue_id: int, endings: Sequence[Acknowledgement]) -> set[int]:
-        """End messages of one holder without works; return the numbers of those that were held."""
-        if not any(ending.rows for ending in endings):
-            return self._remove(connection, queue_id, endings)
+    def _end(self, connection: Connection, endings: Sequence[Acknowledgement]) -> set[int]:
+        """End messages of one holder; return the numbers of those that were held. The others send and do nothing."""
+        if not any(ending.rows or ending.work for ending in endings):
+            return self._remove(connection, endings)
         with connection.transaction():
-            gone = self._remove(connection, queue_id, endings)
-            rows = [row for ending in endings if ending.number in gone for row in ending.rows]
-            raise_first(self._insert(connection, rows))
+            gone = self._remove(connection, endings)
+            held = [ending for ending in endings if ending.number in gone]
+            raise_first(self._insert(connection, [row for ending in held for row in ending.rows]))
+            self._do_works(connection, [ending.work for ending in held if ending.work])
         return gone
 
-    def _remove(self, connection: Connection, queue_id: int, endings: Sequence[Acknowledgement]) -> set[int]:
+    def _do_works(self, connection: Connection, works: Sequence[Sequence[Work]]) -> None:
+        """Do the works of messages; those of several wait for no others who may wait for them."""
+        if len(works) > 1:
+            connection.execute(_NO_LONG_WAIT)
+        try:
+            for work in works:
+                for each in work:
+                    each(connection)
+        except psycopg.errors.LockNotAvailable as error:
+            if len(works) > 1:
+                raise _NotTogether from error
+            raise
+
+    def _remove(self, connection: Connection, endings: Sequence[Acknowledgement]) -> set[int]:
         """Take messages of one holder off the queue, with their records; return the numbers of those there were."""
         recorded = [ending for ending in endings if ending.kind is not None]
         values: Mapping[str, Any] = {
-            "queue": queue_id,
-            "numbers": [ending.number for ending in endings],
+            "queue": endings[0].queue_id,
+            "numbers": array(ending.number for ending in endings),
             "holder": endings[0].holder,
-            "recorded": [ending.number for ending in recorded],
-            "times": [ending.at for ending in recorded],
-            "kinds": [ending.kind for ending in recorded],
-            "details": [ending.detail for ending in recorded],
+            "recorded": array(ending.number for ending in recorded),
+            "times": _times(ending.at for ending in recorded),
+            "kinds": array(ending.kind for ending in recorded if ending.kind is not None),
+            "details": [ending.detail for ending in recorded] if any(ending.detail for ending in recorded) else None,
             "destination": self._queue,
         }
         ((gone,),) = connection.execute(self._sql.commit, values, prepare=True).fetchall()
@@ -152,6 +140,16 @@ class Acknowledgements:
 
     def _lost(self, ending: Acknowledgement) -> ClaimLost:
         return ClaimLost(f"message {ending.message_id!r} in {self._queue!r} is no longer held here")
+
+
+def _times(instants: Iterable[datetime]) -> str:
+    """Return instants as PostgreSQL writes an array; those of a batch are mostly one."""
+    found, before, text = list[str](), None, ""
+    for instant in instants:
+        if instant is not before:
+            before, text = instant, instant.isoformat()
+        found.append(text)
+    return "{" + ",".join(found) + "}"
 
 
 def raise_first(errors: Sequence[PostdateError | None]) -> None:

@@ -7,6 +7,7 @@ Source: specification 1.1, 1.3; ADR 0007.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
@@ -37,6 +38,7 @@ from postdate.errors import (
     ConfigurationError,
     DuplicateMessage,
     InvalidMessage,
+    StoreUnreachable,
     UnsupportedTransactionMode,
 )
 from postdate.messages import DelayedMessage
@@ -73,6 +75,7 @@ from postdate.ports import (
 )
 from postdate.ports.archives import StoredRecord
 from postdate.ports.stores import Discarding
+from postdate.runtime.group_commit import Job, do_jobs, group_of
 from postdate.runtime.threads import in_thread
 
 if TYPE_CHECKING:
@@ -81,6 +84,9 @@ if TYPE_CHECKING:
 
 _MANY: Final = 5_000
 """To store more at once may take longer than any other call."""
+
+_STORED_AT_ONCE: Final = 500
+"""Messages that are stored one by one, and share a commit."""
 
 
 class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine, Scripted):
@@ -198,11 +204,27 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         row = self._row(message)
-        if not await self.database.run(lambda c: inserting.insert_one(c, self._sql, row, now, self._store_id(c))):
+        if not await group_of(self, _STORED_AT_ONCE).run(self._store_jobs, (row, now)):
             report = await self.database.transaction(lambda c: self._insert_or_revive(c, [row], now))
             if report.already_there:
                 raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
         self._next_due.heard(message.due)
+
+    def _store_jobs(self, jobs: Sequence[Job[tuple[Row, datetime], bool]]) -> None:
+        do_jobs(jobs, self._stored, StoreUnreachable)
+
+    def _stored(self, works: Sequence[tuple[Row, datetime]]) -> Sequence[bool]:
+        """Insert messages in one transaction; return whether each is new."""
+        rows, now = [row for row, _ in works], max(now for _, now in works)
+        if len(rows) == 1:
+            return [
+                self.database.run_blocking(
+                    lambda c: inserting.insert_one(c, self._sql, rows[0], now, self._store_id(c))
+                )
+            ]
+        report = self.database.transaction_blocking(lambda c: self._insert(c, rows, now))
+        fresh = Counter(row[0] for row in rows) - Counter(report.already_there)
+        return [fresh.pop(row[0], 0) > 0 for row in rows]
 
     @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:

@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -44,6 +45,7 @@ from postdate.errors import (
     PostdateError,
     QueueNotFound,
     StoreUnavailable,
+    StoreUnreachable,
     TransportUnavailable,
 )
 from postdate.messages import (
@@ -58,6 +60,7 @@ from postdate.messages import (
 from postdate.ports import (
     HANDLED,
     End,
+    Ending,
     Mending,
     Quarantine,
     Quarantined,
@@ -72,6 +75,7 @@ from postdate.ports import (
     TransportCapabilities,
     Work,
 )
+from postdate.runtime.group_commit import Job, do_jobs, group_of
 from postdate.runtime.threads import in_thread
 from postdate.runtime.wakeup import Alarm
 
@@ -84,7 +88,14 @@ _LONGEST_SPAN: Final = timedelta(days=1_000 * 365)
 _NUMBER_AT: Final = 2
 """The column of a claimed row with its number."""
 
+_IN_ONE_STATEMENT: Final = 1_000
+_FEW: Final = 10
+"""Messages of one send that share a commit with those of others."""
+
+_SENT_AT_ONCE: Final = _IN_ONE_STATEMENT // _FEW
+
 Row = tuple[Any, ...]
+_Rows = Sequence[Row | MessageTooLarge]
 T = TypeVar("T")
 
 
@@ -174,20 +185,31 @@ class PostgresTransport(Transport, Quarantine, Scripted):
         rows = self.rows(envelopes, now)
         if not rows and not work:
             return []
-        return await self._run(lambda c: self._send_all(c, rows, work))
+        try:
+            if work or len(rows) > _FEW:
+                return await self.database.transaction(lambda c: self._send_all(c, rows, work))
+            return await group_of(self, _SENT_AT_ONCE).run(self._send_jobs, rows)
+        except StoreUnavailable as error:
+            raise of_queues(error) from error
 
     def _send_all(
         self, connection: Connection, rows: Sequence[Row | MessageTooLarge], work: Sequence[Work]
     ) -> list[PostdateError | None]:
-        if not work and len(rows) == 1:
-            return self.insert(connection, rows)
-        with connection.transaction():
-            errors = self.insert(connection, rows)
-            if work:
-                raise_first(errors)
-                for each in work:
-                    each(connection)
+        errors = self.insert(connection, rows)
+        if work:
+            raise_first(errors)
+            for each in work:
+                each(connection)
         return errors
+
+    def _send_jobs(self, jobs: Sequence[Job[_Rows, Sequence[PostdateError | None]]]) -> None:
+        do_jobs(jobs, self._sent, StoreUnreachable)
+
+    def _sent(self, works: Sequence[_Rows]) -> Sequence[Sequence[PostdateError | None]]:
+        """Insert what several send with one statement, which is one transaction; return what became of each."""
+        rows = [row for each in works for row in each]
+        errors = iter(self.database.run_blocking(lambda c: self.insert(c, rows)))
+        return [list(islice(errors, len(each))) for each in works]
 
     async def _run(self, work: Callable[[Connection], Any], *, patiently: bool = False) -> Any:
         try:
@@ -216,8 +238,8 @@ class PostgresTransport(Transport, Quarantine, Scripted):
         """Insert messages into their queues, in order, one round trip for all; wake-ups leave with the commit."""
         good = [row for row in rows if isinstance(row, tuple)]
         found: dict[int, bool] = {}
-        for start in range(0, len(good), 1000):
-            share = good[start : start + 1000]
+        for start in range(0, len(good), _IN_ONE_STATEMENT):
+            share = good[start : start + _IN_ONE_STATEMENT]
             columns = [list(column) for column in zip(*share, strict=True)]
             ends = any(span is not None or expires_at is not None for *_, expires_at, span in share)
             if ends:
@@ -500,25 +522,34 @@ class PostgresReceiver(Receiver):
     @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
         """See :meth:`postdate.ports.Receiver.commit`; one transaction."""
-        hold = received.token
-        if not isinstance(hold, _Hold) or self._held.get(hold) is not received:
-            raise self._lost(received)
-        rows = self._transport.rows(end.outgoing, now)
-        ending = Acknowledgement(
-            received.envelope.message_id,
-            hold.number,
-            hold.holder,
-            now,
-            self._kind_to_record(received, end),
-            end.detail or None,
-            rows,
-            end.work,
-        )
+        ending = self._acknowledgement(received, now, end)
+        if isinstance(ending, ClaimLost):
+            raise ending
         try:
-            await self._endings.end(hold.queue_id, ending)
+            await self._endings.end(ending)
         except StoreUnavailable as error:
             raise of_queues(error) from error
-        self._held.pop(hold, None)
+        self._held.pop(received.token, None)
+
+    @override
+    async def settle(self, endings: Sequence[Ending]) -> Sequence[Exception | None]:
+        asked = [self._acknowledgement(*ending) for ending in endings]
+        held = [each for each in asked if isinstance(each, Acknowledgement)]
+        errors = iter(await self._endings.end_all(held) if held else ())
+        told = [each if isinstance(each, ClaimLost) else next(errors) for each in asked]
+        for ending, error in zip(endings, told, strict=True):
+            if error is None:
+                self._held.pop(ending.received.token, None)
+        return [of_queues(error) if isinstance(error, StoreUnavailable) else error for error in told]
+
+    def _acknowledgement(self, received: Received, now: datetime, end: End) -> Acknowledgement | ClaimLost:
+        hold = received.token
+        if not isinstance(hold, _Hold) or self._held.get(hold) is not received:
+            return self._lost(received)
+        rows = self._transport.rows(end.outgoing, now) if end.outgoing else ()
+        kind, detail = self._kind_to_record(received, end), end.detail or None
+        id_ = received.envelope.message_id
+        return Acknowledgement(id_, hold.queue_id, hold.number, hold.holder, now, kind, detail, rows, end.work)
 
     def _kind_to_record(self, received: Received, end: End) -> int | None:
         """Return what is recorded; of messages that were never delayed only that they were discarded: it is an end."""

@@ -34,6 +34,7 @@ from postdate.errors import (
     DuplicateMessage,
     InvalidMessage,
     MessageTooLarge,
+    StoreUnreachable,
     UnsupportedTransactionMode,
 )
 from postdate.messages import DelayedMessage, encode_headers, sealed, size_in_bytes
@@ -57,12 +58,14 @@ from postdate.ports import (
     TransactionMode,
     Wake,
 )
+from postdate.runtime.group_commit import Job, do_jobs, group_of
 from postdate.runtime.threads import in_thread
 
 T = TypeVar("T")
 
 _MICROSECOND: Final = timedelta(microseconds=1)
 _CLOSE_WITHIN_SECONDS: Final = 5.0
+_STORED_AT_ONCE: Final = 500
 
 log = logging.getLogger("postdate.stores")
 
@@ -199,21 +202,30 @@ class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, Scannab
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         row, at = self._row(message), to_microseconds(now)
-        back = RecordNote(at, int(RecordKind.RESCHEDULED), "came back from the error queue")
+        if not await group_of(self, _STORED_AT_ONCE).run(self._store_jobs, (row, at)):
+            back = RecordNote(at, int(RecordKind.RESCHEDULED), "came back from the error queue")
 
-        def store(session: Any) -> bool:
-            return bool(self._tables.insert(session, [row], at))
+            def store_again(session: Any) -> bool:
+                return self._tables.come_back(session, row, back)
 
-        def store_again(session: Any) -> bool:
-            return self._tables.come_back(session, row, back)
-
-        def stored() -> bool:
             # Apart: who finds the id there has a lock on it, shared with others who do; each would wait for the rest.
-            return self._pool.transaction(store) or self._pool.transaction(store_again)
-
-        if not await in_thread(stored):
-            raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
+            if not await in_thread(self._pool.transaction, store_again):
+                raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
         self._next_due.heard(row.due)
+
+    def _store_jobs(self, jobs: Sequence[Job[tuple[MessageRow, int], bool]]) -> None:
+        do_jobs(jobs, self._stored, StoreUnreachable)
+
+    def _stored(self, works: Sequence[tuple[MessageRow, int]]) -> Sequence[bool]:
+        """Insert messages in one transaction; return whether each is new."""
+        unique = {row.message_id: row for row, _ in reversed(works)}
+        at = max(at for _, at in works)
+        fresh = set(self._pool.transaction(lambda session: self._tables.insert(session, list(unique.values()), at)))
+        found = list[bool]()
+        for row, _ in works:
+            found.append(row.message_id in fresh)
+            fresh.discard(row.message_id)
+        return found
 
     @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:

@@ -16,10 +16,8 @@ from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
-from weakref import WeakKeyDictionary
 
 import anyio
-from anyio.lowlevel import RunVar
 
 from postdate.backends.sqlite.connection import (
     check_intact,
@@ -57,7 +55,7 @@ from postdate.errors import (
     StoreUnreachable,
 )
 from postdate.ports import Recording, Wake
-from postdate.runtime.group_commit import GroupCommit, Job
+from postdate.runtime.group_commit import Job, group_of
 from postdate.runtime.threads import in_thread
 
 __all__ = ["DUE", "SqliteFile", "Transaction", "queue_topic"]
@@ -86,7 +84,6 @@ _LONGEST_BETWEEN_LOOKS_SECONDS = 2 * _HOUSEKEEPING_SECONDS
 T = TypeVar("T")
 
 _Work = Callable[[Transaction], Any]
-_GROUPS: RunVar[WeakKeyDictionary[SqliteFile, GroupCommit[_Work, Any]]] = RunVar("postdate.backends.sqlite.groups")
 
 
 class SqliteFile:
@@ -235,15 +232,7 @@ class SqliteFile:
         Raises:
             StoreError: the transaction failed; nothing of it was kept.
         """
-        return await self._group().run(self._commit_together, work)
-
-    def _group(self) -> GroupCommit[_Work, Any]:
-        try:
-            groups = _GROUPS.get()
-        except LookupError:
-            groups = WeakKeyDictionary[SqliteFile, GroupCommit[_Work, Any]]()
-            _GROUPS.set(groups)
-        return groups.setdefault(self, GroupCommit(_JOBS_IN_ONE_COMMIT))
+        return await group_of(self, _JOBS_IN_ONE_COMMIT).run(self._commit_together, work)
 
     def write_blocking(self, work: Callable[[Transaction], T]) -> T:
         """Do the same as :meth:`write` in the calling thread; for pipeline processes and the command line."""

@@ -33,12 +33,14 @@ from postdate.errors import (
     MessageTooLarge,
     PostdateError,
     QueueNotFound,
+    StoreUnreachable,
     TimeToBeReceivedInTransaction,
 )
 from postdate.messages import Envelope, check_headers, encode_headers, size_in_bytes, size_limit
 from postdate.ports import (
     HANDLED,
     End,
+    Ending,
     Received,
     Receiver,
     Recording,
@@ -65,6 +67,12 @@ _FIRST: Final = f"""
     FROM queue AS q WHERE q.name = :queue"""
 _IN_QUEUE: Final = "queue_id = (SELECT q.queue_id FROM queue AS q WHERE q.name = :queue)"
 # From the first on that was seen alive: behind many that have expired, the way there is not gone again with the lock.
+_GONE: Final = """
+    DELETE FROM queue_message WHERE seq IN (SELECT value FROM json_each(?)) AND claimant = ?
+    RETURNING seq, content, message_id"""
+_DROPPED: Final = "DELETE FROM content WHERE seq IN (SELECT value FROM json_each(?))"
+_RECORD: Final = "INSERT INTO record (kind, message_id, at, due, destination, detail) VALUES (?, ?, ?, ?, ?, ?)"
+
 _CLAIM: Final = f"""
     UPDATE queue_message SET claimant = :claimant WHERE seq IN (
         SELECT seq FROM queue_message INDEXED BY queue_message_free
@@ -297,11 +305,41 @@ class LocalReceiver(Receiver):
 
         def commit(tx: Transaction) -> None:
             self._remove(tx, received)
-            _record_end(tx, received, to_microseconds(now), end)
+            record = _record_of(tx, received, now, end)
+            tx.executemany(_RECORD, [] if record is None else [record])
             _send_and_work(tx, rows, end.work)
 
         await self._file.write(commit)
         self._let_go(received)
+
+    @override
+    async def settle(self, endings: Sequence[Ending]) -> Sequence[Exception | None]:
+        """See :meth:`postdate.ports.Receiver.settle`: one part of a transaction, or each a part of its own."""
+        rows = [self._transport.rows(each.end.outgoing, each.at, in_transaction=True) for each in endings]
+        try:
+            await self._file.write(lambda tx: self._settle(tx, endings, rows))
+        except StoreUnreachable as error:
+            return [error] * len(endings)
+        except Exception:  # noqa: BLE001 - told to the one whose fault it is
+            return await super().settle(endings)
+        for each in endings:
+            self._let_go(each.received)
+        return [None] * len(endings)
+
+    def _settle(self, tx: Transaction, endings: Sequence[Ending], rows: Sequence[Sequence[_Row]]) -> None:
+        numbers = {_fence(each.received, tx)[0]: each for each in endings if self._is_held(each.received, tx)}
+        gone = tx.execute(_GONE, (json.dumps(list(numbers)), tx.claimant)).fetchall()
+        mine = [seq for seq, _, id_ in gone if numbers[seq].received.envelope.message_id == id_]
+        if len(mine) < len(endings):
+            raise ClaimLost(f"of {len(endings)} messages in {self._queue!r} some are no longer held here")
+        tx.execute(_DROPPED, (json.dumps([content for _, content, _ in gone]),))
+        records = [_record_of(tx, *each) for each in endings]
+        tx.executemany(_RECORD, [record for record in records if record is not None])
+        for each, sent in zip(endings, rows, strict=True):
+            _send_and_work(tx, sent, each.end.work)
+
+    def _is_held(self, received: Received, tx: Transaction) -> bool:
+        return self._held.get(received.token) is received and _fence(received, tx)[1] != 0
 
     def _let_go(self, received: Received) -> None:
         if (
@@ -387,17 +425,17 @@ def _send_and_work(tx: Transaction, rows: Sequence[_Row], work: Sequence[Work]) 
         each(tx)
 
 
-def _record_end(tx: Transaction, received: Received, at: int, end: End) -> None:
-    """Record how a message ended: of one that was not delayed only that it was discarded; no audit asks for more."""
+def _record_of(tx: Transaction, received: Received, at: datetime, end: End) -> tuple[object, ...] | None:
+    """Return what is recorded of the end of a message, if anything.
+
+    Of one that was not delayed only that it was discarded: no audit asks for more.
+    """
     due = received.envelope.due
     if end.record is None or not _is_recorded(tx.recording, end.record, delayed=due is not None):
-        return
+        return None
     message_id, queue = received.envelope.message_id, received.envelope.destination
     due_at = None if due is None else to_microseconds(due)
-    tx.execute(
-        "INSERT INTO record (kind, message_id, at, due, destination, detail) VALUES (?, ?, ?, ?, ?, ?)",
-        (int(end.record), message_id, at, due_at, queue, end.detail or None),
-    )
+    return int(end.record), message_id, to_microseconds(at), due_at, queue, end.detail or None
 
 
 def _is_recorded(recording: Recording, kind: RecordKind, *, delayed: bool) -> bool:

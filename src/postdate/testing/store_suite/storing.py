@@ -127,6 +127,26 @@ async def due_times_are_instants(subject: StoreSubject) -> None:
 
 
 @storing
+async def of_many_at_once_each_id_is_stored_once(subject: StoreSubject) -> None:
+    """Stored by many tasks at a time, some of one id: one of each id is stored, each other is told (row 17)."""
+    async with claiming(subject) as store:
+        told = list[str]()
+
+        async def keep(id_: str) -> None:
+            try:
+                await store.store(message(id_), NOW)
+            except DuplicateMessage:
+                told.append(id_)
+
+        async with anyio.create_task_group() as tasks:
+            for n in range(30):
+                tasks.start_soon(keep, f"m-{n % 20}")
+        expect_equal(sorted(told), sorted(f"m-{n}" for n in range(10)), "ids that were there already")
+        claims = await store.claim_due(NOW + SECOND, 100)
+        expect_equal(sorted(ids(claims)), sorted(f"m-{n}" for n in range(20)), "stored messages")
+
+
+@storing
 async def a_duplicate_is_refused(subject: StoreSubject) -> None:
     """Storing an id twice raises DuplicateMessage; the first message is unchanged (row 17)."""
     async with claiming(subject) as store:

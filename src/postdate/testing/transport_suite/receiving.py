@@ -8,10 +8,12 @@ import anyio
 import anyio.lowlevel
 
 from postdate.errors import ClaimLost, NotSupported, QueueNotFound
+from postdate.ports import End, Ending
 from postdate.testing.conformance import Topic, expect, expect_equal, expect_error, in_time
 from postdate.testing.transport_suite.subject import (
     IN,
     NOW,
+    OUT,
     TransportSubject,
     envelope,
     ids,
@@ -20,6 +22,7 @@ from postdate.testing.transport_suite.subject import (
     let_tasks_run,
     queues,
     receive,
+    receive_all,
     receive_one,
 )
 
@@ -58,6 +61,39 @@ async def receiving_waits_for_a_message(subject: TransportSubject) -> None:
                 expect_equal(received, [], "received from an empty queue")
                 await transport.send([envelope()], NOW)
         expect_equal(received, ["e-1"], "received")
+        await receiver.close()
+
+
+@receiving
+async def several_end_at_once(subject: TransportSubject) -> None:
+    """Settling: all messages leave the queue, and what is sent with each arrives."""
+    async with queues(subject) as transport:
+        await transport.send([envelope(f"{n}") for n in range(5)], NOW)
+        receiver = transport.receiver(IN)
+        held = await receive_all(receiver, 5)
+        ends = [End(outgoing=[envelope(f"{n}-{which}", OUT) for which in "ab"] if n % 2 else []) for n in range(5)]
+        errors = await receiver.settle([Ending(each, NOW, end) for each, end in zip(held, ends, strict=True)])
+        expect_equal(list(errors), [None] * 5, "what settling says")
+        expect_equal(sorted(await left_in(transport, OUT, 4)), ["1-a", "1-b", "3-a", "3-b"], "sent messages")
+        await receiver.close()
+        expect(await is_empty(transport, IN), "all have left the queue")
+
+
+@receiving
+async def one_that_cannot_end_keeps_no_other_from_it(subject: TransportSubject) -> None:
+    """Settling: a hold that was lost and a missing queue are told of their messages; all others leave the queue."""
+    async with queues(subject) as transport:
+        await transport.send([envelope(f"{n}") for n in range(5)], NOW)
+        receiver = transport.receiver(IN)
+        held = await receive_all(receiver, 5)
+        await receiver.commit(held[1], NOW)
+        ends = [End(), End(), End(outgoing=[envelope("bad", "missing")]), End(outgoing=[envelope("good", OUT)]), End()]
+        errors = await receiver.settle([Ending(each, NOW, end) for each, end in zip(held, ends, strict=True)])
+        kinds = [None, ClaimLost, QueueNotFound, None, None]
+        expect_equal([error and type(error) for error in errors], kinds, "what settling says")
+        expect_equal(await left_in(transport, OUT, 1), ["good"], "sent messages")
+        await receiver.roll_back(held[2])
+        expect_equal(ids(await receive(receiver)), ["2"], "what could not end is held, and goes back")
         await receiver.close()
 
 

@@ -86,6 +86,14 @@ async def receive_one(receiver: Receiver) -> Received:
     return (await receive(receiver, 1))[0]
 
 
+async def receive_all(receiver: Receiver, count: int) -> list[Received]:
+    """Receive so many messages, however many come at a time."""
+    found: list[Received] = []
+    while len(found) < count:
+        found += await receive(receiver, count - len(found))
+    return found
+
+
 async def left_in(transport: Transport, queue: str, count: int) -> list[str]:
     """Return the ids of the next ``count`` messages of a queue; fails when there are fewer. They go back."""
     receiver = transport.receiver(queue)

@@ -20,7 +20,7 @@ from postdate.clock import Clock, in_real_time, time_left
 from postdate.core.guard import ANSWERS_WITHIN, GRACE, LETTING_GO
 from postdate.core.left_behind import leave_behind
 from postdate.errors import PostdateError, TransportUnreachable
-from postdate.ports import HANDLED, End, Received, Receiver
+from postdate.ports import HANDLED, End, Ending, Received, Receiver
 
 T = TypeVar("T")
 
@@ -141,6 +141,10 @@ class WatchedReceiver(Receiver):
     @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
         await self.watch.call(self._receiver.commit(received, now, end), self._receiver, TransportUnreachable)
+
+    @override
+    async def settle(self, endings: Sequence[Ending]) -> Sequence[Exception | None]:
+        return await self.watch.call(self._receiver.settle(endings), self._receiver, TransportUnreachable)
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:

@@ -1,4 +1,10 @@
-"""The message pump: receives from one queue and hands each message to a handler, several at a time."""
+"""The message pump: receives from one queue, has a step handle each message, and ends it as the step decides.
+
+Up to ``concurrency`` messages are handled at a time, each by one of as many workers. Where a handler waits for nothing,
+the next message follows in the same turn of the loop, and no task is begun for it. Where a queue is read ahead, what
+was handled is ended behind: in batches, while others are handled (:class:`Settler`).
+Source: ADR 0026.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +12,34 @@ import asyncio
 import logging
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final
 
 import anyio
 
 from postdate.clock import Clock, in_real_time
 from postdate.core.circuit_breaker import PAUSE_ARMED, RepeatedFailures
-from postdate.core.guard import LETTING_GO, GuardedCall, calling_transport
+from postdate.core.guard import LETTING_GO, GuardedCall, calling_transport, raise_of_transport
 from postdate.core.left_behind import leave_behind
-from postdate.core.receiving import WatchedReceiver
+from postdate.core.receive.settlements import Settlement, Step
+from postdate.core.receive.settling import Ended, Settler
+from postdate.core.receive.watching import WatchedReceiver
 from postdate.core.recoverability import is_outage
-from postdate.errors import ClaimLost, PostdateError, TransportUnavailable
+from postdate.errors import ClaimLost, PostdateError, StoreUnavailable, TransportUnavailable
 from postdate.ports import Received, Receiver
 from postdate.runtime.outage_log import OutageLog
 
 log = logging.getLogger("postdate.pump")
 
-Handle = Callable[[Received], Awaitable[None]]
-"""Handles one message completely: it commits or rolls back. What it raises is a failure of that, not of a handler."""
+_YIELDS_AFTER: Final = 50
+"""Messages that one worker handles before others have the loop."""
+
+_NOT_TO_BLAME: Final = (ClaimLost, StoreUnavailable, TransportUnavailable)
+"""What the queue says of ends that might be as they are."""
+
+_MOST_UNSETTLED: Final = 2_000
+"""No more are received while so many wait for their end."""
 
 
 class MessagePump:
@@ -32,18 +47,19 @@ class MessagePump:
 
     Args:
         receiver: of the queue.
-        handle: see :data:`Handle`.
-        concurrency: messages in hand at once; 1 or more.
+        step: what is done with each message.
+        concurrency: messages handled at once; 1 or more.
         clock: for the breaker.
         breaker: for failing receives and commits.
         queue: its name, for logs.
-        prefetches: receive more than is handled at once, as long as it is handled within moments.
+        prefetches: receive more than is handled at once, as long as it is handled within moments; and end messages in
+            batches.
     """
 
     def __init__(  # noqa: PLR0913 - the parts
         self,
         receiver: Receiver,
-        handle: Handle,
+        step: Step,
         concurrency: int,
         clock: Clock,
         breaker: RepeatedFailures,
@@ -53,15 +69,18 @@ class MessagePump:
     ) -> None:
         self._reading = Prefetch(concurrency) if prefetches else None
         self._receiver = receiver if isinstance(receiver, WatchedReceiver) else WatchedReceiver(receiver, clock)
-        self._handle, self._concurrency = handle, concurrency
+        self._step, self._concurrency = step, concurrency
         self._clock, self._breaker, self._queue = clock, breaker, queue
         self._letting_go = in_real_time(clock, LETTING_GO)
         self._stop = anyio.Event()
         self._ready: deque[Received] = deque()
         self._left: deque[Received] = deque()
+        self._unended: deque[Callable[[], Awaitable[None]]] = deque()
         self._idle: deque[anyio.Event] = deque()
         self._workers = self._busy = 0
-        self._one_done = anyio.Event()
+        self._is_waking = self._is_full = self._is_over = False
+        self._has_room = anyio.Event()
+        self._settler = Settler(self._receiver, clock) if prefetches else None
         self._outage = OutageLog(log, f"cannot receive from {queue}", f"{queue} is")
 
     async def run(self) -> None:
@@ -101,7 +120,8 @@ class MessagePump:
         self._receiver.watch.hurry()
         while not pump.over.is_set():
             await self._clock.wait_for(pump.over, self._letting_go)
-            if not pump.over.is_set() and self._busy <= self._receiver.watch.overdue:
+            calls = self._busy + (self._settler.calls if self._settler is not None else 0)
+            if not pump.over.is_set() and calls <= self._receiver.watch.overdue:
                 log.error("the pump of %s stops without an answer from its queue", self._queue)
                 pump.leave(None)
                 return
@@ -118,13 +138,27 @@ class MessagePump:
 
     async def _pump(self) -> None:
         async with anyio.create_task_group() as messages:
-            receiving = anyio.CancelScope()
-            messages.start_soon(self._end_at_stop, receiving)
-            if self._reading is not None:
-                messages.start_soon(self._give_back_what_waits, self._reading)
-            with receiving:
-                while not self._stop.is_set():
-                    await self._receive_some(messages)
+            async with anyio.create_task_group() as ending:
+                receiving = anyio.CancelScope()
+                messages.start_soon(self._end_at_stop, receiving)
+                if self._reading is not None:
+                    messages.start_soon(self._give_back_what_waits, self._reading)
+                if self._settler is not None:
+                    ending.start_soon(self._settler.run, partial(self._not_ended, messages), self._made_room)
+                with receiving:
+                    while not self._stop.is_set():
+                        await self._receive_some(messages)
+                if self._settler is not None:
+                    await self._finish(self._settler)
+            self._is_over = True
+            while self._idle:
+                self._idle.popleft().set()
+
+    async def _finish(self, settler: Settler) -> None:
+        """Let the settler end when nothing is in hand any more that it could be told of."""
+        while self._in_hand or self._unended or settler.count:
+            await self._room_made()
+        settler.finish()
 
     async def _end_at_stop(self, receiving: anyio.CancelScope) -> None:
         await self._stop.wait()
@@ -132,8 +166,7 @@ class MessagePump:
 
     async def _receive_some(self, messages: anyio.abc.TaskGroup) -> None:
         while (room := self._room()) <= 0:
-            self._one_done = anyio.Event()
-            await self._one_done.wait()
+            await self._room_made()
         try:
             with calling_transport(self._receiver):
                 received = await self._receiver.receive(room)
@@ -145,19 +178,27 @@ class MessagePump:
         if self._reading is not None and self._stop.is_set():
             return  # closing the receiver gives them back
         self._ready.extend(received)
-        for _ in received:
-            if self._idle:
-                self._idle.popleft().set()
-            elif self._workers < self._concurrency:
-                self._start_worker(messages)
+        if received:
+            self._wake_one(messages)
 
     def _room(self) -> int:
         """Return how many may be received now; few at a time only where more are not wanted."""
         if self._reading is None:
             return self._concurrency - self._in_hand
+        if self._settler is not None and self._settler.count >= _MOST_UNSETTLED:
+            return 0
         most = self._reading.most(anyio.current_time())
         room = most - self._in_hand
         return room if self._in_hand < self._concurrency or room >= most // 4 else 0
+
+    async def _room_made(self) -> None:
+        self._has_room, self._is_full = anyio.Event(), True
+        await self._has_room.wait()
+
+    def _made_room(self) -> None:
+        if self._is_full:
+            self._is_full = False
+            self._has_room.set()
 
     async def _give_back_what_waits(self, reading: Prefetch) -> None:
         """Let others have what was received ahead when handling has become too slow for it."""
@@ -174,44 +215,144 @@ class MessagePump:
     def _in_hand(self) -> int:
         return self._busy + len(self._ready)
 
-    def _start_worker(self, messages: anyio.abc.TaskGroup) -> None:
-        self._workers += 1
-        messages.start_soon(self._work, messages)
+    def _wake_one(self, messages: anyio.abc.TaskGroup) -> None:
+        """Have one worker more look for what is ready, which wakes the next: none is woken that finds nothing to do."""
+        if self._is_waking:
+            return
+        if self._idle:
+            self._is_waking = True
+            self._idle.popleft().set()
+        elif self._workers < self._concurrency:
+            self._is_waking = True
+            self._workers += 1
+            messages.start_soon(self._work, messages)
 
     async def _work(self, messages: anyio.abc.TaskGroup) -> None:
         """Handle what is ready, message after message: a task for each message would cost as much as handling it.
 
         A handler can cancel the task it runs in, by asyncio's own means: then another worker takes its place.
         """
+        self._is_waking = False
         try:
-            await self._handle_ready()
+            await self._handle_ready(messages)
         except anyio.get_cancelled_exc_class():
             if _is_ending():
                 raise
-            if self._ready:  # let out, the cancellation would end the whole pump
-                self._start_worker(messages)
+            # Let out, the cancellation would end the whole pump.
         finally:
             self._workers -= 1
+        if self._ready or self._unended:
+            self._wake_one(messages)
 
-    async def _handle_ready(self) -> None:
+    async def _handle_ready(self, messages: anyio.abc.TaskGroup) -> None:
+        task, handled = asyncio.current_task(), 0
+        assert task is not None
         while True:
-            while self._ready:
-                self._busy += 1
-                await self._handle_one(self._ready.popleft())
-            if self._stop.is_set():
+            while self._ready or self._unended:
+                if self._unended:
+                    await self._unended.popleft()()
+                else:
+                    received = self._ready.popleft()
+                    if self._ready:
+                        self._wake_one(messages)
+                    await self._handle_one(received, task)
+                handled += 1
+                if handled % _YIELDS_AFTER == 0:
+                    await asyncio.sleep(0)
+            if self._is_over:
                 return
             woken = anyio.Event()
             self._idle.append(woken)
             try:
                 await woken.wait()
             finally:
-                if not woken.is_set():
+                if woken.is_set():
+                    self._is_waking = False
+                else:
                     self._idle.remove(woken)
 
-    async def _handle_one(self, received: Received) -> None:
+    async def _handle_one(self, received: Received, task: asyncio.Task[object]) -> None:
+        self._busy += 1
         try:
-            with calling_transport(self._receiver):
-                await self._handle(received)
+            settlement = await self._step(received)
+            if task.cancelling():  # by the handler, which has not noticed: it is to be known whose doing it is
+                await asyncio.sleep(0)
+            if settlement is not None:
+                if self._settler is not None and settlement.end is not None:
+                    self._settler.put(received, settlement)
+                else:
+                    await self._end_alone(received, settlement)
+        except BaseException as error:  # noqa: BLE001 - what is not dealt with is raised again
+            await self._not_handled(received, error)
+        finally:
+            self._busy -= 1
+            if self._reading is not None:
+                self._reading.handled += 1
+            self._made_room()
+
+    async def _end_alone(self, received: Received, settlement: Settlement | None) -> None:
+        """End a message as was decided, or, where its queue refuses that, as is decided then."""
+        while settlement is not None:
+            try:
+                if settlement.end is None:
+                    await self._receiver.roll_back(received)
+                else:
+                    await self._receiver.commit(received, self._clock.now(), settlement.end)
+            except PostdateError as error:
+                if settlement.refused is None:
+                    raise
+                settlement = await settlement.refused(received, error)
+            else:
+                for each in settlement.afterwards:
+                    await each()
+                return
+
+    def _not_ended(self, messages: anyio.abc.TaskGroup, some: Sequence[Ended]) -> None:
+        """Have workers do what is left to be done of messages whose ends were tried in one batch."""
+        failed = list[tuple[Received, PostdateError]]()
+        for received, settlement, error in some:
+            if isinstance(error, _NOT_TO_BLAME):
+                failed.append((received, error))
+            else:
+                self._unended.append(partial(self._after_end, received, settlement, error))
+        if failed:
+            self._unended.append(partial(self._after_failure, failed))
+        self._wake_one(messages)
+
+    async def _after_failure(self, failed: Sequence[tuple[Received, PostdateError]]) -> None:
+        """Give back messages that are not to blame for what their queue says, after one pause for all of them."""
+        self._busy += 1
+        try:
+            (first, error), others = failed[0], f"and {len(failed) - 1} others " if len(failed) > 1 else ""
+            self._not_done(first, f"{others}was not finished", error)
+            await self._pause_after(error)
+            for received, each in failed:
+                await self._give_back(received, failed=not is_outage(each))
+        finally:
+            self._busy -= 1
+            self._made_room()
+
+    async def _after_end(self, received: Received, settlement: Settlement, error: Exception | None) -> None:
+        """Do what is left to be done of a message whose end was tried: ``error`` is what that raised."""
+        self._busy += 1
+        try:
+            if error is None:
+                for each in settlement.afterwards:
+                    await each()
+            elif settlement.refused is None or not isinstance(error, PostdateError):
+                raise error  # noqa: TRY301 - as it would have been raised where the message was handled
+            else:
+                await self._end_alone(received, await settlement.refused(received, error))
+        except BaseException as failure:  # noqa: BLE001 - what is not dealt with is raised again
+            await self._not_handled(received, failure)
+        finally:
+            self._busy -= 1
+            self._made_room()
+
+    async def _not_handled(self, received: Received, failure: BaseException) -> None:
+        """Give a message back that could not be dealt with, after a pause."""
+        try:
+            raise_of_transport(self._receiver, failure)
         except anyio.get_cancelled_exc_class():
             if not _is_ending():
                 await self._after_stray_cancellation(received)
@@ -220,11 +361,6 @@ class MessagePump:
             self._not_done(received, "was not finished", error)
             await self._pause_after(error)
             await self._give_back(received, failed=not is_outage(error))
-        finally:
-            self._busy -= 1
-            self._one_done.set()
-            if self._reading is not None:
-                self._reading.handled += 1
 
     async def _after_stray_cancellation(self, received: Received) -> None:
         """Give back, once, what was in hand of a worker that ends while its pump goes on.
@@ -280,8 +416,6 @@ class MessagePump:
         if self._reading is not None:
             self._left.extend(self._ready)
             self._ready.clear()
-        while self._idle:
-            self._idle.popleft().set()
 
 
 LONGEST_WAIT_SECONDS: Final = 0.5

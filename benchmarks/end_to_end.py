@@ -1,0 +1,184 @@
+"""From due to handled: delayed messages through `postdate run` and one endpoint, with the defaults.
+
+    eval "$(scripts/services env --durable)"
+    .venv/bin/python -m benchmarks.end_to_end --queues postgres --n 20000 --rounds 5 [--tree BEFORE] [--handler sends]
+
+All messages are stored beforehand, by the application, and are due at one instant, at which both processes have been
+running and idle for a while; with ``--rate`` they are due one after the other. The time ends when the last was handled
+and the queue of the endpoint is empty. With ``--tree`` another checkout of Postdate, with its own environment, takes
+turns with this one. ``--queues`` is ``postgres``, ``sqlite`` or ``rabbitmq`` (whose messages wait in a file of SQLite).
+
+Prints a line a round, and medians: messages a second; processor time a message of service, endpoint and server in µs;
+how late the handler was called, in ms; and how many messages were lost, handled twice, or early.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+from urllib.parse import urlsplit
+
+import psycopg
+
+from benchmarks.end_to_end_worker import HANDLERS
+from postdate.bench.system import cpu_seconds, family_cpu_seconds, listening_pid
+from postdate.bench.tally import SharedCount
+
+HERE = Path(__file__).parents[1]
+GIVES_UP_SECONDS = 600.0
+_IDLE_SECONDS = 3.0
+
+Found = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run keeps everything.
+
+    Args:
+        store: address.
+        queues: address; empty: with the store.
+        server: the process that serves them, its children included; ``None``: there is none.
+    """
+
+    store: str
+    queues: str
+    server: int | None
+
+
+@contextmanager
+def place(kind: str) -> Generator[Place]:
+    """Make a place that is empty, and remove it afterwards."""
+    if kind == "postgres":
+        url = _server("POSTDATE_POSTGRES_URL")
+        name = f"postdate_e2e_{secrets.token_hex(6)}"
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}".encode())
+            try:
+                port = urlsplit(url).port or 5432
+                yield Place(urlsplit(url)._replace(path=f"/{name}").geturl(), "", listening_pid(port))
+            finally:
+                connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+        return
+    with tempfile.TemporaryDirectory(dir=HERE / "build") as folder:
+        file = f"sqlite:///{folder}/messages.db"
+        if kind == "sqlite":
+            yield Place(file, "", None)
+            return
+        url = _server("POSTDATE_RABBITMQ_URL")
+        yield Place(file, url, listening_pid(urlsplit(url).port or 5672))
+
+
+def _server(variable: str) -> str:
+    url = os.environ.get(variable)
+    if not url:
+        raise SystemExit(f'{variable} names no server: eval "$(scripts/services env --durable)"')
+    return url
+
+
+def run(tree: Path, kind: str, given: argparse.Namespace) -> Found:
+    """Run once with the Postdate of a tree."""
+    with place(kind) as where, ExitStack() as running, tempfile.TemporaryDirectory() as folder:
+        tally = running.enter_context(SharedCount(Path(folder) / "handled"))
+        environment = {**os.environ, "POSTDATE_STORE__ADDRESS": where.store, "PYTHONPATH": str(HERE)}
+        environment |= {"POSTDATE_TRANSPORT__ADDRESS": where.queues} if where.queues else {}
+        python = tree / ".venv" / "bin" / "python"
+        job = {"store": where.store, "queues": where.queues, "n": given.n, "handler": given.handler}
+        job |= {"tally": str(tally.path), "concurrency": given.concurrency}
+
+        def start(*command: object) -> subprocess.Popen[str]:
+            process = subprocess.Popen(
+                [str(each) for each in command],
+                cwd=folder, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                stderr=(Path(folder) / "log").open("a"),
+            )  # fmt: skip
+            running.callback(process.wait)
+            running.callback(process.kill)
+            return process
+
+        def worker(what: str, **more: Any) -> subprocess.Popen[str]:
+            script = HERE / "benchmarks" / "end_to_end_worker.py"
+            process = start(python, script, what, json.dumps({**job, **more}))
+            assert process.stdout is not None
+            if process.stdout.readline() != "ready\n":
+                raise SystemExit(f"{what} failed:\n{(Path(folder) / 'log').read_text()}")
+            return process
+
+        endpoint = worker("handle")
+        service = start(python, "-m", "postdate.cli", "run", "--log-level", "warning")
+        begins = time.time() + 2.0 + given.n / 8_000 + _IDLE_SECONDS
+        storing = worker("store", due=begins, rate=given.rate)
+        storing.communicate()
+        if time.time() > begins - 1.0:
+            raise SystemExit("storing took so long that the messages were due before the processes were idle")
+        pids = {"service": service.pid, "endpoint": endpoint.pid}
+        time.sleep(max(begins - time.time() - 0.05, 0))
+        before = {name: cpu_seconds(pid) for name, pid in pids.items()}
+        server = 0.0 if where.server is None else family_cpu_seconds(where.server)
+        ended = _wait(tally, given.n, endpoint)
+        after = {name: cpu_seconds(pid) for name, pid in pids.items()}
+        server_used = 0.0 if where.server is None else family_cpu_seconds(where.server) - server
+        service.send_signal(signal.SIGTERM)
+        service.wait()
+        told, _ = endpoint.communicate("stop\n")
+        found: Found = json.loads(told)
+        used = {name: after[name] - before[name] for name in pids} | {"server": server_used}
+        return {
+            "rate": given.n / (ended - begins),
+            **{f"{name}_us": seconds / given.n * 1e6 for name, seconds in used.items()},
+            **found,
+        }
+
+
+def _wait(tally: SharedCount, n: int, endpoint: subprocess.Popen[str]) -> float:
+    since = time.time()
+    while tally.value < n:
+        time.sleep(0.001)
+        if endpoint.poll() is not None or time.time() - since > GIVES_UP_SECONDS:
+            raise SystemExit(f"only {tally.value:,} of {n:,} messages were handled")
+    return time.time()
+
+
+def main() -> int:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--queues", choices=["postgres", "sqlite", "rabbitmq"], default="postgres")
+    parser.add_argument("--handler", choices=sorted(HANDLERS), default="empty")
+    parser.add_argument("--n", type=int, default=20_000)
+    parser.add_argument("--rate", type=float, default=0.0, help="messages a second; 0: all are due at once")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--concurrency", type=int, default=0, help="of the endpoint; 0: its default")
+    parser.add_argument("--tree", type=Path, help="another checkout, with an environment of its own")
+    given = parser.parse_args()
+    trees = [HERE, *([given.tree] if given.tree else [])]
+    runs: dict[Path, list[Found]] = {tree: [] for tree in trees}
+    for number in range(given.rounds):
+        for tree in trees if number % 2 else reversed(trees):
+            found = run(tree, given.queues, given)
+            runs[tree].append(found)
+            print(f"{tree.name:10} {_shown(found)}", flush=True)
+    for tree, found in runs.items():
+        print(f"median of {tree.name:10} {_shown({key: median(each[key] for each in found) for key in found[0]})}")
+    faults = [each[name] for found in runs.values() for each in found for name in ("lost", "doubled", "early")]
+    return int(any(faults))
+
+
+def _shown(found: Found) -> str:
+    return "  ".join(f"{key} {value:,.1f}" for key, value in found.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""Works that are done together, and who is told when one of them cannot be."""
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from postdate.runtime.group_commit import Job, do_jobs, in_parts
+
+
+class Unreachable(Exception):
+    """It may have been done."""
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=60))
+def test_those_that_can_be_done_are_done_once_and_each_other_is_told(good: list[bool]) -> None:
+    done = list[int]()
+
+    def do(works: Sequence[int]) -> Sequence[str]:
+        if not all(good[work] for work in works):
+            raise ValueError(f"{[work for work in works if not good[work]]}")
+        done.extend(works)
+        return [f"done {work}" for work in works]
+
+    found = in_parts(range(len(good)), do, Unreachable)
+    assert done == [work for work, is_good in enumerate(good) if is_good]
+    for work, (is_good, result) in enumerate(zip(good, found, strict=True)):
+        assert str(result) == (f"done {work}" if is_good else f"[{work}]")
+
+
+def test_what_is_in_doubt_is_tried_once() -> None:
+    tries = list[Sequence[int]]()
+
+    def do(works: Sequence[int]) -> Sequence[None]:
+        tries.append(works)
+        if len(works) < 4:
+            raise Unreachable
+        raise ValueError
+
+    found = in_parts(range(4), do, Unreachable)
+    assert [len(each) for each in tries] == [4, 2, 2]
+    assert all(isinstance(each, Unreachable) for each in found)
+
+
+def test_jobs_are_told_and_are_done_whatever_was_raised() -> None:
+    def do(works: Sequence[int]) -> Sequence[int | Exception]:
+        if 3 in works:
+            raise KeyboardInterrupt
+        return [work or LookupError() for work in works]
+
+    jobs = [Job[int, int](work) for work in range(3)]
+    do_jobs(jobs, do, Unreachable)
+    assert [(job.result, type(job.error)) for job in jobs] == [
+        (None, LookupError),
+        (1, type(None)),
+        (2, type(None)),
+    ]
+    last = Job[int, int](3)
+    do_jobs([last], do, Unreachable)
+    assert last.done
+    assert isinstance(last.error, KeyboardInterrupt)
