@@ -157,6 +157,32 @@ async def test_of_two_transactions_of_one_message_one_commits(subject: Subject) 
     assert subject.paid() == 1
 
 
+async def test_what_many_do_at_once_is_done_for_each(subject: Subject) -> None:
+    """Without business data: written, found and marked by one statement for those that come at a time."""
+    await subject.store.setup()
+    told = list[tuple[str, bool]]()
+
+    async def handle(store: OutboxStore, id_: str) -> None:
+        assert await store.find("purchase", id_) is None
+        told.append((id_, await store.transaction("sales", id_).commit(OPERATIONS if id_ < "m-5" else [], NOW)))
+
+    async with anyio.create_task_group() as tasks:
+        for n in range(30):
+            tasks.start_soon(handle, subject.elsewhere if n >= 25 else subject.store, f"m-{n % 10}")
+    assert sorted(id_ for id_, is_new in told if is_new) == [f"m-{n}" for n in range(10)]
+    found = dict[str, OutboxRecord | None]()
+
+    async def end(id_: str) -> None:
+        await subject.store.mark_dispatched("sales", id_, NOW)
+        found[id_] = await subject.store.find("sales", id_)
+
+    assert await subject.store.find("sales", "m-1") == OutboxRecord(OPERATIONS, dispatched=False)
+    async with anyio.create_task_group() as tasks:
+        for n in range(11):
+            tasks.start_soon(end, f"m-{n}")
+    assert found == {**{f"m-{n}": OutboxRecord((), dispatched=True) for n in range(10)}, "m-10": None}
+
+
 async def test_work_of_others_is_part_of_the_commit(subject: Subject) -> None:
     await subject.store.setup()
     insert, done = subject.insert, list[str]()

@@ -1,8 +1,8 @@
 """Outboxes in a schema of PostgreSQL, beside the tables of the application, so that one commit covers both.
 
 A handler gets an asynchronous connection of psycopg, opened with the settings of the application: those of our own
-connections are made for our own statements. The outbox itself uses the same connections. Source: specification 7; ADR
-0017.
+connections are made for our own statements. What the outbox does by itself goes through these, that of several messages
+in one statement. Source: specification 7; ADR 0017, 0026.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
+from enum import Enum, auto
+from typing import Any, Final
 
 import anyio
 import psycopg
@@ -26,9 +28,23 @@ from postdate.errors import ConfigurationError, StoreError, StoreUnreachable
 from postdate.persistence.outbox import decode_operations, encode_operations, storable
 from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Scripted, Work
 from postdate.ports.outbox import Operation, OutboxRecord
+from postdate.runtime.group_commit import Job, do_jobs, group_of
 from postdate.runtime.threads import in_thread
 
 AsyncConnection = BoundedAsyncConnection
+
+_AT_ONCE: Final = 500
+
+
+class _Step(Enum):
+    """What is done of records by one statement."""
+
+    FIND = auto()
+    INSERT = auto()
+    MARK = auto()
+
+
+_Work = tuple[_Step, Sequence[object]]
 
 
 class PostgresOutbox(OutboxStore, Scripted):
@@ -92,12 +108,9 @@ class PostgresOutbox(OutboxStore, Scripted):
 
     @override
     async def find(self, endpoint: str, message_id: str) -> OutboxRecord | None:
-        key = (endpoint, storable(message_id))
-        async with self._lent() as connection:
-            row = await (await connection.execute(self.statements.find, key)).fetchone()
-        if row is None:
+        is_there, dispatched, operations = await self._together(_Step.FIND, (endpoint, storable(message_id)))
+        if not is_there:
             return None
-        dispatched, operations = row
         return OutboxRecord(() if operations is None else decode_operations(operations), dispatched)
 
     @override
@@ -106,13 +119,46 @@ class PostgresOutbox(OutboxStore, Scripted):
 
     @override
     async def mark_dispatched(self, endpoint: str, message_id: str, now: datetime) -> None:
-        async with self._lent() as connection:
-            await connection.execute(self.statements.mark, (now, endpoint, storable(message_id)))
+        await self._together(_Step.MARK, (endpoint, storable(message_id), now))
+
+    async def add(self, row: Sequence[object]) -> bool:
+        """Write a record in a transaction of its own; return whether there was none of that message."""
+        return await self._together(_Step.INSERT, row)
+
+    # --- what comes at the same time is one statement -----------------------------------------------------------------
+
+    async def _together(self, step: _Step, row: Sequence[object]) -> Any:
+        return await group_of(self, _AT_ONCE).run(self._do_jobs, (step, row))
+
+    def _do_jobs(self, jobs: Sequence[Job[_Work, Any]]) -> None:
+        for step, do in ((_Step.FIND, self._found), (_Step.INSERT, self._inserted), (_Step.MARK, self._marked)):
+            some = [job for job in jobs if job.work[0] is step]
+            if some:
+                do_jobs(some, do, StoreUnreachable)
+
+    def _executed(self, statement: bytes, works: Sequence[_Work]) -> list[tuple[Any, ...]]:
+        columns = [list(column) for column in zip(*(row for _, row in works), strict=True)]
+        return self._database.run_blocking(lambda c: c.execute(statement, columns, prepare=True).fetchall())
+
+    def _found(self, works: Sequence[_Work]) -> Sequence[tuple[Any, ...]]:
+        return self._executed(self.statements.find, works)
+
+    def _inserted(self, works: Sequence[_Work]) -> Sequence[bool]:
+        new = set(self._executed(self.statements.insert_all, works))
+        found = list[bool]()
+        for _, (endpoint, message_id, *_) in works:  # one that stands here twice is new the first time
+            found.append((endpoint, message_id) in new)
+            new.discard((endpoint, message_id))
+        return found
+
+    def _marked(self, works: Sequence[_Work]) -> Sequence[None]:
+        self._executed(self.statements.mark, works)
+        return [None] * len(works)
 
     @override
     async def remove_dispatched(self, endpoint: str, before: datetime, limit: int) -> int:
-        async with self._lent() as connection:
-            return (await connection.execute(self.statements.remove, (endpoint, before, limit))).rowcount
+        values = (endpoint, before, limit)
+        return await self._database.run(lambda c: c.execute(self.statements.remove, values).rowcount)
 
     @override
     async def close(self) -> None:
@@ -120,17 +166,6 @@ class PostgresOutbox(OutboxStore, Scripted):
         await in_thread(self._database.close_blocking)
 
     # --- connections --------------------------------------------------------------------------------------------
-
-    @asynccontextmanager
-    async def _lent(self) -> AsyncGenerator[AsyncConnection]:
-        try:
-            connection = await self.take()
-            try:
-                yield connection
-            finally:
-                await self.put(connection)
-        except psycopg.Error as error:
-            raise translate(error, self.where) from error
 
     async def take(self) -> AsyncConnection:
         """Return a connection in autocommit mode, to be given back with :meth:`put`; wait until there is one."""
@@ -201,9 +236,11 @@ class PostgresOutboxTransaction(OutboxTransaction):
 
     @override
     async def commit(self, operations: Sequence[Operation], now: datetime, work: Sequence[Work] = ()) -> bool:
-        connection = await self.begin()
         encoded = encode_operations(operations) if operations else None
         row = (*self._key, now, None if operations else now, encoded)
+        if not self.begun and not work:
+            return await self._commit_with_others(row)
+        connection = await self.begin()
         self._over = True
         async with self._translating():
             if connection.info.transaction_status is TransactionStatus.IDLE:
@@ -226,6 +263,16 @@ class PostgresOutboxTransaction(OutboxTransaction):
             self._block = None
         await self._give_back()
         return new
+
+    async def _commit_with_others(self, row: Sequence[object]) -> bool:
+        """Commit a record that is all there is to commit, as no handler has begun the transaction."""
+        self._check_not_over()
+        self._over = True
+        try:
+            return await self._outbox.add(row)
+        except StoreUnreachable as error:
+            self._lost = error
+            raise
 
     @override
     async def roll_back(self) -> None:
@@ -270,17 +317,25 @@ class _Statements:
     """The SQL of one schema."""
 
     def __init__(self, table: str) -> None:
-        self.find = sql(
-            f"SELECT dispatched_at IS NOT NULL, operations FROM {table} WHERE endpoint = %s AND message_id = %s"
-        )
+        keys = "unnest(%s::text[], %s::text[]"
+        self.find = sql(f"""
+            SELECT o.message_id IS NOT NULL, o.dispatched_at IS NOT NULL, o.operations
+            FROM {keys}) WITH ORDINALITY AS k(endpoint, message_id, position)
+                LEFT JOIN {table} AS o USING (endpoint, message_id)
+            ORDER BY k.position""")
+        self.insert_all = sql(f"""
+            INSERT INTO {table} (endpoint, message_id, handled_at, dispatched_at, operations)
+            SELECT * FROM {keys}, %s::timestamptz[], %s::timestamptz[], %s::bytea[])
+            ON CONFLICT (endpoint, message_id) DO NOTHING RETURNING endpoint, message_id""")
         self.insert = sql(
             f"INSERT INTO {table} (endpoint, message_id, handled_at, dispatched_at, operations) "
             f"VALUES (%s, %s, %s, %s, %s) ON CONFLICT (endpoint, message_id) DO NOTHING"
         )
-        self.mark = sql(
-            f"UPDATE {table} SET dispatched_at = %s, operations = NULL "
-            f"WHERE endpoint = %s AND message_id = %s AND dispatched_at IS NULL"
-        )
+        self.mark = sql(f"""
+            UPDATE {table} AS o SET dispatched_at = k.at, operations = NULL
+            FROM {keys}, %s::timestamptz[]) AS k(endpoint, message_id, at)
+            WHERE o.endpoint = k.endpoint AND o.message_id = k.message_id AND o.dispatched_at IS NULL
+            RETURNING o.message_id""")
         # Skips what another process removes just now: two that clean up do not wait for each other.
         self.remove = sql(
             f"DELETE FROM {table} WHERE (endpoint, message_id) IN (SELECT endpoint, message_id FROM {table} "
