@@ -31,7 +31,10 @@ check: install ## lint, formatting, types, import rules and the fast tests: a mi
 
 test: install ## all of check, and every other test
 	@$(MAKE) -j2 --output-sync=target lint test-ready
-	$(BIN)/pytest -n $(WORKERS)
+	$(BIN)/pytest $(SAME) -n $(WORKERS)
+
+# The same order and the same random numbers at each run: what is red has been broken by somebody. `make soak` draws others.
+SAME := --randomly-seed=1
 
 .PHONY: test-ready
 test-ready:
@@ -44,7 +47,7 @@ WORKERS ?= $(shell echo $$((2 * $$(nproc) + 1)))
 
 .PHONY: test-fast
 test-fast:
-	@$(BIN)/pytest -q -n $$(nproc) $(FAST_TESTS)
+	@$(BIN)/pytest $(SAME) -q -n $$(nproc) $(FAST_TESTS)
 
 faults: install ## break everything that can break, account for every message, write docs/faults.md: half an hour
 	rm -rf build/faults

@@ -1,4 +1,4 @@
-"""What every test gets: one event loop kind, bounded and random examples, no dependence on the host's time zone, and a
+"""What every test gets: one event loop kind, no dependence on the host's time zone, and a
 check that nothing was left open.
 """
 
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from hypothesis import HealthCheck, settings
 from tests import java
 from tests.azure_store_subjects import AzureTableStoreSubject
 from tests.azure_subjects import AzureStorageQueueTransportSubject
@@ -39,18 +38,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 java.use(os.environ)
 
-pytest_plugins = ["tests.servers_fixtures", "tests.side_by_side"]
-
-settings.register_profile("default", max_examples=50, deadline=None)
-settings.register_profile(
-    "ci",
-    max_examples=200,
-    deadline=None,  # a shared machine stalls; the per-test timeout is the limit
-    derandomize=False,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
+pytest_plugins = ["tests.servers_fixtures", "tests.side_by_side", "tests.soak"]
 
 
 @pytest.fixture(scope="session")
