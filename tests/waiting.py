@@ -4,9 +4,13 @@ import inspect
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any
 
 import anyio
+
+from postdate import SystemClock
+from postdate.core.poller import LONGEST_SLEEP
 
 PATIENCE_SECONDS = 90.0
 
@@ -45,3 +49,26 @@ async def until(
             if found:
                 return found
             await anyio.sleep(0.01)
+
+
+class UntilWoken(SystemClock):
+    """The clock of a service whose poller never ends its longest sleep by itself: what it finds, a wake-up told it of.
+
+    Attributes:
+        sleeps: how often the poller has begun its longest sleep.
+    """
+
+    def __init__(self) -> None:
+        self.sleeps = 0
+
+    async def wait_for(self, event: anyio.Event, duration: timedelta) -> None:
+        """Wait as in real time; for the longest sleep, wait for the event alone."""
+        if duration != LONGEST_SLEEP:
+            await super().wait_for(event, duration)
+            return
+        self.sleeps += 1
+        await event.wait()
+
+    async def sleeps_again(self, before: int = 0) -> None:
+        """Return once the poller sleeps that had begun ``before`` sleeps."""
+        await until(lambda: self.sleeps > before)
