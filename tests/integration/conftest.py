@@ -7,12 +7,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.locking_places import LockingPlace, locking_place, locking_places
 from tests.redis_subjects import Prefix
+from tests.waiting import PATIENCE_SECONDS
 
 SCRIPT = Path(__file__).with_name("processes.py")
 
@@ -44,10 +46,10 @@ class Process:
         assert self._process.stderr is not None
         self._errors = self._process.stderr.read()
 
-    def says(self, word: str, seconds: float = 60) -> str:
+    def says(self, word: str) -> str:
         """Wait until the process says a line that begins with ``word``; return the line."""
         while True:
-            line = self._said.get(timeout=seconds)
+            line = self._said.get(timeout=PATIENCE_SECONDS)
             if line.startswith(word):
                 return line
             assert line != "(end)", f"ended without saying {word!r}: {self._errors}"
@@ -66,9 +68,9 @@ class Process:
     def thaw(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 
-    def end(self, seconds: float = 60) -> int:
+    def end(self) -> int:
         """Wait for the end; return the exit code."""
-        code = self._process.wait(seconds)
+        code = self._process.wait(PATIENCE_SECONDS)
         self._close()
         assert code == 0 or "Traceback" not in self._errors, self._errors
         return code
@@ -81,8 +83,14 @@ class Process:
     def kill(self) -> None:
         """End it as a power cut would; without effect on one that has ended."""
         self._process.kill()
-        self._process.wait(60)
+        self._process.wait(PATIENCE_SECONDS)
         self._close()
+
+    def kill_after(self, seconds: float) -> None:
+        """Kill it at some moment, if it has not ended before."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        self.kill()
 
     def _close(self) -> None:
         for reader in self._readers:

@@ -7,15 +7,13 @@ as the command line opens it.
 A role says ``ready`` on its standard output when it works, and ends at SIGTERM, finishing what is in hand.
 """
 
-import json
-import os
 import signal
 import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -34,9 +32,7 @@ from postdate import (
 )
 from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.postgres.transport import PostgresTransport
-from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import ClaimLost
-from postdate.messages import format_timestamp, parse_timestamp
 from postdate.ports import ClaimingStore, End, Outcome, Transport
 from postdate.wiring import open_store, open_transport
 
@@ -98,6 +94,7 @@ class Opened:
                 await stack.enter_async_context(self.endpoint)
                 say("ready")
                 async for _ in signals:
+                    say("ending")
                     return
 
     async def close(self) -> None:
@@ -195,35 +192,8 @@ async def storer(path: str, first: str, count: str) -> None:
     await store.close()
 
 
-async def clocks(path: str) -> None:
-    """Do with time everything that a local time zone could spoil, and print what came out."""
-    store = SqliteStore(path, synchronous="normal")
-    noon = parse_timestamp("2026-03-29 01:30:00:123456 Z")
-    ambiguous = parse_timestamp("2026-04-04 14:45:00:000001 Z").astimezone()  # local, in whatever zone
-    await store.store(DelayedMessage("noon", noon, "queue"), noon)
-    await store.store(DelayedMessage("ambiguous", ambiguous, "queue"), noon)
-    found = await store.claim_due(noon + timedelta(days=365), 10)
-    history = await store.history("noon")
-    await store.close()
-    real = SystemClock().now()
-    say(
-        json.dumps(
-            {
-                "stored": [[claim.message.message_id, format_timestamp(claim.message.due)] for claim in found],
-                "recorded": format_timestamp(history[0].at),
-                "microseconds": to_microseconds(noon),
-                "back": format_timestamp(from_microseconds(to_microseconds(ambiguous))),
-                "local": format_timestamp(datetime.fromtimestamp(1_775_313_900).astimezone()),
-                "now_is_aware_utc": str(real.utcoffset()),
-                "now": real.timestamp(),
-                "zone": os.environ["TZ"],
-            }
-        )
-    )
-
-
 ROLES: dict[str, Callable[..., Awaitable[None]]] = {
-    role.__name__: role for role in (service, consumer, slow_consumer, holder, zombie, storer, clocks)
+    role.__name__: role for role in (service, consumer, slow_consumer, holder, zombie, storer)
 }
 
 if __name__ == "__main__":
