@@ -4,13 +4,14 @@ import inspect
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import anyio
 
 from postdate import SystemClock
 from postdate.core.poller import LONGEST_SLEEP
+from postdate.ports import Claim, ClaimingStore, Received, Receiver
 
 PATIENCE_SECONDS = 90.0
 
@@ -49,6 +50,26 @@ async def until(
             if found:
                 return found
             await anyio.sleep(0.01)
+
+
+async def received(receiver: Receiver, count: int) -> list[Received]:
+    """Receive until so many messages have come, or more."""
+    found = list[Received]()
+    while len(found) < count:
+        found += await until(lambda: receiver.receive(100))
+    return found
+
+
+async def claimed(store: ClaimingStore, count: int, at: datetime) -> list[Claim]:
+    """Claim what is due at an instant until there were so many messages, or more, which others may have held."""
+    found = list[Claim]()
+
+    async def there_are_enough() -> bool:
+        found.extend(await store.claim_due(at, 100))
+        return len(found) >= count
+
+    await until(there_are_enough)
+    return found
 
 
 class UntilWoken(SystemClock):

@@ -187,7 +187,7 @@ async def test_a_migration_moves_rows_with_a_checksum_and_names_one_that_is_dama
     source = store_source(spec.address)
     run = MigrationRun("0" * 32, "one.db", MigrationStatus.PREPARING, {"target": "x"}, LONG_AGO, NOW)
     source.begin(run)
-    (batch,) = source.hide(run, 10, 1, SECOND)
+    (batch,) = source.hide(run, 10, 1, 60 * SECOND)
     assert sorted(each.message_id for each in source.read(run, batch.number)) == ["bad", "good"]
     place = OneFile(tmp_path / "one.db")
     flip(place)

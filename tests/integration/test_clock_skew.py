@@ -17,6 +17,7 @@ from tests import faketime
 from tests.faults.clocks import SetClock
 from tests.postgres_subjects import drop_schema, fresh_schema
 from tests.rabbitmq_subjects import channel_of
+from tests.waiting import until
 
 from postdate import (
     DelayedMessage,
@@ -43,6 +44,11 @@ _ROW = re.compile(
 @dataclass
 class Offer:
     """What is sent."""
+
+
+@dataclass
+class Last:
+    """Comes after it."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,15 @@ def test_the_table_has_every_kind_of_clock_and_outcome() -> None:
     assert {case.outcome for case in rows} == {"handled", "discarded", "expired in the queue"}
 
 
+@pytest.mark.soak(
+    "messages live for seconds of real time",
+    part="clocks",
+    proven_by=(
+        "tests/unit/test_time_to_be_received.py::test_an_allowance_for_clocks_that_differ_is_added_row_70",
+        "tests/integration/test_postgres_expiry.py::test_the_row_ends_so_long_after_it_came_whatever_the_senders_clock_says_row_59",
+        "tests/integration/test_clock_skew.py::test_the_table_has_every_kind_of_clock_and_outcome",
+    ),
+)
 @pytest.mark.parametrize("queue", ["PostgreSQL", "RabbitMQ", "header only"])
 async def test_a_sender_with_a_wrong_clock_row_70(queue: str, request: pytest.FixtureRequest) -> None:
     rows = [case for case in cases() if case.queue == queue]
@@ -96,8 +111,9 @@ async def test_a_sender_with_a_wrong_clock_row_70(queue: str, request: pytest.Fi
         await transport.create_queues([case.address for case in rows])
         for skew in sorted({case.skew for case in rows}):
             await anyio.to_thread.run_sync(_send, address, settings, skew, [each for each in rows if each.skew == skew])
+        later = SystemClock().now() + timedelta(seconds=2)
         found = {case: await _outcome(transport, case) for case in rows if not case.later}
-        await anyio.sleep(2)
+        await until(lambda: SystemClock().now() > later)
         found |= {case: await _outcome(transport, case) for case in rows if case.later}
         assert found == {case: case.outcome for case in rows}
     finally:
@@ -121,7 +137,6 @@ def _send(address: str, settings: dict[str, str], skew: int, rows: Sequence[Case
         env={**os.environ, **faketime.environment(skew)},
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -130,13 +145,14 @@ def _send(address: str, settings: dict[str, str], skew: int, rows: Sequence[Case
 
 
 async def _outcome(transport: Transport, case: Case) -> str:
-    """Let an endpoint with the right clock take what is in the queue."""
-    metrics, handled = RecordedMetrics(), list[Offer]()
+    """Let an endpoint with the right clock take what is in the queue, and a message of its own that comes last."""
+    metrics, handled, last = RecordedMetrics(), list[Offer](), anyio.Event()
     endpoint = Endpoint(
         case.address,
         transport=transport,
         create_queues=False,
         metrics=metrics,
+        concurrency=1,
         time_to_be_received_allowance=timedelta(seconds=case.allowance),
     )
 
@@ -144,10 +160,13 @@ async def _outcome(transport: Transport, case: Case) -> str:
     async def handle(message: Offer, _: Any) -> None:
         handled.append(message)
 
+    @endpoint.handler(Last)
+    async def handle_last(_message: Last, _: Any) -> None:
+        last.set()
+
     async with endpoint:
-        with anyio.move_on_after(1.5):  # nothing comes where the queue has let it expire
-            while not handled and not metrics.counts["discarded"]:  # noqa: ASYNC110 - of the handler
-                await anyio.sleep(0.02)
+        await endpoint.send(Last(), destination=case.address)
+        await until(last.is_set)
     if handled:
         return "handled"
     return "discarded" if metrics.counts["discarded"] else "expired in the queue"
@@ -181,12 +200,25 @@ class Service:
     def log(self) -> str:
         return self._log.read_text()
 
-    async def delivers(self) -> None:
-        while "delivering from" not in self.log:
+    async def says(self, text: str) -> None:
+        """Return once the text is in its log."""
+
+        def has_said() -> bool:
             assert self.process.poll() is None, self.log
-            await anyio.sleep(0.05)  # another process: there is nothing to wait for
+            return text in self.log
+
+        await until(has_said)
 
 
+@pytest.mark.soak(
+    "services under clocks that are set, beside a server in real time",
+    part="clocks",
+    proven_by=(
+        "tests/unit/test_store_clock.py::test_an_endpoint_delays_and_judges_by_the_store_s_clock",
+        "tests/unit/test_store_clock.py::test_it_shows_the_store_s_time_and_is_never_ahead_of_it",
+        "tests/unit/test_store_clock.py::test_a_wrong_clock_is_named_once_and_again_when_it_changes",
+    ),
+)
 @pytest.mark.parametrize("use_store_clock", [True, False])
 async def test_services_with_wrong_clocks_deliver_by_that_of_the_store(
     postgres_url: str, tmp_path: Path, *, use_store_clock: bool
@@ -202,33 +234,31 @@ async def test_services_with_wrong_clocks_deliver_by_that_of_the_store(
     store, transport = PostgresStore(postgres_url, schema=schema), PostgresTransport(postgres_url, schema=schema)
     services: list[Service] = []
     try:
-        with anyio.fail_after(100):
-            minutes = timedelta(minutes=10)
-            services += [
-                Service(tmp_path / name, ahead, environment)
-                for name, ahead in (("behind", -minutes), ("ahead", minutes))
-            ]
-            for service in services:
-                await service.delivers()
-            await store.initialize("postdate", TransactionMode.RECEIVE_ONLY)
-            receiver = transport.receiver("orders")
-            now = SystemClock().now()
-            spread = timedelta(seconds=1) / MESSAGES
-            messages = [DelayedMessage(f"m-{n}", now + SOON + n * spread, "orders") for n in range(MESSAGES)]
-            await store.store_many(messages, now)
-            early, came = 0, dict.fromkeys((message.message_id for message in messages), 0)
-            while sum(came.values()) < MESSAGES:
-                for received in await receiver.receive(MESSAGES):
-                    assert received.envelope.due is not None
-                    early += SystemClock().now() < received.envelope.due
-                    came[received.envelope.message_id] += 1
-            reported = await store.reported_clocks()
-            await receiver.close()
+        minutes = timedelta(minutes=10)
+        services += [
+            Service(tmp_path / name, ahead, environment) for name, ahead in (("behind", -minutes), ("ahead", minutes))
+        ]
+        for service in services:
+            await service.says("delivering from")
+        await store.initialize("postdate", TransactionMode.RECEIVE_ONLY)
+        receiver = transport.receiver("orders")
+        now = SystemClock().now()
+        spread = timedelta(seconds=1) / MESSAGES
+        messages = [DelayedMessage(f"m-{n}", now + SOON + n * spread, "orders") for n in range(MESSAGES)]
+        await store.store_many(messages, now)
+        early, came = 0, dict.fromkeys((message.message_id for message in messages), 0)
+        while sum(came.values()) < MESSAGES:
+            for received in await receiver.receive(MESSAGES):
+                assert received.envelope.due is not None
+                early += SystemClock().now() < received.envelope.due
+                came[received.envelope.message_id] += 1
+        reported = await store.reported_clocks()
+        await receiver.close()
         assert set(came.values()) == {1}
         assert early == 0 if use_store_clock else early > MESSAGES / 2
         assert sorted(round(ahead.total_seconds(), -1) for ahead in reported.values()) == [-600, 600]
-        assert "is 10 min behind that of the store" in services[0].log
-        assert "is 10 min ahead of that of the store" in services[1].log
+        await services[0].says("is 10 min behind that of the store")
+        await services[1].says("is 10 min ahead of that of the store")
         doctor = subprocess.run(  # noqa: ASYNC221 - nothing else happens meanwhile
             [sys.executable, "-m", "postdate.cli", "doctor", "--json"],
             cwd=tmp_path, env={**os.environ, **environment}, capture_output=True, check=False,

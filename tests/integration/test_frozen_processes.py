@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 from tests.conftest import as_another_process
+from tests.waiting import until
 
 from postdate import DelayedMessage, Envelope, LocalTransport, SqliteStore
 from postdate.backends.sqlite.file import _forget
@@ -55,8 +54,7 @@ async def test_what_a_frozen_process_holds_is_taken_over_and_what_it_does_on_wak
     assert frozen.says("ready") == f"ready {MESSAGES} 50"
     frozen.freeze()
     receiver = one_file.transport.receiver("done")
-    with anyio.fail_after(30):
-        taken_over = await receiver.receive(1_000)
+    taken_over = await until(lambda: receiver.receive(1_000))
     assert len(taken_over) == 50
     claims = await one_file.store.claim_due(LATER, 10_000)
     assert len(claims) == MESSAGES
@@ -79,6 +77,11 @@ async def test_what_a_frozen_process_holds_is_taken_over_and_what_it_does_on_wak
     assert one_file.rows("SELECT kind, count(*) FROM record GROUP BY kind") == [(1, MESSAGES + 1), (2, MESSAGES + 1)]
 
 
+@pytest.mark.soak(
+    "a process must show life in time",
+    part="silence",
+    proven_by="tests/integration/test_frozen_processes.py::test_silence_is_counted_only_while_somebody_looks_and_something_is_held",
+)
 async def test_a_process_that_holds_for_long_and_lives_keeps_what_it_holds(
     one_file: OneFile, start, eventually, tmp_path: Path
 ) -> None:
@@ -104,20 +107,13 @@ async def test_whoever_sends_is_told_that_others_have_it(tmp_path: Path) -> None
     await store.store_many([DelayedMessage(f"m-{n}", NOW, "done") for n in range(3)], NOW)
     (finished,), held = await store.claim_due(LATER, 1), await store.claim_due(LATER, 10)
     await store.finish([finished], Outcome.DELIVERED, NOW)
-    lost, told = list[str](), anyio.Event()
-
-    def lose(ids: Collection[str]) -> None:
-        lost.extend(ids)
-        told.set()
-
-    stop = store.when_lost(lose)
+    lost = list[str]()
+    stop = store.when_lost(lost.extend)
     assert all(store.still_holds(claim) for claim in held)
     other = as_another_process(lambda: SqliteStore(tmp_path / "a.db"))
     number = store.file.claimant
     other.file.write_blocking(lambda tx: _forget(tx, number))
-    with anyio.fail_after(30):
-        await told.wait()
-    assert set(lost) >= {claim.message.message_id for claim in held}
+    await until(lambda: set(lost) >= {claim.message.message_id for claim in held})
     assert not any(store.still_holds(claim) for claim in held)
     again = await store.claim_due(LATER, 10)
     assert all(store.still_holds(claim) for claim in again)

@@ -15,6 +15,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.locking_places import TABLE, LockingPlace
+from tests.waiting import claimed, until
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, MemoryTransport, TransactionMode
 from postdate.backends.rowlocks import LockingStore
@@ -64,11 +65,7 @@ def _python(script: str, *arguments: str) -> "subprocess.Popen[bytes]":
 
 async def _claimed(store: LockingStore, count: int) -> list[Claim]:
     """Claim until so many were claimed, which others held."""
-    found = list[Claim]()
-    with anyio.fail_after(30):
-        while len(found) < count:
-            found += await store.claim_due(NOW + SECOND, 100)
-            await anyio.sleep(0.01)
+    found = await claimed(store, count, NOW + SECOND)
     assert len(found) == count
     return found
 
@@ -129,7 +126,7 @@ async def test_connections_that_died_while_idle_are_replaced(
     await store.close()
 
 
-STORM = 5_000
+STORM = 2_000
 
 
 async def test_a_storm_of_claims_retries_and_stores_delivers_each_message_once(place: LockingPlace) -> None:
@@ -286,13 +283,10 @@ async def test_an_endpoint_delivers_on_time_also_what_another_process_stored(pla
     )
     other = place.store("sales.timeouts")
     due = dict[int, datetime]()
-    all_here = anyio.Event()
 
     @endpoint.handler(Reminder, name="Reminder")
     async def remind(message: Reminder, _context: object) -> None:
         arrived.append((message.number, clock.now() - due[message.number]))
-        if len(arrived) == 20:
-            all_here.set()
 
     async with endpoint:
         for number in range(20):
@@ -303,8 +297,7 @@ async def test_an_endpoint_delivers_on_time_also_what_another_process_stored(pla
                 await other.store(DelayedMessage(f"other-{number}", due[number], "sales", headers, body), clock.now())
             else:
                 await endpoint.send(Reminder(number), deliver_at=due[number])
-        with anyio.fail_after(20):
-            await all_here.wait()
+        await until(lambda: len(arrived) >= 20)
     await store.close()
     await other.close()
     assert sorted(number for number, _ in arrived) == list(range(20))

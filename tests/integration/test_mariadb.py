@@ -7,6 +7,7 @@ import anyio
 import pymysql
 import pytest
 from tests.mariadb_subjects import drop_schema, fresh_schema
+from tests.waiting import until
 
 from postdate import DelayedMessage
 from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession
@@ -175,14 +176,10 @@ async def test_the_server_says_how_safe_it_is(mariadb_url: str, schema: str) -> 
     await store.close()
 
 
-async def _is_seen(store: MariaDbStore, connection: int, expected: bool) -> None:
-    """Wait until it is so: the server makes its list anew for who has not asked for 0.1 s."""
-    with anyio.fail_after(10):
-        while True:
-            found = {snapshot.pid for snapshot in await store.old_snapshots()}
-            if (connection in found) is expected:
-                return
-            await anyio.sleep(0.2)
+async def _is_seen(store: MariaDbStore, connection: int) -> bool:
+    """Return whether a connection has an old snapshot; the server makes its list anew if nobody has asked for 0.1 s."""
+    await anyio.sleep(0.2)
+    return connection in {snapshot.pid for snapshot in await store.old_snapshots()}
 
 
 async def test_a_session_with_an_old_snapshot_is_found(
@@ -193,9 +190,13 @@ async def test_a_session_with_an_old_snapshot_is_found(
     session.change("START TRANSACTION WITH CONSISTENT SNAPSHOT")
     ((me,),) = session.rows("SELECT CONNECTION_ID()")
     store = MariaDbStore(mariadb_url, table=TABLE)
-    await _is_seen(store, me, True)
+    await until(lambda: _is_seen(store, me))
     session.rollback()
-    await _is_seen(store, me, False)
+
+    async def is_gone() -> bool:
+        return not await _is_seen(store, me)
+
+    await until(is_gone)
     await store.close()
 
 

@@ -2,11 +2,10 @@
 
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
-import anyio
 import pytest
 from tests.mariadb_subjects import drop_schema, fresh_schema
+from tests.waiting import claimed, until
 
 from postdate import DelayedMessage, MariaDb, SqlServer
 from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession
@@ -85,10 +84,7 @@ async def test_closing_the_store_gives_back_its_claims_and_leaves_the_timeouts_a
         await database.store.claim_due(NOW + SECOND, 10)
     assert await database.timeouts.peek(TIMEOUT.timeout_id)
     again = MariaDbStore(database, table="sales.timeouts")
-    claimed = list[Any]()
-    with anyio.fail_after(20):
-        while len(claimed) < 3:
-            claimed += await again.claim_due(NOW + SECOND, 10)
+    await claimed(again, 3, NOW + SECOND)
     await again.close()
 
 
@@ -102,9 +98,7 @@ async def test_closing_the_timeouts_gives_back_their_claims_and_leaves_the_store
     assert await elsewhere.claim(TIMEOUT.timeout_id) is None
     await database.timeouts.close()
     assert not await held.remove(), "it was given back"
-    with anyio.fail_after(20):
-        while not (again := await elsewhere.claim(TIMEOUT.timeout_id)):
-            pass  # the server sees soon that the connection has ended
+    again = await until(lambda: elsewhere.claim(TIMEOUT.timeout_id))  # the server sees that the connection has ended
     assert await again.remove()
     await elsewhere.close()
     assert len(await database.store.claim_due(NOW + SECOND, 10)) == 3

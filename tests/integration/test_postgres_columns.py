@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
 
-import anyio
 import psycopg
 import pytest
 from anyio import to_thread
 from tests.integration.postgres_place import SECOND, Place, now, placed
+from tests.waiting import until
 
 from postdate import DelayedMessage, TransactionMode
 from postdate.backends.postgres import columnar
@@ -91,8 +91,7 @@ async def test_another_process_is_woken_by_what_is_due_soon(place: Place) -> Non
     stop = await other.listen(alarm.ring)
     try:
         place.store.store_columns(batch_of("soon", due=now() + SECOND), now())
-        with anyio.fail_after(20):
-            await alarm.wait()
+        await until(alarm.event.is_set)
     finally:
         stop()
         await other.close()

@@ -5,9 +5,9 @@ from datetime import timedelta
 from unittest import mock
 from urllib.parse import urlsplit
 
-import anyio
 import pytest
 from tests.integration.postgres_place import SECOND, TABLE, Place, now, placed
+from tests.waiting import claimed, received
 
 from postdate import Headers, TransactionMode
 from postdate.backends.postgres.sessions import mark
@@ -51,11 +51,9 @@ async def test_a_damaged_row_holds_up_neither_a_move_nor_who_receives(place: Pla
     assert report.next_attempt is not None
     while (await place.store.move_due(now(), 5, listing=True)).delivered:
         pass
-    receiver, received = place.transport.receiver("consumer"), list[str]()
-    with anyio.fail_after(20):
-        while len(received) < 9:
-            received += [each.envelope.message_id for each in await receiver.receive(10)]
-    assert sorted(received) == [f"m-{n}" for n in range(1, 10)]
+    receiver = place.transport.receiver("consumer")
+    found = await received(receiver, 9)
+    assert sorted(each.envelope.message_id for each in found) == [f"m-{n}" for n in range(1, 10)]
     aside = await place.store.quarantined_count() + await place.transport.quarantined_count()
     assert aside == (0 if how == "expiry BC" else 1)  # that one has simply expired
     assert await place.store.next_attempt() is None
@@ -81,11 +79,9 @@ async def test_a_damaged_row_is_never_lost_by_a_move_that_looks_into_headers(pla
     discarding = Discarding(timedelta(0), has_lapsed)
     while (await place.store.move_due(now(), 5, discarding=discarding)).delivered:
         pass
-    receiver, received = place.transport.receiver("consumer"), list[str]()
-    with anyio.fail_after(20):
-        while len(received) < 9:
-            received += [each.envelope.message_id for each in await receiver.receive(10)]
-    assert sorted(received) == [f"m-{n}" for n in range(1, 10)]
+    receiver = place.transport.receiver("consumer")
+    found = await received(receiver, 9)
+    assert sorted(each.envelope.message_id for each in found) == [f"m-{n}" for n in range(1, 10)]
     await receiver.close()
     aside = await place.store.quarantined_count() + await place.transport.quarantined_count()
     waiting = (await place.store.statistics(now())).pending
@@ -126,7 +122,7 @@ async def test_what_was_claimed_while_the_store_was_closed_is_free_again(place: 
     listener = mock.patch.object(place.store.database, "listener", side_effect=StoreUnavailable("closed"))
     with listener, pytest.raises(StoreUnavailable) as failure:
         await place.store.claim_due(now(), 10)
-    assert [claim.message.message_id for claim in await place.store.claim_due(now(), 10)] == ["m-0"]
+    assert [claim.message.message_id for claim in await claimed(place.store, 1, now())] == ["m-0"]
     del failure  # which has kept whatever was open then
 
 
@@ -155,9 +151,7 @@ async def test_without_rights_on_the_table_of_what_is_set_aside_the_others_go_on
         place.run("UPDATE content SET headers = 'torn'")
         await place.transport.send([Envelope("consumer", "e-2")], now())
         receiver = transport.receiver("consumer")
-        with anyio.fail_after(20):
-            received = await receiver.receive(10)
-        assert [each.envelope.message_id for each in received] == ["e-2"]
+        assert [each.envelope.message_id for each in await received(receiver, 1)] == ["e-2"]
         await receiver.close()
         assert caplog.text.count("grants included") == 2  # once for the store, once for the queues
     finally:
@@ -173,8 +167,8 @@ async def test_a_mended_message_whose_queue_is_gone_stays_set_aside(place: Place
     await place.transport.send([Envelope("done", "e-1")], now())
     place.run("UPDATE content SET headers = 'torn'")
     receiver = place.transport.receiver("done")
-    with anyio.move_on_after(1):
-        await receiver.receive(1)
+    await place.transport.send([Envelope("done", "e-2")], now())
+    assert [each.envelope.message_id for each in await received(receiver, 1)] == ["e-2"]
     await receiver.close()
     (aside,) = await place.transport.quarantined(10)
     place.run("DELETE FROM queue WHERE name = 'done'")

@@ -1,10 +1,10 @@
 """One database object: what an endpoint keeps in one schema shares connections, a listener and a sign of life."""
 
 import os
+import sys
 import threading
-import warnings
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -13,8 +13,8 @@ import anyio
 import psycopg
 import pytest
 from tests.integration.postgres_place import CONTENT, MILLISECOND, SECOND, now
-from tests.machine import until
 from tests.postgres_subjects import drop_schema, fresh_schema
+from tests.waiting import received, until
 
 from postdate import (
     DelayedDelivery,
@@ -138,7 +138,7 @@ class Counts:
 
     async def until_none_is_open(self) -> None:
         """Wait for the server to have ended the sessions that were closed."""
-        await anyio.to_thread.run_sync(until, lambda: self._one(_SESSIONS, f"%{mark()}") == 0, 50)
+        await until(lambda: self._one(_SESSIONS, f"%{mark()}") == 0)
 
     def close(self) -> None:
         self._connection.close()
@@ -146,7 +146,6 @@ class Counts:
 
 @asynccontextmanager
 async def schema_on(url: str) -> AsyncGenerator[str]:
-    schema = fresh_schema().replace('"', "")
     schema = fresh_schema()
     try:
         yield schema
@@ -157,7 +156,7 @@ async def schema_on(url: str) -> AsyncGenerator[str]:
 async def work_of(endpoint: Endpoint, count: Callable[[], None]) -> None:
     """Handle messages in transactions of the application, all that can be at once."""
     endpoint.saga(Orders)
-    inside, all_inside, done = list[int](), anyio.Event(), anyio.Event()
+    inside, all_inside = list[int](), anyio.Event()
     reminded = set[int]()
 
     @endpoint.handler(Order)
@@ -175,15 +174,12 @@ async def work_of(endpoint: Endpoint, count: Callable[[], None]) -> None:
         await context.transaction()
         await anyio.to_thread.run_sync(count)
         reminded.add(message.number)
-        if len(reminded) == MESSAGES:
-            done.set()
 
     async with endpoint:
-        with anyio.fail_after(90):
-            async with anyio.create_task_group() as tasks:
-                for number in range(MESSAGES):
-                    tasks.start_soon(endpoint.send, Order(number))
-            await done.wait()
+        async with anyio.create_task_group() as tasks:
+            for number in range(MESSAGES):
+                tasks.start_soon(endpoint.send, Order(number))
+        await until(lambda: len(reminded) >= MESSAGES)
 
 
 @pytest.mark.parametrize("make", [of_one_database, of_adapters_on_one])
@@ -213,7 +209,7 @@ async def test_an_adapter_that_is_closed_gives_back_what_it_holds_and_leaves_the
         await database.store.store_many([delayed(number) for number in range(4)], now())
         await database.queues.send([Envelope("shop", "e-1")], now())
         receiver = database.queues.receiver("shop")
-        (received,) = await receiver.receive(1)
+        (held,) = await received(receiver, 1)
         claims = await database.store.claim_due(now() + SECOND, 3)  # locked
         await database.store.finish(claims[:1], Outcome.DELIVERED, now())  # and the others are leased
         await database.store.claim_due(now() + SECOND, 1)
@@ -223,7 +219,7 @@ async def test_an_adapter_that_is_closed_gives_back_what_it_holds_and_leaves_the
         assert len(await another.claim_due(now() + SECOND, 10)) == 3
         await another.close()
         assert database.queues.database.listener().holder() == number
-        await receiver.commit(received, now())
+        await receiver.commit(held, now())
         with pytest.raises(StoreUnavailable, match="closed"):
             await database.store.next_due()
 
@@ -241,11 +237,10 @@ async def test_what_an_adapter_may_hold_without_knowing_it_is_free_when_it_is_cl
             await anyio.to_thread.run_sync(receiver._certain, number, partial(lost_answer, first, claim, number))
         await first.close()
         other = second.receiver("shop")
-        with anyio.fail_after(60):
-            (received,) = await other.receive(1)
-        assert received.envelope.message_id == "e-1"
+        (again,) = await received(other, 1)
+        assert again.envelope.message_id == "e-1"
         assert second.database.listener().holder() != number
-        await other.commit(received, now())
+        await other.commit(again, now())
         await other.close()
         await second.close()
 
@@ -320,29 +315,35 @@ async def test_two_event_loops_share_a_database(postgres_url: str) -> None:
         assert await database.outbox.find("shop", "there-19") is not None
 
 
+_FORK = """
+import os, sys
+from postdate import Postgres
+
+access = Postgres(sys.argv[1], schema=sys.argv[2]).queues.database
+
+def show(who):
+    print(who, access.run_blocking(lambda c: c.info.backend_pid), access.listener().holder(), flush=True)
+
+show("before")
+child = os.fork()
+if not child:
+    show("child")
+    os._exit(0)
+os.waitpid(child, 0)
+show("parent")
+access.close_blocking()
+"""
+"""For a process whose threads are all known: who forks beside others inherits the locks that they hold."""
+
+
 async def test_a_fork_has_connections_and_a_number_of_its_own(postgres_url: str) -> None:
     async with schema_on(postgres_url) as schema, Postgres(postgres_url, schema=schema) as database:
         await set_up(database)
-        access, ours = database.queues.database, database.queues.database.listener().holder()
-        before = access.run_blocking(lambda c: c.info.backend_pid)
-        reading, writing = os.pipe()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads, which this is about
-            child = os.fork()
-        if child == 0:
-            said = "0 0"
-            with suppress(BaseException):
-                said = f"{access.run_blocking(lambda c: c.info.backend_pid)} {access.listener().holder()}"
-            os.write(writing, said.encode())
-            os._exit(0)
-        await anyio.to_thread.run_sync(os.waitpid, child, 0)
-        pid, number = map(int, os.read(reading, 100).split())
-        os.close(reading)
-        os.close(writing)
-        assert pid not in {0, before}
-        assert number not in {0, ours}
-        assert access.run_blocking(lambda c: c.info.backend_pid) == before
-        assert access.listener().holder() == ours
+        command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", _FORK, postgres_url, schema]
+        said = (await anyio.run_process(command)).stdout.decode().splitlines()
+        shown = {who: tuple(map(int, found)) for who, *found in map(str.split, said)}
+        assert shown["parent"] == shown["before"]
+        assert all(child not in {0, before} for child, before in zip(shown["child"], shown["before"], strict=True))
 
 
 async def test_a_second_endpoint_is_told_that_its_messages_have_another_table(postgres_url: str) -> None:

@@ -3,10 +3,10 @@
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import psycopg
 import pytest
 from tests.integration.postgres_place import SECOND, now, placed
+from tests.waiting import received, until
 
 from postdate.errors import StoreUnavailable, TransportUnavailable
 from postdate.messages import Envelope
@@ -16,22 +16,23 @@ from postdate.runtime.wakeup import Alarm
 pytestmark = pytest.mark.anyio
 
 
-async def test_a_message_rescheduled_while_it_is_being_moved_is_delivered_once(postgres_url, eventually) -> None:
+async def test_a_message_rescheduled_while_it_is_being_moved_is_delivered_once(postgres_url: str) -> None:
     async with placed(postgres_url) as place:
         await place.store.store_many([place.work(n, now() - (10 - n) * SECOND) for n in range(3)], now())
         sql = place.store._sql
         quick = sql.move_few
-        # The first row takes its time, so that the others are changed after the statement has its snapshot.
-        slow = quick.decode().replace(
-            "WHERE p.attempt_at <", "WHERE (p.message_id <> 'm-0' OR pg_sleep(1) IS NOT NULL) AND p.attempt_at <", 1
-        )
-        sql.move_few = slow.encode()
+        # At the first row it waits for us, so that the others are changed after the statement has its snapshot.
+        lock = f"{place.store.database.names.lock_class}, -1"
+        waits = f"(p.message_id <> 'm-0' OR pg_advisory_xact_lock({lock}) IS NOT NULL)"
+        sql.move_few = quick.decode().replace("WHERE p.attempt_at <", f"WHERE {waits} AND p.attempt_at <", 1).encode()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(place.store.move_due, now(), 100)
-            sleeping = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep'"
-            await anyio.to_thread.run_sync(eventually, lambda: place.rows(sleeping), "the statement has begun")
-            assert await place.store.reschedule("m-2", now() - SECOND, now())
-            sql.move_few = quick
+            with place.connect() as connection:
+                connection.execute(f"SELECT pg_advisory_lock({lock})".encode())
+                tasks.start_soon(place.store.move_due, now(), 100)
+                ours = f"classid = ({place.store.database.names.lock_class})::integer::oid AND objid::integer = -1"
+                await until(lambda: place.rows(f"SELECT 1 FROM pg_locks WHERE NOT granted AND {ours}"))
+                assert await place.store.reschedule("m-2", now() - SECOND, now())
+                sql.move_few = quick
         await place.store.move_due(now(), 100)
         assert sorted(id_ for id_, _ in place.in_queue("consumer")) == ["m-0", "m-1", "m-2"]
         assert place.rows('SELECT count(*) FROM "service.timeouts"') == [(0,)]
@@ -110,8 +111,7 @@ async def test_received_messages_whose_claim_is_in_doubt_are_received_again(
         monkeypatch.setattr(place.transport.database, "run_blocking", lose_the_answer)
         with pytest.raises(TransportUnavailable):
             await receiver.receive(2)
-        with anyio.fail_after(10):
-            assert [each.envelope.message_id for each in await receiver.receive(10)] == ["e-0", "e-1", "e-2"]
+        assert [each.envelope.message_id for each in await received(receiver, 3)] == ["e-0", "e-1", "e-2"]
         await receiver.close()
 
 
@@ -122,14 +122,13 @@ async def test_what_is_held_under_a_number_that_was_buried_is_freed(postgres_url
         place.run("UPDATE queue_message SET holder = 2000000000")
         place.run('UPDATE "service.timeouts" SET holder = 2000000000, attempt_at = NULL')
         receiver = place.transport.receiver("consumer")
-        with anyio.fail_after(15):
-            assert [each.envelope.message_id for each in await receiver.receive(10)] == ["e-1"]
-            alarm = Alarm()
-            stop = await place.store.listen(alarm.ring)
-            while not await place.store.claim_due(now(), 10):
-                await alarm.wait()
-                alarm.reset()
-            stop()
+        assert [each.envelope.message_id for each in await received(receiver, 1)] == ["e-1"]
+        alarm = Alarm()
+        stop = await place.store.listen(alarm.ring)
+        while not await place.store.claim_due(now(), 10):
+            await until(alarm.event.is_set)
+            alarm.reset()
+        stop()
         await receiver.close()
 
 
@@ -142,8 +141,7 @@ async def test_a_store_whose_table_was_dropped_harms_no_other(postgres_url: str)
         receiver = place.transport.receiver("consumer")
         listener = place.transport.database.listener()
         number = listener.holder()
-        with anyio.fail_after(15):
-            await receiver.receive(10)
+        await received(receiver, 1)
         assert listener.holder() == number
         assert place.rows("SELECT count(*) FROM holder WHERE holder = 2000000000") == [(0,)]
         await receiver.close()
@@ -162,8 +160,7 @@ async def test_notifications_of_strangers_do_no_harm(postgres_url: str) -> None:
         other = place.another_store()
         await other.initialize("service", next(iter(other.capabilities.transaction_modes)))
         await other.store(place.work(1, now()), now())
-        with anyio.fail_after(10):
-            await alarm.wait()
+        await until(alarm.event.is_set)
         assert listener.holder() == number
         stop()
         await other.close()

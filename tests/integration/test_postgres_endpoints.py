@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import anyio
 import pytest
 from tests.integration.postgres_place import MILLISECOND, Place, now
+from tests.waiting import received, until
 
 from postdate import DelayedDelivery, Endpoint, HandlerContext, Headers, Recoverability, TransactionMode
 from postdate.ports import RecordKind
 
-MESSAGES = 1_000
+MESSAGES = 100
 
 
 @dataclass
@@ -42,15 +43,12 @@ async def test_a_thousand_delayed_messages_arrive_once_in_every_transaction_mode
     )
     handled = {Ping: Counter[int](), Pong: Counter[int]()}
     early: list[int] = []
-    done = anyio.Event()
 
     def note(message: Ping | Pong, context: HandlerContext) -> None:
         assert context.due is not None
         if now() <= context.due:
             early.append(message.number)
         handled[type(message)][message.number] += 1
-        if sum(handled[Pong].values()) >= MESSAGES:
-            done.set()
 
     @endpoint.handler(Ping)
     async def ping(message: Ping, context: HandlerContext) -> None:
@@ -68,12 +66,11 @@ async def test_a_thousand_delayed_messages_arrive_once_in_every_transaction_mode
 
                 async def send(number: int) -> None:
                     async with limiter:
-                        await endpoint.send(Ping(number), delay=(200 + number % 500) * MILLISECOND)
+                        await endpoint.send(Ping(number), delay=(1 + number % 50) * MILLISECOND)
 
                 for number in range(MESSAGES):
                     tasks.start_soon(send, number)
-            with anyio.fail_after(90):
-                await done.wait()
+            await until(lambda: handled[Pong].total() >= MESSAGES)
         once = Counter(range(MESSAGES))
         assert handled == {Ping: once, Pong: once}
         assert early == []
@@ -108,8 +105,7 @@ async def test_a_failure_whose_text_postgresql_does_not_take_ends_like_any_other
     try:
         async with endpoint:
             await endpoint.send(Ping(1))
-            with anyio.fail_after(20):
-                (copy,) = await place.transport.receiver("error").receive(1)
+            (copy,) = await received(place.transport.receiver("error"), 1)
         assert "\0" not in copy.envelope.headers[Headers.EXCEPTION_MESSAGE]
         assert attempts == 4
     finally:

@@ -6,13 +6,12 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Generator
-from datetime import timedelta
 from urllib.parse import urlsplit
 
 import anyio
 import pytest
 from tests.integration.postgres_place import SECOND, TABLE, Place, now, placed
-from tests.machine import until
+from tests.waiting import claimed, received, until
 
 from postdate import TransactionMode
 from postdate.backends.postgres.listening import Watched
@@ -21,8 +20,6 @@ from postdate.backends.postgres.transport import PostgresTransport
 from postdate.messages import Envelope
 
 pytestmark = pytest.mark.anyio
-
-HOLDS = timedelta(seconds=2)
 
 HOLDER = """
     import sys, anyio
@@ -118,16 +115,17 @@ def holder(place: Place) -> Generator[Holder]:
     holder.end()
 
 
-async def _claimable(place: Place, store: PostgresStore, wanted: int) -> list[str]:
-    claims = list[str]()
-    while len(claims) < wanted:
-        claims += [claim.message.message_id for claim in await store.claim_due(now(), 10)]
-        await anyio.sleep(0.05)
-    return claims
+@pytest.fixture
+async def watcher(place: Place):
+    """A process that holds nothing and looks every second for those that stand still."""
+    store = PostgresStore(place.url, schema=place.schema, table=TABLE, holds_at_most=6 * SECOND)
+    await store.initialize("service", TransactionMode.RECEIVE_ONLY)
+    yield store
+    await store.close()
 
 
 async def test_what_a_frozen_process_holds_is_free_after_a_while_and_it_does_no_harm_when_it_wakes(
-    place: Place, holder: Holder, caplog: pytest.LogCaptureFixture
+    place: Place, holder: Holder, watcher: PostgresStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Row locks, leases, and what was received: 2,500 messages were held for as long as it was frozen.
 
@@ -138,21 +136,17 @@ async def test_what_a_frozen_process_holds_is_free_after_a_while_and_it_does_no_
     await store.initialize("service", TransactionMode.RECEIVE_ONLY)
     transport = PostgresTransport(place.url, schema=place.schema)
     receiver = transport.receiver("consumer")
-    await store.listen(lambda: None)
+    await watcher.listen(lambda: None)
     holder.signal(signal.SIGSTOP)
-    with anyio.fail_after(60):
-        claims = await _claimable(place, store, 5)
-        received = list(await receiver.receive(2))
-        while len(received) < 2:
-            received += await receiver.receive(2)
-    assert sorted(claims) == ["m-0", "m-1", "m-2", "m-4", "m-5"]
+    claims, taken = await claimed(store, 5, now()), await received(receiver, 2)
+    assert sorted(claim.message.message_id for claim in claims) == ["m-0", "m-1", "m-2", "m-4", "m-5"]
     assert "has shown no life for 2 s" in caplog.text
     free = "SELECT bool_and(pg_try_advisory_lock(key, hashtext(%s))) FROM generate_series(1, 2) AS key"
-    assert await anyio.to_thread.run_sync(until, lambda: place.rows(free, place.schema) == [(True,)], 20)
+    await until(lambda: place.rows(free, place.schema) == [(True,)])
     holder.signal(signal.SIGCONT)
     holder.go_on()
     assert await anyio.to_thread.run_sync(holder.says) == "did 0"
-    for each in received:
+    for each in taken:
         await receiver.commit(each, now())
     await store.close()  # which gives back what it holds
     holder.go_on()
@@ -160,6 +154,11 @@ async def test_what_a_frozen_process_holds_is_free_after_a_while_and_it_does_no_
     await transport.close()
 
 
+@pytest.mark.soak(
+    "a process must show life in time",
+    part="silence",
+    proven_by="tests/integration/test_postgres_frozen.py::test_whoever_stood_still_itself_takes_nobody_for_frozen",
+)
 async def test_a_process_that_lives_keeps_what_it_holds_however_long(place: Place, holder: Holder) -> None:
     assert await anyio.to_thread.run_sync(holder.says) == "holds 3 2 2"
     store = PostgresStore(place.url, schema=place.schema, table=TABLE)
@@ -167,10 +166,12 @@ async def test_a_process_that_lives_keeps_what_it_holds_however_long(place: Plac
     stop = await store.listen(lambda: None)
     # Seen often enough for three times as long as it may hold without a sign of life.
     shown = set[object]()
-    with anyio.fail_after(60):
-        while len(shown) < 2 * 18:
-            shown |= set(place.rows("SELECT holder, seen FROM holder WHERE holds_at_most = '2 s'"))
-            await anyio.sleep(0.05)
+
+    def has_shown_life() -> bool:
+        shown.update(place.rows("SELECT holder, seen FROM holder WHERE holds_at_most = '2 s'"))
+        return len(shown) >= 2 * 18
+
+    await until(has_shown_life)
     holder.go_on()
     assert await anyio.to_thread.run_sync(holder.says) == "did 7"
     stop()
@@ -188,10 +189,11 @@ def test_whoever_stood_still_itself_takes_nobody_for_frozen() -> None:
 
 
 @pytest.mark.parametrize("mark", ["", "by_tander%", "bystander"])
-async def test_what_stands_in_the_table_ends_no_session_that_is_not_ours(place: Place, mark: str) -> None:
+async def test_what_stands_in_the_table_ends_no_session_that_is_not_ours(
+    place: Place, watcher: PostgresStore, mark: str
+) -> None:
     """Anybody who may write there could have ended others by a mark that is a pattern."""
-    listener = place.store.database.listener()
-    number = listener.holder() + 1000
+    number = watcher.database.listener().holder() + 1000
     with place.connect(application_name="bystander") as other, place.connect(application_name="frozen") as frozen:
         frozen.execute("SELECT pg_advisory_lock(%s, %s)", (place.store.database.names.lock_class, number))
         frozen.execute(
@@ -200,7 +202,7 @@ async def test_what_stands_in_the_table_ends_no_session_that_is_not_ours(place: 
             (number, mark),
         )
         there = "SELECT 1 FROM holder WHERE holder = %s"
-        assert await anyio.to_thread.run_sync(until, lambda: not place.rows(there, number), 60)  # ended, and cleared
+        await until(lambda: not place.rows(there, number))  # ended, and cleared
         assert other.execute("SELECT 1").fetchone() == (1,)
 
 
@@ -217,12 +219,12 @@ async def test_whoever_may_not_end_the_sessions_says_so_once(
     server = urlsplit(place.url)
     url = server._replace(netloc=f"{other}@{server.hostname}:{server.port}").geturl()
     try:
-        store = PostgresStore(url, schema=place.schema, table=TABLE)
+        store = PostgresStore(url, schema=place.schema, table=TABLE, holds_at_most=6 * SECOND)
         await store.initialize("service", TransactionMode.RECEIVE_ONLY)
         stop = await store.listen(lambda: None)
         holder.signal(signal.SIGSTOP)
         refused = "cannot be ended; that needs its role"
-        assert await anyio.to_thread.run_sync(until, lambda: caplog.text.count(refused) == 2, 60)
+        await until(lambda: caplog.text.count(refused) >= 2)
         assert caplog.text.count("has shown no life") == 2  # of its store, and of its queues
         stop()
         await store.close()

@@ -6,7 +6,8 @@ from typing import Any
 
 import psycopg
 import pytest
-from tests.integration.postgres_place import SECOND, Place, now, placed
+from tests.integration.postgres_place import Place, now, placed
+from tests.waiting import until
 
 from postdate.backends.postgres.expiring import ExpiryStatements
 from postdate.backends.postgres.queues import QueueStatements
@@ -69,10 +70,10 @@ def statements(place: Place, limit: int) -> dict[str, tuple[bytes, dict[str, Any
 
 
 @pytest.fixture(scope="module")
-async def million(postgres_url: str):
-    """A place where a million messages wait."""
+async def many(postgres_url: str):
+    """A place where very many messages wait."""
     async with placed(postgres_url) as place:
-        fill(place, 0, 1_000_000)
+        fill(place, 0, 200_000)
         place.run('ANALYZE "service.timeouts"')
         place.run("ANALYZE content")
         yield place
@@ -80,17 +81,17 @@ async def million(postgres_url: str):
 
 @pytest.mark.parametrize("limit", [1, 100, 1_000])
 @pytest.mark.parametrize("what", ["claim", "next", "move", "move_few"])
-async def test_a_look_at_a_million_messages_reads_what_it_takes(million: Place, what: str, limit: int) -> None:
-    statement, values, rows = statements(million, limit)[what]
-    with million.store.database.connect() as connection:
+async def test_a_look_at_very_many_messages_reads_what_it_takes(many: Place, what: str, limit: int) -> None:
+    statement, values, rows = statements(many, limit)[what]
+    with many.store.database.connect() as connection:
         goes_by_the_index(plan_of(connection, statement, values), "service.timeouts", rows)
 
 
 @pytest.mark.parametrize("what", ["claim", "next", "move", "move_few"])
-async def test_a_prepared_look_at_a_million_messages_reads_what_it_takes(million: Place, what: str) -> None:
+async def test_a_prepared_look_at_very_many_messages_reads_what_it_takes(many: Place, what: str) -> None:
     """After five executions the server may have made a plan for all values of the parameters."""
-    statement, values, rows = statements(million, 100)[what]
-    with million.store.database.connect() as connection:
+    statement, values, rows = statements(many, 100)[what]
+    with many.store.database.connect() as connection:
         connection.execute("SET plan_cache_mode = force_generic_plan")
         goes_by_the_index(prepared_plan(connection, statement, values), "service.timeouts", rows)
 
@@ -117,7 +118,7 @@ def prepared_plan(
 
 
 async def test_a_plan_made_while_the_table_was_empty_still_goes_by_the_index(postgres_url: str) -> None:
-    """The server is never told how many messages there are: 200,000 come after the plans are made, without ANALYZE."""
+    """The server is never told how many messages there are: 50,000 come after the plans are made, without ANALYZE."""
     async with placed(postgres_url) as place:
         place.run('ALTER TABLE "service.timeouts" SET (autovacuum_enabled = off)')
         place.run("ALTER TABLE content SET (autovacuum_enabled = off)")
@@ -127,7 +128,7 @@ async def test_a_plan_made_while_the_table_was_empty_still_goes_by_the_index(pos
                 for _ in range(8):
                     with connection.transaction(force_rollback=True):
                         connection.execute(statement, values, prepare=True)
-            fill(place, 0, 200_000)
+            fill(place, 0, 50_000)
             for name, (statement, values, rows) in statements(place, 100).items():
                 goes_by_the_index(prepared_plan(connection, statement, values), "service.timeouts", rows)
                 assert name in {"claim", "next", "move", "move_few"}
@@ -172,7 +173,7 @@ def rows_read(steps: list[dict[str, Any]], table: str) -> int:
 
 @pytest.mark.parametrize("told", [True, False], ids=["analyzed", "planned while empty"])
 async def test_messages_that_expired_are_found_and_removed_without_a_walk(postgres_url: str, *, told: bool) -> None:
-    """A hundred thousand at the head of a queue, and a million that live behind them and in another queue.
+    """Thousands at the head of a queue, and many that live behind them and in another queue.
 
     Neither a claim, nor the removal, nor a look when nothing has expired reads more than it takes.
     """
@@ -191,9 +192,9 @@ async def test_messages_that_expired_are_found_and_removed_without_a_walk(postgr
                 for _ in range(8):
                     with connection.transaction(force_rollback=True):
                         connection.execute(statement, values, prepare=True)
-            enqueue(place, "done", 0, 100_000, "clock_timestamp()")
-            enqueue(place, "done", 100_000, 500_000)
-            enqueue(place, "consumer", 600_000, 500_000, "clock_timestamp() + interval '1 day'")
+            enqueue(place, "done", 0, 20_000, "clock_timestamp()")
+            enqueue(place, "done", 20_000, 50_000)
+            enqueue(place, "consumer", 70_000, 50_000, "clock_timestamp() + interval '1 day'")
             if told:
                 place.run("ANALYZE queue_message")
                 place.run("ANALYZE content")
@@ -202,15 +203,20 @@ async def test_messages_that_expired_are_found_and_removed_without_a_walk(postgr
                 assert rows_read(steps, "queue_message") <= most, statement
                 assert rows_read(steps, "content") <= most, statement
             place.run("UPDATE queue_message SET ends_at = NULL WHERE ends_at < clock_timestamp()")
-            place.run("VACUUM queue_message")
-            steps = prepared_plan(connection, removal.reap, {"limit": 500})
-            assert rows_read(steps, "queue_message") == 0
-            touched = max(step["Shared Hit Blocks"] + step["Shared Read Blocks"] for step in steps)
-            assert touched < 10, f"{touched} blocks to see that there is nothing"
+
+            def nothing_is_found_in_a_few_blocks() -> bool:
+                place.run("VACUUM queue_message")  # which leaves what sessions with old snapshots can see
+                steps = prepared_plan(connection, removal.reap, {"limit": 500})
+                assert rows_read(steps, "queue_message") == 0
+                return max(step["Shared Hit Blocks"] + step["Shared Read Blocks"] for step in steps) < 10
+
+            await until(nothing_is_found_in_a_few_blocks)
 
 
-async def test_looking_up_one_message_reads_a_few_pages(million: Place) -> None:
-    before = now()
-    assert await million.store.get("nowhere") is None
-    assert await million.store.history("nowhere") == []
-    assert now() - before < SECOND
+async def test_looking_up_one_message_reads_a_few_pages(many: Place) -> None:
+    sql, values = many.store._sql, {"id": "m-1", "store": 1}
+    with many.store.database.connect() as connection:
+        connection.execute("SET enable_bitmapscan = on")  # as for a history: the only way by an index of ranges
+        for statement in (sql.get, sql.history):
+            steps = plan_of(connection, statement, values)
+            assert max(step["Shared Hit Blocks"] + step["Shared Read Blocks"] for step in steps) < 20, statement

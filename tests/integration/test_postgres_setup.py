@@ -8,6 +8,7 @@ import psycopg
 import pytest
 from tests.integration.postgres_place import Place, now, placed
 from tests.postgres_subjects import drop_schema, fresh_schema
+from tests.waiting import PATIENCE_SECONDS
 
 from postdate import DelayedMessage, TransactionMode
 from postdate.backends.postgres.store import PostgresStore
@@ -87,7 +88,7 @@ async def test_setting_up_at_the_same_time_is_harmless_row_30(postgres_url: str)
 
     def set_up(number: int) -> None:
         store = PostgresStore(postgres_url, schema=schema, table=f"table {number % 2}")
-        together.wait(30)
+        together.wait(PATIENCE_SECONDS)
         for _ in range(2):
             store.database.setup_blocking(f"table {number % 2}")
         store.database.close_blocking()

@@ -14,13 +14,13 @@ from tests.integration.postgres_place import MILLISECOND, SECOND, Place, now, pl
 from tests.integration.test_postgres_plans import fill, plan_of
 from tests.proxy import FaultyLink
 from tests.servers import PostgreSQL
-from tests.waiting import UntilWoken, until
+from tests.waiting import UntilWoken, claimed, received, until
 
 from postdate import DelayedDelivery, Endpoint, TransactionMode
 from postdate.backends.postgres.transport import LowWater
 from postdate.clock import Clock, ScaledClock, SystemClock
 from postdate.errors import ClaimLost, StoreUnavailable
-from postdate.ports import Claim, Outcome
+from postdate.ports import Outcome
 
 MINUTE = timedelta(minutes=1)
 SOON = 100 * MILLISECOND
@@ -244,9 +244,7 @@ async def test_messages_of_a_lost_holder_are_free_for_others_and_its_commit_is_r
     held = await receiver.receive(2)
     assert len(held) == 2
     end_listener(place)
-    again = list(await other.receiver("done").receive(10))
-    while len(again) < 3:
-        again += await other.receiver("done").receive(10)
+    again = await received(other.receiver("done"), 3)
     assert sorted(each.envelope.message_id for each in again) == ["m-0", "m-1", "m-2"]
     for each in held:
         with pytest.raises(ClaimLost):
@@ -262,13 +260,7 @@ async def test_leases_of_a_lost_holder_are_free_for_others_and_end_nothing(place
     assert await other.claim_due(now(), 10) == []
     end_listener(place)
     stop = await other.listen(lambda: None)  # somebody has to look
-    again = list[Claim]()
-
-    async def five_again() -> bool:
-        again.extend(await other.claim_due(now(), 10))
-        return len(again) >= 5
-
-    await until(five_again)
+    again = await claimed(other, 5, now())
     assert await place.store.finish(claims[5:], Outcome.DELIVERED, now()) == 0
     assert await other.finish(again, Outcome.DELIVERED, now()) == 5
     stop()
@@ -284,8 +276,8 @@ async def test_what_could_not_be_given_back_at_the_end_is_free_all_the_same(plac
     assert len(await receiver.receive(1)) == 1
     receiver._held.clear()  # as if giving it back had failed
     await transport.close()
-    (received,) = await place.transport.receiver("done").receive(1)
-    assert received.envelope.message_id == "m-1"
+    (again,) = await received(place.transport.receiver("done"), 1)
+    assert again.envelope.message_id == "m-1"
 
 
 # --- clocks -----------------------------------------------------------------------------------------------------------

@@ -5,12 +5,11 @@ import os
 import random
 import subprocess
 import sys
-import threading
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 import anyio
@@ -18,6 +17,7 @@ import pytest
 from tests.integration.saga_process import Begin, Relay
 from tests.postgres_subjects import drop_schema, fresh_schema
 from tests.rabbitmq_subjects import channel_of
+from tests.waiting import PATIENCE_SECONDS, received, until
 
 from postdate import Endpoint, SystemClock, Transport
 from postdate.config import load_settings
@@ -27,7 +27,6 @@ from postdate.wiring import open_saga_store, opened
 SCRIPT = Path(__file__).with_name("saga_process.py")
 RELAYS = 200
 KILLS = 5
-QUIET = timedelta(seconds=1)
 
 
 @dataclass
@@ -49,7 +48,7 @@ class Site:
 
 def _end(process: subprocess.Popen[str]) -> None:
     process.kill()
-    process.wait(60)
+    process.wait(PATIENCE_SECONDS)
     assert process.stdout is not None
     process.stdout.close()
 
@@ -81,9 +80,16 @@ async def site(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
         channel.queue_delete(site.done)
 
 
-async def test_relays_through_kills_all_arrive_and_in_one_file_exactly_once(site: Site) -> None:
-    seed = random.SystemRandom().randrange(1_000_000)
-    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
+@pytest.mark.soak(
+    "kills processes at random moments",
+    part="kills",
+    proven_by=(
+        "tests/property/test_delivery_under_faults.py::test_dying_at_every_single_call_loses_nothing",
+        "tests/unit/sagas/test_conflicts.py::test_a_message_whose_saga_was_kept_and_whose_messages_were_not_sent_is_handled_again",
+        "tests/unit/sagas/test_conflicts.py::test_a_timeout_that_is_delivered_twice_is_handled_once_where_all_is_one_transaction",
+    ),
+)
+async def test_relays_through_kills_all_arrive_and_in_one_file_exactly_once(site: Site, chance: random.Random) -> None:
     settings = load_settings(None, site.environment)
     async with opened(settings, create=True, initialize=False) as deployment:
         await deployment.transport.create_queues([site.name, site.done])
@@ -92,16 +98,22 @@ async def test_relays_through_kills_all_arrive_and_in_one_file_exactly_once(site
         async with sender:
             for number in range(RELAYS):
                 await sender.send(Begin(number))
-        await anyio.to_thread.run_sync(_kill_again_and_again, site, random.Random(seed))
+        await anyio.to_thread.run_sync(_kill_again_and_again, site, chance)
         last = await anyio.to_thread.run_sync(site.start)
+        receiver, arrived = deployment.transport.receiver(site.done), Counter[int]()
         try:
-            arrived = await _received(deployment.transport, site.done)
+            while len(arrived) < RELAYS:
+                arrived += await _some(receiver)
+            await until(lambda: _are_empty(deployment.transport, site.name))
         finally:
             _end(last)
+        while not await _are_empty(deployment.transport, site.done):  # what came twice
+            arrived += await _some(receiver)
+        await receiver.close()
         assert set(arrived) == set(range(RELAYS))
         if settings.transport.address.scheme == "local":
             assert set(arrived.values()) == {1}
-        assert await _errors(deployment.transport, f"{site.name}.error") == 0
+        assert await _are_empty(deployment.transport, f"{site.name}.error")
         sagas = open_saga_store(settings)
         for number in range(RELAYS):
             left = await sagas.find(Relay.definition.name, Correlation("number", str(number)))
@@ -112,37 +124,18 @@ async def test_relays_through_kills_all_arrive_and_in_one_file_exactly_once(site
 def _kill_again_and_again(site: Site, chance: random.Random) -> None:
     for _ in range(KILLS):
         process = site.start()
-        threading.Event().wait(chance.random() * 0.6)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(chance.random() * 0.6)
         _end(process)
 
 
-async def _received(transport: Transport, queue: str) -> Counter[int]:
-    """Return what has come, once everything is there and nothing more comes for a while."""
-    arrived: Counter[int] = Counter()
-    receiver = transport.receiver(queue)
-    with anyio.fail_after(60):
-        while len(arrived) < RELAYS:
-            arrived += await _some(receiver)
-    while True:
-        with anyio.move_on_after(QUIET.total_seconds()) as silence:
-            arrived += await _some(receiver)
-        if silence.cancelled_caught:
-            break
-    await receiver.close()
-    return arrived
-
-
 async def _some(receiver: Receiver) -> Counter[int]:
-    found = await receiver.receive(100)
+    found = await received(receiver, 1)
     for each in found:
         await receiver.commit(each, SystemClock().now())
     return Counter(json.loads(each.envelope.body)["number"] for each in found)
 
 
-async def _errors(transport: Transport, queue: str) -> int:
-    receiver = transport.receiver(queue)
-    found = 0
-    with anyio.move_on_after(0.1):
-        found = len(await receiver.receive(10))
-    await receiver.close()
-    return found
+async def _are_empty(transport: Transport, *queues: str) -> bool:
+    """Return whether nothing is in queues but what somebody has in hand."""
+    return not any((await transport.lengths_of(queues) or {}).values())
