@@ -38,8 +38,8 @@ from postdate.testing.store_suite.columns import message_batch
 url, schema, first, step = sys.argv[1], unquote(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 store = PostgresStore(url, schema=schema, table="service.timeouts")
 now = SystemClock().now()
-ids = [f"{n:05}" for n in range(20_000)][::step]
-cuts = [0, *range(first, 20_000, 1_000), 20_000]
+ids = [f"{n:05}" for n in range(4_000)][::step]
+cuts = [0, *range(first, 4_000, 200), 4_000]
 batches = [message_batch([DelayedMessage(id_, now + timedelta(days=1), "q") for id_ in ids[a:b]])
            for a, b in zip(cuts, cuts[1:]) if a < b]
 store.store_columns(batches[0].slice(0, 0), now)
@@ -103,7 +103,7 @@ def compete(place: Place) -> list[tuple[int, int]]:
     command = [sys.executable, "-c", STORER, *arguments]
     processes = [
         subprocess.Popen([*command, *order], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for order in (("1000", "1"), ("500", "-1"))
+        for order in (("200", "1"), ("100", "-1"))
     ]
     for process in processes:
         assert process.stdout is not None
@@ -120,8 +120,8 @@ def compete(place: Place) -> list[tuple[int, int]]:
 async def test_two_processes_that_store_the_same_in_opposite_order_store_each_once(place: Place) -> None:
     """Their batches overlap by halves, so each of them meets what the other has not committed yet."""
     reports = await to_thread.run_sync(compete, place)
-    assert [sum(each) for each in zip(*reports, strict=True)] == [20_000, 20_000]
-    assert waiting(place) == [f"{n:05}" for n in range(20_000)]
+    assert [sum(each) for each in zip(*reports, strict=True)] == [4_000, 4_000]
+    assert waiting(place) == [f"{n:05}" for n in range(4_000)]
     nothing_is_half_stored(place)
 
 

@@ -190,6 +190,7 @@ async def test_an_endpoint_on_one_database_opens_no_more_than_its_concurrency_an
     async with schema_on(postgres_url) as schema:
         endpoint, adapters = make(postgres_url, schema)
         counts = Counts(postgres_url, schema)
+        await counts.until_none_is_open()
         try:
             await work_of(endpoint, counts.take)
         finally:
@@ -268,10 +269,11 @@ async def test_the_last_adapter_closes_the_database_and_the_next_one_opens_it_ag
 
 async def test_brief_work_waits_for_a_place_and_is_never_kept_from_one_by_transactions(postgres_url: str) -> None:
     async with schema_on(postgres_url) as schema, Postgres(postgres_url, schema=schema) as database:
+        counts = Counts(postgres_url, schema)
+        await counts.until_none_is_open()
         await set_up(database)
         database.expect(2)
         pids = list[int]()
-        counts = Counts(postgres_url, schema)
         transactions = [database.outbox.transaction("shop", f"m-{number}") for number in range(2)]
         for each in transactions:
             await each.begin()

@@ -151,6 +151,7 @@ async def test_other_processes_are_named_with_what_they_do_and_the_dead_are_told
     place: Place, start, eventually
 ) -> None:
     assert await place.store.observer().processes() == []
+    began = now()
     service, consumer = start("service", place.address), start("consumer", place.address)
     for process in (service, consumer):
         process.says("ready")
@@ -168,7 +169,7 @@ async def test_other_processes_are_named_with_what_they_do_and_the_dead_are_told
     receives = {each.pid: each.receives for each in processes}
     assert receives[service._process.pid] == ("service.timeouts",)
     assert receives[consumer._process.pid] == ("consumer", "consumer.timeouts")
-    assert all(timedelta(0) < now() - each.started_at < timedelta(minutes=2) for each in processes)
+    assert all(began < each.started_at < now() for each in processes)
     for process in (service, consumer):
         process.kill()
     eventually(lambda: place.rows("SELECT count(*) FROM holder") == [(1,)], "we have noticed that they died")

@@ -20,7 +20,8 @@ class QueueStatements:
         # What never ends, as most do, pays nothing for those that do.
         self.insert, self.insert_ending = (sql(_insertion(names, ending=ending)) for ending in (False, True))
         # A hold needs not survive a crash of the server, so its commit waits for no disk. What has ended is claimed
-        # like the rest, and comes back marked: to step over it, each claim would have to walk over all of it.
+        # like the rest, and comes back marked: to step over it, each claim would have to walk over all of it. Their
+        # numbers are an array, of which the planner expects a few elements: a join it would make of the whole queue.
         hurried = "(SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL"
         self.claim = sql(f"""
             WITH free AS MATERIALIZED (
@@ -28,8 +29,8 @@ class QueueStatements:
                 WHERE queue_id = %(queue)s AND number >= %(low)s AND holder IS NULL AND {hurried}
                 ORDER BY queue_id, number LIMIT %(limit)s FOR UPDATE SKIP LOCKED),
             m AS (
-                UPDATE {queue_message} AS m SET holder = %(holder)s FROM free
-                WHERE m.queue_id = %(queue)s AND m.number = free.number RETURNING m.*)
+                UPDATE {queue_message} AS m SET holder = %(holder)s
+                WHERE m.queue_id = %(queue)s AND m.number = ANY(ARRAY(SELECT number FROM free)) RETURNING m.*)
             SELECT {has_ended}, {columns} FROM m LEFT JOIN {content} AS c ON c.number = m.content
             ORDER BY m.number""")
         self.take = sql(f"""
