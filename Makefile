@@ -9,7 +9,7 @@ BENCH = $(BIN)/postdate bench
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV SPARK_HOME JAVA_TOOL_OPTIONS
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint check test faults soak flake bench services-up services-down lock fmt docs clean
+.PHONY: help install demo lint check test faults soak proofs flake bench services-up services-down lock fmt docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -60,6 +60,9 @@ soak: install ## what the gate leaves out: PART=kills, faults, silence, clocks, 
 	@$(BIN)/python -m tests.java
 	$(BIN)/python scripts/soak $(PART) --workers $(WORKERS) $(if $(SEEDS),--seeds $(SEEDS)) \
 		$(if $(FIRST_SEED),--first-seed $(FIRST_SEED)) $(if $(KILL_ROUNDS),--rounds $(KILL_ROUNDS))
+
+proofs: install ## write the table of docs/proofs.md anew from the marks of the tests
+	$(BIN)/pytest -q --proofs || test $$? -eq 5 # no test is run
 
 N ?= 200
 flake: install ## run TEST=tests/….py::test_… again and again, N=200 times, four side by side, beside processes that keep all processors busy

@@ -22,10 +22,13 @@ class RunReport:
 
     Args:
         turn_of: names the turn of a test.
+        record: is told at the end how many seconds each turn took.
     """
 
-    def __init__(self, turn_of: Callable[[str], str]) -> None:
-        self._turn_of = turn_of
+    def __init__(
+        self, turn_of: Callable[[str], str], record: Callable[[Mapping[str, float]], None] | None = None
+    ) -> None:
+        self._turn_of, self._record = turn_of, record
         self._began, self._busy = time.monotonic(), _busy_seconds()
         self._first: float | None = None
         self._of_tests, self._of_turns, self._of_workers = (defaultdict[str, float](float) for _ in range(3))
@@ -48,6 +51,8 @@ class RunReport:
             say(f"{seconds:7.1f} s  turn {turn}")
         for test, seconds in _longest(self._of_tests, _SLOWEST):
             say(f"{seconds:7.1f} s  {test}")
+        if self._record is not None:
+            self._record(self._of_turns)
 
 
 def _longest(seconds: Mapping[str, float], count: int) -> list[tuple[str, float]]:
