@@ -4,6 +4,7 @@ import inspect
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,6 +15,14 @@ from postdate.core.poller import LONGEST_SLEEP
 from postdate.ports import Claim, ClaimingStore, Received, Receiver
 
 PATIENCE_SECONDS = 90.0
+
+READY = "postdate.service: ready\n"
+"""The last line that a service logs as it starts: by then it has written all others, and hears of what is stored."""
+
+
+def patience() -> AbstractContextManager[object]:
+    """Fail what is waited for inside after a while: events, and messages."""
+    return anyio.fail_after(PATIENCE_SECONDS)
 
 
 class Eventually:

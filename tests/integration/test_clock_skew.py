@@ -17,7 +17,7 @@ from tests import faketime
 from tests.faults.clocks import SetClock
 from tests.postgres_subjects import drop_schema, fresh_schema
 from tests.rabbitmq_subjects import channel_of
-from tests.waiting import until
+from tests.waiting import READY, until
 
 from postdate import (
     DelayedMessage,
@@ -239,7 +239,7 @@ async def test_services_with_wrong_clocks_deliver_by_that_of_the_store(
             Service(tmp_path / name, ahead, environment) for name, ahead in (("behind", -minutes), ("ahead", minutes))
         ]
         for service in services:
-            await service.says("delivering from")
+            await service.says(READY)
         await store.initialize("postdate", TransactionMode.RECEIVE_ONLY)
         receiver = transport.receiver("orders")
         now = SystemClock().now()
