@@ -12,7 +12,6 @@ from datetime import timedelta
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
 from tests.waiting import until
 
