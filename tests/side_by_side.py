@@ -13,7 +13,8 @@ import re
 from typing import Any
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
+from tests.run_report import RunReport
+from xdist.scheduler import LoadScheduling, LoadScopeScheduling, Scheduling
 
 TOGETHER = {
     # Spark keeps a processor busy, and takes nine seconds of it to start: three workers at most have one at a time.
@@ -72,7 +73,10 @@ class TurnScheduling(LoadScopeScheduling):
 
 
 @pytest.hookimpl
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TurnScheduling:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    config.pluginmanager.register(RunReport(turn_of))
+    if config.getoption("--times"):
+        return LoadScheduling(config, log)
     config.option.loadscopereorder = False  # by length, not by the number of tests
     return TurnScheduling(config, log)
 

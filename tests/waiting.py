@@ -10,6 +10,9 @@ import anyio
 
 PATIENCE_SECONDS = 90.0
 
+READY = "postdate.service: ready\n"
+"""The last line that a service logs as it starts: by then it has written all others, and hears of what is stored."""
+
 
 class Eventually:
     """Waits for what another process or thread does, in a test that has a thread for itself."""

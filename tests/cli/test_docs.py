@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.waiting import READY
 
 from postdate.cli import error_queue, messages, pipeline, settings
 from postdate.cli.app import app
@@ -158,7 +159,7 @@ class Story:
             self.services.append(
                 subprocess.Popen(command, cwd=self.folder, env=self.environment, stdout=file, stderr=file)
             )
-        self.eventually(lambda: "delivering from" in log.read_text(), "the service delivers", _PATIENCE_SECONDS)
+        self.eventually(lambda: READY in log.read_text(), "the service is ready", _PATIENCE_SECONDS)
         self.eventually(self.is_seen, "others see the service", _PATIENCE_SECONDS)
         assert pattern(example.expected).fullmatch(tidy(log.read_text()))
 
