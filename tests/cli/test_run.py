@@ -128,7 +128,7 @@ def test_stopping_does_not_wait_for_a_store_that_never_closes(own_folder, cli):
     process = subprocess.Popen([sys.executable, "-c", script], cwd=own_folder, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
-        while "delivering from" not in process.stderr.readline():
+        while READY not in process.stderr.readline():
             assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate()
