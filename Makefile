@@ -7,6 +7,8 @@ BENCH = $(BIN)/postdate bench
 
 # A setting of the caller's shell must not decide how tests come out.
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV SPARK_HOME JAVA_TOOL_OPTIONS
+# Nor how long they take: every worker and every process of a test would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo lint check test faults soak proofs flake bench services-up services-down lock fmt docs clean

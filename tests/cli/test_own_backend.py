@@ -1,16 +1,18 @@
 """A backend of another package, found by its entry point alone: no line of Postdate names it."""
 
-import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
 from msgspec import Meta
+from tests.cli.conftest import CommandLine, Ran
 
+from postdate.backends import registry
 from postdate.backends.sqlite.observation import look_at
 from postdate.errors import ConfigurationError
 from postdate.ports.backends import Adapter, Addresses, Backend, Place
@@ -151,8 +153,8 @@ class LedgerTarget(BenchmarkTarget):
 class Installed:
     """A folder with the package, as an installer would leave it, in front of what Python finds."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, cli: CommandLine) -> None:
+        self.folder, self._cli = folder, cli
         package = folder / "ledgers"
         package.mkdir(parents=True)
         (package / "__init__.py").write_text(MODULE)
@@ -166,24 +168,32 @@ class Installed:
         (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: ledgers\nVersion: 1.0\n")
         (facts / "entry_points.txt").write_text("\n".join(["[postdate.backends]", *points, ""]))
 
-    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run ``postdate``, in a process that finds the package."""
+    def __call__(self, *arguments: str) -> Ran:
+        """Run ``postdate`` in this process."""
+        return self._cli(*arguments)
+
+    def process(self, *arguments: str) -> Ran:
+        """Run ``postdate`` in a process of its own: where it matters what is imported first, or who logs."""
         command = [sys.executable, "-m", "postdate.cli", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        return Ran(ran.returncode, ran.stdout, ran.stderr)
 
     def ok(self, *arguments: str):
         """Run a command that must succeed, and return what it says."""
-        ran = self(*arguments, "--json")
-        assert ran.returncode == 0, ran
-        return json.loads(ran.stdout)
+        return self._cli.ok(*arguments, "--json").json
 
 
 @pytest.fixture
-def postdate(own_folder, monkeypatch):
-    installed = Installed(own_folder / "site")
+def postdate(own_folder, cli, monkeypatch) -> Iterator[Installed]:
+    """Return the package; this process finds it as others do, and forgets it after the test."""
+    installed = Installed(own_folder / "site", cli)
     others = os.environ.get("PYTHONPATH")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(installed.folder), *([others] if others else [])]))
-    return installed
+    monkeypatch.syspath_prepend(installed.folder)
+    monkeypatch.setattr(registry, "_registry", registry._Registry())
+    yield installed
+    for module in [name for name in sys.modules if name.partition(".")[0] == "ledgers"]:
+        del sys.modules[module]
 
 
 def test_its_addresses_work_from_the_command_line(postdate, own_folder, service, eventually):
@@ -204,6 +214,11 @@ def test_its_addresses_work_from_the_command_line(postdate, own_folder, service,
     assert running.end() == 0
 
 
+@pytest.mark.soak(
+    "three benchmarks, each with processes of its own",
+    part="bench",
+    proven_by="tests/cli/test_own_backend.py::test_its_own_limit_stands_beside_it",
+)
 @pytest.mark.parametrize("kind", ["ledger:///x", "book"], ids=["by address", "by kind"])
 def test_it_is_measured_by_its_adapters_alone(postdate, own_folder, kind):
     found = postdate.ok("bench", "drain", "--n", "200", "--store", kind)
@@ -216,7 +231,7 @@ def test_it_is_measured_by_its_adapters_alone(postdate, own_folder, kind):
     found = postdate.ok("bench", "schedule", "--n", "200", "--store", kind)
     assert (found["lost"], "limit" in found) == (0, False)
     refused = postdate("bench", "handle", "--n", "10", "--store", kind)
-    assert (refused.returncode, "the limit of receiving is not known for" in refused.stderr) == (2, True), refused
+    assert (refused.status, "the limit of receiving is not known for" in refused.err) == (2, True), refused
     assert sorted(each.name for each in own_folder.iterdir()) == ["site"], "nothing is left"
 
 
@@ -238,9 +253,9 @@ def test_six_methods_are_enough_for_an_address(postdate, own_folder, service, ev
     running = service()
     postdate.ok("send", "orders", "soon", "--delay", "50ms", "--id", "m2")
     listed = postdate("messages", "list")
-    assert listed.returncode == 2, listed
-    assert "the store 'table:///waiting.db' does not show what is in it" in listed.stderr
-    assert postdate("doctor").returncode == 0
+    assert listed.status == 2, listed
+    assert "the store 'table:///waiting.db' does not show what is in it" in listed.err
+    assert postdate("doctor").status == 0
     eventually(lambda: look_at(own_folder / "queues.db", 0).queues["orders"] == 1, "delivered")
     running.process.terminate()
     assert running.end() == 0
@@ -248,16 +263,16 @@ def test_six_methods_are_enough_for_an_address(postdate, own_folder, service, ev
 
 def test_its_addresses_are_among_those_that_errors_name(postdate):
     asked = postdate("messages", "list", "--store", "leger:///a")
-    assert (asked.returncode, "did you mean ledger:///file.ledger?" in asked.stderr) == (2, True), asked
+    assert (asked.status, "did you mean ledger:///file.ledger?" in asked.err) == (2, True), asked
     asked = postdate("messages", "list", "--store", "zzz:///a")
-    assert "ledger:" in asked.stderr
+    assert "ledger:" in asked.err
 
 
 def test_a_setting_that_it_does_not_take_is_refused(postdate, own_folder):
     (own_folder / "postdate.toml").write_text('[store]\naddress = "ledger:///a.ledger"\nschema = "shop"\n')
     asked = postdate("setup")
-    assert asked.returncode == 2
-    assert "store.schema (postdate.toml:3) is not for Ledger" in asked.stderr, asked
+    assert asked.status == 2
+    assert "store.schema (postdate.toml:3) is not for Ledger" in asked.err, asked
 
 
 OWN = """
@@ -306,13 +321,13 @@ def test_a_wrong_value_of_a_setting_of_its_own_is_said_as_any_other(postdate, mo
     for name, value in set_.items():
         monkeypatch.setenv(f"POSTDATE_{name}", value)
     asked = postdate("config", "show")
-    assert (asked.returncode, said in asked.stderr) == (2, True), asked
+    assert (asked.status, said in asked.err) == (2, True), asked
 
 
 def test_the_backend_of_the_address_says_what_a_setting_is_that_others_have_too(postdate, monkeypatch):
     monkeypatch.setenv("POSTDATE_STORE__LEASES", "long")
     asked = postdate("config", "show")
-    assert (asked.returncode, "store.leases must be a whole number, 1 to 64" in asked.stderr) == (2, True), asked
+    assert (asked.status, "store.leases must be a whole number, 1 to 64" in asked.err) == (2, True), asked
     monkeypatch.setenv("POSTDATE_STORE__ADDRESS", "ledger:///a.ledger")
     shown = {each["key"]: each for each in postdate.ok("config", "show")["settings"]}["store.leases"]
     assert (shown["value"], shown["meaning"]) == ("long", "of a ledger: how long it is kept")
@@ -321,8 +336,8 @@ def test_the_backend_of_the_address_says_what_a_setting_is_that_others_have_too(
 def test_a_setting_of_its_own_is_refused_by_the_others(postdate, monkeypatch):
     monkeypatch.setenv("POSTDATE_STORE__INK", "black")
     asked = postdate("setup")
-    assert asked.returncode == 2
-    assert "store.ink (environment POSTDATE_STORE__INK) is not for SQLite" in asked.stderr, asked
+    assert asked.status == 2
+    assert "store.ink (environment POSTDATE_STORE__INK) is not for SQLite" in asked.err, asked
 
 
 @pytest.mark.parametrize(
@@ -335,39 +350,44 @@ def test_a_setting_of_its_own_is_refused_by_the_others(postdate, monkeypatch):
         ("ledgers.unlike:BACKEND", "is left out: 'L' is no scheme"),
     ],
 )
-def test_a_broken_one_is_left_out_and_named_and_the_others_work(postdate, point, said):
+def test_a_broken_one_is_left_out_and_named_and_the_others_work(postdate, caplog, point, said):
     (postdate.folder / "ledgers" / "ends.py").write_text("raise SystemExit(3)")
     (postdate.folder / "ledgers" / "unlike.py").write_text(
         "from postdate.ports.backends import Addresses\nBACKEND = Addresses(('L',), 'L:///x')"
     )
     postdate.says(f"ledger = {point}")
-    assert postdate("setup").returncode == 0
-    sent = postdate("send", "orders", "x", "--delay", "1h")
-    assert sent.returncode == 0, sent
+    postdate.ok("setup")
+    postdate.ok("send", "orders", "x", "--delay", "1h")
     asked = postdate("messages", "list", "--store", "ledger:///a")
-    assert asked.returncode == 2
-    assert said in asked.stderr
+    assert asked.status == 2
+    assert said in caplog.text
+
+
+def test_who_runs_a_command_is_told_what_is_left_out(postdate):
+    postdate.says("ledger = ledgers:NOT_A_BACKEND")
+    asked = postdate.process("messages", "list", "--store", "ledger:///a")
+    assert (asked.status, "is left out: it is no postdate Backend" in asked.err) == (2, True), asked
 
 
 def test_a_module_that_uses_postdate_itself_while_it_is_loaded_is_found(postdate):
     module = postdate.folder / "ledgers" / "__init__.py"
     asks = "from postdate.config import Address\nrepr(Address('ledger:///a'))\nimport postdate.wiring\n"
     module.write_text(asks + MODULE)
-    ran = postdate("setup", "--store", "ledger:///a.ledger")
-    assert (ran.returncode, "left out" in ran.stderr) == (0, False), ran
+    ran = postdate.process("setup", "--store", "ledger:///a.ledger")
+    assert (ran.status, "left out" in ran.err) == (0, False), ran
 
 
 def test_what_it_refers_to_and_is_not_there_is_named(postdate):
     postdate.says("table = ledgers:NO_SUCH_CLASS")
     asked = postdate("setup", "--store", "table:///a.db", "--transport", "local:///q.db")
-    assert asked.returncode == 2
-    assert "Table cannot be used: ledgers.adapters:Nobody refers to nothing" in asked.stderr
+    assert asked.status == 2
+    assert "Table cannot be used: ledgers.adapters:Nobody refers to nothing" in asked.err
 
 
 def test_doctor_makes_no_file(postdate, own_folder):
     asked = postdate("doctor", "--store", "ledger:///a.ledger")
-    assert asked.returncode != 0
-    assert "there is no file" in asked.stdout
+    assert asked.status != 0
+    assert "there is no file" in asked.out
     assert not (own_folder / "a.ledger").exists()
 
 

@@ -1,18 +1,22 @@
 """``postdate run`` in a process of its own: signals, critical errors, clocks."""
 
 import os
+import re
 import signal
 import socket
 import sqlite3
 import subprocess
 import sys
+from datetime import datetime
 
 import pytest
 from tests.waiting import READY
 
+from postdate.clock import SystemClock
+
 
 def is_seen(cli) -> bool:
-    """Return whether other processes know of a running service: a little after it says that it delivers."""
+    """Return whether other processes know of a running service."""
     checks = cli("doctor", "--json").json["checks"]
     return any(check["name"] == "service" and check["found"].startswith("running") for check in checks)
 
@@ -61,8 +65,9 @@ def test_explain_and_doctor_see_the_service(cli, service, eventually):
     assert services["service"] == f"running (process {pid}); 0 messages overdue"
 
 
-def test_after_kill_9_the_doctor_finds_the_dead(cli, service):
+def test_after_kill_9_the_doctor_finds_the_dead(cli, service, eventually):
     running = service()
+    eventually(lambda: is_seen(cli), "others see the service")
     running.process.kill()
     running.process.wait()
     found = {check["name"]: check for check in cli.ok("doctor", "--json").json["checks"]}
@@ -72,7 +77,7 @@ def test_after_kill_9_the_doctor_finds_the_dead(cli, service):
 
 
 def test_a_second_signal_ends_at_once(own_folder, cli):
-    """The first signal finds the service in a lock that another process holds: it cannot stop before the lock goes."""
+    """The first signal finds the service in a lock that is held until the service has ended: it cannot stop before."""
     cli.ok("setup")
     blocker = sqlite3.connect(own_folder / "postdate.db", isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
@@ -96,11 +101,11 @@ def test_a_second_signal_ends_at_once(own_folder, cli):
         assert os.read(process.stdout.fileno(), 100) == b"listening"
         process.send_signal(signal.SIGTERM)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=25)  # less than the 30 s for which it would wait for the lock
+        _, err = process.communicate()
     finally:
-        blocker.close()
         process.kill()
         process.wait()
+        blocker.close()
     assert process.returncode == 130
     assert err.endswith(b"postdate: error [interrupted]: ended at once by a second signal\n")
 
@@ -123,10 +128,10 @@ def test_stopping_does_not_wait_for_a_store_that_never_closes(own_folder, cli):
     process = subprocess.Popen([sys.executable, "-c", script], cwd=own_folder, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
-        while "delivering from" not in process.stderr.readline():
+        while READY not in process.stderr.readline():
             assert process.poll() is None
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate()
     finally:
         process.kill()
         process.wait()
@@ -152,7 +157,6 @@ def test_a_file_that_is_damaged_is_told_at_the_start(own_folder, cli):
         cwd=own_folder,
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     assert process.returncode == 3
@@ -166,15 +170,14 @@ def test_a_file_that_is_damaged_is_told_at_the_start(own_folder, cli):
 def test_a_critical_error_ends_it_when_asked_to(cli, service, own_folder):
     """Its table goes away under its hands; after the configured time that is a critical error.
 
-    The message makes it look after the table has gone: a service with nothing to wait for looks once a minute.
+    A service with nothing to wait for looks once a minute: three seconds of the clock that it is given.
     """
     (own_folder / "postdate.toml").write_text(
         '[delayed_delivery]\ntime_to_trigger_fetch_circuit_breaker = "10ms"\n'
         'time_to_trigger_store_circuit_breaker = "10ms"\n'
     )
-    cli.ok("setup", "--queue", "orders")
-    cli.ok("send", "orders", "x", "--delay", "3s")
-    running = service("--exit-on-critical")
+    cli.ok("setup")
+    running = service("--exit-on-critical", "--clock-start", "2126-01-31T00:00Z", "--clock-speed", "20")
     connection = sqlite3.connect(own_folder / "postdate.db")
     with connection:
         connection.execute("ALTER TABLE delayed_message RENAME TO gone")
@@ -193,10 +196,14 @@ def test_a_simulated_clock_makes_a_day_a_moment(cli, service, eventually):
     assert history[-1]["at"] >= "2126-01-31T12:00"
 
 
-def test_the_log_level_is_obeyed_and_times_are_utc(service):
-    running = service("--log-level", "debug")
-    assert running.log.splitlines()[0][10] == "T"
-    assert "Z DEBUG" in running.log or "Z INFO" in running.log
+@pytest.mark.parametrize("level", ["debug", "info"])
+def test_the_log_level_is_obeyed_and_times_are_utc(cli, level):
+    """Where nothing is set up it ends at once; its event loop has said one thing by then, at the level debug."""
+    began = SystemClock().now().replace(microsecond=0)
+    said = cli("run", "--no-setup", "--log-level", level).err
+    times = re.findall(r"^(\S+Z) DEBUG ", said, re.MULTILINE)
+    assert bool(times) == (level == "debug")
+    assert all(began <= datetime.fromisoformat(each) <= SystemClock().now() for each in times)
 
 
 def test_one_order_to_stop_may_come_as_several_signals(cli, service):

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -232,9 +231,8 @@ FILE = ("--store", "sqlite:///a.db")
     ],
 )
 def test_a_server_that_refuses_connections_is_known_at_once_with_its_setting(cli, own_folder, options, key):
-    began = time.monotonic()
+    """Whatever ends a wait for an answer would say so, and give other advice."""
     ran = cli("setup", *options)
-    assert time.monotonic() - began < 3
     assert (ran.status, ran.out) == (3, "")
     assert re.fullmatch(rf"postdate: error \[.*\]: .* \({key}\): is the server running there\? .*\n", ran.err), ran.err
     assert list(own_folder.iterdir()) == []

@@ -252,4 +252,4 @@ class SqliteStoreModel(StoreModel):
 TestMemoryStore = MemoryStoreModel.TestCase
 TestMemoryStore.settings = settings(stateful_step_count=40)
 TestSqliteStore = SqliteStoreModel.TestCase
-TestSqliteStore.settings = settings(stateful_step_count=25, max_examples=max(settings().max_examples // 2, 20))
+TestSqliteStore.settings = settings(stateful_step_count=15, max_examples=settings().max_examples * 2 // 5)

@@ -13,8 +13,8 @@ import pytest
 
 from postdate.testing.simulator import MUTATIONS, first_found, run, soak
 
-SEEDS = range(1_000)
-"""Ten seconds on two processors; `make soak` does more."""
+SEEDS = range(200)
+"""Those of every profile are among them; `make soak` does more."""
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "testing.md"
 ROW = re.compile(r"^\| `(?P<fix>[a-z-]+)` \|.*\| (?P<seed>\d+) \| [^|]+ \|$", re.MULTILINE)
@@ -23,7 +23,7 @@ ROWS = {row["fix"]: int(row["seed"]) for row in ROW.finditer(GUIDE.read_text("ut
 
 def test_whatever_happens_every_promise_is_kept() -> None:
     lines: list[str] = []
-    found = soak(SEEDS, jobs=2, tell=lines.append)
+    found = soak(SEEDS, jobs=1, tell=lines.append)
     assert (found.seeds, found.violations, found.errors) == (len(SEEDS), [], []), "".join(lines)
     assert len(found.profiles) == 14
 

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from typing import cast
 
+import anyio.lowlevel
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,7 +41,7 @@ class Recorder:
         self.rounds.append(keys)
         number = len(self.rounds) - 1
         try:
-            await asyncio.sleep(0)
+            await anyio.lowlevel.checkpoint()
             await self.open.wait()
             if number in self._failing:
                 raise StoreUnavailable(f"round {number}")
@@ -112,10 +113,10 @@ async def test_what_comes_while_a_round_is_on_its_way_goes_together_in_the_next(
     table.open.clear()
     rounds = rounds_of(table)
     first = asyncio.ensure_future(rounds.each(deletions([("p", "a")])))
-    while not table.rounds:  # noqa: ASYNC110 - the table sets no event
-        await asyncio.sleep(0)
+    while not table.rounds:
+        await anyio.lowlevel.checkpoint()
     others = [asyncio.ensure_future(rounds.each(deletions([("p", row)]))) for row in "bcd"]
-    await asyncio.sleep(0)
+    await anyio.lowlevel.checkpoint()
     table.open.set()
     assert await asyncio.gather(first, *others) == [[True]] * 4
     assert table.rounds == [[("p", "a")], [("p", "b"), ("p", "c"), ("p", "d")]]
@@ -126,8 +127,8 @@ async def test_whoever_is_cancelled_holds_up_nobody() -> None:
     table.open.clear()
     rounds = rounds_of(table)
     one, other = (asyncio.ensure_future(rounds.each(deletions([("p", row)]))) for row in "ab")
-    while not table.rounds:  # noqa: ASYNC110 - the table sets no event
-        await asyncio.sleep(0)
+    while not table.rounds:
+        await anyio.lowlevel.checkpoint()
     one.cancel()
     table.open.set()
     assert await other == [True]
@@ -140,7 +141,7 @@ async def test_stopping_waits_for_what_is_on_its_way() -> None:
     rounds = rounds_of(table)
     await rounds.stop()
     asked = asyncio.ensure_future(rounds.each(deletions([("p", "a")])))
-    await asyncio.sleep(0)
+    await anyio.lowlevel.checkpoint()
     await rounds.stop()
     assert await asked == [True]
     assert not table.is_busy

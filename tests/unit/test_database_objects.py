@@ -70,9 +70,8 @@ async def test_an_endpoint_takes_queues_delayed_delivery_and_sagas_from_its_data
             reminded.set()
 
         async with endpoint:
-            with anyio.fail_after(30):
-                await endpoint.send(Order(1))
-                await reminded.wait()
+            await endpoint.send(Order(1))
+            await reminded.wait()
         assert endpoint.transport is database.queues
         assert endpoint.delayed_delivery is not None
         assert endpoint.delayed_delivery.store is database.store
@@ -95,9 +94,8 @@ async def test_the_outbox_of_a_database_is_used_when_it_is_asked_for(tmp_path: P
             handled.set()
 
         async with endpoint:
-            with anyio.fail_after(30):
-                await endpoint.send(Order(1), message_id="order-1")
-                await handled.wait()
+            await endpoint.send(Order(1), message_id="order-1")
+            await handled.wait()
         assert await database.outbox.find("shop", "order-1") is not None
 
 

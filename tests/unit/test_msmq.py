@@ -25,6 +25,7 @@ from tests.msmq_fake import (
     QueueManager,
     failure,
 )
+from tests.waiting import until
 
 from postdate import DelayedDelivery, Endpoint, MemoryStore, Outbox, Recoverability, SqliteOutbox
 from postdate.backends.msmq import queues
@@ -58,7 +59,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch) -> None:
-    monkeypatch.setattr(queues, "WAIT_MILLISECONDS", 50)
+    monkeypatch.setattr(queues, "WAIT_MILLISECONDS", 5)
 
 
 @pytest.fixture
@@ -102,15 +103,17 @@ async def sent(transport: MsmqTransport, *envelopes: Envelope) -> None:
 
 
 async def one(receiver: Receiver) -> Received:
-    with anyio.fail_after(5):
-        return (await receiver.receive(1))[0]
+    return (await receiver.receive(1))[0]
+
+
+async def any_in(transport: MsmqTransport, *queues: str) -> bool:
+    return any((await transport.lengths_of(queues)).values())
 
 
 async def ids_in(transport: MsmqTransport, queue: str, count: int) -> list[str]:
     receiver, found = transport.receiver(queue), list[str]()
-    with anyio.fail_after(5):
-        while len(found) < count:
-            found += [each.envelope.message_id for each in await receiver.receive(count)]
+    while len(found) < count:
+        found += [each.envelope.message_id for each in await receiver.receive(count)]
     await receiver.close()
     return found
 
@@ -187,9 +190,7 @@ async def handled(transport: MsmqTransport, mode: Any, **settings: Any) -> None:
 
     async with endpoint:
         await endpoint.send(Order(1))
-        with anyio.fail_after(10):
-            while not sum((await transport.lengths_of([OUT, ERROR])).values()):  # noqa: ASYNC110 - only the queues know
-                await anyio.sleep(0.01)
+        await until(lambda: any_in(transport, OUT, ERROR))
 
 
 NO_RETRIES = Recoverability(immediate_retries=0, delayed_retries=0)
@@ -308,8 +309,7 @@ async def test_a_delayed_message_goes_through_the_timeouts_queue_and_arrives(tra
     async with shop:
         due = datetime.now(UTC) + timedelta(seconds=0.2)  # noqa: TID251
         await shop.send(Order(1), deliver_at=due)
-        with anyio.fail_after(20):
-            await seen.wait()
+        await seen.wait()
     assert arrived_at[0] >= due
     assert any(b"NServiceBus.Timeouts.Properties.NServiceBus.Timeout.Expire" in blob for blob in through)
     assert manager.values(IN) == []
@@ -329,9 +329,7 @@ async def test_a_handler_that_fails_is_tried_again_and_then_its_message_is_in_th
 
     async with endpoint:
         await endpoint.send(Order(7))
-        with anyio.fail_after(10):
-            while not (await transport.lengths_of([ERROR]))[ERROR]:  # noqa: ASYNC110 - only the queue knows
-                await anyio.sleep(0.01)
+        await until(lambda: any_in(transport, ERROR))
     assert attempts == [7, 7, 7]
     assert manager.values(OUT) == []
     assert b"no such order" in manager.values(ERROR)[0]["Extension"]
@@ -543,32 +541,33 @@ async def test_after_an_outage_the_first_answer_says_that_there_is_nothing(trans
     with pytest.raises(TransportUnreachable):
         await receiver.receive(1)
     manager.is_down = False
-    with anyio.fail_after(5):
-        assert list(await receiver.receive(1)) == []
+    assert list(await receiver.receive(1)) == []
     await sent(transport, message())
     assert (await one(receiver)).envelope.message_id == "m-1"
 
 
 async def test_a_service_that_stops_while_a_receiver_waits_is_told(transport, manager):
     receiver = transport.receiver(IN)
-    with anyio.fail_after(5):
-        async with anyio.create_task_group() as tasks:
+    async with anyio.create_task_group() as tasks:
 
-            async def stop_when_it_waits() -> None:
-                while receiver._looking is None:  # nobody tells that somebody waits
-                    await anyio.lowlevel.checkpoint()
-                manager.stop()
+        async def stop_when_it_waits() -> None:
+            while receiver._looking is None:  # nobody tells that somebody waits
+                await anyio.lowlevel.checkpoint()
+            manager.stop()
 
-            tasks.start_soon(stop_when_it_waits)
-            with pytest.raises(TransportUnreachable):
-                await receiver.receive(1)
+        tasks.start_soon(stop_when_it_waits)
+        with pytest.raises(TransportUnreachable):
+            await receiver.receive(1)
 
 
 async def test_timeouts_may_be_errors(transport, manager):
     manager.timeouts_raise = True
-    receiver = transport.receiver(IN)
-    with anyio.move_on_after(0.2):
-        await receiver.receive(1)
+    receiver, peeks = transport.receiver(IN), list[str]()
+    manager.before = peeks.append
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(receiver.receive, 1)
+        await until(lambda: peeks.count("Peek") > 4)  # a wait has two of them: one look, and one when its time is over
+        tasks.cancel_scope.cancel()
     await sent(transport, message("a"), message("b"))
     assert len(await receiver.receive(5)) == 2
     assert await receiver.take("c") is None
@@ -598,7 +597,7 @@ async def test_a_receive_cancelled_by_asyncio_itself_holds_nothing(transport, ma
     def stand_still(call: str) -> None:
         if call == "Receive" and not taking.is_set():
             taking.set()
-            go_on.wait(5)
+            go_on.wait()
 
     manager.before = stand_still
     task = asyncio.create_task(receiver.receive(1))
@@ -672,9 +671,7 @@ async def test_many_messages_in_hand_share_a_few_threads_and_closing_ends_them(t
     assert com.threads_inside == 16 + 1  # and the one that sends
     await receiver.close()
     await transport.close()
-    with anyio.fail_after(10):
-        while com.threads_inside:  # noqa: ASYNC110 - a thread that ends tells nobody
-            await anyio.sleep(0.002)
+    await until(lambda: not com.threads_inside)
     assert com.made.count("MSMQ.MSMQTransactionDispenser") == 16
 
 

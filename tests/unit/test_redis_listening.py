@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import anyio
 import pytest
+from tests.waiting import until
 
 from postdate.backends.redis.listening import Listening
 from postdate.backends.redis.login import RedisLogin
@@ -56,8 +57,7 @@ async def server() -> Server:
 async def listening(server: Server) -> AsyncIterator[Listening]:
     made = Listening(server)
     yield made
-    with anyio.fail_after(30):
-        await made.close()
+    await made.close()
 
 
 def ignore(_text: bytes | None) -> None:
@@ -74,11 +74,8 @@ async def connected(server: Server, listening: Listening, channel: str) -> Conne
 
 
 async def sent(connection: Connection, count: int) -> list[tuple[object, ...]]:
-    with anyio.fail_after(30):
-        while True:
-            if len(connection.sent) >= count:
-                return connection.sent
-            await anyio.lowlevel.checkpoint()
+    await until(lambda: len(connection.sent) >= count)
+    return connection.sent
 
 
 async def test_who_listens_is_told_to_look_once_the_subscription_stands_and_not_before(
@@ -99,9 +96,7 @@ async def test_who_listens_is_told_to_look_once_the_subscription_stands_and_not_
     assert await sent(second, 1) == [("SUBSCRIBE", b"wake")]
     assert heard == [None, b"now"]
     await second.answers.put([b"subscribe", b"wake", 1])
-    with anyio.fail_after(30):
-        while len(heard) < 3:
-            await anyio.lowlevel.checkpoint()
+    await until(lambda: len(heard) >= 3)
     assert heard == [None, b"now", None]
 
 
@@ -148,7 +143,6 @@ async def test_a_task_that_misses_its_cancellation_is_ended_nevertheless() -> No
 
     task = asyncio.create_task(miss_one())
     await anyio.lowlevel.checkpoint()
-    with anyio.fail_after(30):
-        await ended(task)
+    await ended(task)
     assert task.cancelled()
     assert missed == ["one"]

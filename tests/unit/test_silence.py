@@ -12,8 +12,8 @@ from datetime import timedelta
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import pytest
+from tests.waiting import until
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, MemoryStore, MemoryTransport
 from postdate.clock import SystemClock
@@ -137,11 +137,9 @@ async def test_a_deadline_ends_a_call_though_calls_that_hang_have_all_threads() 
         async with anyio.create_task_group() as tasks:
             for _ in range(int(our_threads().total_tokens)):
                 tasks.start_soon(hang)
-            with anyio.fail_after(60):
-                while our_threads().available_tokens:
-                    await anyio.lowlevel.checkpoint()
-                with pytest.raises(StoreUnreachable):
-                    await guard.call(anyio.sleep_forever)
+            await until(lambda: not our_threads().available_tokens)
+            with pytest.raises(StoreUnreachable):
+                await guard.call(anyio.sleep_forever)
             free.set()
     finally:
         free.set()

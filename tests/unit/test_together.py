@@ -5,6 +5,7 @@ import threading
 from collections.abc import Sequence
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from postdate.runtime.group_commit import GroupCommit, Job
@@ -19,7 +20,7 @@ class Doing:
 
     def __call__(self, jobs: Sequence[Job[int, int]]) -> None:
         self.begun.release()
-        assert self.may.acquire(timeout=10)
+        self.may.acquire()
         self.turns.append([job.work for job in jobs])
         for job in jobs:
             if job.work < 0:
@@ -30,7 +31,7 @@ class Doing:
 
 
 async def until_begun(doing: Doing) -> None:
-    assert await anyio.to_thread.run_sync(lambda: doing.begun.acquire(timeout=10))
+    await anyio.to_thread.run_sync(doing.begun.acquire)
 
 
 async def test_what_arrives_while_others_are_done_is_done_together_next() -> None:
@@ -78,7 +79,7 @@ async def test_who_is_cancelled_before_the_turn_has_the_work_done_or_natively_ta
     else:
         scopes[cancelled].cancel()
     for _ in range(9):
-        await asyncio.sleep(0)
+        await anyio.lowlevel.checkpoint()
     doing.may.release(9)
     assert await first == 2
     await asyncio.wait(others)
@@ -101,7 +102,7 @@ async def test_who_is_cancelled_while_the_work_is_done_waits_for_its_end_and_it_
     for _ in range(2 if leads else 1):  # who leads has the others with it, however often it is cancelled
         task.cancel()
         for _ in range(9):
-            await asyncio.sleep(0)
+            await anyio.lowlevel.checkpoint()
         assert not task.done()
     doing.may.release(9)
     assert await other == (4 if leads else 2)
