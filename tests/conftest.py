@@ -37,6 +37,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 java.use(os.environ)
+# Some shells have it. Each process that a test starts would compile all that it imports, for more than a second.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 pytest_plugins = ["tests.servers_fixtures", "tests.side_by_side", "tests.soak", "tests.flake"]
 

@@ -135,13 +135,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if config.option.proofs:
             return False
         if parts:
-            return soak is not None and (ALL in parts or soak.part in parts)
+            part = soak.part if soak is not None else "random" if _draws(item) else None
+            return part is not None and (ALL in parts or part in parts)
         return soak is None or any(item.nodeid.startswith(argument) for argument in named)
 
     left_out = [item for item in items if not chosen(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if chosen(item)]
+
+
+def _draws(item: pytest.Item) -> bool:
+    """Tell whether the test has random input, which is always the same in the gate."""
+    return "property" in item.path.parts or getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
 
 
 def _is_whole(config: pytest.Config) -> bool:
