@@ -95,17 +95,25 @@ async def test_what_was_claimed_on_a_forgotten_connection_is_free_again(place: P
     await store.close()
 
 
-async def test_closing_does_not_wait_for_a_server_that_says_nothing(place: Place, link: FaultyLink) -> None:
-    store, transport = await store_over(link, place), queues_over(link, place)
+async def test_closing_does_not_wait_for_a_server_that_says_nothing(
+    place: Place, link: FaultyLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for so long as answers may take, nor connections; and each tries once to end what it leaves behind."""
+    url, hour = f"{through(link, place.url)}?connect_timeout=3600", timedelta(hours=1)
+    store = PostgresStore(url, schema=place.schema, table=TABLE, answers_within=hour)
+    transport = PostgresTransport(url, schema=place.schema, answers_within=hour)
+    await store.initialize("service", TransactionMode.RECEIVE_ONLY)
     await place.store.store_many([place.work(n, now() - SECOND, "elsewhere") for n in range(4)], now())
     await place.transport.send([Envelope("consumer", "e-1")], now())
     receiver = transport.receiver("consumer")
     assert len(await receiver.receive(1)) == 1
     assert sum([len(await store.claim_due(now(), 1)) for _ in range(4)]) == 4
+    accepted = link.accepted
     link.stall()
-    with anyio.fail_after(30):
-        await store.close()
-        await transport.close()
+    monkeypatch.setattr("postdate.backends.postgres.answering._LEAVING_SECONDS", 0.3)
+    await store.close()
+    await transport.close()
+    assert accepted + 2 <= link.accepted <= accepted + 4, "the listener of each may have tried, too"
 
 
 async def test_a_receiver_goes_on_when_all_connections_are_forgotten(place: Place, link: FaultyLink) -> None:
