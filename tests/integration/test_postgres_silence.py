@@ -129,6 +129,25 @@ async def test_closing_does_not_wait_for_a_server_that_says_nothing(
     assert accepted + 2 <= link.accepted <= accepted + 4, "the listener of each may have tried, too"
 
 
+async def test_closing_does_not_wait_for_the_thread_that_listens_while_that_connects(
+    place: Place, link: FaultyLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds nothing then, and ends by itself."""
+    store = PostgresStore(f"{through(link, place.url)}?connect_timeout=600", schema=place.schema, table=TABLE)
+    stop = await store.listen(lambda: None)
+    listener = store.database.listener()
+    await until(lambda: listener.number is not None)
+    with impatient(store):
+        link.stall()
+        await until(lambda: listener._connecting)
+    monkeypatch.setattr("postdate.backends.postgres.answering._LEAVING_SECONDS", 0.3)
+    stop()
+    await store.close()
+    assert listener._thread.is_alive()
+    link.cut()
+    await until(lambda: not listener._thread.is_alive())
+
+
 async def test_a_receiver_goes_on_when_all_connections_are_forgotten(place: Place, link: FaultyLink) -> None:
     transport = queues_over(link, place)
     receiver = transport.receiver("consumer")
