@@ -27,6 +27,8 @@ class Recorder:
         failing: the numbers of the rounds that fail.
     """
 
+    what = "table"
+
     def __init__(self, gone: frozenset[Key] = frozenset(), failing: frozenset[int] = frozenset()) -> None:
         self.rounds: list[list[Key]] = []
         self.open = asyncio.Event()
