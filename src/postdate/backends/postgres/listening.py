@@ -160,11 +160,12 @@ class Listener:
     def stop(self) -> None:
         """End the thread and the connection; a server that does not answer is not waited for.
 
-        A thread that waits for a new connection holds nothing, and ends by itself.
+        A thread that has lost its connection and waits for another holds nothing, and ends by itself.
         """
         self._stopping = True
         os.write(self._wake, b"x")
-        self._thread.join(0 if self._connecting else _STOP_WITHIN_SECONDS)
+        lost = self._connecting and self._failure is not None
+        self._thread.join(0 if lost else _STOP_WITHIN_SECONDS)
         self._let_go_of_pipe()
 
     def _let_go_of_pipe(self) -> None:
