@@ -1,27 +1,24 @@
 """A server that says nothing any more is given up, and what was begun there harms nobody. ADR 0019, points 3 and 7."""
 
 import threading
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from urllib.parse import urlsplit
 
-import anyio
 import pytest
 from tests.integration.postgres_place import SECOND, TABLE, Place, now, placed
-from tests.machine import until
 from tests.proxy import FaultyLink
+from tests.waiting import until
 
 from postdate import DelayedDelivery, Endpoint, LocalTransport, TransactionMode
 from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.postgres.transport import PostgresTransport
 from postdate.errors import StoreUnreachable, TransportUnreachable
 from postdate.messages import Envelope
-from postdate.ports import Outcome
+from postdate.ports import Claim, Outcome, Received
 
 pytestmark = pytest.mark.anyio
-
-WITHIN = timedelta(seconds=1)
 
 
 @pytest.fixture
@@ -45,9 +42,16 @@ def through(link: FaultyLink, url: str) -> str:
     return server._replace(netloc=f"{user}127.0.0.1:{link.port}").geturl()
 
 
-async def happens(condition: Callable[[], bool]) -> bool:
-    """Wait until another thread has done something; return whether it did."""
-    return await anyio.to_thread.run_sync(until, condition, 50)
+@contextmanager
+def impatient(adapter: PostgresStore | PostgresTransport, within: timedelta = SECOND / 2) -> Generator[None]:
+    """Wait for answers for a short time only, while what must fail is done: good answers may take theirs."""
+    answers = adapter.database._answers, adapter.database.shared._answers
+    before = answers[0].within
+    for each in answers:
+        each.within = within
+    yield
+    for each in answers:
+        each.within = before
 
 
 def waiting(place: Place) -> int:
@@ -55,13 +59,13 @@ def waiting(place: Place) -> int:
 
 
 async def store_over(link: FaultyLink, place: Place) -> PostgresStore:
-    store = PostgresStore(through(link, place.url), schema=place.schema, table=TABLE, answers_within=WITHIN)
+    store = PostgresStore(through(link, place.url), schema=place.schema, table=TABLE)
     await store.initialize("service", TransactionMode.RECEIVE_ONLY)
     return store
 
 
 def queues_over(link: FaultyLink, place: Place) -> PostgresTransport:
-    return PostgresTransport(through(link, place.url), schema=place.schema, answers_within=WITHIN)
+    return PostgresTransport(through(link, place.url), schema=place.schema)
 
 
 async def test_delivery_goes_on_when_all_connections_are_forgotten(place: Place, link: FaultyLink, tmp_path) -> None:
@@ -70,15 +74,17 @@ async def test_delivery_goes_on_when_all_connections_are_forgotten(place: Place,
     await queues.create_queues(["q"])
     store = await store_over(link, place)
     endpoint = Endpoint("service", transport=queues, delayed_delivery=DelayedDelivery(store), send_only=True)
-    with anyio.fail_after(60):
-        async with endpoint:
-            begin = now()
-            work = [place.work(n, begin + n * SECOND / 20, "q") for n in range(100)]
-            await place.store.store_many(work, begin)
-            assert await happens(lambda: waiting(place) < 100)
+    async with endpoint:
+        begin = now()
+        work = [place.work(n, begin + n * SECOND / 40, "q") for n in range(100)]
+        await place.store.store_many(work, begin)
+        await until(lambda: waiting(place) < 100)
+        accepted = link.accepted
+        with impatient(store):
             link.forget()
-            assert await happens(lambda: waiting(place) == 0)
-        assert (await queues.queue_lengths())["q"] == 100
+            await until(lambda: link.accepted >= accepted + 2)  # one that listens, and one that delivers
+        await until(lambda: waiting(place) == 0)
+    assert (await queues.queue_lengths())["q"] == 100
     await store.close()
     await queues.close()
 
@@ -89,23 +95,57 @@ async def test_what_was_claimed_on_a_forgotten_connection_is_free_again(place: P
     await place.store.store_many([place.work(n, now() - SECOND, "elsewhere") for n in range(3)], now())
     claims = await store.claim_due(now(), 10)
     link.forget()
-    with pytest.raises(StoreUnreachable, match="did not answer within 1 s"):
+    with impatient(store), pytest.raises(StoreUnreachable, match=r"did not answer within 0\.5 s"):
         await store.finish(claims, Outcome.DELIVERED, now())
-    assert len(await store.claim_due(now(), 10)) == 3
+    again = list[Claim]()
+
+    async def claimed() -> bool:
+        again.extend(await store.claim_due(now(), 10))
+        return len(again) >= 3
+
+    await until(claimed)
+    assert len(again) == 3
     await store.close()
 
 
-async def test_closing_does_not_wait_for_a_server_that_says_nothing(place: Place, link: FaultyLink) -> None:
-    store, transport = await store_over(link, place), queues_over(link, place)
+async def test_closing_does_not_wait_for_a_server_that_says_nothing(
+    place: Place, link: FaultyLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither for so long as answers may take, nor connections; and each tries once to end what it leaves behind."""
+    url, hour = f"{through(link, place.url)}?connect_timeout=3600", timedelta(hours=1)
+    store = PostgresStore(url, schema=place.schema, table=TABLE, answers_within=hour)
+    transport = PostgresTransport(url, schema=place.schema, answers_within=hour)
+    await store.initialize("service", TransactionMode.RECEIVE_ONLY)
     await place.store.store_many([place.work(n, now() - SECOND, "elsewhere") for n in range(4)], now())
     await place.transport.send([Envelope("consumer", "e-1")], now())
     receiver = transport.receiver("consumer")
     assert len(await receiver.receive(1)) == 1
     assert sum([len(await store.claim_due(now(), 1)) for _ in range(4)]) == 4
+    accepted = link.accepted
     link.stall()
-    with anyio.fail_after(30):
-        await store.close()
-        await transport.close()
+    monkeypatch.setattr("postdate.backends.postgres.answering._LEAVING_SECONDS", 0.3)
+    await store.close()
+    await transport.close()
+    assert accepted + 2 <= link.accepted <= accepted + 4, "the listener of each may have tried, too"
+
+
+async def test_closing_does_not_wait_for_the_thread_that_listens_while_that_connects(
+    place: Place, link: FaultyLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds nothing then, and ends by itself."""
+    store = PostgresStore(f"{through(link, place.url)}?connect_timeout=600", schema=place.schema, table=TABLE)
+    stop = await store.listen(lambda: None)
+    listener = store.database.listener()
+    await until(lambda: listener.number is not None)
+    with impatient(store):
+        link.stall()
+        await until(lambda: listener._connecting)
+    monkeypatch.setattr("postdate.backends.postgres.answering._LEAVING_SECONDS", 0.3)
+    stop()
+    await store.close()
+    assert listener._thread.is_alive()
+    link.cut()
+    await until(lambda: not listener._thread.is_alive())
 
 
 async def test_a_receiver_goes_on_when_all_connections_are_forgotten(place: Place, link: FaultyLink) -> None:
@@ -116,53 +156,47 @@ async def test_a_receiver_goes_on_when_all_connections_are_forgotten(place: Plac
     await receiver.commit(first, now())
     link.forget()
     await place.transport.send([Envelope("consumer", "e-2")], now())
-    received = []
-    with anyio.fail_after(30):
-        while not received:
-            try:
-                received = await receiver.receive(1)
-            except TransportUnreachable:
-                await anyio.sleep(0.05)
-        await receiver.commit(received[0], now())
+    received: list[Received] = []
+    with impatient(transport), suppress(TransportUnreachable):  # unless the thread that listens notices it before
+        received += await receiver.receive(1)
+    received = received or await until(lambda: receiver.receive(1), despite=TransportUnreachable)
+    await receiver.commit(received[0], now())
     assert received[0].envelope.message_id == "e-2"
     await transport.close()
 
 
 async def test_a_locked_table_ends_no_call_later_than_the_silence_it_may_keep(place: Place) -> None:
     """And the statement is not done afterwards, when nobody waits for it any more."""
-    store = PostgresStore(place.url, schema=place.schema, table=TABLE, answers_within=WITHIN)
+    store = PostgresStore(place.url, schema=place.schema, table=TABLE)
     await store.initialize("service", TransactionMode.RECEIVE_ONLY)
     await store.store(place.work(1, now() + 60 * SECOND), now())
     with place.connect() as other, other.transaction():
         other.execute(f'LOCK TABLE "{TABLE}"')
-        with anyio.fail_after(20), pytest.raises(StoreUnreachable, match="did not answer within 1 s"):
+        with impatient(store), pytest.raises(StoreUnreachable, match=r"did not answer within 0\.5 s"):
             await store.store(place.work(2, now() + 60 * SECOND), now())
         assert await store.history("nobody") == []  # a connection that works, which ends the session that waits
         waiting = (
             "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%record%' "
             "AND datname = current_database()"
         )
-        assert place.rows(waiting.replace("%", "%%")) == [(0,)]
+        await until(lambda: place.rows(waiting.replace("%", "%%")) == [(0,)])
     assert (await store.statistics(now())).pending == 1
     await store.close()
 
 
-async def test_a_locked_table_does_not_cost_a_process_what_it_holds(place: Place) -> None:
+async def test_a_locked_table_does_not_cost_a_process_what_it_holds(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The connection that holds looks into that table, too, and must not be given up for that."""
-    transport = PostgresTransport(place.url, schema=place.schema, answers_within=timedelta(seconds=7))
+    monkeypatch.setattr("postdate.backends.postgres.access._SHORT_WAIT", "lock_timeout=100ms")
+    transport = PostgresTransport(place.url, schema=place.schema)
     await place.transport.send([Envelope("consumer", "e-1")], now())
     receiver = transport.receiver("consumer")
     (received,) = await receiver.receive(1)
     number = transport.database.listener().holder()
     with place.connect() as other, other.transaction():
         other.execute(f'LOCK TABLE "{TABLE}"')
-        waits = (
-            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%%DISTINCT holder%%' "
-            "AND datname = current_database()"
-        )
-        with anyio.fail_after(60):
-            for expected in (1, 0, 1, 0):  # it waits, gives up, and comes again
-                assert await happens(lambda expected=expected: place.rows(waits) == [(expected,)])
+        await until(lambda: "what dead processes hold cannot be freed" in caplog.text)
     assert transport.database.listener().holder() == number
     await receiver.commit(received, now())
     await transport.close()
@@ -170,9 +204,10 @@ async def test_a_locked_table_does_not_cost_a_process_what_it_holds(place: Place
 
 async def test_a_session_with_the_number_of_one_that_was_given_up_lives_on_if_it_is_not_ours(place: Place) -> None:
     """Behind a link that was given up another server may have taken over, where the number is somebody else's."""
-    with place.connect(application_name="report") as other:
-        place.store.database.shared.pool.given_up._waiting.append((other.info.backend_pid, time.monotonic()))
-        place.store.database.shared.connected().close()
+    shared = place.store.database.shared
+    with place.connect(application_name="report") as other, shared.connected() as ours:
+        shared.pool.given_up._waiting.append((other.info.backend_pid, ours.opened_at))
+        shared.connected().close()
         assert other.execute("SELECT 1").fetchone() == (1,)
 
 
@@ -189,20 +224,23 @@ async def test_the_listener_notices_that_it_was_forgotten_and_wakes_who_sleeps(p
     stop = await store.listen(woken.set)
     await store.next_attempt()
     woken.clear()
-    link.forget()
-    began = time.monotonic()
-    assert await anyio.to_thread.run_sync(woken.wait, 30)
-    assert time.monotonic() - began < 15
+    accepted = link.accepted
+    with impatient(store):
+        link.forget()
+        await until(lambda: link.accepted > accepted)
+    await until(woken.is_set)
     stop()
     await store.close()
 
 
 async def test_a_question_that_reads_whole_tables_may_take_its_time(place: Place) -> None:
-    store = PostgresStore(place.url, schema=place.schema, table=TABLE, answers_within=WITHIN / 10)
-    sleepy = await store.database.run(lambda c: c.execute("SELECT pg_sleep(0.5)").fetchone(), patiently=True)
-    assert sleepy is not None
-    with pytest.raises(StoreUnreachable):
-        await store.database.run(lambda c: c.execute("SELECT pg_sleep(5)").fetchone())
+    store = PostgresStore(place.url, schema=place.schema, table=TABLE)
+    await store.next_due()
+    with impatient(store, SECOND / 10):
+        sleepy = await store.database.run(lambda c: c.execute("SELECT pg_sleep(0.5)").fetchone(), patiently=True)
+        assert sleepy is not None
+        with pytest.raises(StoreUnreachable):
+            await store.database.run(lambda c: c.execute("SELECT pg_sleep(60)").fetchone())
     await store.close()
 
 

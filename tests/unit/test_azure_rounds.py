@@ -1,6 +1,7 @@
 """What is asked of a table at the same time goes together, and everybody hears of their own part."""
 
 import asyncio
+import math
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from postdate.backends.azure.claims import ClaimLimit
 from postdate.backends.azure.groups import Operation, Rounds, Table
-from postdate.errors import StoreUnavailable
+from postdate.errors import StoreUnavailable, StoreUnreachable
 
 Key = tuple[str, str]
 
@@ -26,6 +27,8 @@ class Recorder:
         gone: keys of entities of which the table says that they were not as expected.
         failing: the numbers of the rounds that fail.
     """
+
+    what = "table"
 
     def __init__(self, gone: frozenset[Key] = frozenset(), failing: frozenset[int] = frozenset()) -> None:
         self.rounds: list[list[Key]] = []
@@ -80,7 +83,7 @@ def test_everybody_hears_of_their_own_part_and_no_round_has_an_entity_twice(
         assert answers == [[key not in gone for key in keys] for keys in wanted]
         assert all(len(set(keys)) == len(keys) for keys in table.rounds)
         assert sorted(key for keys in table.rounds for key in keys) == sorted(key for keys in wanted for key in keys)
-        await rounds.stop()
+        await rounds.stop(math.inf)
 
     asyncio.run(ask())
 
@@ -139,12 +142,24 @@ async def test_whoever_is_cancelled_holds_up_nobody() -> None:
 async def test_stopping_waits_for_what_is_on_its_way() -> None:
     table = Recorder()
     rounds = rounds_of(table)
-    await rounds.stop()
+    await rounds.stop(math.inf)
     asked = asyncio.ensure_future(rounds.each(deletions([("p", "a")])))
     await anyio.lowlevel.checkpoint()
-    await rounds.stop()
+    await rounds.stop(math.inf)
     assert await asked == [True]
     assert not table.is_busy
+
+
+async def test_what_has_no_answer_when_its_time_is_over_is_cut_off() -> None:
+    table = Recorder()
+    table.open.clear()
+    rounds = rounds_of(table)
+    asked = asyncio.ensure_future(rounds.each(deletions([("p", "a")])))
+    while not table.rounds:  # noqa: ASYNC110 - the table sets no event
+        await asyncio.sleep(0)
+    await rounds.stop(until=0)
+    with pytest.raises(StoreUnreachable, match="before the store was closed"):
+        await asked
 
 
 # --- how many at once -------------------------------------------------------------------------------------------------

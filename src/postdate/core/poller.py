@@ -14,7 +14,7 @@ from typing import Protocol
 
 import anyio
 
-from postdate.clock import Clock, in_real_time, time_left
+from postdate.clock import Clock, in_real_time, longest_sleep, time_left
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.guard import LETTING_GO, calling_store
 from postdate.errors import PostdateError
@@ -163,7 +163,7 @@ class Poller:
 
         ``look_again`` bounds the rate when a message is due but could not be taken: somebody else has it (row 57).
         """
-        duration = LONGEST_SLEEP
+        duration = longest_sleep(self._clock, LONGEST_SLEEP)
         if next_attempt is not None:
             at_least = look_again if look_again > _SHORTEST_LOOK_AGAIN else timedelta(0)
             duration = min(duration, max(next_attempt - self._clock.now() + _JUST_AFTER, at_least))

@@ -46,6 +46,9 @@ S = TypeVar("S")
 _NO_RETRIES = Recoverability(immediate_retries=0, delayed_retries=0)
 _ERRORS = "error"
 _EVERYTHING = 1_000_000
+_LONGEST_SLEEP = timedelta(days=36_500)
+"""Nobody else knows our store, so that each message that is stored wakes the poller."""
+
 _JUST_AFTER = (timedelta(microseconds=1), timedelta(milliseconds=1), timedelta(milliseconds=1))
 """A message goes strictly after its due time, and the poller pauses a millisecond after each look that found some."""
 
@@ -111,7 +114,7 @@ class EndpointTest:
         outbox: Outbox | None = None,
         sagas: SagaStore | None = None,
     ) -> None:
-        self.clock = VirtualClock(start)
+        self.clock = VirtualClock(start, longest_sleep=_LONGEST_SLEEP)
         self.deliveries: list[Sent] = []
         """What left the endpoint for other queues, in order."""
         self._store = MemoryStore()

@@ -7,13 +7,12 @@ import base64
 import json
 import socket
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-import anyio
 import pytest
 from azure.core.exceptions import ResourceExistsError, ResourceNotFoundError
 from azure.storage.queue import QueueMessage
@@ -37,7 +36,6 @@ from postdate.operations.error_queue import return_all
 from postdate.ports import Received
 from postdate.wiring.deployment import OpenDeployment
 
-PATIENCE_SECONDS = 60
 QUICK = timedelta(milliseconds=50)
 SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)
@@ -158,9 +156,12 @@ async def take(transport: AzureStorageQueueTransport, queue: str, count: int = 1
     """Receive that many messages and take them off the queue."""
     receiver = transport.receiver(queue)
     received: list[Received] = []
-    with anyio.fail_after(PATIENCE_SECONDS):
-        while len(received) < count:
-            received += await receiver.receive(count - len(received))
+
+    async def are_there() -> bool:
+        received.extend(await receiver.receive(count - len(received)))
+        return len(received) >= count
+
+    await until(are_there)
     for each in received:
         await receiver.commit(each, utc_now())
     await receiver.close()
@@ -168,12 +169,13 @@ async def take(transport: AzureStorageQueueTransport, queue: str, count: int = 1
 
 
 async def seen(look: Callable[[], Awaitable[T]], is_it: Callable[[T], bool]) -> T:
-    """Return what a look at the account finds once it is so, or in the end."""
-    found = await look()
-    with anyio.move_on_after(PATIENCE_SECONDS):
-        while not is_it(found):
-            await anyio.sleep(0.05)
-            found = await look()
+    """Return what a look at the account finds once it is so."""
+
+    async def so() -> list[T]:
+        found = await look()
+        return [found] if is_it(found) else []
+
+    (found,) = await until(so)
     return found
 
 
@@ -280,11 +282,12 @@ async def test_the_poison_queue_goes_before_the_error_queue_for_delays_alone_row
 # --- without delayed delivery -----------------------------------------------------------------------------------------
 
 
-def closed_port() -> int:
-    """Return a port on which nobody listens."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port that is taken, and on which nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
 
 
 async def handle_one_and_fail_one(place: Place, login: AzureLogin, delayed_delivery: DelayedDelivery | None) -> None:
@@ -335,8 +338,8 @@ async def test_without_delayed_delivery_no_table_is_asked_for_anything_row_87(pl
         assert gateway.requests
 
 
-async def test_without_delayed_delivery_there_need_be_no_tables_row_87(place: Place) -> None:
-    nobody = f"http://127.0.0.1:{closed_port()}/devstoreaccount1"
+async def test_without_delayed_delivery_there_need_be_no_tables_row_87(place: Place, closed_port: int) -> None:
+    nobody = f"http://127.0.0.1:{closed_port}/devstoreaccount1"
     alone = replace(place.login, endpoints={**place.login.endpoints, "table": nobody, "blob": nobody})
     await handle_one_and_fail_one(place, alone, None)
 

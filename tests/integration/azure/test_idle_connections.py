@@ -7,19 +7,18 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import timedelta
 
-import anyio
 import pytest
 from tests.azure_store_subjects import TablePlace
 from tests.azure_subjects import delete_queues
 from tests.integration.azure.idle import Ending, IdleEnding
+from tests.waiting import until
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, HandlerContext, SystemClock
 from postdate.backends.azure.login import AzureLogin, parse_login
 from postdate.backends.azure.store import AzureTableStore
 from postdate.backends.azure.transport import AzureStorageQueueTransport
-from postdate.ports import Outcome, RecordKind, TransactionMode
+from postdate.ports import Outcome, Received, RecordKind, TransactionMode
 
-PATIENCE_SECONDS = 40
 SECOND = timedelta(seconds=1)
 AT_ONCE = 8
 
@@ -86,11 +85,14 @@ async def test_sender_and_receiver_go_on_as_if_nothing_had_been(
         ids = [f"m-{turn}-{n}" for n in range(AT_ONCE)]
         ways.end_idle()
         assert list(await transport.send([Envelope(queue, id_, {}, b"") for id_ in ids], now)) == [None] * AT_ONCE
-        received = []
-        with anyio.fail_after(PATIENCE_SECONDS):
-            while len(received) < AT_ONCE:
-                ways.end_idle()
-                received += await receiver.receive(3)
+        received: list[Received] = []
+
+        async def are_there(received: list[Received] = received) -> bool:
+            ways.end_idle()
+            received.extend(await receiver.receive(3))
+            return len(received) >= AT_ONCE
+
+        await until(are_there)
         ways.end_idle()
         await receiver.roll_back(received.pop(), failed=False)
         for each in received + list(await receiver.receive(1)):
@@ -150,10 +152,12 @@ async def test_an_endpoint_delays_dispatches_and_handles_everything_once(
         for number in range(count):
             ways.end_idle()
             await endpoint.send(f"{number}", delay=SECOND / 10)
-        with anyio.fail_after(PATIENCE_SECONDS):
-            while len(handled) < count:
-                ways.end_idle()
-                await anyio.sleep(0.05)
+
+        def are_handled() -> bool:
+            ways.end_idle()
+            return len(handled) >= count
+
+        await until(are_handled)
     await transport.close()
     await store.close()
     assert sorted(handled, key=int) == [f"{number}" for number in range(count)]

@@ -1,7 +1,7 @@
 """Who has the lease dispatches, nobody else does, and who loses it stops. Source: specification 3.4, rows 79 to 81."""
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
@@ -10,9 +10,9 @@ from uuid import uuid4
 import anyio
 import pytest
 from azure.storage.blob import BlobServiceClient
-from azure.storage.blob.aio import BlobLeaseClient
 from tests.azure_store_subjects import TablePlace
 from tests.proxy import FaultyLink
+from tests.waiting import until
 
 from postdate import DelayedMessage, MemoryTransport, SystemClock
 from postdate.backends.azure.lease import ContainerLease
@@ -50,15 +50,6 @@ async def filled(place: TablePlace, count: int, **settings) -> AzureTableStore:
 
 def held_by(store: AzureTableStore) -> set[int]:
     return store._opened.leases.held()
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    """Wait for what the keeper of a store does."""
-    for _ in range(3_000):
-        if condition():
-            return
-        await anyio.sleep(0.01)
-    pytest.fail(f"not within 30 s: {what}")
 
 
 @pytest.fixture
@@ -153,12 +144,10 @@ async def test_row_81_what_is_being_sent_is_cut_off_when_the_lease_is_lost(place
     dispatcher = Dispatcher(store, transport, settings, clock, breaker, rate)
     async with dispatcher.running():
         await dispatcher.take(clock.now())
-        with anyio.fail_after(10):
-            await transport.is_sending.wait()
+        await transport.is_sending.wait()
         place.lease()
         store._opened.leases.all[0]._renewed_at -= 60
-        with anyio.fail_after(10):
-            await store._opened.leases.renew()  # as the keeper does
+        await store._opened.leases.renew()  # as the keeper does
     assert transport.was_cut_off
     assert transport.sent == ["m-000"]
     assert len(place.entities()) == 10
@@ -180,15 +169,15 @@ async def test_a_claim_is_void_as_soon_as_its_lease_is_over_by_our_own_clock(pla
 async def test_whoever_sends_is_told_when_the_lease_is_over_by_our_own_clock_and_nobody_can_be_asked(
     place: TablePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postdate.backends.azure.lease.LASTS_SECONDS", 1)
     monkeypatch.setattr("postdate.backends.azure.lease.RENEWED_AFTER_SECONDS", 0.0)
     monkeypatch.setattr("postdate.backends.azure.keeper.ROUND_SECONDS", 0.1)
+    asked = anyio.Event()
 
     async def no_answer(_lease: ContainerLease, _of: object) -> bool:
-        await anyio.sleep(60)
+        asked.set()
+        await anyio.sleep_forever()
         return True
 
-    monkeypatch.setattr(ContainerLease, "_acquire_or_create", _acquired_for_15_seconds)
     store = await filled(place, 2)
     monkeypatch.setattr(ContainerLease, "_renew", no_answer)
     lost: list[str] = []
@@ -200,14 +189,14 @@ async def test_whoever_sends_is_told_when_the_lease_is_over_by_our_own_clock_and
 
     store.when_lost(note)
     claims = await store.claim_due(LATER, 10)
-    with anyio.fail_after(10):
-        await over.wait()
+    await asked.wait()
+    leases = store._opened.leases
+    leases.all[0]._renewed_at -= 14.5  # half a second before its end, to which the timer is set again
+    leases._alarms.pop(0).cancel()
+    leases._watch(0)
+    await over.wait()
     assert lost == ["m-000", "m-001"]
     assert [store.still_holds(claim) for claim in claims] == [False, False]
-
-
-async def _acquired_for_15_seconds(_lease: ContainerLease, of: BlobLeaseClient) -> None:
-    await of.acquire(15)
 
 
 async def test_what_is_released_until_later_is_left_alone_and_costs_no_request(place: TablePlace) -> None:
@@ -232,7 +221,7 @@ async def test_the_lease_is_renewed_while_a_page_is_dispatched(place: TablePlace
     (claim,) = await store.claim_due(LATER, 10)
     lease = store._opened.leases.all[0]
     claimed_at = lease._renewed_at
-    await until(lambda: lease._renewed_at != claimed_at, "the lease is renewed")
+    await until(lambda: lease._renewed_at != claimed_at)
     assert await store.finish([claim], Outcome.DELIVERED, LATER) == 1
 
 
@@ -256,14 +245,18 @@ async def test_a_process_that_waits_for_the_lease_takes_it_and_wakes_its_poller(
     assert await second.claim_due(LATER, 10) == []
     assert await second.next_attempt() is None, "nothing is to be attempted here while another dispatches"
     await first.close()
-    with anyio.fail_after(10):
-        await woken.wait()
+    await woken.wait()
     assert [claim.message.message_id for claim in await second.claim_due(LATER, 10)] == ["m-000"]
     stop()
 
 
-async def test_leaving_waits_for_no_account_that_does_not_answer(place: TablePlace, azurite_connection: str) -> None:
+async def test_leaving_waits_for_no_account_that_does_not_answer(
+    place: TablePlace, azurite_connection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Leases end by themselves; each of four would have been waited for, and what was being written for ever longer."""
+    monkeypatch.setattr("postdate.backends.azure.store.LEAVES_WITHIN_SECONDS", 0.5)
+    for name in ("login.ANSWERS_WITHIN", "lease._ANSWERED_WITHIN"):
+        monkeypatch.setattr(f"postdate.backends.azure.{name}_SECONDS", 3_600)
     settings = dict(part.split("=", 1) for part in azurite_connection.strip(";").split(";"))
     with ExitStack() as links:
         opened: list[FaultyLink] = []
@@ -277,13 +270,19 @@ async def test_leaving_waits_for_no_account_that_does_not_answer(place: TablePla
         await store.store_many([message(f"m-{n}") for n in range(50)], NOW)
         claims = [claim for _ in range(4) for claim in await store.claim_due(LATER, 100)]
         assert len(claims) == 50
+        given_up = list[ContainerLease]()
+
+        async def release(lease: ContainerLease) -> None:
+            given_up.append(lease)
+
+        monkeypatch.setattr(ContainerLease, "release", release)
         for link in opened:
             link.stall()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_expect_no_answer, store, claims)
             await anyio.wait_all_tasks_blocked()
-            with anyio.fail_after(15):
-                await store.close()
+            await store.close()
+        assert not given_up, "who has not answered the one is not asked for the other"
 
 
 async def _expect_no_answer(store: AzureTableStore, claims: Sequence[Claim]) -> None:
@@ -310,7 +309,7 @@ async def shared(
 async def test_several_processes_share_the_leases_and_each_message_is_claimed_once(shared: TablePlace) -> None:
     stores = [await filled(shared, 200), await shared.open()]
     stops = [await store.listen(lambda: None) for store in stores]
-    await until(lambda: [len(held_by(store)) for store in stores] == [2, 2], "both hold two leases")
+    await until(lambda: [len(held_by(store)) for store in stores] == [2, 2])
     claimed: Counter[str] = Counter()
     for _ in range(10):
         for store in stores:
@@ -328,9 +327,9 @@ async def test_what_a_closed_process_had_leased_goes_to_those_that_are_left(shar
     first, second = await filled(shared, 60), await shared.open()
     for store in (first, second):
         await store.listen(lambda: None)
-    await until(lambda: held_by(first) | held_by(second) == {0, 1, 2}, "all leases are held")
+    await until(lambda: held_by(first) | held_by(second) == {0, 1, 2})
     await first.close()
-    await until(lambda: held_by(second) == {0, 1, 2}, "all leases are held by the one that is left")
+    await until(lambda: held_by(second) == {0, 1, 2})
     claimed = [claim for _ in range(3) for claim in await second.claim_due(LATER, 1_000)]
     assert len(claimed) == 60
 

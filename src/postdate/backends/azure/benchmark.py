@@ -15,7 +15,7 @@ from azure.storage.blob import BlobLeaseClient, BlobServiceClient
 from azure.storage.queue import QueueServiceClient
 from typing_extensions import override
 
-from postdate.backends.azure.login import AzureLogin, parse_login
+from postdate.backends.azure.login import CONNECTS_WITHIN_SECONDS, AzureLogin, parse_login
 from postdate.backends.azure.queue_names import queue_name, sanitizer_of
 from postdate.backends.azure.table_names import lease_container, records_table
 from postdate.errors import StoreUnavailable
@@ -23,6 +23,8 @@ from postdate.ports.benchmarks import BenchmarkRun, BenchmarkTarget
 
 _SANITIZER: Final = "dashes"
 _IS_LEASED: Final = 412
+_AT_ONCE: Final[Mapping[str, Any]] = {"retry_total": 0, "connection_timeout": CONNECTS_WITHIN_SECONDS}
+"""What cannot be deleted is reported: by default the SDK tries for more than a minute."""
 
 
 class AzureTarget(BenchmarkTarget):
@@ -63,7 +65,7 @@ class AzureTarget(BenchmarkTarget):
     @override
     def remove_queue(self, queue: str) -> None:
         """Delete a queue."""
-        service = QueueServiceClient(self.login.endpoint("queue"), self.login.credential)
+        service = QueueServiceClient(self.login.endpoint("queue"), self.login.credential, **_AT_ONCE)
         with service, suppress(ResourceNotFoundError):
             service.delete_queue(clean(queue))
 
@@ -73,12 +75,14 @@ class AzureTarget(BenchmarkTarget):
             for queue in self.run.queues:
                 self.remove_queue(queue)
         if "table" in self.login.endpoints:
-            tables: Any = TableServiceClient(endpoint=self.login.endpoint("table"), credential=self.login.credential)
+            tables: Any = TableServiceClient(
+                endpoint=self.login.endpoint("table"), credential=self.login.credential, **_AT_ONCE
+            )
             with tables:
                 for table in (self.table, records_table(self.table)):
                     tables.delete_table(table)
         if "blob" in self.login.endpoints:
-            with BlobServiceClient(self.login.endpoint("blob"), self.login.credential) as blobs:
+            with BlobServiceClient(self.login.endpoint("blob"), self.login.credential, **_AT_ONCE) as blobs:
                 _delete_container(blobs, lease_container(self.table, 0))
 
 

@@ -14,7 +14,6 @@ from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 from azure.data.tables import UpdateMode
 
 from postdate.backends.azure.errors import TABLES, code_of, translated
-from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS
 from postdate.errors import StoreNotSetUp, StoreUnreachable
 
 if TYPE_CHECKING:
@@ -199,10 +198,14 @@ class Rounds:
             self._task = asyncio.get_running_loop().create_task(self._go_round(), name="postdate-azure-rounds")
         return await asked.answer
 
-    async def stop(self) -> None:
-        """Wait until nothing is on its way; cut off what gets no answer: whether that was done is not known."""
+    async def stop(self, until: float) -> None:
+        """Wait until nothing is on its way; cut off what gets no answer: whether that was done is not known.
+
+        Args:
+            until: seconds of the event loop's clock.
+        """
         if self._task is not None:
-            _, on_its_way = await asyncio.wait([self._task], timeout=LEAVES_WITHIN_SECONDS)
+            _, on_its_way = await asyncio.wait([self._task], timeout=max(until - asyncio.get_running_loop().time(), 0))
             if on_its_way:
                 self._cut_off = StoreUnreachable(f"{self._table.what} did not answer before the store was closed")
                 self._task.cancel()

@@ -14,7 +14,6 @@ import anyio
 from postdate.backends.azure.groups import Operation, Table
 from postdate.backends.azure.layout import changed_at
 from postdate.backends.azure.lease import LASTS_SECONDS, Leases
-from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS
 from postdate.backends.azure.pages import BackOff
 from postdate.errors import PostdateError
 from postdate.runtime.outage_log import OutageLog
@@ -71,14 +70,18 @@ class Keeper:
             await self._safely(self._round)
         self.start()
 
-    async def stop(self) -> None:
-        """End the task, give up every lease, and let others know that we are gone."""
+    async def stop(self, until: float) -> None:
+        """End the task, give up every lease, and let others know that we are gone.
+
+        Args:
+            until: seconds of the event loop's clock; then it is left to others to notice.
+        """
         task, self._task = self._task, None
         if task is None:
             return
         task.cancel()
         await asyncio.wait([task])
-        with anyio.move_on_after(LEAVES_WITHIN_SECONDS) as leaving:
+        with anyio.move_on_after(until - asyncio.get_running_loop().time()) as leaving:
             await self._leases.give_up_all()
             await self._attendance.leave()
         if leaving.cancelled_caught:

@@ -329,12 +329,14 @@ class Leases:
 
     async def give_up_all(self) -> None:
         """Give up everything that is held."""
-        async with self._turn:
+        try:
+            async with self._turn:
+                for number in self.held():
+                    await self.all[number].release()
+        finally:
             for alarm in self._alarms.values():
                 alarm.cancel()
             self._alarms.clear()
-            for number in self.held():
-                await self.all[number].release()
 
 
 def _now() -> float:

@@ -41,9 +41,10 @@ SCHEMES: Final = ("azure-queues", "azure-table")
 SERVICES: Final = ("queue", "table", "blob")
 CONNECTS_WITHIN_SECONDS: Final = 5.0
 ANSWERS_WITHIN_SECONDS: Final = 20.0
+"""Longer than Azure works on any request of ours, and shorter than a message stays invisible."""
+
 LEAVES_WITHIN_SECONDS: Final = 5.0
 """Whoever leaves waits no longer for answers: leases, and what is hidden from others, end by themselves."""
-"""Longer than Azure works on any request of ours, and shorter than a message stays invisible."""
 
 _PUBLIC_SUFFIX: Final = "core.windows.net"
 _EMULATOR: Final = "UseDevelopmentStorage"

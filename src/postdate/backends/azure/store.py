@@ -28,7 +28,7 @@ from postdate.backends.azure.layout import (
     share_of,
 )
 from postdate.backends.azure.lease import LASTS_SECONDS, ContainerLease, Leases
-from postdate.backends.azure.login import AzureLogin, parse_login
+from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS, AzureLogin, parse_login
 from postdate.backends.azure.pages import BackOff, Entity, Pages, Polling
 from postdate.backends.azure.quarantine import TableQuarantine
 from postdate.backends.azure.records import Records
@@ -174,15 +174,19 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
 
     @override
     async def close(self) -> None:
-        """Give up the leases and close every connection; a second time without effect."""
+        """Give up the leases and close every connection; a second time without effect.
+
+        All of it waits for answers for one time, as whoever does not answer the one will not answer the other.
+        """
         rooms, services = self._rooms, self._services
         self._rooms = self._services = None
         self._holding.forget()
         try:
             if rooms is not None:
-                await rooms.records.rounds.stop()
-                await rooms.removals.stop()
-                await rooms.keeper.stop()
+                until = asyncio.get_running_loop().time() + LEAVES_WITHIN_SECONDS
+                await rooms.records.rounds.stop(until)
+                await rooms.removals.stop(until)
+                await rooms.keeper.stop(until)
         finally:
             for service in services or ():
                 await service.close()

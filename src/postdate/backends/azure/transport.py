@@ -8,6 +8,7 @@ Source: specification 2.5, 3.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
@@ -186,6 +187,5 @@ class AzureStorageQueueTransport(Transport):
     @override
     async def close(self) -> None:
         """See :meth:`postdate.ports.Transport.close`; receivers that are open are closed."""
-        for receiver in list(self._receivers):
-            await receiver.close()
+        await asyncio.gather(*(receiver.close() for receiver in list(self._receivers)))
         await self.service.close()

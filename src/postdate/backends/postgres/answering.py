@@ -10,6 +10,7 @@ connection: before that nobody knows what became of it. Source: ADR 0019, point 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from datetime import timedelta
@@ -32,7 +33,7 @@ PATIENTLY_SECONDS: Final = 600.0
 """For what reads or writes whole tables: counts, an operator's searches, pruning."""
 
 _LEAVING_SECONDS: Final = 2.0
-"""Whoever leaves waits no longer than this for one answer."""
+"""Whoever leaves waits no longer than this for one answer, or for a connection."""
 
 _TURN_SECONDS: Final = 0.1
 _ENDS_WITHIN_SECONDS: Final = 1.0
@@ -127,11 +128,21 @@ class Answers:
         self.within, self.given_up = within, given_up
         self._leaving = False
 
+    @property
+    def leaving(self) -> bool:
+        """Whether what comes now is the end."""
+        return self._leaving
+
     def silence(self, *, patient: bool) -> float:
         """Return how many seconds of silence end a call now."""
         own = self.within.total_seconds()
         seconds = max(own, PATIENTLY_SECONDS) if patient else own
         return min(seconds, _LEAVING_SECONDS) if self._leaving else seconds
+
+    @property
+    def connects_within(self) -> int | None:
+        """How many seconds a connection may take now, for the driver; ``None``: as the address says."""
+        return math.ceil(_LEAVING_SECONDS) if self._leaving else None
 
     def hurry(self) -> None:
         """Wait for no answer any more for longer than a moment, calls that are under way included."""

@@ -27,7 +27,7 @@ from weakref import WeakSet
 
 import psycopg
 
-from postdate.backends.postgres.answering import GivenUp
+from postdate.backends.postgres.answering import BoundedConnection, GivenUp
 from postdate.backends.postgres.errors import translate
 from postdate.backends.postgres.expiring import Reaper
 from postdate.backends.postgres.names import SchemaNames, sql
@@ -43,7 +43,7 @@ _LOOK_EVERY_SECONDS: Final = 1.0
 _RECONNECT_AFTER_SECONDS: Final = (0.05, 0.2, 0.5, 1.0)
 _START_WITHIN_SECONDS: Final = 15.0
 _STOP_WITHIN_SECONDS: Final = 6.0
-"""Enough to try once more to free what is held, where nobody answers; then the thread is left behind."""
+"""Enough to free what is held, or to find that nobody answers; then the thread is left behind."""
 
 HOLDS_AT_MOST: Final = timedelta(seconds=60)
 _SHOW_LIFE_AT_LEAST_EVERY_SECONDS: Final = 5.0
@@ -119,7 +119,7 @@ class Listener:
 
     def __init__(
         self,
-        connect: Callable[[], Connection],
+        connect: Callable[[], BoundedConnection],
         given_up: GivenUp,
         names: SchemaNames,
         reaper: Reaper,
@@ -132,7 +132,8 @@ class Listener:
         self._ears: list[Heard] = []
         self._lock = threading.Lock()
         self._waking, self._wake = os.pipe()
-        self._stopping = self._renewing = False
+        self._users = 2
+        self._stopping = self._renewing = self._connecting = False
         self._ready = threading.Event()
         self._holder: int | None = None
         self._failure: PostdateError | None = None
@@ -157,13 +158,23 @@ class Listener:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and the connection; a server that does not answer is not waited for."""
+        """End the thread and the connection; a server that does not answer is not waited for.
+
+        A thread that has lost its connection and waits for another holds nothing, and ends by itself.
+        """
         self._stopping = True
         os.write(self._wake, b"x")
-        self._thread.join(_STOP_WITHIN_SECONDS)
-        if not self._thread.is_alive():
-            os.close(self._waking)
-            os.close(self._wake)
+        lost = self._connecting and self._failure is not None
+        self._thread.join(0 if lost else _STOP_WITHIN_SECONDS)
+        self._let_go_of_pipe()
+
+    def _let_go_of_pipe(self) -> None:
+        """Close what wakes the thread, once the thread and whoever stops it have both let go of it."""
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                os.close(self._waking)
+                os.close(self._wake)
 
     def renew(self) -> None:
         """Go on under another number; what is held under the present one is free, whoever holds it.
@@ -206,11 +217,17 @@ class Listener:
     # --- the thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        finally:
+            self._let_go_of_pipe()
+
+    def _serve(self) -> None:
         failures, what = 0, "no connection to PostgreSQL that hears of stored messages"
         outage = OutageLog(log, what, "PostgreSQL is", logging.WARNING)
         while not self._stopping:
             try:
-                with self._connect() as connection:
+                with self._connected() as connection:
                     self._present(connection)
                     failures = 0
                     outage.succeeded(time.monotonic())
@@ -223,6 +240,13 @@ class Listener:
                 outage.failed(self._failure, time.monotonic())
                 self._pause(_RECONNECT_AFTER_SECONDS[min(failures, len(_RECONNECT_AFTER_SECONDS) - 1)])
                 failures += 1
+
+    def _connected(self) -> BoundedConnection:
+        self._connecting = True
+        try:
+            return self._connect()
+        finally:
+            self._connecting = False
 
     def _pause(self, seconds: float) -> None:
         if select.select([self._waking], [], [], seconds)[0]:
@@ -253,7 +277,7 @@ class Listener:
         self._failure = None
         self._ready.set()
 
-    def _listen(self, connection: Connection) -> None:
+    def _listen(self, connection: BoundedConnection) -> None:
         # Also whoever lives for a moment only, as a command that sends, looks once.
         socket, looked_at, more_to_reap = connection.fileno(), time.monotonic(), True
         seen_at = looked_at
@@ -280,6 +304,9 @@ class Listener:
                 self._try(connection, "what dead processes hold cannot be freed", self._free_what_the_dead_hold)
             more_to_reap = self._try(connection, _EXPIRED, self._reaper.reap_in_turn) or False
             self._hear(connection)
+        if self._stopping and self._given_up.distrusts(connection):  # it would be as silent as the one beside it
+            self._given_up.add(connection, silent=False)
+            return
         held_as = self._holder
         if self._renewing:  # who asks for our number waits for the next one
             self._ready.clear()

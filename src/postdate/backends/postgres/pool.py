@@ -22,7 +22,14 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
-from postdate.backends.postgres.answering import Answers, Bounded, BoundedAsyncConnection, BoundedConnection, GivenUp
+from postdate.backends.postgres.answering import (
+    Answers,
+    Bounded,
+    BoundedAsyncConnection,
+    BoundedConnection,
+    GivenUp,
+    NoAnswer,
+)
 from postdate.backends.postgres.sessions import address_of
 from postdate.runtime.threads import in_thread
 
@@ -31,6 +38,8 @@ _MOST_IDLE: Final = 16
 
 FOR_BRIEF_WORK: Final = 2
 _WAITS_AT_MOST_SECONDS: Final = 5.0
+_IN_VAIN_SECONDS: Final = 5.0
+"""For so long nobody who leaves tries again what another one has tried in vain."""
 
 
 class PostgresPool:
@@ -52,6 +61,7 @@ class PostgresPool:
         self._open = self._of_applications = self._brief = 0
         self._most: int | None = None
         self._keeps = True
+        self._in_vain_at = float("-inf")
 
     def expect(self, concurrency: int) -> None:
         """Open connections for so many more messages at once, and no more than that and two in all."""
@@ -85,12 +95,21 @@ class PostgresPool:
             options: more settings of the session, as ``name=value``; they count, whatever the address says.
 
         Raises:
-            psycopg.Error: there is none.
+            psycopg.Error: there is none. Who leaves is told so at once if somebody has tried in vain just now.
         """
+        if answers.leaving and time.monotonic() - self._in_vain_at < _IN_VAIN_SECONDS:
+            raise NoAnswer("has not answered just now")
         more = " ".join(f"-c {option}" for option in options)
-        connection = BoundedConnection.connect(
-            self.address.conninfo, autocommit=True, options=f"{self.address.options} {more}".strip()
-        )
+        try:
+            connection = BoundedConnection.connect(
+                self.address.conninfo,
+                autocommit=True,
+                options=f"{self.address.options} {more}".strip(),
+                connect_timeout=answers.connects_within,
+            )
+        except psycopg.Error:
+            self._in_vain_at = time.monotonic()
+            raise
         connection.prepare_threshold = 2
         connection.opened_at, connection.answers = time.monotonic(), answers
         try:

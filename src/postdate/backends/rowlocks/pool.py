@@ -97,7 +97,7 @@ class Pool:
         self._connections.join()
         self._lent: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = self._aborted = False
 
     def take(self) -> Any:
         """Return a connection that is alive; give it back with :meth:`put`, or close it.
@@ -105,7 +105,7 @@ class Pool:
         Raises:
             StoreUnavailable: closed, or the server does not answer.
         """
-        if self._closed:
+        if self._closed or self._aborted:
             raise StoreUnavailable(f"{self._connections.server.where}: closed")
         session = self._connections.take()
         with self._lock:
@@ -113,8 +113,9 @@ class Pool:
         return session
 
     def abort(self) -> None:
-        """End every connection that is lent: who waits on one hears that no answer comes."""
+        """End every connection that is lent, and lend none any more: who waits on one hears that no answer comes."""
         with self._lock:
+            self._aborted = True
             lent = list(self._lent)
         for session in lent:
             session.abort()
