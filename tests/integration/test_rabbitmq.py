@@ -280,6 +280,28 @@ async def test_a_broker_that_falls_silent_is_answered_for(rabbitmq_url: str, que
         link.restore()
 
 
+async def test_a_broker_that_says_nothing_is_left_and_leaving_does_not_wait(
+    rabbitmq_url: str, queue: str, link: FaultyLink
+) -> None:
+    async with transport_at(through(link, rabbitmq_url)) as transport:
+        await transport.send([envelope(queue)], NOW)
+        receiver = transport.receiver(queue)
+        (held,) = await receive(receiver, 1)
+        await receiver.commit(held, NOW)
+        publishing = await transport.publishing.line.link()
+        link.stall()
+        await expect_heartbeats_soon(transport)
+        publishing._alive_within, transport.publishing._within = 0.2, 0.5
+        answers = await transport.send([envelope(queue)] * 2, NOW)
+        assert [type(answer) for answer in answers] == [TransportUnreachable] * 2
+        assert "says nothing" in str(answers[0])
+        (again,) = await transport.send([envelope(queue)], NOW)
+        assert isinstance(again, TransportUnreachable)
+        assert "says nothing" not in str(again)  # it has been left: nothing more is written to it
+        await receiver.close()
+        await transport.close()
+
+
 async def test_a_receiver_notices_a_silent_broker_by_its_heartbeats(
     rabbitmq_url: str, queue: str, link: FaultyLink
 ) -> None:

@@ -177,6 +177,17 @@ async def test_a_broker_that_blocks_publishers_is_waited_for_in_vain(skip: Calla
     assert "low on disk" in str(answer)
 
 
+async def test_what_a_broker_says_that_takes_no_messages_is_told() -> None:
+    def script(method: Method, channel: int, send: Send) -> None:
+        if method == wire.BASIC_PUBLISH:
+            send(method_frame(0, wire.CONNECTION_BLOCKED, short_text("low on disk")))
+
+    async with broker(script, silent=frozenset({wire.CONFIRM_SELECT})) as url:
+        transport = RabbitMqTransport(url)
+        assert (await transport.server_facts()).settings == {"blocked": "low on disk"}
+        await transport.close()
+
+
 async def test_a_broker_that_takes_messages_again_gets_them() -> None:
     def script(method: Method, channel: int, send: Send) -> None:
         if method == wire.CONFIRM_SELECT:
