@@ -86,7 +86,8 @@ class FrozenService:
             if lab.deployment.same_database:
                 assert until(lambda: len(lab.ledger.arrivals) > before, PATIENCE_SECONDS), "it delivers"
             else:
-                assert until(lambda: lab.sender.in_hand() > 0, PATIENCE_SECONDS), "it claims"
+                all_it_takes = min(self.messages, lab.deployment.in_hand)
+                assert until(lambda: lab.sender.in_hand() >= all_it_takes, PATIENCE_SECONDS), "it claims"
             first.freeze()
         while lab.deployment.same_database and isinstance(lab.deployment, OneFile) and lab.deployment.is_locked():
             first.thaw()
