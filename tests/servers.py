@@ -131,16 +131,20 @@ class Server(ABC):
         self.kill()
         install_missing([type(self)])
         self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-        self._choose_ports()
-        try:
-            if not self.data.exists():
-                self._create()
-            self._launch()
-            self._wait_until_started()
-            self._furnish()
-        except BaseException:
-            self.kill()
-            raise
+        while True:
+            self._choose_ports()
+            try:
+                if not self.data.exists():
+                    self._create()
+                self._launch()
+                self._wait_until_started()
+                self._furnish()
+            except BaseException as error:
+                self.kill()
+                if isinstance(error, ServerError) and not all(map(port_is_free, self.ports.values())):
+                    continue  # another program took a port between our look and our start
+                raise
+            return
 
     def stop(self) -> None:
         """End it in good order; kill it when that takes too long. Without effect on one that has ended."""

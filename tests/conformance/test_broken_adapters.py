@@ -23,8 +23,9 @@ from postdate import (
     SqliteStore,
     TransactionMode,
 )
-from postdate.backends.memory.transport import MemoryReceiver
+from postdate.backends.memory.transport import MemoryReceiver, _has_ended
 from postdate.backends.sqlite.transport import LocalReceiver
+from postdate.clock import to_microseconds
 from postdate.errors import ClaimLost, PostdateError
 from postdate.messages import decode_headers
 from postdate.pipeline.columns import INSTANT
@@ -583,6 +584,16 @@ class LivesByTheSendersClock(BrokenTransport):
         return super().ending(replace(envelope, expires_at=now + envelope.time_to_be_received), self._clock.now())
 
 
+class LosesWhatExpiresInItsHands(BrokenTransport):
+    class receiver_class(MemoryReceiver):  # noqa: N801
+        async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+            assert isinstance(received.token, int)
+            _, kept = self._held[received.token]
+            if _has_ended(kept, to_microseconds(self._transport._clock.now())):
+                self._let_go(received)
+            await super().commit(received, now, end)
+
+
 class RefusesInTransactions(BrokenTransport):
     def __init__(self, **settings) -> None:
         super().__init__(**settings)
@@ -660,6 +671,10 @@ BROKEN_TRANSPORTS: dict[str, tuple[type[Any], str]] = {
     "expires though it says it does not": (SaysItDoesNotExpire, "expiry.past_its_time_a_message_is_never_received"),
     "never lets it leave": (SaysItExpires, "expiry.an_expired_message_leaves_the_queue_without_a_receiver"),
     "lives by the sender's clock": (LivesByTheSendersClock, "expiry.the_clock_of_the_sender_does_not_count"),
+    "loses what expires in its hands": (
+        LosesWhatExpiresInItsHands,
+        "expiry.a_received_message_is_no_longer_subject_to_it",
+    ),
     "says it refuses": (RefusesInTransactions, "expiry.in_a_transaction_each_has_its_own_or_all_is_refused"),
 }
 

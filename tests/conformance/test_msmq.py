@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -25,10 +26,15 @@ _QUEUES = ("conformance.in", "conformance.out", "another")
 
 
 class FakeSubject(TransportSubject):
-    """MSMQ that is none; other processes have a COM of their own."""
+    """MSMQ that is none, with a clock that is set; other processes have a COM of their own."""
 
     def __init__(self, transactional: bool) -> None:
         self.manager, self.transactional = QueueManager(), transactional
+        self._passed_seconds = 0.0
+        self.manager.now = lambda: self._passed_seconds
+
+    async def let_pass(self, span: timedelta) -> None:
+        self._passed_seconds += span.total_seconds()
 
     def open(self, **settings: Any) -> Transport:
         return MsmqTransport(transactional=self.transactional, com=self.manager.process(), **settings)
@@ -84,7 +90,7 @@ def anyio_backend() -> str:
 @pytest.fixture(params=_subjects())
 def subject(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[TransportSubject]:
     made = _subjects()[request.param]()
-    monkeypatch.setattr(queues, "WAIT_MILLISECONDS", 100)
+    monkeypatch.setattr(queues, "WAIT_MILLISECONDS", 5)
     yield made
     if isinstance(made, FakeSubject):
         assert not made.manager.active, "a transaction was left open"

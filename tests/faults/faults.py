@@ -3,7 +3,6 @@
 import shutil
 import signal
 import sqlite3
-import threading
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from tests.machine import until
 from tests.proxy import FaultyLink
 from tests.rabbitmq_subjects import channel_of
 from tests.servers import Server
+from tests.waiting import PATIENCE_SECONDS
 
 Where = str
 """``store`` or ``queues``: whose server or link."""
@@ -84,16 +84,15 @@ class FrozenService:
         with self._nothing_is_sent(lab):
             lab.sender.store([now() + SECOND] * self.messages)
             if lab.deployment.same_database:
-                assert until(lambda: len(lab.ledger.arrivals) > before, 30), "it delivers"
+                assert until(lambda: len(lab.ledger.arrivals) > before, PATIENCE_SECONDS), "it delivers"
             else:
-                threading.Event().wait(self._CLAIMED_WITHIN_SECONDS)
+                all_it_takes = min(self.messages, lab.deployment.in_hand)
+                assert until(lambda: lab.sender.in_hand() >= all_it_takes, PATIENCE_SECONDS), "it claims"
             first.freeze()
         while lab.deployment.same_database and isinstance(lab.deployment, OneFile) and lab.deployment.is_locked():
             first.thaw()
             first.freeze()
         second.thaw()
-
-    _CLAIMED_WITHIN_SECONDS = 3.0
 
     @contextmanager
     def _nothing_is_sent(self, lab: Lab) -> Generator[None]:
@@ -461,7 +460,7 @@ class TornFile:
     def end(self, lab: Lab) -> None:
         assert isinstance(lab.deployment, OneFile)
         path, service = lab.deployment.path, lab.services[0]
-        told = until(lambda: service.says("malformed") or service.says("damaged"), 60)  # a busy machine starts it late
+        told = until(lambda: service.says("malformed") or service.says("damaged"), PATIENCE_SECONDS)
         assert told, service.said()[-1_000:]
         service.kill()
         for suffix in ("-wal", "-shm"):

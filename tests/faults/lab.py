@@ -4,28 +4,26 @@ import asyncio
 import json
 import random
 import threading
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from tests.faults.deployments import DEPLOYMENTS, Deployment, Servers
+from tests.faults.deployments import DEPLOYMENTS, ClaimingStore, Deployment, Servers
 from tests.faults.ledger import Arrival, Figures, Ledger, Promise
 from tests.faults.observers import Observer, now
 from tests.faults.services import Service
 from tests.machine import until
+from tests.waiting import PATIENCE_SECONDS
 
 from postdate import DelayedMessage, TransactionMode
 from postdate.errors import DuplicateMessage, PostdateError
-from postdate.ports import ClaimingStore, DelayedMessageStore, RecordKind
+from postdate.ports import RecordKind
 
 SECOND = timedelta(seconds=1)
 _BODY = b"x" * 100
-_WORKS_WITHIN_SECONDS = 60.0
-_QUIET_SECONDS = 1.5
-"""So long after the last message it is watched whether any comes again."""
 _STORES_WITHIN_SECONDS = 60.0
 _STORED_BEFORE_DUE = 3 * SECOND
 """Where they all fall due at once, they are stored by then."""
@@ -56,13 +54,13 @@ class Case:
         promise: what must be kept.
         messages: stored before the fault; they fall due from its beginning until a second after its end.
         at_once: they all fall due in one instant, just after it began.
-        lasts: from the beginning to the end of the fault, at most.
-        lasts_until_delivered: it ends as soon as every message has come.
+        lasts: from the beginning to the end of the fault, where nothing else says when it is over.
+        over: it ends as soon as this holds.
         services: how many processes.
         settings: of the services, by section, beside those of the deployment.
         clocks: how far the wall clock of each service is ahead at the start; empty: they have the machine's.
         stores_meanwhile: store more while it lasts.
-        by_default: run in ``make test``; the others in ``make faults``.
+        in_gate: run in ``make test``, and long enough to be a proof; the others in ``make soak``.
     """
 
     title: str
@@ -73,25 +71,17 @@ class Case:
     messages: int = 300
     at_once: bool = False
     lasts: timedelta = 4 * SECOND
-    lasts_until_delivered: bool = False
+    over: "Callable[[Lab], bool] | None" = None
     services: int = 1
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     clocks: Sequence[timedelta] = ()
     stores_meanwhile: bool = True
-    by_default: bool = True
+    in_gate: bool = False
 
     @property
     def name(self) -> str:
         """Title and deployment: unique."""
         return f"{self.title}: {self.deployment}"
-
-
-class StoreOfSender(DelayedMessageStore, Protocol):
-    """A store that is closed."""
-
-    async def close(self) -> None:
-        """Close its connections."""
-        ...
 
 
 class Sender:
@@ -101,10 +91,11 @@ class Sender:
         store: opened on a way without faults; closed with this.
         ledger: where it is noted what was acknowledged.
         endpoint: the name of the service's.
+        chance: when what is stored one after the other falls due.
     """
 
-    def __init__(self, store: StoreOfSender, ledger: Ledger, endpoint: str) -> None:
-        self._store, self._ledger = store, ledger
+    def __init__(self, store: ClaimingStore, ledger: Ledger, endpoint: str, chance: random.Random) -> None:
+        self._store, self._ledger, self._chance = store, ledger, chance
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sender")
         self._thread.start()
@@ -132,8 +123,17 @@ class Sender:
         if self._steady is not None:
             self._steady.result(_STORES_WITHIN_SECONDS)
 
+    def in_hand(self) -> int:
+        """Return how many messages services hold."""
+        return self._do(self._store.statistics(now())).claimed
+
+    def waiting(self) -> int:
+        """Return how many messages the store keeps, held or not."""
+        return self._do(self._store.statistics(now())).pending
+
     def close(self) -> None:
         """Close the store."""
+        self._ended.set()
         with suppress(PostdateError):
             self._do(self._store.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -149,16 +149,12 @@ class Sender:
     async def _store_all(self, messages: Sequence[DelayedMessage]) -> None:
         for first in range(0, len(messages), 1_000):
             batch = messages[first : first + 1_000]
-            if isinstance(self._store, ClaimingStore):
-                await self._store.store_many(batch, now())
-            else:
-                for message in batch:
-                    await self._store.store(message, now())
+            await self._store.store_many(batch, now())
             self._ledger.acknowledged.update(message.message_id for message in batch)
 
     async def _store_steadily(self) -> None:
         while not self._ended.is_set():
-            message = self._message(now() + random.random() * SECOND)
+            message = self._message(now() + self._chance.random() * SECOND)
             while message.message_id not in self._ledger.acknowledged:
                 try:
                     await self._store.store(message, now())
@@ -180,10 +176,11 @@ class Lab:
         case: to run.
         folder: for files.
         servers: the private ones.
+        chance: when what is stored meanwhile falls due.
     """
 
-    def __init__(self, case: Case, folder: Path, servers: Servers) -> None:
-        self.case, self.folder = case, folder
+    def __init__(self, case: Case, folder: Path, servers: Servers, chance: random.Random) -> None:
+        self.case, self.folder, self._chance = case, folder, chance
         self.deployment: Deployment = DEPLOYMENTS[case.deployment](folder, servers)
         self.ledger = Ledger(self.deployment.queue, self.deployment.error_queue)
         self.kept: dict[str, Any] = {}
@@ -221,17 +218,18 @@ class Lab:
             case.fault.begin(self)
             if case.stores_meanwhile:
                 self.sender.begin_steady()
-            if case.lasts_until_delivered:
-                until(lambda: not self.ledger.missing(), case.lasts / SECOND)
-            else:
-                threading.Event().wait(case.lasts / SECOND)
+            assert until(lambda: self._is_over(begun), PATIENCE_SECONDS), "the fault does not show"
             self._mend()
             ended = now()
             self.sender.end_steady()
             since = begun if case.promise.while_it_lasts else ended
             until(lambda: not self.ledger.missing(), self._patience())
-            threading.Event().wait(_QUIET_SECONDS)
+            until(lambda: self.sender.waiting() <= self.ledger.kept(), PATIENCE_SECONDS)  # so that nothing comes again
             return self._finish(since)
+
+    def _is_over(self, begun: datetime) -> bool:
+        case = self.case
+        return now() >= begun + case.lasts if case.over is None else case.over(self)
 
     def _dues(self) -> list[datetime]:
         case = self.case
@@ -252,14 +250,14 @@ class Lab:
 
     def _begin_work(self) -> None:
         self.start_services()
-        self.sender = Sender(self.deployment.sender(), self.ledger, self.deployment.name)
+        self.sender = Sender(self.deployment.sender(), self.ledger, self.deployment.name, self._chance)
         self._closing.callback(self.sender.close)
         self.observers = self.deployment.observers(self.note)
         for observer in self.observers:
             observer.start()
             self._closing.callback(observer.stop)
         self.sender.store([now()])
-        assert until(lambda: not self.ledger.missing(), _WORKS_WITHIN_SECONDS), "nothing is delivered, without a fault"
+        assert until(lambda: not self.ledger.missing(), PATIENCE_SECONDS), "nothing is delivered, without a fault"
 
     def _finish(self, since: datetime) -> Figures:
         cpu = sum(service.cpu_seconds() for service in self.services)

@@ -87,6 +87,10 @@ class Ledger:
         """Return the ids of what must arrive: what was acknowledged, can be read, and will ever be due."""
         return self.acknowledged - self.unread - {message_id for message_id, due in self.due.items() if due >= NEVER}
 
+    def kept(self) -> int:
+        """Return how many messages a store may keep at the end: those that cannot be read, or are never due."""
+        return len(self.unread) + sum(due >= NEVER for due in self.due.values())
+
     def arrived(self) -> dict[str, list[datetime]]:
         """Return when each message came to its queue, every time, earliest first."""
         found: dict[str, list[datetime]] = defaultdict(list)

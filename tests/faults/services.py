@@ -12,9 +12,8 @@ from typing import Any
 
 from tests.faults.clocks import SetClock
 from tests.machine import until
+from tests.waiting import PATIENCE_SECONDS
 
-READY_WITHIN_SECONDS = 60.0
-STOPS_WITHIN_SECONDS = 20.0
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
@@ -55,7 +54,7 @@ class Service:
 
     def wait_until_ready(self) -> None:
         """Return when it says that it delivers."""
-        until(lambda: self.says("delivering from") or not self.is_running, READY_WITHIN_SECONDS)
+        until(lambda: self.says("delivering from") or not self.is_running, PATIENCE_SECONDS)
         assert self.says("delivering from"), f"the service does not come up:\n{self.said()[-3_000:]}"
 
     def said(self) -> str:
@@ -103,7 +102,7 @@ class Service:
         began = time.monotonic()
         self.signal(signal.SIGTERM)
         try:
-            code = self._process.wait(STOPS_WITHIN_SECONDS)
+            code = self._process.wait(PATIENCE_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
             return None

@@ -2,13 +2,13 @@
 
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 import anyio
@@ -17,6 +17,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from tests.proxy import FaultyLink
 from tests.servers import RabbitMQ
+from tests.waiting import until
 
 from postdate import Envelope
 from postdate.backends.rabbitmq.address import exchange_address
@@ -35,9 +36,7 @@ from postdate.ports import End, Received
 pytest_plugins = ["tests.integration.rabbitmq_fixtures"]
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
-PATIENCE_SECONDS = 30
 Kinds = list[type]
-T = TypeVar("T")
 
 
 @pytest.fixture
@@ -67,9 +66,17 @@ async def transport_at(url: str, **settings) -> AsyncGenerator[RabbitMqTransport
 
 
 def through(link: FaultyLink, url: str) -> str:
-    """Return the URL by way of the link; a dead server is noticed within two seconds."""
+    """Return the URL by way of the link."""
     where = urlsplit(url)
-    return f"amqp://{where.username}:{where.password}@127.0.0.1:{link.port}{where.path}?heartbeat=1"
+    return f"amqp://{where.username}:{where.password}@127.0.0.1:{link.port}{where.path}"
+
+
+async def expect_heartbeats_soon(transport: RabbitMqTransport) -> None:
+    """Take a broker for dead that is silent for two seconds from now on."""
+    link = await transport.consuming.link()
+    assert link._heartbeat is not None
+    link._heartbeat.cancel()
+    link._beat(0.5)
 
 
 def envelope(
@@ -84,9 +91,8 @@ async def kinds_of(transport: RabbitMqTransport, envelopes: Sequence[Envelope]) 
 
 async def receive(receiver: RabbitMqReceiver, count: int) -> list[Received]:
     received: list[Received] = []
-    with anyio.fail_after(PATIENCE_SECONDS):
-        while len(received) < count:
-            received += await receiver.receive(count - len(received))
+    while len(received) < count:
+        received += await receiver.receive(count - len(received))
     return received
 
 
@@ -97,26 +103,18 @@ async def ids_in(transport: RabbitMqTransport, queue: str, count: int) -> list[s
     return found
 
 
-async def until(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Attempt something until the broker can be reached."""
-    with anyio.fail_after(PATIENCE_SECONDS):
-        while True:
-            try:
-                return await attempt()
-            except TransportUnavailable:
-                await anyio.sleep(0.02)
-    raise AssertionError
-
-
 async def drain(transport: RabbitMqTransport, queue: str, wanted: Iterable[str]) -> None:
     """Receive and commit until everything wanted has come, whatever else comes."""
     missing, receiver = set(wanted), transport.receiver(queue)
-    with anyio.fail_after(PATIENCE_SECONDS):
+
+    async def all_came() -> bool:
         while missing:
-            with suppress(TransportUnavailable, ClaimLost):
-                for each in await receiver.receive(1_000):
-                    missing.discard(each.envelope.message_id)
-                    await receiver.commit(each, NOW)
+            for each in await receiver.receive(1_000):
+                missing.discard(each.envelope.message_id)
+                await receiver.commit(each, NOW)
+        return True
+
+    await until(all_came, despite=(TransportUnavailable, ClaimLost))
     await receiver.close()
 
 
@@ -238,12 +236,10 @@ async def test_a_send_over_a_cut_connection_is_answered_and_a_later_one_arrives(
         assert await kinds_of(transport, [envelope(queue, "cut")] * 2) == [TransportUnreachable] * 2
         link.restore()
 
-        async def send() -> None:
-            (answer,) = await transport.send([envelope(queue, "after")], NOW)
-            if answer is not None:
-                raise answer
+        async def is_sent() -> bool:
+            return await transport.send([envelope(queue, "after")], NOW) == [None]
 
-        await until(send)
+        await until(is_sent)
         assert await ids_in(transport, queue, 2) == ["before", "after"]
 
 
@@ -263,26 +259,47 @@ async def test_a_connection_cut_under_many_sends_loses_nothing_confirmed(
                 if len(confirmed) > 500:
                     enough.set()
 
-        with anyio.fail_after(PATIENCE_SECONDS):
-            async with anyio.create_task_group() as tasks:
-                for worker in range(4):
-                    tasks.start_soon(send, worker)
-                await enough.wait()
-                link.reset()
+        async with anyio.create_task_group() as tasks:
+            for worker in range(4):
+                tasks.start_soon(send, worker)
+            await enough.wait()
+            link.reset()
     assert len(confirmed) > 500
     async with transport_at(rabbitmq_url) as transport:
         await drain(transport, queue, confirmed)
 
 
 async def test_a_broker_that_falls_silent_is_answered_for(rabbitmq_url: str, queue: str, link: FaultyLink) -> None:
-    within = timedelta(seconds=0.5)
-    async with transport_at(through(link, rabbitmq_url), confirms_within=within) as transport:
+    async with transport_at(through(link, rabbitmq_url)) as transport:
         await transport.send([envelope(queue)], NOW)
         link.stall()
+        transport.publishing._within = 0.5
         answers = await transport.send([envelope(queue)] * 3, NOW)
         assert [type(answer) for answer in answers] == [TransportUnreachable] * 3
         assert "0.5 s" in str(answers[0])
         link.restore()
+
+
+async def test_a_broker_that_says_nothing_is_left_and_leaving_does_not_wait(
+    rabbitmq_url: str, queue: str, link: FaultyLink
+) -> None:
+    async with transport_at(through(link, rabbitmq_url)) as transport:
+        await transport.send([envelope(queue)], NOW)
+        receiver = transport.receiver(queue)
+        (held,) = await receive(receiver, 1)
+        await receiver.commit(held, NOW)
+        publishing = await transport.publishing.line.link()
+        link.stall()
+        await expect_heartbeats_soon(transport)
+        publishing._alive_within, transport.publishing._within = 0.2, 0.5
+        answers = await transport.send([envelope(queue)] * 2, NOW)
+        assert [type(answer) for answer in answers] == [TransportUnreachable] * 2
+        assert "says nothing" in str(answers[0])
+        (again,) = await transport.send([envelope(queue)], NOW)
+        assert isinstance(again, TransportUnreachable)
+        assert "says nothing" not in str(again)  # it has been left: nothing more is written to it
+        await receiver.close()
+        await transport.close()
 
 
 async def test_a_receiver_notices_a_silent_broker_by_its_heartbeats(
@@ -293,13 +310,14 @@ async def test_a_receiver_notices_a_silent_broker_by_its_heartbeats(
         receiver = transport.receiver(queue)
         (held,) = await receive(receiver, 1)
         link.stall()
-        with anyio.fail_after(PATIENCE_SECONDS), pytest.raises(TransportUnavailable, match="silent"):
+        await expect_heartbeats_soon(transport)
+        with pytest.raises(TransportUnavailable, match="silent"):
             await receiver.receive(1)
         with pytest.raises(ClaimLost):
             await receiver.commit(held, NOW)
         await receiver.roll_back(held)  # it is free already
         link.restore()
-        (again,) = await until(lambda: receive(receiver, 1))
+        (again,) = await until(lambda: receive(receiver, 1), despite=TransportUnavailable)
         assert again.envelope == held.envelope
         await receiver.close()
 
@@ -314,7 +332,8 @@ async def test_a_receiver_on_a_connection_that_was_forgotten_on_the_way_notices_
         (held,) = await receive(receiver, 1)
         await receiver.commit(held, NOW)
         link.forget()
-        with anyio.fail_after(PATIENCE_SECONDS), pytest.raises(TransportUnreachable, match="silent"):
+        await expect_heartbeats_soon(transport)
+        with pytest.raises(TransportUnreachable, match="silent"):
             await receiver.receive(1)
         await elsewhere.send([envelope(queue, "after")], NOW)
         await drain(transport, queue, {"after"})
@@ -359,10 +378,15 @@ async def test_a_deleted_queue_ends_receiving(rabbitmq_url: str, queue: str, cha
 
 
 async def expect_it_gone(receiver: RabbitMqReceiver) -> None:
-    with anyio.fail_after(PATIENCE_SECONDS), pytest.raises(QueueNotFound):
+    with pytest.raises(QueueNotFound):
         await receiver.receive(1)
 
 
+@pytest.mark.soak(
+    "kills a broker of its own",
+    part="kills",
+    proven_by="tests/integration/test_rabbitmq.py::test_a_connection_cut_under_many_sends_loses_nothing_confirmed",
+)
 async def test_kill_9_of_the_broker_loses_nothing_confirmed(server_folder: Path) -> None:
     server = RabbitMQ(server_folder / "rabbitmq")
     server.start()
@@ -466,8 +490,7 @@ async def test_properties_absent_stay_absent(rabbitmq_url: str, queue: str, chan
 
 def taken_from(queue: str, channel: BlockingChannel) -> tuple[dict, bytes | None]:
     """Return properties and body of the next message, as another client receives them."""
-    for method, properties, body in channel.consume(queue, auto_ack=True, inactivity_timeout=PATIENCE_SECONDS):
-        assert method is not None
+    for _, properties, body in channel.consume(queue, auto_ack=True):
         channel.cancel()
         return vars(properties), body
     raise AssertionError(queue)
@@ -572,7 +595,7 @@ async def test_a_queue_of_the_other_type_is_said_once(
 
 
 async def test_a_receiver_of_an_empty_queue_says_when_the_broker_answers_again(
-    rabbitmq_url: str, queue: str, link: FaultyLink
+    rabbitmq_url: str, queue: str, channel: BlockingChannel, link: FaultyLink
 ) -> None:
     """Otherwise an outage of seconds would trip the breaker, for as long as nobody sends anything."""
     async with transport_at(through(link, rabbitmq_url)) as transport:
@@ -584,10 +607,9 @@ async def test_a_receiver_of_an_empty_queue_says_when_the_broker_answers_again(
                     await receive(receiver, 1)
 
             tasks.start_soon(lose)
-            await anyio.sleep(0.2)
+            await until(lambda: channel.queue_declare(queue, passive=True).method.consumer_count == 1)
             link.reset()
-        with anyio.fail_after(PATIENCE_SECONDS):
-            assert await receiver.receive(1) == []
+        assert await receiver.receive(1) == []
         await transport.send([envelope(queue, "a")], NOW)
         assert [each.envelope.message_id for each in await receive(receiver, 1)] == ["a"]
         await receiver.close()

@@ -22,6 +22,16 @@ from tests.servers import RabbitMQ
 from postdate import DelayedMessage, Headers, SqliteStore, SystemClock
 from postdate.ports import RecordKind
 
+pytestmark = pytest.mark.soak(
+    "kills brokers, services and consumers at random moments",
+    part="kills",
+    proven_by=(
+        "tests/integration/test_rabbitmq.py::test_a_connection_cut_under_many_sends_loses_nothing_confirmed",
+        "tests/integration/test_rabbitmq.py::test_a_receiver_whose_connection_is_cut_receives_again",
+        "tests/integration/test_rabbitmq.py::test_what_another_process_gave_back_counts_as_a_failure_of_it",
+        "tests/property/test_delivery_under_faults.py::test_dying_at_every_single_call_loses_nothing",
+    ),
+)
 BROKER_ROUNDS = int(os.environ.get("POSTDATE_KILL_ROUNDS", "2"))
 """A broker needs some four seconds to come back: twenty rounds are for those who wait."""
 
@@ -145,12 +155,6 @@ def check_nothing_is_lost(site: Site, done: Done, messages: int, what: str) -> N
     assert set(left.values()) == {0}, left
 
 
-def chance() -> random.Random:
-    seed = random.SystemRandom().randrange(1_000_000)
-    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
-    return random.Random(seed)
-
-
 async def kill_amid_deliveries(
     site: Site, numbers: range, kill: Callable[[], None], eventually: Callable, moment: random.Random
 ) -> bool:
@@ -165,16 +169,16 @@ async def kill_amid_deliveries(
 
 @pytest.mark.timeout(900 + 20 * BROKER_ROUNDS)
 async def test_kills_of_the_broker_during_deliveries_lose_nothing(
-    site: Site, broker: RabbitMQ, start, eventually
+    site: Site, broker: RabbitMQ, start, eventually, chance: random.Random
 ) -> None:
     """Service and consumer live through it all and find the broker again by themselves."""
-    each, moment, rounds, amid = 500, chance(), 0, 0
+    each, rounds, amid = 500, 0, 0
     processes = [start("service", site.address), start("consumer", site.address)]
     for process in processes:
         process.says("ready")
     while rounds < BROKER_ROUNDS or amid <= BROKER_ROUNDS // 4:  # on a busy machine fewer come amid deliveries
         numbers = range(rounds * each, (rounds + 1) * each)
-        amid += await kill_amid_deliveries(site, numbers, broker.kill, eventually, moment)
+        amid += await kill_amid_deliveries(site, numbers, broker.kill, eventually, chance)
         broker.start()
         rounds += 1
     messages = rounds * each
@@ -185,15 +189,15 @@ async def test_kills_of_the_broker_during_deliveries_lose_nothing(
 
 
 async def test_kills_of_the_service_during_deliveries_lose_nothing(
-    site: Site, broker: RabbitMQ, start, eventually
+    site: Site, broker: RabbitMQ, start, eventually, chance: random.Random
 ) -> None:
     """The consumer is killed beside it, in every fourth round."""
-    each, moment, rounds, amid = 400, chance(), 0, 0
+    each, rounds, amid = 400, 0, 0
     consumer, service = start("consumer", site.address), start("service", site.address)
     while rounds < SERVICE_ROUNDS or amid <= SERVICE_ROUNDS // 4:
         service.says("ready")
         numbers = range(rounds * each, (rounds + 1) * each)
-        amid += await kill_amid_deliveries(site, numbers, service.kill, eventually, moment)
+        amid += await kill_amid_deliveries(site, numbers, service.kill, eventually, chance)
         service = start("service", site.address)
         if rounds % 4 == 0:
             consumer.kill()

@@ -93,6 +93,11 @@ class FullBroker(RabbitMQ):
     disk_free_limit = "900000GB"
 
 
+@pytest.mark.soak(
+    "starts a broker of its own",
+    part="silence",
+    proven_by="tests/integration/test_rabbitmq_protocol.py::test_what_a_broker_says_that_takes_no_messages_is_told",
+)
 async def test_a_broker_with_an_alarm_says_why_it_takes_no_messages(server_folder: Path) -> None:
     broker = FullBroker(server_folder / "rabbitmq")
     try:

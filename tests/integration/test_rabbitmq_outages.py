@@ -22,7 +22,6 @@ from postdate.ports import RecordKind
 pytest_plugins = ["tests.integration.rabbitmq_fixtures"]
 
 NOW = SystemClock().now()
-PATIENCE_SECONDS = 60
 SECOND = timedelta(seconds=1)
 
 
@@ -88,10 +87,7 @@ async def service(transport: RabbitMqTransport, store: MemoryStore) -> AsyncGene
 
 
 async def until_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
-    async def is_logged() -> bool:
-        return text in caplog.text
-
-    await until(is_logged)
+    await until(lambda: text in caplog.text)
 
 
 async def store_due(store: MemoryStore, queue: str, count: int) -> None:
@@ -119,12 +115,23 @@ async def test_a_full_queue_moves_nothing_to_the_error_queue(rabbitmq_url: str, 
             return len(seen) == 120
 
         await until(emptied)
-        counts = await store.record_counts()
-    assert counts.get(RecordKind.FAILED, 0) == 0
-    assert counts[RecordKind.DELIVERED] == 120
+
+        async def all_recorded() -> bool:
+            return await delivered(store) == 120
+
+        await until(all_recorded)
+    assert (await store.record_counts()).get(RecordKind.FAILED, 0) == 0
     channel.queue_delete(name)
 
 
+@pytest.mark.soak(
+    "brings a broker of its own into trouble",
+    part="silence",
+    proven_by=(
+        "tests/integration/test_rabbitmq_protocol.py::test_a_broker_that_blocks_publishers_is_waited_for_in_vain",
+        "tests/integration/test_rabbitmq_protocol.py::test_a_broker_that_takes_messages_again_gets_them",
+    ),
+)
 async def test_a_memory_alarm_is_an_outage_and_its_end_is_noticed_at_once(server: RabbitMQ) -> None:
     async with transport_at(server.url, confirms_within=SECOND) as transport:
         await transport.create_queues(["alarm"])
@@ -138,20 +145,32 @@ async def test_a_memory_alarm_is_an_outage_and_its_end_is_noticed_at_once(server
         assert await transport.send(envelopes("alarm", 1), NOW) == [None]  # by the same connection
 
 
+@pytest.mark.soak(
+    "brings a broker of its own into trouble",
+    part="silence",
+    proven_by="tests/integration/test_rabbitmq_protocol.py::test_a_broker_that_takes_messages_again_gets_them",
+)
 async def test_what_waits_for_the_end_of_an_alarm_goes_when_it_ends(server: RabbitMQ) -> None:
-    async with transport_at(server.url, confirms_within=PATIENCE_SECONDS * SECOND) as transport:
+    async with transport_at(server.url, confirms_within=60 * SECOND) as transport:
         await transport.create_queues(["alarm"])
         answers: list[PostdateError | None] = []
 
         async def send() -> None:
             answers.extend(await transport.send(envelopes("alarm", 3), NOW))
 
-        with anyio.fail_after(PATIENCE_SECONDS):
-            async with anyio.create_task_group() as tasks, alarm(server):
-                tasks.start_soon(send)
+        async with anyio.create_task_group() as tasks, alarm(server):
+            tasks.start_soon(send)
         assert answers == [None] * 3
 
 
+@pytest.mark.soak(
+    "brings a broker of its own into trouble",
+    part="silence",
+    proven_by=(
+        "tests/integration/test_rabbitmq_protocol.py::test_a_broker_that_blocks_publishers_is_waited_for_in_vain",
+        "tests/unit/test_outages.py::test_no_answer_from_a_transport_that_pipelines_counts_against_nothing",
+    ),
+)
 async def test_messages_wait_while_a_broker_is_short_of_memory(
     server: RabbitMQ, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -173,6 +192,11 @@ async def test_messages_wait_while_a_broker_is_short_of_memory(
     assert _length(server, "alarm.due") >= 100
 
 
+@pytest.mark.soak(
+    "freezes a broker of its own",
+    part="silence",
+    proven_by="tests/integration/test_rabbitmq.py::test_a_broker_that_says_nothing_is_left_and_leaving_does_not_wait",
+)
 async def test_a_frozen_broker_is_an_outage_its_connection_is_left_and_leaving_does_not_wait(server: RabbitMQ) -> None:
     async with transport_at(f"{server.url}?heartbeat=2", confirms_within=4 * SECOND) as transport:
         await transport.create_queues(["frozen"])
@@ -181,15 +205,14 @@ async def test_a_frozen_broker_is_an_outage_its_connection_is_left_and_leaving_d
         (held,) = await receiver.receive(1)
         await receiver.commit(held, NOW)
         with frozen(server):
-            with anyio.fail_after(PATIENCE_SECONDS):
-                answers = await transport.send(envelopes("frozen", 2), NOW)
-                assert [type(answer) for answer in answers] == [TransportUnreachable] * 2
-                assert "says nothing" in str(answers[0])
-                (again,) = await transport.send(envelopes("frozen", 1), NOW)
-                assert isinstance(again, TransportUnreachable)
-                assert "says nothing" not in str(again)  # it has been left: nothing more is written to it
-                await receiver.close()
-                await transport.close()
+            answers = await transport.send(envelopes("frozen", 2), NOW)
+            assert [type(answer) for answer in answers] == [TransportUnreachable] * 2
+            assert "says nothing" in str(answers[0])
+            (again,) = await transport.send(envelopes("frozen", 1), NOW)
+            assert isinstance(again, TransportUnreachable)
+            assert "says nothing" not in str(again)  # it has been left: nothing more is written to it
+            await receiver.close()
+            await transport.close()
     async with transport_at(server.url) as transport:
         answers = await until_answered(transport, "frozen")
         assert answers == [None]
@@ -207,6 +230,14 @@ async def until_answered(transport: RabbitMqTransport, queue: str) -> Sequence[P
     return answers
 
 
+@pytest.mark.soak(
+    "freezes a broker of its own",
+    part="silence",
+    proven_by=(
+        "tests/integration/test_rabbitmq.py::test_a_broker_that_says_nothing_is_left_and_leaving_does_not_wait",
+        "tests/unit/test_outages.py::test_no_answer_from_a_transport_that_pipelines_counts_against_nothing",
+    ),
+)
 async def test_messages_wait_while_a_broker_is_frozen(server: RabbitMQ, caplog: pytest.LogCaptureFixture) -> None:
     store = MemoryStore()
     async with transport_at(f"{server.url}?heartbeat=2", confirms_within=3 * SECOND) as transport:
@@ -225,6 +256,11 @@ async def test_messages_wait_while_a_broker_is_frozen(server: RabbitMQ, caplog: 
     assert _length(server, "outages.error") == 0
 
 
+@pytest.mark.soak(
+    "freezes a broker of its own",
+    part="silence",
+    proven_by="tests/integration/test_rabbitmq.py::test_a_receiver_notices_a_silent_broker_by_its_heartbeats",
+)
 async def test_a_receiver_notices_a_frozen_broker_and_receives_when_it_wakes(server: RabbitMQ) -> None:
     async with transport_at(f"{server.url}?heartbeat=1") as transport:
         await transport.create_queues(["frozen.in"])
@@ -232,7 +268,7 @@ async def test_a_receiver_notices_a_frozen_broker_and_receives_when_it_wakes(ser
         await transport.send(envelopes("frozen.in", 1), NOW)
         (held,) = await receiver.receive(1)
         await receiver.commit(held, NOW)
-        with frozen(server), anyio.fail_after(PATIENCE_SECONDS), pytest.raises(TransportUnreachable, match="silent"):
+        with frozen(server), pytest.raises(TransportUnreachable, match="silent"):
             await receiver.receive(1)
         assert await until_answered(transport, "frozen.in") == [None]
 

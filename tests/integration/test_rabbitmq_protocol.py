@@ -1,13 +1,14 @@
 """What a healthy broker does not do on demand: a scripted one blocks, refuses, answers late, or is no broker at all."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import cast
 
 import anyio
 import pytest
+from tests.waiting import until
 
 from postdate import Envelope
 from postdate.backends.rabbitmq import wire
@@ -27,6 +28,7 @@ from postdate.errors import (
 )
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
 Send = Callable[[bytes], None]
 Script = Callable[[Method, int, Send], None]
 Published = Callable[[str, int, Send], None]
@@ -40,6 +42,15 @@ _ANSWERS: dict[Method, tuple[Method, bytes]] = {
 }
 
 
+@pytest.fixture
+async def skip(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Return what moves the clock of the event loop on: what has a limit ends then, and not while a machine stalls."""
+    loop, skipped = asyncio.get_running_loop(), list[float]()
+    real = loop.time
+    monkeypatch.setattr(loop, "time", lambda: real() + sum(skipped))
+    return skipped.append
+
+
 @asynccontextmanager
 async def broker(
     script: Script, *, published: Published | None = None, silent: frozenset[Method] = frozenset()
@@ -47,6 +58,11 @@ async def broker(
     """Yield the URL of a broker that logs everybody in and answers the rest as the script says."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionResetError, asyncio.IncompleteReadError):  # whoever gives a connection up says nothing
+            await talk(reader, writer)
+        writer.close()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(8)
         properties = wire.table({"product": "script"}) + wire.long_bytes(b"PLAIN") + wire.long_bytes(b"en_US")
         writer.write(method_frame(0, wire.CONNECTION_START, b"\0\x09" + properties))
@@ -63,20 +79,39 @@ async def broker(
                         published(arguments.short_text(), channel, writer.write)
                     if method in _ANSWERS and method not in silent:
                         writer.write(method_frame(channel, *_ANSWERS[method]))
-        writer.close()
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         yield f"amqp://guest:guest@127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-async def answers_of(script: Script, count: int = 1, within: timedelta = timedelta(seconds=5)) -> list[object]:
+async def answers_of(script: Script, count: int = 1) -> list[object]:
     async with broker(script) as url:
-        transport = RabbitMqTransport(url, confirms_within=within)
+        transport = RabbitMqTransport(url)
         try:
-            with anyio.fail_after(20):
-                return list(await transport.send([Envelope("q", f"{n}") for n in range(count)], NOW))
+            return list(await transport.send([Envelope("q", f"{n}") for n in range(count)], NOW))
         finally:
             await transport.close()
+
+
+async def answers_after(
+    transport: RabbitMqTransport,
+    messages: Sequence[Envelope],
+    condition: Callable[[], object],
+    skip: Callable[[float], None],
+) -> list[object]:
+    """Send, and let the time for confirms be over when a condition holds: the send ends then, whatever it waits for."""
+    answers: list[object] = []
+
+    async def send() -> None:
+        answers.extend(await transport.send(messages, NOW))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(send)
+        await until(condition)
+        assert answers == []
+        skip(transport.publishing._within)
+        await until(lambda: answers)
+    return answers
 
 
 def confirm(tag: int, *, multiple: bool, channel: int = 1) -> bytes:
@@ -123,15 +158,34 @@ async def test_a_nack_for_many_leaves_out_what_was_confirmed_before() -> None:
     ]
 
 
-async def test_a_broker_that_blocks_publishers_is_waited_for_in_vain() -> None:
+async def test_a_broker_that_blocks_publishers_is_waited_for_in_vain(skip: Callable[[float], None]) -> None:
     def script(method: Method, channel: int, send: Send) -> None:
         if method == wire.CONFIRM_SELECT:
             send(method_frame(0, wire.CONNECTION_BLOCKED, short_text("low on disk")))
         assert method != wire.BASIC_PUBLISH
 
-    (answer,) = await answers_of(script, within=timedelta(seconds=0.2))
+    async with broker(script) as url:
+        transport = RabbitMqTransport(url)
+
+        def is_blocked() -> bool:
+            channel = transport.publishing._channel
+            return channel is not None and channel.link.blocked is not None
+
+        (answer,) = await answers_after(transport, [Envelope("q", "m")], is_blocked, skip)
+        await transport.close()
     assert isinstance(answer, TransportUnavailable)
     assert "low on disk" in str(answer)
+
+
+async def test_what_a_broker_says_that_takes_no_messages_is_told() -> None:
+    def script(method: Method, channel: int, send: Send) -> None:
+        if method == wire.BASIC_PUBLISH:
+            send(method_frame(0, wire.CONNECTION_BLOCKED, short_text("low on disk")))
+
+    async with broker(script, silent=frozenset({wire.CONFIRM_SELECT})) as url:
+        transport = RabbitMqTransport(url)
+        assert (await transport.server_facts()).settings == {"blocked": "low on disk"}
+        await transport.close()
 
 
 async def test_a_broker_that_takes_messages_again_gets_them() -> None:
@@ -145,7 +199,7 @@ async def test_a_broker_that_takes_messages_again_gets_them() -> None:
     assert await answers_of(script) == [None]
 
 
-async def test_one_send_without_confirms_holds_up_no_other() -> None:
+async def test_one_send_without_confirms_holds_up_no_other(skip: Callable[[float], None]) -> None:
     published = 0
 
     def script(method: Method, channel: int, send: Send) -> None:
@@ -155,23 +209,21 @@ async def test_one_send_without_confirms_holds_up_no_other() -> None:
             send(confirm(4, multiple=False))
 
     async with broker(script) as url:
-        transport = RabbitMqTransport(url, confirm_window=3, confirms_within=timedelta(seconds=1))
-        answers: list[object] = []
+        transport = RabbitMqTransport(
+            url, confirm_window=3, confirms_within=10 * SECOND
+        )  # soon enough not to be silent
+        healthy: list[object] = []
 
-        async def send_three() -> None:
-            answers.extend(await transport.send([Envelope("stuck", f"{n}") for n in range(3)], NOW))
+        async def is_confirmed() -> bool:
+            if published == 3:
+                healthy.extend(await transport.send([Envelope("healthy", "m")], NOW))
+            return bool(healthy)
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(send_three)
-            await anyio.wait_all_tasks_blocked()
-            while published < 3:
-                await anyio.lowlevel.checkpoint()
-            assert await transport.send([Envelope("healthy", "m")], NOW) == [None]
-            assert answers == []
-        assert [type(answer) for answer in answers] == [
-            DestinationUnavailable
-        ] * 3  # the server speaks: it is this queue
+        stuck = [Envelope("stuck", f"{n}") for n in range(3)]
+        answers = await answers_after(transport, stuck, is_confirmed, skip)
         await transport.close()
+    assert healthy == [None]
+    assert [type(answer) for answer in answers] == [DestinationUnavailable] * 3  # the server speaks: it is this queue
 
 
 @pytest.mark.parametrize(
@@ -230,19 +282,18 @@ async def test_the_message_that_makes_the_broker_close_the_channel_is_found_by_h
     assert strict.published <= 2_000
 
 
-async def test_the_search_for_it_ends_with_the_time_for_confirms_and_leaves_no_channel_behind() -> None:
+async def test_the_search_for_it_ends_with_the_time_for_confirms_and_leaves_no_channel_behind(
+    skip: Callable[[float], None],
+) -> None:
     strict = Strict(confirms_again=False)
     messages = [Envelope("guilty" if n == 5 else "q", f"{n}") for n in range(10)]
     async with broker(strict.script, published=strict.take) as url:
-        transport = RabbitMqTransport(url, confirms_within=timedelta(seconds=0.5))
-        with anyio.fail_after(2):
-            answers = await transport.send(messages, NOW)
+        transport = RabbitMqTransport(url, confirms_within=10 * SECOND)  # a link is silent after 12
+        answers = await answers_after(transport, messages, lambda: strict.opened > 1, skip)
         assert answers[:5] == [None] * 5
         assert all(isinstance(answer, TransportUnavailable) for answer in answers[6:])
         link = await transport.publishing.line.link()
-        with anyio.fail_after(5):
-            while link._channels:
-                await anyio.lowlevel.checkpoint()
+        await until(lambda: not link._channels)
         await transport.close()
 
 
@@ -253,28 +304,43 @@ async def test_what_was_confirmed_is_known_though_the_send_is_cancelled() -> Non
     async with broker(Counting(10, step)) as url:
         transport = RabbitMqTransport(url)
         answers: list[object] = []
-        with anyio.move_on_after(0.3) as scope:
-            answers += await transport.send([Envelope("q", f"{n}") for n in range(10)], NOW)
-        assert scope.cancel_called
-        assert answers[:5] == [None] * 5
-        assert all(isinstance(answer, TransportUnavailable) for answer in answers[5:])
-        task = asyncio.current_task()
-        assert task is not None
-        assert task.cancelling() == 0
 
-        with anyio.move_on_after(0.1) as scope:  # of this one nothing is known
-            answers += await transport.send([Envelope("q", "m")], NOW)
-        assert scope.cancelled_caught
-        assert len(answers) == 10
+        def has(confirmed: int, messages: int) -> bool:
+            channel = transport.publishing._channel
+            flights = [] if channel is None else channel._flights
+            return any((flight.low, flight.last) == (confirmed, messages) for flight in flights)
+
+        async def cancel_when(scope: anyio.CancelScope, confirmed: int, messages: int) -> None:
+            await until(lambda: has(confirmed, messages))
+            scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            with anyio.CancelScope() as scope:
+                tasks.start_soon(cancel_when, scope, 5, 10)
+                answers += await transport.send([Envelope("q", f"{n}") for n in range(10)], NOW)
+            assert scope.cancel_called
+            assert answers[:5] == [None] * 5
+            assert all(isinstance(answer, TransportUnavailable) for answer in answers[5:])
+            task = asyncio.current_task()
+            assert task is not None
+            assert task.cancelling() == 0
+
+            with anyio.CancelScope() as scope:  # of this one nothing is known
+                tasks.start_soon(cancel_when, scope, 10, 11)
+                answers += await transport.send([Envelope("q", "m")], NOW)
+            assert scope.cancelled_caught
+            assert len(answers) == 10
         await transport.close()
 
 
 @pytest.mark.parametrize("silent", [wire.CHANNEL_OPEN, wire.CONFIRM_SELECT])
-async def test_a_broker_that_opens_no_channel_takes_no_longer_than_confirms_may(silent: Method) -> None:
-    async with broker(lambda *_: None, silent=frozenset({silent})) as url:
-        transport = RabbitMqTransport(url, confirms_within=timedelta(seconds=0.3))
-        with anyio.fail_after(2):
-            (answer,) = await transport.send([Envelope("q", "m")], NOW)
+async def test_a_broker_that_opens_no_channel_takes_no_longer_than_confirms_may(
+    silent: Method, skip: Callable[[float], None]
+) -> None:
+    asked = list[Method]()
+    async with broker(lambda method, *_: asked.append(method), silent=frozenset({silent})) as url:
+        transport = RabbitMqTransport(url)
+        (answer,) = await answers_after(transport, [Envelope("q", "m")], lambda: silent in asked, skip)
         assert isinstance(answer, TransportUnavailable)
         await transport.close()
 
@@ -398,7 +464,7 @@ async def test_a_server_that_never_answers_is_given_up() -> None:
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         url = f"amqp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        transport = RabbitMqTransport(url, confirms_within=timedelta(seconds=0.2))
+        transport = RabbitMqTransport(url, confirms_within=0.2 * SECOND)
         (answer,) = await transport.send([Envelope("q", "m")], NOW)
         assert isinstance(answer, TransportUnavailable)
         await transport.close()

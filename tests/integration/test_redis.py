@@ -12,6 +12,7 @@ from redis.exceptions import BusyLoadingError, MovedError, ResponseError
 from tests.lapsing_cases import answer, cases, drawn
 from tests.redis_subjects import Prefix
 from tests.servers import Redis
+from tests.waiting import until
 
 from postdate import DelayedMessage, Envelope, TransactionMode
 from postdate.backends.redis.errors import QUEUES, STORE, translate
@@ -187,17 +188,21 @@ async def test_a_wrong_password_is_said_without_showing_it(server: Redis) -> Non
 
 
 async def test_a_server_that_hangs_is_given_up_in_time_and_found_again(server: Redis) -> None:
-    store = await prepared(RedisStore(server.url, answers_within=SECOND))
+    store = await prepared(RedisStore(server.url))
+    hasty = RedisStore(server.url, answers_within=SECOND)
     assert server.pid is not None
     try:
         await store.store(message(), NOW)
+        await hasty.initialize("service", TransactionMode.TRANSACTION_SCOPE)
+        await until(lambda: hasty.get("m-1"), despite=StoreUnreachable)
         os.kill(server.pid, signal.SIGSTOP)
-        with anyio.fail_after(30), pytest.raises(StoreUnreachable):
-            await store.store(message("m-2"), NOW)
+        with pytest.raises(StoreUnreachable):
+            await hasty.store(message("m-2"), NOW)
         os.kill(server.pid, signal.SIGCONT)
-        assert await store.get("m-1") == message()
+        assert await until(lambda: hasty.get("m-1"), despite=StoreUnreachable) == message()
     finally:
         os.kill(server.pid, signal.SIGCONT)
+        await hasty.close()
         await store.close()
 
 
@@ -209,20 +214,16 @@ async def test_after_a_restart_who_listens_is_woken_and_who_receives_goes_on(ser
         receiver, received = transport.receiver("done"), list[str]()
 
         async def receive() -> None:
-            while not received:
-                try:
-                    received.extend(each.envelope.message_id for each in await receiver.receive(10))
-                except TransportUnreachable:
-                    await anyio.sleep(0.05)
+            came = await until(lambda: receiver.receive(10), despite=TransportUnreachable)
+            received.extend(each.envelope.message_id for each in came)
 
         stop = await store.listen(woken.set)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(receive)
             await anyio.to_thread.run_sync(server.kill)
             await anyio.to_thread.run_sync(server.start)
-            with anyio.fail_after(60):
-                await woken.wait()
-                await transport.send([Envelope("done", "e-1")], NOW)
+            await woken.wait()
+            await transport.send([Envelope("done", "e-1")], NOW)
         assert received == ["e-1"]
         stop()
         await receiver.close()
@@ -304,22 +305,16 @@ async def test_a_cancelled_claim_holds_nothing(store: RedisStore) -> None:
 
 
 async def test_who_was_frozen_loses_what_it_held_and_is_told(prefix: Prefix, store: RedisStore) -> None:
-    frozen = await prepared(RedisStore(prefix.login, holds_at_most=SECOND))
+    frozen = await prepared(RedisStore(prefix.login))
     try:
         await frozen.store(message(), NOW)
         (claim,) = await frozen.claim_due(NOW + SECOND, 10)
         assert frozen.still_holds(claim)
         lost = list[str]()
         frozen.when_lost(lost.extend)
-        task = frozen._liveness._task
-        assert task is not None
-        task.cancel()  # it does not beat any more, and its connections stand
+        await freeze(frozen, SECOND)
         await store._liveness.holder()
-        claims = []
-        with anyio.fail_after(60):
-            while not claims:
-                claims = await store.claim_due(NOW + SECOND, 10)
-                await anyio.sleep(0.05)
+        claims = await until(lambda: store.claim_due(NOW + SECOND, 10))
         assert not frozen.still_holds(claim)
         assert await frozen.claim_due(NOW + SECOND, 10) == []
         assert lost == ["m-1"]
@@ -327,6 +322,15 @@ async def test_who_was_frozen_loses_what_it_held_and_is_told(prefix: Prefix, sto
         assert await store.finish(claims, Outcome.DELIVERED, NOW) == 1
     finally:
         await frozen.close()
+
+
+async def freeze(store: RedisStore, holds_at_most: timedelta) -> None:
+    """Have it beat no more, while its connections stand; from now on it may be silent for so long."""
+    liveness = store._liveness
+    assert liveness._task is not None
+    liveness._task.cancel()
+    liveness.holds_at_most = holds_at_most
+    await liveness._register()
 
 
 async def test_what_a_killed_process_held_is_claimed_by_another_row_25(prefix: Prefix, redis_url: str, start) -> None:
@@ -341,10 +345,12 @@ async def test_what_a_killed_process_held_is_claimed_by_another_row_25(prefix: P
         assert await store.claim_due(now, 1_000) == []
         holder.kill()
         claims = list[object]()
-        with anyio.fail_after(60):
-            while len(claims) < 100:
-                claims += await store.claim_due(now, 1_000)
-                await anyio.sleep(0.05)
+
+        async def all_are_claimed() -> bool:
+            claims.extend(await store.claim_due(now, 1_000))
+            return len(claims) == 100
+
+        await until(all_are_claimed)
     finally:
         await store.close()
 

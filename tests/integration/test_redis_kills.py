@@ -1,9 +1,9 @@
 """Exactly once from a Redis store to a Redis queue of the same server, whoever is killed with -9 meanwhile."""
 
 import json
-import os
 import random
 import threading
+import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -21,6 +21,16 @@ from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
 from postdate.ports import RecordKind
 
+pytestmark = pytest.mark.soak(
+    "kills processes and servers at random moments",
+    part="kills",
+    proven_by=(
+        "tests/integration/test_redis.py::test_what_a_killed_process_held_is_claimed_by_another_row_25",
+        "tests/integration/test_redis.py::test_after_a_restart_who_listens_is_woken_and_who_receives_goes_on",
+        "tests/integration/test_redis_claims.py::test_what_was_claimed_by_an_answer_that_was_lost_is_claimed_again",
+        "tests/integration/test_redis_claims.py::test_a_commit_whose_answer_was_lost_took_place_once",
+    ),
+)
 CONTENT = {Headers.ENCLOSED_MESSAGE_TYPES: "Work", Headers.CONTENT_TYPE: "application/json"}
 
 
@@ -33,7 +43,7 @@ class Place:
 
     def __init__(self, url: str) -> None:
         self.prefix = Prefix(url)
-        self.address = f"{url}?prefix=kills-{os.getpid()}-{random.randrange(10**9)}"
+        self.address = f"{url}?prefix=kills-{uuid.uuid4()}"
         self.prefix.login = parse_address(self.address)
         self.store = RedisStore(self.address, table="service.timeouts")
 
@@ -88,11 +98,11 @@ async def placed(url: str) -> AsyncGenerator[Place]:
 
 
 @pytest.mark.timeout(280)
-async def test_kills_of_processes_during_deliveries_lose_and_double_nothing(redis_url: str, start, eventually) -> None:
+async def test_kills_of_processes_during_deliveries_lose_and_double_nothing(
+    redis_url: str, start, eventually, chance: random.Random
+) -> None:
     """The service is killed 10 times and the consumer 5 times, side by side, at random moments."""
-    messages, seed = 2_000, random.SystemRandom().randrange(1_000_000)
-    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
-    chance = random.Random(seed)
+    messages = 2_000
 
     def kill_again_and_again(role: str, rounds: int, chance: random.Random) -> None:
         for _ in range(rounds):
@@ -121,12 +131,10 @@ async def test_kills_of_processes_during_deliveries_lose_and_double_nothing(redi
 
 @pytest.mark.timeout(280)
 async def test_kills_of_the_server_during_deliveries_lose_and_double_nothing(
-    server_folder: Path, start, eventually
+    server_folder: Path, start, eventually, chance: random.Random
 ) -> None:
     """The server syncs every write; service and consumer live through it all and find it again by themselves."""
-    rounds, each, seed = 5, 200, random.SystemRandom().randrange(1_000_000)
-    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
-    chance = random.Random(seed)
+    rounds, each = 5, 200
     server = Redis(server_folder / "redis", durable=True)
     server.start()
     try:

@@ -22,11 +22,18 @@ import pytest
 
 from ..machine import LOOPBACK, Daemon, boot, daemons_with, port_is_free  # noqa: TID252 - as in servers.py
 from ..proxy import FaultyLink  # noqa: TID252
-from ..servers import MariaDB, PostgreSQL, RabbitMQ, Redis, Server  # noqa: TID252
+from ..servers import PostgreSQL, RabbitMQ, Server  # noqa: TID252
 from ..services import VARIABLES  # noqa: TID252
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
-ROUNDS = 3
+of_the_servers = pytest.mark.soak(
+    "tests the servers of the tests, which others use",
+    part="servers",
+    proven_by=(
+        "tests/integration/test_redis.py::test_after_a_restart_who_listens_is_woken_and_who_receives_goes_on",
+        "tests/integration/test_rabbitmq.py::test_a_full_queue_makes_a_message_wait",
+    ),
+)
 
 
 # --- scripts/services -------------------------------------------------------------------------------------------------
@@ -79,6 +86,7 @@ def checkout(tmp_path: Path, server_folder: Path) -> Generator[Checkout]:
     other.services("down")
 
 
+@of_the_servers
 def test_services_come_up_once_are_mended_and_go_down_without_remains(checkout: Checkout) -> None:
     with ThreadPoolExecutor(2) as shells:
         said = list(shells.map(lambda _: checkout.services("up"), range(2)))
@@ -105,11 +113,6 @@ def test_services_come_up_once_are_mended_and_go_down_without_remains(checkout: 
     assert checkout.services("down") == "stopped: nothing was running\n"
 
 
-@pytest.mark.parametrize("server", ["postgres_url", "mariadb_url", "rabbitmq_url", "redis_url", "azurite_connection"])
-def test_the_server_of_the_tests_accepts_connections(server: str, request: pytest.FixtureRequest) -> None:
-    assert request.getfixturevalue(server)
-
-
 # --- private servers --------------------------------------------------------------------------------------------------
 
 
@@ -123,41 +126,7 @@ def running(server: Server) -> Generator[None]:
         assert not server.processes()
 
 
-@pytest.mark.parametrize("durable", [False, True], ids=["plain", "durable"])
-@pytest.mark.parametrize("kind", [PostgreSQL, MariaDB])
-def test_committed_rows_survive_kill_9(
-    kind: type[PostgreSQL] | type[MariaDB], durable: bool, server_folder: Path
-) -> None:
-    server = kind(server_folder / "private", durable=durable)
-    with running(server):
-        port = server.port
-        server.query("CREATE TABLE kept (number int)")
-        for number in range(ROUNDS):
-            server.query(f"INSERT INTO kept VALUES ({number})")
-            family = server.processes()
-            server.kill()
-            assert not any(daemon.is_running for daemon in family)
-            assert not server.is_up()
-            server.start()
-            assert server.query("SELECT number FROM kept ORDER BY number").split() == [
-                str(row) for row in range(number + 1)
-            ]
-        assert server.port == port
-
-
-@pytest.mark.parametrize("durable", [False, True], ids=["plain", "durable"])
-def test_what_redis_has_answered_survives_kill_9(durable: bool, server_folder: Path) -> None:
-    server = Redis(server_folder / "private", durable=durable)
-    with running(server):
-        for number in range(ROUNDS):
-            for _ in range(100):
-                server.command("INCR", "kept")
-            server.kill()
-            assert not server.is_up()
-            server.start()
-            assert server.command("INCRBY", "kept", "0") == b":%d" % (100 * (number + 1))
-
-
+@of_the_servers
 def test_a_killed_broker_comes_back_and_takes_its_port_mapper_along(server_folder: Path) -> None:
     broker = RabbitMQ(server_folder / "private")
     with running(broker):
@@ -169,6 +138,7 @@ def test_a_killed_broker_comes_back_and_takes_its_port_mapper_along(server_folde
         assert broker.ports == ports
 
 
+@of_the_servers
 def test_a_process_with_the_number_of_a_dead_server_is_left_alone(server_folder: Path) -> None:
     stranger = Daemon.of(os.getpid())
     assert stranger is not None
@@ -182,6 +152,7 @@ def test_a_process_with_the_number_of_a_dead_server_is_left_alone(server_folder:
         assert server.pid != stranger.pid
 
 
+@of_the_servers
 def test_a_server_whose_record_is_lost_is_found_and_ended(server_folder: Path) -> None:
     server = PostgreSQL(server_folder / "private")
     with running(server):
@@ -192,6 +163,7 @@ def test_a_server_whose_record_is_lost_is_found_and_ended(server_folder: Path) -
         assert server.is_up()
 
 
+@of_the_servers
 def test_a_port_that_another_program_took_is_left_to_it(server_folder: Path) -> None:
     server = PostgreSQL(server_folder / "private")
     with running(server):
@@ -201,6 +173,7 @@ def test_a_port_that_another_program_took_is_left_to_it(server_folder: Path) -> 
         assert server.is_up()
 
 
+@of_the_servers
 def test_a_server_is_found_by_another_object_and_by_its_url(server_folder: Path) -> None:
     server = PostgreSQL(server_folder / "private")
     with running(server):
@@ -328,11 +301,16 @@ def test_latency_counts_once_in_each_direction(link: FaultyLink) -> None:
     with connect(link) as connection:
         say(connection, b"hello")
         link.delay(timedelta(milliseconds=100))
-        began = time.monotonic()
+        began = time.monotonic()  # latency is time, and a slow machine only adds to it
         assert say(connection, b"slow") == b"SLOW\n"
         assert time.monotonic() - began >= 0.2
 
 
+@pytest.mark.soak(
+    "starts a server of its own",
+    part="servers",
+    proven_by="tests/integration/test_redis_claims.py::test_a_commit_whose_answer_was_lost_took_place_once",
+)
 def test_a_statement_whose_answer_is_lost_has_taken_effect(
     server_folder: Path, eventually: Callable[..., None]
 ) -> None:

@@ -7,8 +7,6 @@ from datetime import timedelta
 from functools import partial
 from unittest import mock
 
-import anyio
-
 from postdate import messages
 from postdate.core.dispatcher import has_lapsed
 from postdate.errors import DuplicateMessage, InvalidHeaders, InvalidMessage, MessageNotFound
@@ -33,6 +31,7 @@ from postdate.testing.conformance import (
     expect,
     expect_equal,
     expect_error,
+    in_time,
 )
 from postdate.testing.store_suite.subject import (
     MICROSECOND,
@@ -54,7 +53,6 @@ quarantine: Topic[StoreSubject] = Topic("quarantine")
 
 _GOOD = [f"good-{number:02d}" for number in range(50)]
 _AT_ONCE = 7
-_ARRIVE_WITHIN_SECONDS = 30
 MENDED = {
     Damage.HEADERS: Mending(headers={"mended": "é"}),
     Damage.DUE: Mending(due=NOW),
@@ -114,7 +112,7 @@ async def _move_beside(
         for _ in range(len(_GOOD) + len(damages)):  # enough, however few of a batch can be moved
             await move(_AT_ONCE)
         receiver, received = transport.receiver(QUEUE), list[str]()
-        with anyio.move_on_after(_ARRIVE_WITHIN_SECONDS):
+        with in_time("receiving what was moved beside damaged messages"):
             while len(received) < len(_GOOD):
                 received += [each.envelope.message_id for each in await receiver.receive(100)]
         await receiver.close()

@@ -44,6 +44,10 @@ class TransportSubject(ABC):
         """Damage one message in its queue by hand, past the transport; see :meth:`.StoreSubject.damage`."""
         raise NotImplementedError(f"{type(self).__name__} must define damage(): it says that it can damage rows")
 
+    async def let_pass(self, span: timedelta) -> None:
+        """Return when ``span`` has passed by the clock of the queues; override it where that clock can be set."""
+        await anyio.sleep(span.total_seconds())
+
 
 @asynccontextmanager
 async def queues(subject: TransportSubject, **settings: int) -> AsyncGenerator[Transport]:
