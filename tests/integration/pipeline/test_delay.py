@@ -107,6 +107,15 @@ def test_rows_of_every_type_come_out_as_they_went_in(delaying: SparkSession, pla
     assert out == written.orderBy("id").collect()
 
 
+@pytest.mark.soak(
+    "rows wait for half a minute and more, through a restart",
+    part="clocks",
+    proven_by=(
+        "tests/integration/pipeline/test_delay_in_virtual_time.py::test_each_row_goes_once_and_never_early_however_far_off_it_is",
+        "tests/integration/pipeline/test_delay_in_virtual_time.py::test_a_cancel_takes_away_all_rows_with_its_id_and_no_others",
+        "tests/integration/pipeline/test_delay_in_virtual_time.py::test_an_outage_does_not_forget_cancels_before_their_rows",
+    ),
+)
 def test_rows_wait_through_a_restart_and_cancels_reach_them(delaying: SparkSession, tmp_path: Path) -> None:
     """With longer delays where the machine was too busy for the cancels to be in time."""
     assert any(cancels_were_in_time(delaying, tmp_path / f"{delay}", delay) for delay in (30, 120, 480))
@@ -150,17 +159,17 @@ def test_a_query_goes_on_only_with_the_options_its_rows_wait_with(delaying: Spar
     put(place / "rows", [{"id": "more", "due": in_seconds(3600)}])
     query = started(delaying, place, DelayOptions(slots=3, resolution=timedelta(seconds=1)))
     with pytest.raises(StreamingQueryException, match=r"resolution_ms was 250 and is 1000; slots was 2 and is 3"):
-        query.awaitTermination(60)
+        query.awaitTermination()
     query = started(delaying, place, schema="id string, due timestamp, more int")
     with pytest.raises(StreamingQueryException, match=r"columns was 'struct<id:string,due:timestamp>' and is"):
-        query.awaitTermination(60)
+        query.awaitTermination()
 
 
 def test_a_row_without_a_due_time_fails_the_query_or_is_dropped(delaying: SparkSession, place: Path) -> None:
     put(place / "rows", [{"id": "null"}, {"id": "null"}, {"id": "due", "due": in_seconds(0)}])
     query = started(delaying, place)
     with pytest.raises(StreamingQueryException, match="2 of 3 rows have no due time: 'due' is null"):
-        query.awaitTermination(60)
+        query.awaitTermination()
     assert not (place / "out" / "_spark_metadata" / "0").exists()
     query = started(delaying, place, DelayOptions(slots=2, null_due="drop"))
     wait(query, (place / "out" / "_spark_metadata" / "0").exists)
