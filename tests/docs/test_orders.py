@@ -78,7 +78,7 @@ def test_a_wrong_setting_is_told_in_one_line_without_passwords(tmp_path: Path) -
 def _expect_an_end_of_each(told: dict[str, list[str]]) -> None:
     """Each order is confirmed and ended, and no mail comes twice; it is not paid where the machine stands still."""
     for customer, mails in told.items():
-        assert mails[0] == PLACED
+        assert PLACED in mails, mails
         assert mails[-1] in {STORIES[customer][-1], NOT_PAID}, mails
         assert len(mails) == len(set(mails)), mails
 

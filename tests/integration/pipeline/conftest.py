@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from types import MappingProxyType
-from typing import Final
 
 import pytest
 from pyspark.sql import SparkSession
@@ -13,23 +11,15 @@ from tests import java
 from postdate.pipeline.session import spark_session
 from postdate.pipeline.stores import StoreSpec
 
-SMALL_DATA: Final = MappingProxyType(
-    {
-        "spark.sql.adaptive.enabled": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.sql.codegen.wholeStage": "false",
-    }
-)
-"""Plans of thirty rows are interpreted: to compile them, and to plan them anew after each stage, costs more than to run
-them. The pages of the command line run with the settings of users."""
-
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A local Spark that knows the format ``postdate``."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(java.folder(tmp_path_factory))
-        session = spark_session("postdate-tests", cores=2, with_format=True, conf=SMALL_DATA)
+        if (documentation := SparkSession.getActiveSession()) is not None:
+            documentation.stop()
+        session = spark_session("postdate-tests", cores=2, with_format=True, conf=java.SMALL_DATA)
     with session:
         yield session
 
