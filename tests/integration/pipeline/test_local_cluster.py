@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from tests import java
 from tests.integration.cluster import jobs
 from tests.integration.cluster.conftest import PASSWORD, SECRET, fresh_database
 from tests.integration.cluster.test_cluster import JOBS, NOW, events, input_rows, logs, rows, set_aside
@@ -31,6 +32,7 @@ def cluster(databases: list[str]) -> Iterator[SparkCluster]:
 @pytest.fixture
 def driver(cluster: SparkCluster) -> Iterator[SparkDriver]:
     conf = {
+        **java.SMALL_DATA,
         "spark.eventLog.enabled": "true",
         "spark.eventLog.dir": (cluster.directory / "events").as_uri(),
         "spark.eventLog.compress": "false",

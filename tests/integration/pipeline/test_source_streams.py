@@ -192,14 +192,15 @@ def test_a_run_over_what_is_available_ends_although_others_go_on_writing(either:
 def test_a_transaction_that_stays_open_leaves_later_records_to_the_next_run(
     on_postgres: StoreSpec, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(streaming, "WRITERS_ARE_AWAITED_SECONDS", 0.1)
     store = PostgresStore(on_postgres.address, schema=on_postgres.schema or "", table="postdate.timeouts")
     one = reader(on_postgres)
     start = one.initialOffset()
     with psycopg.connect(on_postgres.address) as connection:
         store.enqueue_blocking(connection, [DelayedMessage("slow", NOW, "orders")], NOW)
         add(on_postgres, "quick")
-        one.prepareForTriggerAvailableNow()
+        with monkeypatch.context() as impatient:
+            impatient.setattr(streaming, "WRITERS_ARE_AWAITED_SECONDS", 0.1)
+            one.prepareForTriggerAvailableNow()
         assert rows(one, start, one.latestOffset(start, ReadAllAvailable())) == []
         assert "has been open for more than" in caplog.text
         connection.commit()
