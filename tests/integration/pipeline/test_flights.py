@@ -99,7 +99,7 @@ def test_the_busiest_day_is_the_busiest(spark: SparkSession, year: DataFrame) ->
     assert tuple(busiest) == (BUSIEST_DAY, 3_014)
 
 
-@pytest.mark.parametrize(("day", "count"), [(CLOCKS_FORWARD, 2_790), (CLOCKS_BACK, 2_790), (BUSIEST_DAY, 3_014)])
+@pytest.mark.parametrize(("day", "count"), [(CLOCKS_FORWARD, 2_715), (CLOCKS_BACK, 2_677), (BUSIEST_DAY, 3_014)])
 def test_a_day_has_the_messages_of_its_flights_that_are_due_on_it(spark: SparkSession, day: date, count: int) -> None:
     first, end = day_bounds(day)
     instants = (
