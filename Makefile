@@ -9,7 +9,7 @@ BENCH = $(BIN)/postdate bench
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV SPARK_HOME JAVA_TOOL_OPTIONS
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo lint check test faults soak bench services-up services-down lock fmt docs clean
+.PHONY: help install demo lint check test faults soak proofs flake bench services-up services-down lock fmt docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -54,15 +54,20 @@ faults: install ## break everything that can break, account for every message, w
 	POSTDATE_FAULTS=all $(BIN)/pytest tests/faults -k test_every_promise
 	$(BIN)/python -m tests.faults.table build/faults
 
-SEEDS ?= 100000
-JOBS ?= $(shell nproc)
-KILL_ROUNDS ?= 20
-KILL_TESTS = $(wildcard tests/integration/*_kills.py tests/integration/*/*_kills.py) tests/integration/cluster \
-	tests/integration/test_processes.py
-soak: install ## the simulator through SEEDS=100000 runs, in JOBS processes, and every test of kills with KILL_ROUNDS=20
-	$(BIN)/python -m postdate.testing.simulator --seeds 0:$(SEEDS) --jobs $(JOBS)
+PART ?= all
+soak: install ## what the gate leaves out: PART=kills, faults, silence, clocks, spark, cluster, docs, bench, random (SEEDS=20000 FIRST_SEED=N), servers
 	@scripts/services up
-	POSTDATE_KILL_ROUNDS=$(KILL_ROUNDS) $(BIN)/pytest -n $(WORKERS) $(KILL_TESTS)
+	@$(BIN)/python -m tests.java
+	$(BIN)/python scripts/soak $(PART) --workers $(WORKERS) $(if $(SEEDS),--seeds $(SEEDS)) \
+		$(if $(FIRST_SEED),--first-seed $(FIRST_SEED)) $(if $(KILL_ROUNDS),--rounds $(KILL_ROUNDS))
+
+proofs: install ## write the table of docs/proofs.md anew from the marks of the tests
+	$(BIN)/pytest -q --proofs || test $$? -eq 5 # no test is run
+
+N ?= 200
+flake: install ## run TEST=tests/….py::test_… again and again, N=200 times, four side by side, beside processes that keep all processors busy
+	@scripts/services up
+	scripts/busy $(BIN)/pytest -n 4 --times $(N) $(if $(K),-k "$(K)") $(TEST)
 
 bench: install ## measure this machine with the embedded store and transport
 	$(BENCH) drain --store sqlite --transport local

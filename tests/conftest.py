@@ -38,7 +38,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 java.use(os.environ)
 
-pytest_plugins = ["tests.servers_fixtures", "tests.side_by_side", "tests.soak"]
+pytest_plugins = ["tests.servers_fixtures", "tests.side_by_side", "tests.soak", "tests.flake"]
 
 
 @pytest.fixture(scope="session")

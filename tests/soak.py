@@ -23,6 +23,8 @@ from hypothesis import HealthCheck, settings
 
 ROOT: Final = Path(__file__).parents[1]
 LIST: Final = Path(__file__).with_name("soak.txt")
+PAGE: Final = ROOT / "docs" / "proofs.md"
+_ROWS: Final = "| promise | its proof in the gate | part | where, and why not in the gate |\n|---|---|---|---|\n"
 ALL: Final = "all"
 PARTS: Final = {
     "kills": "processes and servers that are killed amid their work",
@@ -100,6 +102,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help=f"run what the gate leaves out: parts, with commas between them, of {', '.join(PARTS)}; or {ALL}",
     )
 
+    parser.addoption("--proofs", action="store_true", help=f"write into {PAGE.name} who proves what, and run nothing")
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
@@ -116,17 +120,20 @@ def parts_of(config: pytest.Config) -> Sequence[str]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    parts, named = parts_of(config), [argument for argument in config.args if "::" in argument]
+    parts, named = parts_of(config), [str(argument) for argument in config.args if "::" in str(argument)]
     soaks = {item.nodeid: soak for item in items if (soak := soak_of(item)) is not None}
     problems = list(_without_proof(soaks, [item.nodeid for item in items]))
-    if not named and {str(Path(argument)) for argument in config.args} <= {str(ROOT / "tests"), "tests", "."}:
+    if _is_whole(config):
         known = {item.nodeid for item in items}
         problems += [f"{LIST.name}: there is no test {test}" for test in listed() if test not in known]
+        problems += _proofs(soaks, write=config.option.proofs)
     if problems:
         raise pytest.UsageError("\n".join(problems))
 
     def chosen(item: pytest.Item) -> bool:
         soak = soaks.get(item.nodeid)
+        if config.option.proofs:
+            return False
         if parts:
             return soak is not None and (ALL in parts or soak.part in parts)
         return soak is None or any(item.nodeid.startswith(argument) for argument in named)
@@ -135,6 +142,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if chosen(item)]
+
+
+def _is_whole(config: pytest.Config) -> bool:
+    return {(config.invocation_params.dir / argument).resolve() for argument in config.args} <= {ROOT, ROOT / "tests"}
+
+
+def _proofs(soaks: dict[str, Soak], *, write: bool) -> Iterator[str]:
+    """Say whether the page has the table of what is left out and what proves it meanwhile; or write it."""
+    rows = dict[str, str]()
+    for test, soak in soaks.items():
+        function = test.partition("[")[0]
+        promise = function.split("::")[-1].removeprefix("test_").replace("_", " ")
+        proofs = "<br>".join(f"`{proof}`" for proof in soak.proven_by) or f"none yet: {LIST.name}"
+        rows[function] = f"| {promise} | {proofs} | {soak.part} | `{function.partition('::')[0]}`: {soak.why} |\n"
+    text = PAGE.read_text("utf-8")
+    table = text[: text.index(_ROWS) + len(_ROWS)] + "".join(row for _, row in sorted(rows.items()))
+    if write:
+        PAGE.write_text(table, "utf-8")
+    elif table != text:
+        yield f"{PAGE.name} is not what the marks say: make proofs"
 
 
 def _without_proof(soaks: dict[str, Soak], collected: Sequence[str]) -> Iterator[str]:

@@ -4,11 +4,20 @@ import inspect
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import anyio
 
 PATIENCE_SECONDS = 90.0
+
+READY = "postdate.service: ready\n"
+"""The last line that a service logs as it starts: by then it has written all others, and hears of what is stored."""
+
+
+def patience() -> AbstractContextManager[object]:
+    """Fail what is waited for inside after a while: events, and messages."""
+    return anyio.fail_after(PATIENCE_SECONDS)
 
 
 class Eventually:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.waiting import READY
 
 from postdate.cli.entry import run
 
@@ -80,9 +81,9 @@ class Service:
     def log(self) -> str:
         return self._log.read_text()
 
-    def is_delivering(self) -> bool:
+    def is_ready(self) -> bool:
         assert self.process.poll() is None, self.log
-        return "delivering from" in self.log
+        return READY in self.log
 
     def end(self) -> int:
         """Return the exit code; nothing may have come to stdout."""
@@ -99,7 +100,7 @@ def service(own_folder, eventually) -> Iterator:
     def start(*options: str) -> Service:
         service = Service(own_folder, *options)
         started.append(service)
-        eventually(service.is_delivering, "the service delivers")
+        eventually(service.is_ready, "the service is ready")
         return service
 
     yield start

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests import java
-from tests.waiting import Eventually
+from tests.waiting import READY, Eventually
 
 from postdate.cli import error_queue, messages, pipeline, settings
 from postdate.cli.app import app
@@ -156,9 +156,9 @@ class Story:
             self.services.append(
                 subprocess.Popen(command, cwd=self.folder, env=self.environment, stdout=file, stderr=file)
             )
-        said = pattern(example.expected)
-        self.eventually(lambda: said.fullmatch(tidy(log.read_text())), f"the log says\n{example.expected}")
+        self.eventually(lambda: READY in log.read_text(), "the service is ready")
         self.eventually(self.is_seen, "others see the service")
+        assert pattern(example.expected).fullmatch(tidy(log.read_text()))
 
     def is_seen(self) -> bool:
         """Tell whether senders see that somebody delivers; it says so when it listens, just after its log."""

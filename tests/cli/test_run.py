@@ -2,11 +2,13 @@
 
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
 
 import pytest
+from tests.waiting import READY
 
 
 def is_seen(cli) -> bool:
@@ -214,3 +216,25 @@ def test_without_setup_it_does_not_start_where_a_queue_is_missing(cli, own_folde
     assert "delivering from" not in ran.err
     assert "[store_not_set_up]: 'local:///postdate.db' (transport.address, default) lacks queues" in ran.err
     assert "'postdate': failures; run `postdate setup`" in ran.err
+
+
+def test_ready_is_said_once_and_last_to_the_service_manager_too(service, own_folder, monkeypatch):
+    """On systemd's socket, where that is asked for; and when it stops."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(own_folder / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(own_folder / "notify"))
+        running = service()
+        assert manager.recv(100) == b"READY=1"
+        assert running.log.endswith(READY)
+        assert running.log.count(READY) == 1
+        running.process.send_signal(signal.SIGTERM)
+        assert manager.recv(100) == b"STOPPING=1"
+        assert running.end() == 0
+
+
+def test_a_service_manager_that_is_gone_holds_nothing_up(service, monkeypatch):
+    monkeypatch.setenv("NOTIFY_SOCKET", "@nobody listens here")
+    running = service()
+    assert "the service manager could not be told READY=1" in running.log
+    running.process.send_signal(signal.SIGTERM)
+    assert running.end() == 0

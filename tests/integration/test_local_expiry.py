@@ -17,7 +17,7 @@ from pathlib import Path
 import anyio
 import pytest
 from tests.conftest import as_another_process
-from tests.waiting import until
+from tests.waiting import patience, until
 
 from postdate import DelayedMessage, Envelope, LocalTransport, SqliteStore
 from postdate.backends.sqlite.expiring import BATCH, DEAD_LETTER_HEADER, DEAD_LETTERS, take_out_expired
@@ -34,7 +34,6 @@ MICROSECOND = timedelta(microseconds=1)
 SECOND = timedelta(seconds=1)
 HALF_A_MINUTE = timedelta(seconds=30)
 TTBR_HEADERS = {Headers.TIME_TO_BE_RECEIVED: "00:00:30"}
-PATIENCE_SECONDS = 60
 
 
 def lasting(
@@ -103,7 +102,7 @@ class Place:
 async def place(path: Path, **settings) -> AsyncGenerator[Place]:
     made = Place(path, **settings)
     try:
-        with anyio.fail_after(PATIENCE_SECONDS):
+        with patience():
             await made.transport.create_queues(["orders", "out"])
             yield made
     finally:
@@ -405,9 +404,8 @@ async def test_the_file_shrinks_without_a_receiver(path: Path) -> None:
         assert [name for name, _, _ in at.queued()] == ["endless"]
         at.transport.file.checkpoint_blocking()
         assert size_of(path) == full, "room that was in use a moment ago is not given back at once"
-        for _ in range(2 * ROUNDS_AT_REST):
-            at.keep_house()
-        assert size_of(path) + size_of(path.with_name(path.name + "-wal")) < 2_000_000
+        # By as many rounds as it takes: the file's own thread looks, too, and may be between two of them.
+        await until(lambda: at.keep_house() or size_of(path) + size_of(path.with_name(path.name + "-wal")) < 2_000_000)
         assert at.ask("PRAGMA integrity_check") == [("ok",)]
         assert await at.received() == ["endless"]
 

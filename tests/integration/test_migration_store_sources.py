@@ -13,6 +13,7 @@ import pytest
 from tests.integration.migration_places import LONG_AGO, NEXT_YEAR
 from tests.integration.migration_stores import StorePlace, place_in
 from tests.integration.pipeline.old_timeouts import by_id, ids, messages
+from tests.waiting import PATIENCE_SECONDS
 
 from postdate import SystemClock
 from postdate.backends.postgres.names import SchemaNames
@@ -144,7 +145,7 @@ def test_messages_that_come_back_wake_who_sleeps(place: StorePlace, source: Stor
         assert await store.next_attempt() is None
         woken.clear()
         await anyio.to_thread.run_sync(lambda: source.give_back(run, 1))
-        assert await anyio.to_thread.run_sync(lambda: woken.wait(20))
+        assert await anyio.to_thread.run_sync(lambda: woken.wait(PATIENCE_SECONDS))
         assert await store.next_attempt() == far[0].due
         stop()
 

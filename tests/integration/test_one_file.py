@@ -14,6 +14,7 @@ import anyio
 import anyio.from_thread
 import anyio.to_thread
 import pytest
+from tests.waiting import patience
 
 from postdate import (
     DelayedDelivery,
@@ -29,7 +30,6 @@ from postdate.errors import MessageError, StoreError
 from postdate.ports import Outcome, Recording
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
-PATIENCE_SECONDS = 30
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Note:
 async def opened(path: Path) -> AsyncGenerator[tuple[SqliteStore, LocalTransport]]:
     store, transport = SqliteStore(path), LocalTransport(path)
     try:
-        with anyio.fail_after(PATIENCE_SECONDS):
+        with patience():
             yield store, transport
     finally:
         await store.close()
@@ -159,7 +159,7 @@ async def test_whatever_a_failure_says_the_message_reaches_the_error_queue(tmp_p
     async with endpoint:
         await endpoint.send(Note(1))
         await endpoint.send(Note(2))
-        with anyio.fail_after(PATIENCE_SECONDS):
+        with patience():
             await failed.wait()
     assert (await transport.queue_lengths())["broken"] == 2
     await store.close()

@@ -12,6 +12,7 @@ import anyio
 import psycopg
 import pytest
 from tests.postgres_subjects import drop_schema, fresh_schema
+from tests.waiting import patience
 
 from postdate import DelayedMessage, Envelope, PostgresOutbox, SqliteOutbox
 from postdate.errors import StoreError, StoreFromNewerVersion, StoreNotSetUp, StoreUnreachable
@@ -269,9 +270,8 @@ async def test_a_cancelled_handler_leaves_nothing_behind(subject: Subject) -> No
         await asyncio.wait_for(handle(), 0.01)
     await transaction.roll_back()
     assert await first.commit([], NOW)
-    with anyio.move_on_after(30) as scope:  # nothing is locked
+    with patience():  # nothing is locked
         assert await subject.elsewhere.transaction("sales", "m-1").commit([], NOW)
-    assert not scope.cancelled_caught
 
 
 async def test_a_transaction_that_a_handler_broke_is_not_committed(subject: Subject) -> None:
@@ -385,14 +385,13 @@ async def test_a_transaction_that_is_over_cannot_begin_and_holds_up_nobody(subje
     for transaction in (first, rolled_back):
         with pytest.raises(StoreError, match="is over"):
             await transaction.begin()
-    with anyio.move_on_after(30) as scope:
+    with patience():
         for number in range(40):  # more than there are connections
             late = subject.store.transaction("sales", "late")
             await late.roll_back()
             with pytest.raises(StoreError, match="is over"):
                 await late.begin()
             assert await subject.store.transaction("sales", f"then {number}").commit([], NOW)
-    assert not scope.cancelled_caught
 
 
 async def test_who_waits_for_a_connection_when_its_transaction_ends_gives_it_back(subject: Subject) -> None:
@@ -408,9 +407,8 @@ async def test_who_waits_for_a_connection_when_its_transaction_ends_gives_it_bac
     for each in holding:
         await each.roll_back()
     assert all(isinstance(each, StoreError) for each in await asyncio.gather(*begun, return_exceptions=True))
-    with anyio.move_on_after(30) as scope:
+    with patience():
         assert await subject.store.transaction("sales", "then").commit([], NOW)
-    assert not scope.cancelled_caught
 
 
 async def test_what_a_handler_sets_on_the_connection_ends_with_its_transaction(subject: Subject) -> None:

@@ -1,7 +1,7 @@
 """Sagas on real stores and queues: rows 106 to 108, and several processes on one instance."""
 
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -14,6 +14,7 @@ import pytest
 from tests.conftest import as_another_process
 from tests.postgres_subjects import drop_schema, fresh_schema
 from tests.rabbitmq_subjects import channel_of
+from tests.waiting import patience, until
 
 from postdate import (
     DelayedDelivery,
@@ -151,7 +152,7 @@ class World:
             return condition(seen)
 
         try:
-            await _until(holds, "the state of an instance")
+            await until(holds)
         except AssertionError as error:
             raise AssertionError(f"{error}: {seen}") from error
 
@@ -188,15 +189,6 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
                 channel.queue_delete(queue)
 
 
-async def _until(condition: Callable[[], Awaitable[object]], what: str) -> None:
-    with anyio.move_on_after(30):
-        while True:
-            if await condition():
-                return
-            await anyio.sleep(0.005)
-    raise AssertionError(f"not within 30 s: {what}")
-
-
 def came(*whats: str) -> Callable[[Counting | None], bool]:
     return lambda state: state is not None and sorted(state.came) == sorted(whats)
 
@@ -231,7 +223,7 @@ async def test_row_108_a_completed_saga_gets_no_timeouts_and_neither_does_the_ne
         async def nothing_waits() -> bool:
             return (await world.store.statistics(endpoint.clock.now())).pending == 0
 
-        await _until(nothing_waits, "nothing waits any more")
+        await until(nothing_waits)
         await world.until("o-1", came("late o-1", "check o-1", "later o-1"))
     assert world.not_found == []
 
@@ -252,7 +244,7 @@ async def test_first_messages_at_once_in_two_processes_make_one_instance_and_los
                     message = Add(f"o-{order}", number)
                     send = sender.send
                     tasks.start_soon(lambda send=send, message=message: send(message, headers={"queue": out}))
-        with anyio.fail_after(60):
+        with patience():
             received = list[str]()
             receiver = first.transport.receiver(out)
             while len(received) < ORDERS * MESSAGES_EACH:

@@ -8,8 +8,8 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import anyio
 import pytest
+from tests.waiting import patience
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, LocalTransport, SqliteStore, SystemClock
 from postdate.backends.sqlite.observation import FileObserver
@@ -22,7 +22,6 @@ from postdate.testing import VirtualClock
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 LATER = NOW + timedelta(hours=1)
-GENEROUS_SECONDS = 20
 
 
 class OneFile:
@@ -89,7 +88,7 @@ async def test_whatever_is_damaged_in_a_queue_the_others_are_received(damage: st
         one_file.damage(sql.replace("TABLE", "delayed_message").replace("{}", "7"))
     report = await one_file.store.move_due(LATER, 1_000, listing=True)
     receiver = one_file.transport.receiver("q")
-    with anyio.fail_after(GENEROUS_SECONDS):
+    with patience():
         received = await receiver.receive(100)
     ids = {each.envelope.message_id for each in received}
     set_aside = await one_file.transport.quarantined_count()
@@ -150,7 +149,7 @@ async def test_content_that_is_gone_holds_up_no_move_that_judges_it(one_file: On
 
 async def assert_received(one_file: OneFile, expected: list[str]) -> None:
     receiver = one_file.transport.receiver("q")
-    with anyio.fail_after(GENEROUS_SECONDS):
+    with patience():
         assert [each.envelope.message_id for each in await receiver.receive(100)] == expected
     await receiver.close()
 
@@ -199,7 +198,7 @@ async def test_fifty_good_messages_arrive_beside_a_damaged_one(tmp_path: Path, e
         file.execute(HEADERS.replace("{}", "7"))
     receiver, received = transport.receiver("q"), list[str]()
     async with Endpoint("lab", transport=transport, delayed_delivery=DelayedDelivery(store), send_only=True):
-        with anyio.fail_after(GENEROUS_SECONDS):
+        with patience():
             while len(received) < 50:
                 received += [each.envelope.message_id for each in await receiver.receive(100)]
     await receiver.close()

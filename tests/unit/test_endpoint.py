@@ -35,7 +35,7 @@ from postdate.errors import (
     UnsupportedTransactionMode,
 )
 from postdate.messages import format_timestamp
-from postdate.ports import TransportCapabilities
+from postdate.ports import TransportCapabilities, Wake
 from postdate.testing import Fault, FaultyTransport, VirtualClock
 
 SECOND = timedelta(seconds=1)
@@ -682,6 +682,29 @@ async def test_what_fell_due_while_nobody_ran_is_delivered_at_the_next_start_row
     async with around.endpoint():
         await around.clock.settle()
         assert len(around.handled) == 1
+
+
+async def test_it_is_entered_when_it_hears_of_what_is_stored(memory: Surroundings, monkeypatch) -> None:
+    asked, may_answer, entered = anyio.Event(), anyio.Event(), anyio.Event()
+    listen = memory.store.listen
+
+    async def slowly(wake: Wake) -> Callable[[], None]:
+        asked.set()
+        await may_answer.wait()
+        return await listen(wake)
+
+    async def enter() -> None:
+        async with memory.endpoint():
+            entered.set()
+
+    monkeypatch.setattr(memory.store, "listen", slowly)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(enter)
+        await asked.wait()
+        await memory.clock.settle()
+        assert not entered.is_set()
+        may_answer.set()
+        await entered.wait()
 
 
 async def test_an_endpoint_can_be_started_again_but_not_twice(memory: Surroundings) -> None:

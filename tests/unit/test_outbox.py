@@ -207,12 +207,12 @@ async def test_interrupted_at_any_step_a_message_has_its_effects_once_row_114(
     world: World, step: str, done: bool
 ) -> None:
     """What fails at a step and what crashes there leave the same: the process finds it when the message comes again."""
-    await world.deliver()
     async with world.endpoint():
         of_outbox = step in {"find", "outbox commit", "mark"}
         error = StoreUnavailable("now") if of_outbox else TransportUnavailable("now")
         faults = world.outbox.faults if of_outbox else world.transport.faults
         faults.add(Fault(step, error, [faults.calls[step] + 1], after=done))
+        await world.deliver()
         await world.clock.advance(30 * SECOND)
         assert world.transport.faults.calls["receive"] >= 3  # it came again
         await world.clock.advance(60 * SECOND)

@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from postdate.core.circuit_breaker import RepeatedFailures
+from postdate.core.guard import LETTING_GO
 from postdate.core.poller import Poller, PollResult
 from postdate.errors import StoreUnavailable
 from postdate.ports import Wake
@@ -372,6 +373,32 @@ async def test_a_store_that_is_down_at_start_is_waited_for(work: Work, critical:
         work.store(work.clock.now() - SECOND)
         await work.clock.settle()
         assert len(work.taken) == 2
+
+
+async def test_it_says_when_it_is_told_of_what_is_stored(work: Work, critical: list[str]) -> None:
+    async with polling(work, critical) as poller:
+        assert poller.listening.is_set()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_who_waits_for_it_to_listen_is_held_up_by_no_outage_and_no_stop(
+    work: Work, critical: list[str], fails: bool
+) -> None:
+    """A store that is away is asked again, as for every look; one that never answers is left when it stops."""
+    work.fails = fails
+    never = anyio.Event()
+
+    async def listen(wake: Wake) -> Callable[[], None]:
+        await never.wait()
+        raise AssertionError
+
+    if not fails:
+        work.listen = listen
+    async with polling(work, critical) as poller:
+        assert poller.listening.is_set() is fails
+        poller.stop()
+        await work.clock.advance(LETTING_GO)
+        assert poller.listening.is_set()
 
 
 async def test_stopping_ends_the_sleep_at_once_and_the_listening(work: Work, critical: list[str]) -> None:

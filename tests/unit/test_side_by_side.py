@@ -1,27 +1,27 @@
-"""Which tests one worker runs one after the other."""
+"""Turns of the suite: what shares a Java or the names of queues is one, and none is so long that others wait for it."""
 
 import pytest
-from tests.side_by_side import FIRST, rank_of, turn_of
+from tests.side_by_side import recorded, turn_of
 
-ADAPTERS = "tests/conformance/test_adapters.py::test_store"
+WORKERS = 5
 
 
 @pytest.mark.parametrize(
-    ("test", "turn"),
+    ("one", "other"),
     [
-        ("tests/unit/test_pump.py::test_one[a-b::c]", "tests/unit/test_pump.py"),
-        (f"{ADAPTERS}[PostgresStore-claims.one]", f"{ADAPTERS}[PostgresStore"),
-        (f"{ADAPTERS}[RabbitMqTransport-quorum-sending.one]", "conformance of RabbitMQ"),
-        ("tests/integration/pipeline/test_audit.py::test_one", "pipeline"),
-        ("tests/integration/test_servers.py::test_one", "tests/integration/test_servers.py::test_one"),
-        ("tests/cli/test_docs.py::test_one[demo]", "documentation"),
+        ("tests/docs/test_readme.py::test_one", "tests/cli/test_docs.py::test_two[start]"),
+        ("tests/integration/pipeline/test_audit.py::test_one", "tests/integration/pipeline/test_archive.py::test_two"),
+        (
+            "tests/conformance/test_adapters.py::test_transport[RabbitMqTransport-quorum-a]",
+            "tests/conformance/test_adapters.py::test_transport[RabbitMqTransport-classic-b]",
+        ),
     ],
 )
-def test_a_worker_runs_the_tests_of_a_turn(test: str, turn: str) -> None:
-    assert turn_of(test) == turn
+def test_what_shares_something_dear_is_one_turn(one: str, other: str) -> None:
+    assert turn_of(one) == turn_of(other)
 
 
-def test_the_longest_turns_are_begun_first() -> None:
-    assert rank_of("documentation") == 0
-    assert rank_of("tests/integration/test_rabbitmq_kills.py::test_one") < len(FIRST)
-    assert rank_of("tests/unit/test_pump.py") == len(FIRST)
+def test_no_turn_is_longer_than_the_share_of_a_worker() -> None:
+    """Or all other workers wait for the one that has it."""
+    seconds = recorded()
+    assert max(seconds.values()) <= sum(seconds.values()) / WORKERS

@@ -102,6 +102,7 @@ class _Service:
         from postdate.core.left_behind import left_behind
         from postdate.operations import check_readable, check_set_up
         from postdate.runtime.collecting import freeze_what_is_loaded
+        from postdate.runtime.notifying import READY, STOPPING, notify
         from postdate.runtime.wakeup import Alarm
         from postdate.wiring import build_endpoints, delay_exchange, opened
 
@@ -124,7 +125,10 @@ class _Service:
                 if exchange is not None:
                     log.info("taking in what is published to exchange %s with a header x-delay", exchange.name)
                 freeze_what_is_loaded()
+                log.info("ready")  # the last line of the start: whoever waits for it finds all others written
+                notify(READY)
                 await self._alarm.wait()
+                notify(STOPPING)
                 log.info("stopping: finishing what is in hand")
         log.info("stopped")
         if left_behind():  # whose threads an ordinary end would wait for

@@ -93,6 +93,8 @@ class Poller:
     ) -> None:
         self._work, self._clock, self._breaker, self._recovered = work, clock, breaker, recovered
         self._stop = anyio.Event()
+        self.listening = anyio.Event()
+        """Set once it is told of what is stored; or once a store that is away has refused that, and is asked again."""
         self._alarm: Alarm | None = None
         self._letting_go = in_real_time(clock, LETTING_GO)
         self._outage = OutageLog(log, "cannot take due messages", "the store is", logging.WARNING)
@@ -109,6 +111,7 @@ class Poller:
                     await self._look_until_stopped(alarm)
                 finally:
                     stop_listening()
+            self.listening.set()
             tasks.cancel_scope.cancel()
 
     async def _end_soon_after_stop(self, looking: anyio.CancelScope) -> None:
@@ -145,11 +148,15 @@ class Poller:
         while True:
             try:
                 with calling_store(self._work):
-                    return await self._work.listen(alarm.ring)
+                    stop_listening = await self._work.listen(alarm.ring)
             except PostdateError as error:
+                self.listening.set()
                 await self._pause_after(error, alarm)
                 if self._stop.is_set():
                     return lambda: None
+            else:
+                self.listening.set()
+                return stop_listening
 
     async def _sleep(self, alarm: Alarm, next_attempt: datetime | None, look_again: timedelta) -> None:
         """Sleep until the next attempt, a wake-up, or the longest sleep; never not at all.

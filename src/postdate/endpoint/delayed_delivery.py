@@ -227,6 +227,13 @@ class DelayedDeliveryService:
             with anyio.CancelScope(shield=True):
                 await self._give_back()
 
+    async def listening(self) -> None:
+        """Return when all queues are received from, and the store tells of what is stored; after :meth:`run` began."""
+        for way in self._ways_in:
+            await way.pump.listening.wait()
+        if self._poller is not None:
+            await self._poller.listening.wait()
+
     async def _give_back(self) -> None:
         """Let go of what a store of one's own has given out and only this process' memory knows of."""
         store = self._settings.claims

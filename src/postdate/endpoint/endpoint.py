@@ -82,7 +82,8 @@ M = TypeVar("M")
 class Endpoint:
     """A named party that sends, handles and delays messages.
 
-    Use it as an asynchronous context manager: it starts on entering and stops on leaving, finishing what is in hand.
+    Use it as an asynchronous context manager: it starts on entering, which returns when it receives from its queues and
+    hears of what is stored, and stops on leaving, finishing what is in hand.
     Several messages are handled at once, each by all handlers of its type.
 
     Args:
@@ -323,6 +324,10 @@ class Endpoint:
                 tasks.start_soon(service.run)
             for clean_up in self._clean_up:
                 tasks.start_soon(clean_up.run)
+            if self._pump is not None:
+                await self._pump.listening.wait()
+            for service in self._services:
+                await service.listening()
             self._running = stack.pop_all()
         return self
 

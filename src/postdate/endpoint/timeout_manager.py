@@ -186,6 +186,13 @@ class TimeoutManagerService:
                 tasks.start_soon(self._poller.run)
             self._timers.stop()
 
+    async def listening(self) -> None:
+        """Return when its queues are received from, and its storage tells of timeouts; after :meth:`run` began."""
+        for pump in self._pumps:
+            await pump.listening.wait()
+        if self._poller is not None:
+            await self._poller.listening.wait()
+
     def stop(self) -> None:
         """End :meth:`run`; without effect before :meth:`prepare`."""
         for part in (*self._satellites, *self._pumps):

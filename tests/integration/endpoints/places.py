@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 from tests.rabbitmq_subjects import channel_of
+from tests.waiting import patience, until
 
 from postdate import (
     DelayedDelivery,
@@ -31,7 +32,6 @@ from postdate import (
 
 MILLISECOND = timedelta(milliseconds=1)
 SECOND = timedelta(seconds=1)
-PATIENCE_SECONDS = 30
 
 KINDS = ("local+sqlite", "postgres+postgres", "rabbitmq+postgres")
 
@@ -138,7 +138,7 @@ class Place:
 
     async def handles(self, number: int) -> Sequence[Handled]:
         """Wait until so many messages have come; return them."""
-        with anyio.fail_after(PATIENCE_SECONDS):
+        with patience():
             while len(self.handled) < number:
                 self._one_more = anyio.Event()
                 await self._one_more.wait()
@@ -148,7 +148,7 @@ class Place:
         """Wait for a message in a queue; take and return it."""
         receiver = self.transport.receiver(queue)
         try:
-            with anyio.fail_after(PATIENCE_SECONDS):
+            with patience():
                 received: list[Any] = []
                 while not received:
                     received = await receiver.receive(1)
@@ -173,9 +173,11 @@ class Place:
 
     async def is_empty(self, *queues: str) -> None:
         """Wait until there is nothing in queues."""
-        with anyio.fail_after(PATIENCE_SECONDS):
-            while set((await self.transport.lengths_of(queues)).values()) - {0}:  # noqa: ASYNC110 - only the queues know
-                await anyio.sleep(0.002)
+
+        async def there_is_nothing() -> bool:
+            return not set((await self.transport.lengths_of(queues)).values()) - {0}
+
+        await until(there_is_nothing)
 
     async def waiting(self) -> int:
         """Return how many messages wait in the store."""
@@ -183,9 +185,11 @@ class Place:
 
     async def nothing_waits(self) -> None:
         """Wait until nothing waits: what was sent to queues elsewhere may be handled before it is removed."""
-        with anyio.fail_after(PATIENCE_SECONDS):
-            while await self.waiting():  # noqa: ASYNC110 - only the store knows
-                await anyio.sleep(0.002)
+
+        async def there_is_nothing() -> bool:
+            return not await self.waiting()
+
+        await until(there_is_nothing)
 
     async def close(self) -> None:
         for each in self._opened:

@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 from tests.integration.endpoints.places import MILLISECOND, Pay, Place, now
+from tests.waiting import patience, until
 
 from postdate import (
     DelayedDelivery,
@@ -177,7 +178,7 @@ async def test_a_store_out_of_reach_for_too_long_is_a_critical_error_row_113(
     delays = DelayedDelivery(store, time_to_trigger_fetch_circuit_breaker=STEP)
     try:
         async with place.endpoint(delayed_delivery=delays, **settings) as endpoint:
-            with anyio.fail_after(20):
+            with patience():
                 await happened.wait()
             await endpoint.send(Pay(1))
             assert len(await place.handles(1)) == 1  # the endpoint lives on
@@ -220,9 +221,7 @@ async def test_a_delayed_message_dispatched_twice_keeps_its_id_and_has_its_effec
     async with place.endpoint(handle, delayed_delivery=DelayedDelivery(store), **settings) as endpoint:
         delayed = endpoint.outgoing.make(Pay(1), SendOptions(delay=STEP, message_id="m-1"))
         await place.store.store(delayed, now())  # in the queue before the store it may be found to be due already
-        with anyio.fail_after(20):
-            while known not in caplog.text:  # noqa: ASYNC110 - a line of the log sets no event
-                await anyio.sleep(0.005)
+        await until(lambda: known in caplog.text)
         await place.take(billing)
         await place.is_empty(place.name, place.error, billing)
     transaction = outbox.transaction(place.name, "another")

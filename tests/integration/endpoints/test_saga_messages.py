@@ -4,8 +4,8 @@ import json
 from dataclasses import dataclass
 from datetime import timedelta
 
-import anyio
 from tests.integration.endpoints.places import Place, now
+from tests.waiting import until
 
 from postdate import HandlerContext, Headers, Saga, TimeoutManager, handles, handles_reply, handles_timeout, started_by
 
@@ -75,9 +75,10 @@ async def test_a_timeout_manager_forgets_the_timeouts_of_a_completed_saga_row_10
     timeouts, start = place.timeouts(), now()
 
     async def pending(number: int) -> None:
-        with anyio.fail_after(30):
-            while len((await timeouts.next_chunk(start, start + 9 * DAY, 10)).due) != number:  # noqa: ASYNC110 - a table
-                await anyio.sleep(0.005)
+        async def there_are() -> bool:
+            return len((await timeouts.next_chunk(start, start + 9 * DAY, 10)).due) == number
+
+        await until(there_are)
 
     endpoint = place.endpoint(delayed_delivery=None, timeout_manager=TimeoutManager(timeouts), sagas=place.sagas())
     endpoint.saga(Order)

@@ -73,6 +73,8 @@ class MessagePump:
         self._clock, self._breaker, self._queue = clock, breaker, queue
         self._letting_go = in_real_time(clock, LETTING_GO)
         self._stop = anyio.Event()
+        self.listening = anyio.Event()
+        """Set once it receives."""
         self._ready: deque[Received] = deque()
         self._left: deque[Received] = deque()
         self._unended: deque[Callable[[], Awaitable[None]]] = deque()
@@ -145,6 +147,7 @@ class MessagePump:
                     messages.start_soon(self._give_back_what_waits, self._reading)
                 if self._settler is not None:
                     ending.start_soon(self._settler.run, partial(self._not_ended, messages), self._made_room)
+                self.listening.set()
                 with receiving:
                     while not self._stop.is_set():
                         await self._receive_some(messages)
