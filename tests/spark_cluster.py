@@ -64,11 +64,13 @@ class SparkCluster:
         directory: where all of it lives; must not exist, and is gone afterwards.
         workers: how many.
         environment: variables of the workers, which their executors inherit: the place for secrets.
+        within_driver: master and workers are threads of the driver's JVM; executors are processes still.
     """
 
     directory: Path
     workers: int = 2
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    within_driver: bool = False
     _ports: dict[str, int] = field(default_factory=dict[str, int])
     _children: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
     _guard: subprocess.Popen[bytes] | None = None
@@ -77,6 +79,8 @@ class SparkCluster:
 
     @property
     def master_url(self) -> str:
+        if self.within_driver:
+            return f"local-cluster[{self.workers},1,512]"
         return f"spark://{LOOPBACK}:{self._ports['master']}"
 
     @property
@@ -134,9 +138,11 @@ class SparkCluster:
         command = [sys.executable, "-m", _MODULE, str(self.directory)]
         self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, cwd=PROJECT, start_new_session=True)
         try:
-            self._start_master()
             self._make_python()
             self._make_package()
+            if self.within_driver:
+                return
+            self._start_master()
             self._wait_for("master", lambda: self.web_page() is not None)  # a worker that finds none waits for long
             for number in range(self.workers):
                 self._start_worker(number)
@@ -304,17 +310,21 @@ def _by_age(daemons: list[Daemon]) -> list[Daemon]:
 
 
 @contextmanager
-def spark_cluster(workers: int = 2, environment: Mapping[str, str] | None = None) -> Generator[SparkCluster]:
+def spark_cluster(
+    workers: int = 2, environment: Mapping[str, str] | None = None, *, within_driver: bool = False
+) -> Generator[SparkCluster]:
     """Lend a cluster that runs; nothing of it is left afterwards.
 
     Args:
         workers: how many, of one core and 1 GiB each.
         environment: further variables of the workers and of what they start.
+        within_driver: the driver's JVM has master and workers: two processes less, and executors of their own still.
 
     Raises:
         ClusterError: it did not come up.
     """
-    cluster = SparkCluster(Path(tempfile.mkdtemp(prefix="postdate-cluster-")) / "cluster", workers, environment or {})
+    directory = Path(tempfile.mkdtemp(prefix="postdate-cluster-")) / "cluster"
+    cluster = SparkCluster(directory, workers, environment or {}, within_driver)
     try:
         cluster.start()
         yield cluster

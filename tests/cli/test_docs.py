@@ -6,27 +6,27 @@ whose fence names a file (``toml postdate.toml``) is that file. ``postdate run &
 does, commands that only look are asked again until they print what the page says, for delivering takes a moment.
 ``echo $?`` shows the exit code of the command before.
 
-Each command is a process, given to the shell, where the pages show it for the first time; the jobs on Spark count as
-one command, for each starts Java. What comes after it runs in this process, through the same entry point, so that Java
-is started once for all; what needs the shell is given to it.
+Commands run in this process, through the same entry point, so that Java is started once for all; what needs the shell
+is given to it. So are the first commands of a user, where the pages show them first: they are processes.
 """
 
 import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from tests.waiting import READY
+from tests import java
+from tests.waiting import READY, Eventually
 
 from postdate.cli import error_queue, messages, pipeline, settings
 from postdate.cli.app import app
@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 PAGES = Path(__file__).parents[2] / "docs" / "cli"
 _BIN = Path(sys.executable).parent
 _BLOCK = re.compile(r"^```(\S+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_PATIENCE_SECONDS = 300.0
-"""The tests of the documentation run beside others."""
-
+_AS_PROCESSES = ("setup", "send", "messages list")
 _GROUPS = ("bench", "config", "errors", "messages")
 _LOOKS = ("messages list", "messages explain", "messages stats", "errors list")
 
@@ -81,12 +79,12 @@ def command_of(words: list[str]) -> str:
 
 @cache
 def shown_first() -> frozenset[tuple[str, str]]:
-    """Return where each command is shown for the first time: the page, and what is typed."""
+    """Return where each command that is a process is shown for the first time: the page, and what is typed."""
     first = dict[str, tuple[str, str]]()
     for page in sorted(PAGES.glob("*.md")):
         for kind, _, block in _BLOCK.findall(page.read_text(encoding="utf-8")):
             for example in examples(block) if kind == "console" else ():
-                if (words := plain_words(example.command)) is not None:
+                if (words := plain_words(example.command)) is not None and command_of(words) in _AS_PROCESSES:
                     first.setdefault(command_of(words), (page.stem, example.command))
     return frozenset(first.values())
 
@@ -106,8 +104,7 @@ class Story:
     page: str
     folder: Path
     cli: "CommandLine"
-    shares_java: bool
-    eventually: Callable[[Callable[[], object], str, float], None]
+    eventually: Eventually
     status: int = 0
     services: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
@@ -119,7 +116,7 @@ class Story:
             self.start(example)
         elif self.services and any(look in example.command for look in _LOOKS):
             what = f"{example.command} prints\n{example.expected}"
-            self.eventually(lambda: self.matches(example), what, _PATIENCE_SECONDS)
+            self.eventually(lambda: self.matches(example), what)
         else:
             assert self.matches(example), f"$ {example.command}\n{self.printed}\n--- expected:\n{example.expected}"
 
@@ -129,7 +126,7 @@ class Story:
 
     def printed_by(self, command: str) -> str:
         words = plain_words(command)
-        if words is None or (self.page, command) in shown_first() or (words[1] == "pipeline" and not self.shares_java):
+        if words is None or (self.page, command) in shown_first():
             return self.shell(command)
         ran = self.cli(*words[1:])
         self.status = ran.status
@@ -159,8 +156,8 @@ class Story:
             self.services.append(
                 subprocess.Popen(command, cwd=self.folder, env=self.environment, stdout=file, stderr=file)
             )
-        self.eventually(lambda: READY in log.read_text(), "the service is ready", _PATIENCE_SECONDS)
-        self.eventually(self.is_seen, "others see the service", _PATIENCE_SECONDS)
+        self.eventually(lambda: READY in log.read_text(), "the service is ready")
+        self.eventually(self.is_seen, "others see the service")
         assert pattern(example.expected).fullmatch(tidy(log.read_text()))
 
     def is_seen(self) -> bool:
@@ -171,46 +168,47 @@ class Story:
         """Stop the services; they must end well."""
         for service in self.services:
             service.send_signal(signal.SIGTERM)
-        assert [service.wait(60) for service in self.services] == [0] * len(self.services)
-
-
-@pytest.fixture(scope="module")
-def folder_of_stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of all stories: Java stays where it was started, and pages have relative paths."""
-    return tmp_path_factory.mktemp("story")
-
-
-@pytest.fixture(scope="module")
-def shares_java() -> bool:
-    """Tell whether pages can share a Java: not where other tests have started one before, in another folder."""
-    spark: Any = sys.modules.get("pyspark")
-    return spark is None or spark.SparkContext._gateway is None
+        assert [service.wait() for service in self.services] == [0] * len(self.services)
 
 
 @pytest.fixture
-def empty_folder(folder_of_stories: Path, own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def empty_folder(tmp_path_factory: pytest.TempPathFactory, own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work in the folder of all stories, with nothing in it and no settings in the environment."""
-    for left in folder_of_stories.iterdir():
-        if left.is_dir():
-            shutil.rmtree(left)
-        else:
-            left.unlink()
-    monkeypatch.chdir(folder_of_stories)
-    return folder_of_stories
+    folder = java.folder(tmp_path_factory)
+    monkeypatch.chdir(folder)
+    return folder
 
 
-@pytest.mark.parametrize("page", sorted(PAGES.glob("*.md")), ids=lambda page: page.stem)
-def test_every_example_prints_what_the_page_says(page, empty_folder, cli, shares_java, eventually):
-    story = Story(page.stem, empty_folder, cli, shares_java, eventually)
-    try:
-        for kind, name, block in _BLOCK.findall(page.read_text(encoding="utf-8")):
-            if name:
-                (empty_folder / name).write_text(block, encoding="utf-8")
-            elif kind == "console":
-                for example in examples(block):
-                    story.run(example)
-    finally:
-        story.end()
+_DEMO = pytest.mark.soak(
+    "lives through a day, with processes beside it",
+    part="docs",
+    proven_by=(
+        "tests/integration/pipeline/test_flights.py::test_a_day_has_the_messages_of_its_flights_that_are_due_on_it",
+        "tests/cli/test_docs.py::test_every_example_prints_what_the_page_says[pipeline]",
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=[_DEMO] if page.stem == "demo" else [])
+        for page in sorted(PAGES.glob("*.md"))
+    ],
+)
+def test_every_example_prints_what_the_page_says(page, empty_folder, cli, eventually):
+    story, text = Story(page.stem, empty_folder, cli, eventually), page.read_text(encoding="utf-8")
+    on_spark = re.search(r"^\$ postdate pipeline .* --cores", text, re.MULTILINE)
+    with java.lasting(empty_folder) if on_spark else nullcontext():
+        try:
+            for kind, name, block in _BLOCK.findall(text):
+                if name:
+                    (empty_folder / name).write_text(block, encoding="utf-8")
+                elif kind == "console":
+                    for example in examples(block):
+                        story.run(example)
+        finally:
+            story.end()
 
 
 def test_every_page_has_examples():

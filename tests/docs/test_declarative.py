@@ -28,6 +28,14 @@ def project(tmp_path: Path) -> Path:
     return project
 
 
+@pytest.mark.soak(
+    "Spark's own command, twice, with a metastore",
+    part="docs",
+    proven_by=(
+        "tests/integration/pipeline/test_source_streams.py::test_a_stream_is_stored_and_one_that_is_read_again_changes_nothing",
+        "tests/integration/pipeline/test_source.py::test_writing_again_stores_nothing_twice",
+    ),
+)
 def test_orders_are_stored_once_and_become_tables(project: Path) -> None:
     environment = _environment(project)
     _run(project, environment, sys.executable, "-m", "postdate.cli", "setup", "--store", environment["ORDERS_STORE"])
@@ -58,9 +66,7 @@ def _environment(project: Path) -> dict[str, str]:
 
 
 def _run(directory: Path, environment: dict[str, str], *command: str) -> str:
-    done = subprocess.run(
-        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=880, check=False
-    )
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 

@@ -37,13 +37,13 @@ def test_the_story_goes_as_it_is_told(guide: str, rabbitmq_url: str, tmp_path: P
         assert len(snippets) == guide.count("```python\n") > 1
         for code, said in snippets:
             done = subprocess.run(
-                [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+                [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
             )
             assert done.returncode == 0, done.stderr + log.read_text()
             assert done.stdout == f"{said}\n"
     finally:
         service.terminate()
-        service.wait(timeout=60)
+        service.wait()
         with channel_of(rabbitmq_url) as channel:
             for each in (f"{name}.intake", f"{name}.intake.expired", f"{name}.timeouts", f"{name}.error", queue):
                 channel.queue_delete(each)

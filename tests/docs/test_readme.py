@@ -7,9 +7,12 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from tests import java
+from tests.cli.conftest import CommandLine
 
 README = Path(__file__).parents[2] / "README.md"
 BIN = Path(sys.executable).parent
@@ -21,20 +24,14 @@ def blocks(language: str) -> list[str]:
 
 def run(arguments: list[str], folder: Path) -> str:
     environment = java.without(os.environ)
-    done = subprocess.run(
-        arguments, cwd=folder, env=environment, capture_output=True, text=True, timeout=880, check=False
-    )
+    done = subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{arguments}: {done.stderr}{done.stdout}"
     return done.stdout
 
 
-def test_the_first_python_example_prints_what_the_readme_says(tmp_path: Path) -> None:
-    assert run([sys.executable, "-W", "error", "-c", blocks("python")[0]], tmp_path) == "the offer ends today\n"
-
-
-def test_every_python_example_runs(tmp_path: Path) -> None:
-    for example in blocks("python"):
-        run([sys.executable, "-W", "error", "-c", example], tmp_path)
+def test_every_python_example_runs_and_the_first_prints_what_the_readme_says(tmp_path: Path) -> None:
+    printed = [run([sys.executable, "-W", "error", "-c", example], tmp_path) for example in blocks("python")]
+    assert printed[0] == "the offer ends today\n"
 
 
 def test_make_targets_that_are_named_exist() -> None:
@@ -43,30 +40,46 @@ def test_make_targets_that_are_named_exist() -> None:
         assert re.search(rf"^{target}\b.*:", makefile, re.MULTILINE), target
 
 
-def test_the_shell_session_runs_line_by_line(tmp_path: Path) -> None:
+@pytest.mark.soak(
+    "each command is a process, with Spark as it starts for a user",
+    part="docs",
+    proven_by="tests/docs/test_readme.py::test_the_shell_session_runs_line_by_line",
+)
+def test_the_shell_session_runs_as_processes(tmp_path: Path) -> None:
+    play(tmp_path, lambda arguments: run([str(BIN / "postdate"), *arguments], tmp_path))
+
+
+def test_the_shell_session_runs_line_by_line(
+    tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the service, in this process."""
+    folder, cli = java.folder(tmp_path_factory), CommandLine(capsys, monkeypatch)
+    with java.lasting(folder):
+        play(folder, lambda arguments: cli.ok(*arguments).out)
+
+
+def play(folder: Path, postdate: Callable[[list[str]], str]) -> None:
     """In the order given, ``ID`` being an id that the list shows, with the table that the README schedules."""
-    (tmp_path / "orders.csv").write_text(
+    (folder / "orders.csv").write_text(
         "message_id,due,destination,body\norder-8,2030-05-01T12:00:00,orders,eight\n", encoding="utf-8"
     )
     service: subprocess.Popen[bytes] | None = None
     try:
         for line in blocks("sh")[1].splitlines():
-            words = shlex.split(line, comments=True)
-            assert words[0] == "postdate"
-            command = [str(BIN / "postdate"), *words[1:]]
-            if command[-1] == "&":
-                service = subprocess.Popen(command[:-1], cwd=tmp_path)
+            program, *words = shlex.split(line, comments=True)
+            assert program == "postdate"
+            if words[-1] == "&":
+                service = subprocess.Popen([str(BIN / "postdate"), *words[:-1]], cwd=folder)
                 continue
-            if "ID" in command:
-                listed = run([str(BIN / "postdate"), "messages", "list", "--json"], tmp_path)
-                found = re.search(r'"message_id":"([^"]+)"', listed.replace('": "', '":"'))
-                assert found is not None, listed
-                command[command.index("ID")] = found[1]
-            run(command, tmp_path)
+            if "ID" in words:
+                found = re.search(r'"message_id": ?"([^"]+)"', postdate(["messages", "list", "--json"]))
+                assert found is not None
+                words[words.index("ID")] = found[1]
+            postdate(words)
     finally:
         if service is not None:
             service.terminate()
-            service.wait(20)
+            service.wait()
 
 
 def test_every_link_of_the_readme_leads_somewhere() -> None:

@@ -6,16 +6,25 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 SCRIPT = GUIDES / "year" / "year.py"
 
 
+@pytest.mark.soak(
+    "a whole day of flights",
+    part="docs",
+    proven_by=(
+        "tests/docs/test_year_guide.py::test_the_guide_shows_the_lines_of_the_script",
+        "tests/integration/pipeline/test_flights.py::test_a_day_has_the_messages_of_its_flights_that_are_due_on_it",
+        "tests/integration/pipeline/test_audit.py::test_a_day_is_counted",
+    ),
+)
 def test_one_day_is_scheduled_forecast_swept_and_audited(tmp_path: Path) -> None:
     folder = tmp_path / "year"
     slice_ = ["--day", "2013-12-25", "--folder", str(folder), "--head-start", "5", "--seconds", "5"]
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *slice_], capture_output=True, text=True, timeout=880, check=False
-    )
+    done = subprocess.run([sys.executable, str(SCRIPT), *slice_], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     stored = [_number(found) for found in re.findall(r"^([\d,]+) stored", done.stdout, re.MULTILINE)]
     (swept,) = re.findall(r"^([\d,]+) delivered, ([\d,]+) expired, 0 left$", done.stdout, re.MULTILINE)

@@ -1,6 +1,5 @@
 """Sweeps that the drivers of these tests are asked for: plain values in, plain values out."""
 
-import threading
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
@@ -24,15 +23,13 @@ def sweep_once(spark: SparkSession, store: str, transport: str, slots: int) -> d
 
 def sweep_until_nothing_waits(spark: SparkSession, store: str, transport: str, checkpoint: str, ledger: str) -> int:
     """Sweep continuously until the store is empty; return how many micro-batches it took."""
-    look_again = threading.Event()
     settings: dict[str, Any] = {"checkpoint": checkpoint, "ledger": ledger, "slots": 2}
     with (
         sweep_continuously(spark, _spec(store, transport), **settings, residency=timedelta(seconds=1)) as query,
         psycopg.connect(store, autocommit=True) as connection,
     ):
         while connection.execute(PENDING.encode()).fetchall()[0][0]:
-            query.wait(0)
-            look_again.wait(0.1)
+            query.wait(0.1)
         return len(query.query.recentProgress)
 
 

@@ -29,7 +29,14 @@ NOW = "2030-05-01T00:00:00+00:00"
 MESSAGES = 4_000
 """In a round of kills."""
 
-# Five JVMs start on few cores before the first test runs, and others when drivers are killed.
+pytestmark = pytest.mark.soak(
+    "five JVMs start before the first test runs, and others when drivers are killed",
+    part="cluster",
+    proven_by=(
+        "tests/integration/pipeline/test_local_cluster.py::test_a_cluster_has_the_results_of_one_process_by_its_package_and_shows_no_secret",
+        "tests/integration/pipeline/test_schedule_columns.py::test_what_is_scheduled_again_is_there_already_and_is_read_as_of_one_instant",
+    ),
+)
 
 
 def of(address: str) -> dict[str, str]:
@@ -171,12 +178,9 @@ def test_the_format_is_known_on_the_cluster_by_its_name(secret_database: str, dr
 @pytest.mark.timeout(900 + 120 * kill_rounds())
 @pytest.mark.parametrize("kind", ["executor", "python", "driver"])
 def test_kills_during_a_schedule_lose_and_double_nothing(
-    kind: str, cluster: SparkCluster, driver: RestartedDriver, database: str
+    kind: str, cluster: SparkCluster, driver: RestartedDriver, database: str, chance: random.Random
 ) -> None:
     """In each round the first kill strikes when a random part of the messages is stored."""
-    seed = random.SystemRandom().randrange(1_000_000)
-    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
-    chance = random.Random(seed)
     killed = 0
     for number in range(kill_rounds()):
         first = number * MESSAGES

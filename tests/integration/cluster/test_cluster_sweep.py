@@ -24,7 +24,17 @@ MESSAGES = 3_000
 
 OVER = timedelta(seconds=6)
 
-pytestmark = pytest.mark.timeout(900 + 120 * kill_rounds())
+pytestmark = [
+    pytest.mark.timeout(900 + 120 * kill_rounds()),
+    pytest.mark.soak(
+        "executors, Python workers and drivers of a cluster of five JVMs are killed",
+        part="cluster",
+        proven_by=(
+            "tests/integration/pipeline/test_sweep.py::test_a_query_delivers_as_messages_fall_due_and_goes_on_from_its_checkpoint",
+            "tests/integration/pipeline/test_local_cluster.py::test_a_cluster_has_the_results_of_one_process_by_its_package_and_shows_no_secret",
+        ),
+    ),
+]
 
 
 def rows(address: str, sql: str) -> list[tuple[Any, ...]]:
@@ -58,12 +68,6 @@ def delivered(address: str) -> int:
     return rows(address, "SELECT count(*) FROM postdate.record WHERE kind = 2")[0][0]
 
 
-def chance() -> random.Random:
-    seed = random.SystemRandom().randrange(1_000_000)
-    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
-    return random.Random(seed)
-
-
 def test_a_sweep_on_the_cluster_delivers_what_is_due(database: str, driver: RestartedDriver) -> None:
     anyio.run(prepare, database)
     anyio.run(fill, database, 0, 5_000, timedelta(0))
@@ -74,23 +78,22 @@ def test_a_sweep_on_the_cluster_delivers_what_is_due(database: str, driver: Rest
 
 @pytest.mark.parametrize("kind", ["executor", "python", "driver"])
 def test_kills_during_a_sweep_lose_and_double_nothing(
-    kind: str, cluster: SparkCluster, driver: RestartedDriver, database: str, tmp_path: Path
+    kind: str, cluster: SparkCluster, driver: RestartedDriver, database: str, tmp_path: Path, chance: random.Random
 ) -> None:
     """Messages fall due all the time; a round ends when all of them are delivered."""
     anyio.run(prepare, database)
-    moment = chance()
     for number in range(kill_rounds()):
         first = number * MESSAGES
-        begun = first + moment.randrange(1, MESSAGES // 2)
+        begun = first + chance.randrange(1, MESSAGES // 2)
         anyio.run(fill, database, first, MESSAGES, OVER)
         with killing(
             cluster,
-            moment.randrange(1_000_000),
+            chance.randrange(1_000_000),
             1.0,
             {kind},
             driver=driver,
             ready=lambda: delivered(database) >= begun,  # noqa: B023 - asked in this round only
-            at_most=1 if kind == "driver" else moment.randrange(1, 4),
+            at_most=1 if kind == "driver" else chance.randrange(1, 4),
         ) as kills:
             batches = driver.run(
                 f"{JOBS}:sweep_until_nothing_waits",
@@ -111,18 +114,23 @@ def test_kills_during_a_sweep_lose_and_double_nothing(
 
 
 def test_to_rabbitmq_a_kill_loses_nothing_and_what_comes_twice_has_one_id(
-    cluster: SparkCluster, driver: RestartedDriver, database: str, rabbitmq_url: str, tmp_path: Path
+    cluster: SparkCluster,
+    driver: RestartedDriver,
+    database: str,
+    rabbitmq_url: str,
+    tmp_path: Path,
+    chance: random.Random,
 ) -> None:
-    queue, moment = f"cluster-{tmp_path.name}", chance()
+    queue = f"cluster-{tmp_path.name}"
     anyio.run(prepare, database)
     with channel_of(rabbitmq_url) as channel:
         channel.queue_declare(queue, durable=True)
         try:
             anyio.run(fill, database, 0, MESSAGES, OVER, queue)
-            begun = moment.randrange(1, MESSAGES // 2)
+            begun = chance.randrange(1, MESSAGES // 2)
             with killing(
                 cluster,
-                moment.randrange(1_000_000),
+                chance.randrange(1_000_000),
                 1.0,
                 {"executor", "python"},
                 ready=lambda: delivered(database) >= begun,

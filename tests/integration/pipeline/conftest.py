@@ -6,15 +6,21 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from tests import java
 
 from postdate.pipeline.session import spark_session
 from postdate.pipeline.stores import StoreSpec
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A local Spark that knows the format ``postdate``."""
-    with spark_session("postdate-tests", cores=2, with_format=True) as session:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(java.folder(tmp_path_factory))
+        if (documentation := SparkSession.getActiveSession()) is not None:
+            documentation.stop()
+        session = spark_session("postdate-tests", cores=2, with_format=True, conf=java.SMALL_DATA)
+    with session:
         yield session
 
 

@@ -137,6 +137,14 @@ def test_what_is_over_goes_and_what_is_not_stays(spark: SparkSession, store: Sto
     assert (again.messages, again.records, again.already_there, again.pruned, again.ids_kept) == (0, 0, 0, 0, 0)
 
 
+@pytest.mark.soak(
+    "five jobs on Spark",
+    part="spark",
+    proven_by=(
+        "tests/integration/test_pruning.py::test_records_go_and_come_back",
+        "tests/integration/pipeline/test_archive.py::test_what_was_archived_comes_back_once",
+    ),
+)
 def test_an_archived_id_is_refused_until_it_is_forgotten(spark: SparkSession, store: StoreSpec, tmp_path: Path) -> None:
     live(store, some_days)
     run_archive(spark, store, tmp_path / "archive")
@@ -196,6 +204,14 @@ def test_a_run_that_is_cut_off_is_made_good_by_the_next(
     assert not list(to.glob("_run-*"))
 
 
+@pytest.mark.soak(
+    "six jobs on Spark",
+    part="spark",
+    proven_by=(
+        "tests/integration/pipeline/test_archive.py::test_a_run_that_is_cut_off_is_made_good_by_the_next",
+        "tests/integration/test_pruning.py::test_records_go_and_come_back",
+    ),
+)
 def test_cut_off_half_way_through_publishing_and_pruning(
     spark: SparkSession, store: StoreSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +259,14 @@ def test_cut_off_half_way_through_publishing_and_pruning(
     assert [row[0] for row in in_archive(spark, to)] == [row[0] for row in before if row[2] in OVER]
 
 
+@pytest.mark.soak(
+    "two runs more on Spark",
+    part="spark",
+    proven_by=(
+        "tests/integration/pipeline/test_archive.py::test_a_run_that_is_cut_off_is_made_good_by_the_next",
+        "tests/integration/test_pruning.py::test_records_go_and_come_back",
+    ),
+)
 def test_a_message_whose_mark_is_missed_is_left_alone(
     spark: SparkSession, store: StoreSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

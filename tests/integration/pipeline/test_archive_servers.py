@@ -103,6 +103,14 @@ def test_out_of_postgresql_and_back(
     assert plain.handled == 30
 
 
+@pytest.mark.soak(
+    "the same in MariaDB",
+    part="spark",
+    proven_by=(
+        "tests/integration/pipeline/test_archive_servers.py::test_out_of_postgresql_and_back",
+        "tests/integration/test_pruning.py::test_records_go_and_come_back",
+    ),
+)
 def test_out_of_mariadb_and_back_to_a_new_store(spark: SparkSession, mariadb: StoreSpec, tmp_path: Path) -> None:
     schema = mariadb.schema
     assert schema is not None

@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 from pyspark.sql import SparkSession
+from tests.waiting import until
 
 from postdate.backends.sqlite.store import SqliteStore
 from postdate.backends.sqlite.transport import LocalTransport
@@ -118,23 +119,28 @@ KEEP_WHAT_WAS_DELIVERED = """
     SELECT seq, message_id, due, due, destination, seq FROM record WHERE kind = 1 AND message_id = 'on-time-2'"""
 
 
-@pytest.mark.parametrize(
-    ("crime", "name", "victim"),
-    [
-        ("DELETE FROM delayed_message WHERE message_id = 'waits'", "lost", "waits"),
-        ("DELETE FROM queue_message WHERE message_id = 'on-time-9'", "lost", "on-time-9"),
-        (DELIVER_TWICE, "duplicated", "on-time-1"),
-        (KEEP_WHAT_WAS_DELIVERED, "duplicated", "on-time-2"),
-        ("UPDATE record SET at = due - 1 WHERE kind = 2 AND message_id = 'on-time-3'", "early", "on-time-3"),
-    ],
-)
-def test_a_crime_is_found(spark: SparkSession, store: StoreSpec, crime: str, name: str, victim: str) -> None:
+CRIMES = {
+    "lost": (
+        ("waits", "DELETE FROM delayed_message WHERE message_id = 'waits'"),
+        ("on-time-9", "DELETE FROM queue_message WHERE message_id = 'on-time-9'"),
+    ),
+    "duplicated": (("on-time-1", DELIVER_TWICE), ("on-time-2", KEEP_WHAT_WAS_DELIVERED)),
+    "early": (("on-time-3", "UPDATE record SET at = due - 1 WHERE kind = 2 AND message_id = 'on-time-3'"),),
+}
+
+
+def test_each_crime_is_found_and_nothing_else(spark: SparkSession, store: StoreSpec) -> None:
+    """Five crimes in one store, on five messages."""
     live(store, a_day)
-    tamper(store, crime)
+    tamper(store, *(statement for crimes in CRIMES.values() for _, statement in crimes))
     result = audit(spark, store, minutes(60))
     assert not result.clean
-    assert {finding.name: finding.sample for finding in result.findings}[name] == (victim,)
-    assert getattr(result.counts, name) == 1
+    found = {finding.name: finding.sample for finding in result.findings}
+    assert {name: found.pop(name) for name in CRIMES} == {
+        name: tuple(sorted(victim for victim, _ in crimes)) for name, crimes in CRIMES.items()
+    }
+    assert found.keys() <= {"overdue", "failed", "late"}
+    assert {name: getattr(result.counts, name) for name in CRIMES} == {"lost": 2, "duplicated": 2, "early": 1}
 
 
 def test_a_rescheduled_message_is_judged_by_its_last_due_time(spark: SparkSession, store: StoreSpec) -> None:
@@ -158,15 +164,23 @@ def test_an_empty_store_has_nothing_to_audit(spark: SparkSession, store: StoreSp
     assert "nothing to audit" in render_html(result)
 
 
+@pytest.mark.soak(
+    "a store is worked on beside two audits",
+    part="spark",
+    proven_by=(
+        "tests/integration/pipeline/test_audit_live.py::test_a_low_number_that_is_committed_late_in_postgresql",
+        "tests/integration/pipeline/test_audit_live.py::test_a_low_number_that_is_committed_late_in_mariadb",
+    ),
+)
 def test_a_store_in_use_loses_nothing_to_the_audit(spark: SparkSession, store: StoreSpec) -> None:
     """Messages are stored, moved and handled from beginning to end of an audit, which must not take that for a loss."""
-    done = anyio.Event()
+    done, number = anyio.Event(), 0
 
     async def work() -> None:
         adapter = SqliteStore(path_of(store), synchronous="normal")
         transport = LocalTransport(path_of(store), synchronous="normal")
         await transport.create_queues(["orders"])
-        number = 0
+        nonlocal number
         while not done.is_set():
             await adapter.store_many([message(f"m{number}-{n}", START) for n in range(20)], START)
             await adapter.move_due(minutes(1), 10)
@@ -180,7 +194,9 @@ def test_a_store_in_use_loses_nothing_to_the_audit(spark: SparkSession, store: S
 
     async def watch() -> None:
         for _ in range(2):
-            results.append(await anyio.to_thread.run_sync(lambda: audit(spark, store, minutes(60))))  # noqa: PERF401
+            begun = number
+            await until(lambda: number >= begun + 2)  # noqa: B023 - asked in this round only
+            results.append(await anyio.to_thread.run_sync(lambda: audit(spark, store, minutes(60))))
         done.set()
 
     async def both() -> None:

@@ -26,6 +26,14 @@ def planted_faults() -> ModuleType:
     return module
 
 
+@pytest.mark.soak(
+    "the fixture of the benchmark, run small on PostgreSQL",
+    part="spark",
+    proven_by=(
+        "tests/integration/pipeline/test_audit.py::test_each_crime_is_found_and_nothing_else",
+        "tests/integration/pipeline/test_audit_sources.py::test_all_endpoints_of_one_database",
+    ),
+)
 def test_exactly_the_planted_faults_are_found(
     spark: SparkSession, postgres_url: str, tmp_path: Path, planted_faults: ModuleType
 ) -> None:

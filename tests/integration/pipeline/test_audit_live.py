@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from tests.mariadb_subjects import drop_schema as drop_database
 from tests.mariadb_subjects import fresh_schema as fresh_database
 from tests.postgres_subjects import drop_schema, fresh_schema
+from tests.waiting import Eventually
 
 from postdate.backends.mariadb.connection import MariaDbServer
 from postdate.backends.mariadb.names import quoted
@@ -116,7 +117,17 @@ def audited_while(
     return [first, audit(spark, spec, START, partitions=2)]
 
 
-def test_what_a_service_moves_meanwhile_in_postgresql(spark: SparkSession, postgres: StoreSpec) -> None:
+@pytest.mark.soak(
+    "a service works on beside two audits",
+    part="spark",
+    proven_by=(
+        "tests/integration/pipeline/test_audit_live.py::test_a_low_number_that_is_committed_late_in_postgresql",
+        "tests/integration/pipeline/test_audit_live.py::test_a_low_number_that_is_committed_late_in_mariadb",
+    ),
+)
+def test_what_a_service_moves_meanwhile_in_postgresql(
+    spark: SparkSession, postgres: StoreSpec, eventually: Eventually
+) -> None:
     """Messages are stored, moved and handled from beginning to end of two audits."""
     schema = postgres.schema
     assert schema is not None
@@ -137,13 +148,23 @@ def test_what_a_service_moves_meanwhile_in_postgresql(spark: SparkSession, postg
         await transport.close()
         await store.close()
 
-    results = audited_beside(spark, postgres, work)
+    results = audited_beside(spark, postgres, work, eventually)
     assert [(result.clean, result.counts.duplicated) for result in results] == [(True, 0), (True, 0)]
     assert 0 < results[0].counts.handled < results[1].counts.handled
     assert 0 < results[0].counts.scheduled < results[1].counts.scheduled
 
 
-def test_what_a_service_dispatches_meanwhile_in_mariadb(spark: SparkSession, mariadb: StoreSpec) -> None:
+@pytest.mark.soak(
+    "a service works on beside two audits",
+    part="spark",
+    proven_by=(
+        "tests/integration/pipeline/test_audit_live.py::test_a_low_number_that_is_committed_late_in_postgresql",
+        "tests/integration/pipeline/test_audit_live.py::test_a_low_number_that_is_committed_late_in_mariadb",
+    ),
+)
+def test_what_a_service_dispatches_meanwhile_in_mariadb(
+    spark: SparkSession, mariadb: StoreSpec, eventually: Eventually
+) -> None:
     schema = mariadb.schema
     assert schema is not None
 
@@ -156,15 +177,18 @@ def test_what_a_service_dispatches_meanwhile_in_mariadb(spark: SparkSession, mar
             worked.set()
         await store.close()
 
-    results = audited_beside(spark, mariadb, work)
+    results = audited_beside(spark, mariadb, work, eventually)
     assert [(result.clean, result.counts.duplicated) for result in results] == [(True, 0), (True, 0)]
     assert 0 < results[0].counts.delivered < results[1].counts.delivered
 
 
 def audited_beside(
-    spark: SparkSession, spec: StoreSpec, work: Callable[[threading.Event, threading.Event], Any]
+    spark: SparkSession,
+    spec: StoreSpec,
+    work: Callable[[threading.Event, threading.Event], Any],
+    eventually: Eventually,
 ) -> list[AuditResult]:
-    """Audit twice while a thread works; it has done something before each."""
+    """Audit twice while a thread works; it has done a whole piece of work before each."""
     stopping, worked, failures = threading.Event(), threading.Event(), list[BaseException]()
 
     def run() -> None:
@@ -178,8 +202,9 @@ def audited_beside(
     results = list[AuditResult]()
     try:
         for _ in range(2):
-            worked.clear()
-            assert worked.wait(60), failures
+            for _ in range(2):  # what it was at is done, and the next
+                worked.clear()
+                eventually(lambda: worked.is_set() or failures, "the service works")
             results.append(audit(spark, spec, LATER, late_after=timedelta(days=1), partitions=2))
     finally:
         stopping.set()

@@ -1,8 +1,7 @@
 """The delay operator as real queries on Spark's own state, and what it refuses before a query starts."""
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from tests.waiting import Eventually
 
 from postdate.clock import SystemClock
 from postdate.errors import PipelineError
@@ -62,22 +62,23 @@ def delivered(spark: SparkSession, place: Path, columns: str = COLUMNS) -> list[
     return sorted(row.id for row in spark.read.schema(columns).parquet(str(place / "out")).select("id").collect())
 
 
-def wait(query: StreamingQuery, until: Callable[[], bool]) -> None:
-    """Wait for something that a running query does; a query that fails raises here."""
-    while not until():
-        query.awaitTermination(1)
+def failed(query: StreamingQuery) -> bool:
+    """Give a query a moment; raise when it has failed, for then nothing is to be waited for."""
+    return bool(query.awaitTermination(1))
 
 
-def batches_after(query: StreamingQuery, rows: int) -> Callable[[], bool]:
+def has_taken(query: StreamingQuery, rows: int) -> bool:
     """Tell whether a query has taken so many rows and finished their micro-batch."""
-    return lambda: sum(progress.numInputRows for progress in query.recentProgress) >= rows
+    return sum(progress.numInputRows for progress in query.recentProgress) >= rows
 
 
 def in_seconds(seconds: float) -> str:
     return (SystemClock().now() + timedelta(seconds=seconds)).isoformat()
 
 
-def test_rows_of_every_type_come_out_as_they_went_in(delaying: SparkSession, place: Path) -> None:
+def test_rows_of_every_type_come_out_as_they_went_in(
+    delaying: SparkSession, place: Path, eventually: Eventually
+) -> None:
     values = """
         id string, due timestamp, local timestamp_ntz, day date, flag boolean, tiny tinyint, small smallint, whole int,
         big bigint, single float, double double, exact decimal(20,4), raw binary, list array<int>,
@@ -101,18 +102,29 @@ def test_rows_of_every_type_come_out_as_they_went_in(delaying: SparkSession, pla
     writer = rows.writeStream.option("checkpointLocation", str(place / "state")).format("parquet")
     query = writer.trigger(processingTime="100 milliseconds").start(str(place / "out"))
     read = delaying.read.schema(source.schema)
-    wait(query, lambda: read.parquet(str(place / "out")).count() == 6)
+    eventually(lambda: read.parquet(str(place / "out")).count() == 6 or failed(query), "all rows are due")
     query.stop()
     out = read.parquet(str(place / "out")).orderBy("id").collect()
     assert out == written.orderBy("id").collect()
 
 
-def test_rows_wait_through_a_restart_and_cancels_reach_them(delaying: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.soak(
+    "rows wait for half a minute and more, through a restart",
+    part="clocks",
+    proven_by=(
+        "tests/integration/pipeline/test_delay_in_virtual_time.py::test_each_row_goes_once_and_never_early_however_far_off_it_is",
+        "tests/integration/pipeline/test_delay_in_virtual_time.py::test_a_cancel_takes_away_all_rows_with_its_id_and_no_others",
+        "tests/integration/pipeline/test_delay_in_virtual_time.py::test_an_outage_does_not_forget_cancels_before_their_rows",
+    ),
+)
+def test_rows_wait_through_a_restart_and_cancels_reach_them(
+    delaying: SparkSession, tmp_path: Path, eventually: Eventually
+) -> None:
     """With longer delays where the machine was too busy for the cancels to be in time."""
-    assert any(cancels_were_in_time(delaying, tmp_path / f"{delay}", delay) for delay in (30, 120, 480))
+    assert any(cancels_were_in_time(delaying, tmp_path / f"{delay}", delay, eventually) for delay in (30, 120, 480))
 
 
-def cancels_were_in_time(spark: SparkSession, place: Path, delay: int) -> bool:
+def cancels_were_in_time(spark: SparkSession, place: Path, delay: int, eventually: Eventually) -> bool:
     """Delay rows through a restart, cancel half of them after it, and look at what is delivered, unless too late."""
 
     def start() -> StreamingQuery:
@@ -120,51 +132,55 @@ def cancels_were_in_time(spark: SparkSession, place: Path, delay: int) -> bool:
 
     for name in ("rows", "cancels"):
         (place / name).mkdir(parents=True)
-    due = time.monotonic() + delay
+    due = in_seconds(delay)
     put(place / "rows", [{"id": name, "due": in_seconds(-1)} for name in ("past", "cancelled first")])
     put(place / "rows", [{"id": f"{name}{n}", "due": in_seconds(delay)} for name in "ab" for n in range(20)])
     put(place / "cancels", [{"id": "cancelled first"}, {"id": "never came"}, {"id": None}])
     query = start()
-    wait(query, batches_after(query, 45))
+    eventually(lambda: has_taken(query, 45) or failed(query), "all rows are taken", seconds=300)
     query.stop()
-    if time.monotonic() < due:
+    if in_seconds(0) < due:
         assert delivered(spark, place) == ["past"]
     put(place / "cancels", [{"id": f"a{n}"} for n in range(20)])
     put(place / "rows", [{"id": "never came", "due": in_seconds(0)}, {"id": "last", "due": in_seconds(delay + 1)}])
     query = start()
-    wait(query, batches_after(query, 22))
-    if time.monotonic() >= due:
+    eventually(lambda: has_taken(query, 22) or failed(query), "all rows are taken", seconds=300)
+    if in_seconds(0) >= due:
         query.stop()
         return False
-    wait(query, lambda: "last" in delivered(spark, place))
+    eventually(lambda: "last" in delivered(spark, place) or failed(query), "the last row is due", seconds=900)
     query.stop()
     assert delivered(spark, place) == sorted(["past", "last", *(f"b{n}" for n in range(20))])
     return True
 
 
-def test_a_query_goes_on_only_with_the_options_its_rows_wait_with(delaying: SparkSession, place: Path) -> None:
+def test_a_query_goes_on_only_with_the_options_its_rows_wait_with(
+    delaying: SparkSession, place: Path, eventually: Eventually
+) -> None:
     put(place / "rows", [{"id": "waits", "due": in_seconds(3600)}])
     query = started(delaying, place)
-    wait(query, batches_after(query, 1))
+    eventually(lambda: has_taken(query, 1) or failed(query), "the row is taken")
     query.stop()
     put(place / "rows", [{"id": "more", "due": in_seconds(3600)}])
     query = started(delaying, place, DelayOptions(slots=3, resolution=timedelta(seconds=1)))
     with pytest.raises(StreamingQueryException, match=r"resolution_ms was 250 and is 1000; slots was 2 and is 3"):
-        query.awaitTermination(60)
+        query.awaitTermination()
     query = started(delaying, place, schema="id string, due timestamp, more int")
     with pytest.raises(StreamingQueryException, match=r"columns was 'struct<id:string,due:timestamp>' and is"):
-        query.awaitTermination(60)
+        query.awaitTermination()
 
 
-def test_a_row_without_a_due_time_fails_the_query_or_is_dropped(delaying: SparkSession, place: Path) -> None:
+def test_a_row_without_a_due_time_fails_the_query_or_is_dropped(
+    delaying: SparkSession, place: Path, eventually: Eventually
+) -> None:
     put(place / "rows", [{"id": "null"}, {"id": "null"}, {"id": "due", "due": in_seconds(0)}])
     query = started(delaying, place)
     with pytest.raises(StreamingQueryException, match="2 of 3 rows have no due time: 'due' is null"):
-        query.awaitTermination(60)
+        query.awaitTermination()
     assert not (place / "out" / "_spark_metadata" / "0").exists()
     query = started(delaying, place, DelayOptions(slots=2, null_due="drop"))
-    wait(query, (place / "out" / "_spark_metadata" / "0").exists)
-    wait(query, lambda: delivered(delaying, place) != [])
+    eventually(lambda: (place / "out" / "_spark_metadata" / "0").exists() or failed(query), "a micro-batch has ended")
+    eventually(lambda: delivered(delaying, place) or failed(query), "a row is delivered")
     query.stop()
     assert delivered(delaying, place) == ["due"]
 

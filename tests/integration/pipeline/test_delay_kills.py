@@ -15,6 +15,14 @@ ROWS, KILLS = 20_000, int(os.environ.get("POSTDATE_KILL_ROUNDS", "2"))
 
 
 @pytest.mark.timeout(900 + 60 * KILLS)
+@pytest.mark.soak(
+    "the driver of a query of minutes is killed again and again",
+    part="kills",
+    proven_by=(
+        "tests/integration/pipeline/test_delay_in_virtual_time.py::test_each_row_goes_once_and_never_early_however_far_off_it_is",
+        "tests/integration/pipeline/test_delay_in_virtual_time.py::test_rows_go_in_one_micro_batch_after_an_outage",
+    ),
+)
 def test_nothing_is_lost_doubled_or_early_when_the_driver_is_killed_again_and_again(tmp_path: Path) -> None:
     places = Places(tmp_path)
     run_killed(places, ROWS, KILLS, spread_seconds=12, cores=2)

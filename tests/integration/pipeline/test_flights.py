@@ -12,6 +12,14 @@ from pyspark.sql import functions as F  # noqa: N812
 from postdate.demo.flights import BUSIEST_DAY, day_bounds, flight_messages, flights, with_schedule
 from postdate.pipeline.columns import MESSAGE_SCHEMA
 
+_YEAR = pytest.mark.soak(
+    "the whole year: 1,010,328 messages",
+    part="spark",
+    proven_by=(
+        "tests/integration/pipeline/test_flights.py::test_a_day_has_the_messages_of_its_flights_that_are_due_on_it",
+        "tests/integration/pipeline/test_flights.py::test_schedules_are_what_zoneinfo_says",
+    ),
+)
 NEW_YORK = ZoneInfo("America/New_York")
 CLOCKS_FORWARD, CLOCKS_BACK = date(2013, 3, 10), date(2013, 11, 3)
 
@@ -30,6 +38,7 @@ def first_arrival_after(departure: datetime, clock: int, zone: ZoneInfo) -> date
     return next(found for offset in (0, 1) if (found := instant(day + timedelta(days=offset), clock, zone)) > departure)
 
 
+@_YEAR
 def test_every_flight_has_three_messages_with_ids_of_their_own(year: DataFrame) -> None:
     counted = year.agg(
         F.count("*"), F.count_distinct("message_id"), F.count("due"), F.count("expires_at"), F.min("due"), F.max("due")
@@ -37,6 +46,7 @@ def test_every_flight_has_three_messages_with_ids_of_their_own(year: DataFrame) 
     assert list(counted)[:4] == [1_010_328, 1_010_328, 1_010_328, 336_776]
 
 
+@_YEAR
 def test_no_flight_is_rejected(spark: SparkSession) -> None:
     assert flight_messages(spark, None).rejected.count() == 0
 
@@ -67,6 +77,7 @@ def test_schedules_are_what_zoneinfo_says(spark: SparkSession, day: date) -> Non
     assert [(row.departure, row.arrival) for row in rows] == [expected(row) for row in rows]
 
 
+@_YEAR
 def test_flights_last_as_long_as_their_distance_takes(spark: SparkSession) -> None:
     timed = (
         with_schedule(flights(spark))
@@ -78,6 +89,7 @@ def test_flights_last_as_long_as_their_distance_takes(spark: SparkSession) -> No
     assert [(row.dest, row.distance) for row in odd] == [("LGA", 17)]
 
 
+@_YEAR
 def test_the_busiest_day_is_the_busiest(spark: SparkSession, year: DataFrame) -> None:
     of_day = flight_messages(spark).messages
     assert of_day.count() == 3_014
@@ -87,6 +99,22 @@ def test_the_busiest_day_is_the_busiest(spark: SparkSession, year: DataFrame) ->
     assert tuple(busiest) == (BUSIEST_DAY, 3_014)
 
 
+@pytest.mark.parametrize(("day", "count"), [(CLOCKS_FORWARD, 2_715), (CLOCKS_BACK, 2_677), (BUSIEST_DAY, 3_014)])
+def test_a_day_has_the_messages_of_its_flights_that_are_due_on_it(spark: SparkSession, day: date, count: int) -> None:
+    first, end = day_bounds(day)
+    instants = (
+        with_schedule(flights(spark, day)).select(F.unix_seconds("departure"), F.unix_seconds("arrival")).collect()
+    )
+    dues = [due for off, on in instants for due in (off - 24 * 3_600, off - 40 * 60, on + 3 * 3_600)]
+    found = flight_messages(spark, day)
+    rows = found.messages.select("message_id", F.unix_seconds("due").alias("due")).collect()
+    assert sorted(row.due for row in rows) == sorted(due for due in dues if first.timestamp() <= due < end.timestamp())
+    assert (len(rows), len({row.message_id for row in rows}), found.rejected.count()) == (count, count, 0)
+    # Flights of two days before and after are asked, too: none of them has a message on the day.
+    assert {row.message_id[:10] for row in rows} == {(day + timedelta(days=n)).isoformat() for n in (-1, 0, 1)}
+
+
+@_YEAR
 @pytest.mark.parametrize("day", [CLOCKS_FORWARD, CLOCKS_BACK, BUSIEST_DAY, date(2013, 1, 1)])
 def test_a_day_has_the_messages_of_the_year_that_are_due_on_it(spark: SparkSession, year: DataFrame, day: date) -> None:
     first, end = day_bounds(day)

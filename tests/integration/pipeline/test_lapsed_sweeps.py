@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -125,6 +123,7 @@ def test_what_has_no_queue_here_is_judged_too(spec: SweepSpec) -> None:
     assert counts == {"expired": 1, "failed": 1}
 
 
+@pytest.mark.parametrize("spec", ["one file"], indirect=True)  # the tests above are about all three
 def test_a_sweep_on_spark_counts_them_and_the_audit_is_clean(spark: SparkSession, spec: SweepSpec) -> None:
     messages = some_of_each_kind(now() - timedelta(hours=1))
     put(spec, messages)
@@ -197,16 +196,19 @@ def test_rows_that_lapse_before_they_are_due_are_set_aside_row_75(
         assert there.overdue(due + SECOND) == 2 * (len(rows) - 1)
 
 
-def test_the_page_shows_how_to_ask_it_of_a_store(tmp_path: Path) -> None:
+def test_the_page_shows_how_to_ask_it_of_a_store(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The example of the page runs as it stands, beside a file with one message of each kind."""
     (example,) = re.findall(r"^```python\n(.*?)^```", _PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     spec = SweepSpec(StoreSpec(f"sqlite:///{tmp_path / 'postdate.db'}", synchronous="normal"), f"local:///{tmp_path}/q")
     with opened(spec.store, create=True) as made:
         made.setup()
     put(spec, some_of_each_kind(now() - timedelta(hours=1)))
-    told = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=True)
+    monkeypatch.setattr(SparkSession, "stop", lambda _: None)  # it is that of all tests
+    exec(example.replace("sqlite:///postdate.db", spec.store.address), {})
     lapsing, malformed = (
-        set(re.findall(r"^\| *([a-z][^|]*?) *\|", each, re.MULTILINE)) for each in _tables(told.stdout)
+        set(re.findall(r"^\| *([a-z][^|]*?) *\|", each, re.MULTILINE)) for each in _tables(capsys.readouterr().out)
     )
     assert lapsing - {"message_id"} == {name for name in some_of_each_kind(now()) if name.startswith("lapsed")}
     assert malformed - {"message_id"} == {"malformed time sent", "out of the calendar"}

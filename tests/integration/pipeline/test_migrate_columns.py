@@ -2,7 +2,6 @@
 
 import uuid
 from collections.abc import Iterator
-from datetime import timedelta
 
 import psycopg
 import pytest
@@ -12,7 +11,7 @@ from tests.postgres_subjects import drop_schema, fresh_schema
 
 from postdate.clock import SystemClock
 from postdate.messages import encode_headers
-from postdate.pipeline.migrate import EVERYTHING, MigrateJob, OriginSpec, migrate, preview
+from postdate.pipeline.migrate import EVERYTHING, MARGIN, MigrateJob, OriginSpec, migrate, preview
 from postdate.pipeline.rows import checked, restored
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports.migrating import MigrationRun, MigrationStatus
@@ -60,7 +59,7 @@ def test_row_115_columns_are_what_rows_are(postgres_url: str, schema: str) -> No
         now = SystemClock().now()
         run = MigrationRun(uuid.uuid4().hex, "billing", MigrationStatus.PREPARING, {}, EVERYTHING, now)
         origin.source.begin(run)
-        assert len(origin.source.hide(run, 10, 2, timedelta(seconds=1))) == 2
+        assert len(origin.source.hide(run, 10, 2, MARGIN)) == 2
         assert origin.columns is not None
         first, last = (origin.columns.read(run.run_id, number) for number in (1, 2))
         assert first is not None
@@ -76,7 +75,7 @@ def test_row_115_columns_of_an_exchanged_table_are_what_rows_are(postgres_url: s
         now = SystemClock().now()
         run = MigrationRun(uuid.uuid4().hex, "billing", MigrationStatus.PREPARING, {}, EVERYTHING, now)
         origin.source.begin(run)
-        assert len(origin.source.hide(run, 2, 1, timedelta(seconds=1))) == 10
+        assert len(origin.source.hide(run, 2, 1, MARGIN)) == 10
         assert origin.columns is not None
         batches = [origin.columns.read(run.run_id, number) for number in range(1, 11)]
         assert [batch is None for batch in batches] == [False] * 9 + [True]

@@ -44,12 +44,9 @@ def texts_of(spec: StoreSpec) -> dict[str, str]:
 
 
 def test_spark_and_arrow_accept_what_the_message_accepts(
-    spark: SparkSession, postgres: StoreSpec, now: datetime, tmp_path: Path
+    spark: SparkSession, postgres: StoreSpec, now: datetime, tmp_path: Path, chance: random.Random
 ) -> None:
     """Random rows with all that is difficult in headers: the same are accepted, with the same text, or refused."""
-    seed = random.SystemRandom().randrange(1_000_000)
-    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
-    chance = random.Random(seed)
 
     def headers() -> list[tuple[str, str | None]] | None:
         if chance.random() < 0.1:

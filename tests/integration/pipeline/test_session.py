@@ -81,6 +81,11 @@ def test_cores_are_for_a_local_spark() -> None:
         spark_session(cores=0)
 
 
+@pytest.mark.soak(
+    "Spark starts without the archive of the tests, as a user's does",
+    part="spark",
+    proven_by="tests/integration/pipeline/test_local_cluster.py::test_a_cluster_has_the_results_of_one_process_by_its_package_and_shows_no_secret",
+)
 def test_a_process_leaves_nothing_behind_and_prints_nothing(tmp_path: Path) -> None:
     program = "from postdate.pipeline.session import spark_session\nspark_session(cores=1).range(3).count()"
     environment = {**java.without(os.environ), "TMPDIR": str(tmp_path)}

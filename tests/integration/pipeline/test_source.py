@@ -199,6 +199,15 @@ except PySparkException as error:
 """
 
 
+@pytest.mark.soak(
+    "a session of Spark's own, in a Java of its own",
+    part="spark",
+    proven_by=(
+        "tests/integration/pipeline/test_source_options.py::test_the_package_that_spark_finds_stands_for_the_format",
+        "tests/integration/pipeline/test_source_options.py::test_a_password_in_an_option_is_refused_and_not_shown",
+        "tests/integration/pipeline/test_local_cluster.py::test_a_cluster_has_the_results_of_one_process_by_its_package_and_shows_no_secret",
+    ),
+)
 def test_any_session_knows_the_format_and_none_tells_a_secret(postgres_url: str, tmp_path: Path) -> None:
     """A session started without Postdate, with Spark's own settings: push-down is off there."""
     schema = fresh_schema()
@@ -213,9 +222,7 @@ def test_any_session_knows_the_format_and_none_tells_a_secret(postgres_url: str,
         "PYSPARK_PYTHON": sys.executable,
     }
     command = [sys.executable, "-c", _PLAIN, str(tmp_path), schema]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280, check=False
-    )
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     drop_schema(postgres_url, schema)
     assert "\n2 False\n" in done.stdout, done.stderr[-2_000:]
     assert "is no message: message id is blank" in done.stdout
@@ -231,5 +238,5 @@ def test_what_every_session_imports_imports_nothing_else() -> None:
         "import pyspark.sql.datasource, sys; before = set(sys.modules); import pyspark_postdate; "
         "print(sorted(set(sys.modules) - before))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "['pyspark_postdate']\n"

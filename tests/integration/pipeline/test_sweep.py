@@ -4,9 +4,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -68,15 +67,6 @@ def kinds(lines: DataFrame) -> dict[str, int]:
     return {row["kind"]: row["count"] for row in lines.groupBy("kind").count().collect()}
 
 
-def wait_until(condition: Callable[[], bool], query: SweepQuery | None = None) -> None:
-    """Look again and again; the test's own time limit ends it."""
-    look_again = threading.Event()
-    while not condition():
-        if query is not None:
-            query.wait(0)
-        look_again.wait(0.1)
-
-
 def test_once_delivers_what_is_due_and_counts_it(spark: SparkSession, spec: SweepSpec) -> None:
     put(spec, [f"m-{n}" for n in range(3_000)])
     put(spec, ["lost way"], destination="no-such-queue")
@@ -99,22 +89,23 @@ def test_a_ledger_is_added_to_and_the_audit_reads_it(spark: SparkSession, spec: 
 
 
 def test_a_query_delivers_as_messages_fall_due_and_goes_on_from_its_checkpoint(
-    spark: SparkSession, spec: SweepSpec, tmp_path: Path
+    spark: SparkSession, spec: SweepSpec, tmp_path: Path, eventually
 ) -> None:
     checkpoint, ledger = tmp_path / "checkpoint", tmp_path / "ledger"
     settings: dict[str, Any] = {"checkpoint": checkpoint, "ledger": ledger, "slots": 2, "residency": SECOND}
     for first in (0, 500):
         with sweep_continuously(spark, spec, **settings) as query:
             put(spec, [f"m-{n}" for n in range(first, first + 500)], due=now() + SECOND)
-            _wait_for(spec, first + 500, query)
+            eventually(lambda: ended(query) or _delivered(spec) >= first + 500, "what is due is delivered")  # noqa: B023
     lines = spark.read.parquet(str(ledger))
     assert kinds(lines) == {"delivered": 1_000}
     assert lines.where("at < due").count() == 0
     assert audit(spark, spec.store, now(), records=[str(ledger)]).clean
 
 
-def _wait_for(spec: SweepSpec, delivered: int, query: SweepQuery) -> None:
-    wait_until(lambda: _delivered(spec) == delivered, query)
+def ended(query: SweepQuery) -> bool:
+    """Give the query a moment; raise when it has failed, for then nothing is to be waited for."""
+    return query.wait(0.1)
 
 
 def _delivered(spec: SweepSpec) -> int:
@@ -142,10 +133,12 @@ def test_what_cannot_be_is_said_before_the_query_starts(spark: SparkSession, spe
     assert "s3cret" not in str(error.value)
 
 
-def test_the_checkpoint_of_another_job_is_refused(spark: SparkSession, spec: SweepSpec, tmp_path: Path) -> None:
+def test_the_checkpoint_of_another_job_is_refused(
+    spark: SparkSession, spec: SweepSpec, tmp_path: Path, eventually
+) -> None:
     checkpoint = tmp_path / "checkpoint"
     with sweep_continuously(spark, spec, checkpoint=checkpoint, residency=SECOND / 10) as query:
-        wait_until(lambda: len(query.query.recentProgress) > 1, query)
+        eventually(lambda: ended(query) or len(query.query.recentProgress) > 1, "it works")
     with pytest.raises(PipelineError, match=r"checkpoint is that of another job: store .*messages.db.*not .*other.db"):
         sweep_continuously(spark, made(tmp_path / "other.db"), checkpoint=checkpoint)
     with pytest.raises(PipelineError, match=r"is that of another job: slots"):
@@ -153,24 +146,33 @@ def test_the_checkpoint_of_another_job_is_refused(spark: SparkSession, spec: Swe
     foreign = tmp_path / "foreign"
     rows = spark.readStream.format("rate").load().writeStream.format("noop")
     ticking = rows.option("checkpointLocation", str(foreign)).start()
-    wait_until((foreign / "metadata").exists)
+    eventually((foreign / "metadata").exists, "the query has begun")
     ticking.stop()
     with pytest.raises(PipelineError, match="is that of another query"):
         sweep_continuously(spark, spec, checkpoint=foreign)
 
 
-def test_a_store_that_dies_fails_the_query_with_its_name(spark: SparkSession, path: Path, tmp_path: Path) -> None:
+def test_a_store_that_dies_fails_the_query_with_its_name(
+    spark: SparkSession, path: Path, tmp_path: Path, eventually
+) -> None:
     spec = made(path, patience=SECOND / 10)
     query = sweep_continuously(spark, spec, checkpoint=tmp_path / "checkpoint", residency=SECOND / 10)
-    wait_until(lambda: len(query.query.recentProgress) > 1, query)
+    eventually(lambda: ended(query) or len(query.query.recentProgress) > 1, "it works")
     path.rename(tmp_path / "moved.db")
     with pytest.raises(PipelineError, match=r"the sweep has failed.*messages\.db"):
-        query.wait(60)
+        query.wait()
     with pytest.raises(PipelineError, match=r"the sweep has failed"):
         query.stop()
 
 
-def test_the_command_goes_on_until_it_is_told_to_stop(spark: SparkSession, spec: SweepSpec, tmp_path: Path) -> None:
+@pytest.mark.soak(
+    "a command on Spark, as a process of its own",
+    part="spark",
+    proven_by="tests/integration/pipeline/test_sweep.py::test_a_query_delivers_as_messages_fall_due_and_goes_on_from_its_checkpoint",
+)
+def test_the_command_goes_on_until_it_is_told_to_stop(
+    spark: SparkSession, spec: SweepSpec, tmp_path: Path, eventually
+) -> None:
     put(spec, ["m-1", "m-2"])
     environment = {
         **os.environ,
@@ -194,9 +196,9 @@ def test_the_command_goes_on_until_it_is_told_to_stop(spark: SparkSession, spec:
             [sys.executable, "-m", "postdate.cli", *arguments], cwd=tmp_path, env=environment, stderr=log
         )
     try:
-        wait_until(lambda: overdue(spec) == 0 or process.poll() is not None)
+        eventually(lambda: overdue(spec) == 0 or process.poll() is not None, "what is due is delivered", seconds=300)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(90) == 0, (tmp_path / "log").read_text()
+        assert process.wait() == 0, (tmp_path / "log").read_text()
     finally:
         process.kill()
         process.wait()

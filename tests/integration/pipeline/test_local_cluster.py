@@ -1,0 +1,81 @@
+"""The jobs on executors of their own: same results as in one process, by the package alone, and no secret is shown."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from tests import java
+from tests.integration.cluster import jobs
+from tests.integration.cluster.conftest import PASSWORD, SECRET, fresh_database
+from tests.integration.cluster.test_cluster import JOBS, NOW, events, input_rows, logs, rows, set_aside
+from tests.spark_cluster import PROJECT, SparkCluster, spark_cluster
+from tests.spark_drivers import SparkDriver
+
+
+@pytest.fixture
+def databases(postgres_url: str) -> Iterator[list[str]]:
+    """Two empty databases, whose addresses have a password."""
+    with fresh_database(postgres_url) as one, fresh_database(postgres_url) as two:
+        yield [one, two]
+
+
+@pytest.fixture
+def cluster(databases: list[str]) -> Iterator[SparkCluster]:
+    """Two executors in processes of their own; they know the first database by the name of a variable."""
+    with spark_cluster(environment={SECRET: databases[0]}, within_driver=True) as cluster:
+        (cluster.directory / "events").mkdir()
+        yield cluster
+
+
+@pytest.fixture
+def driver(cluster: SparkCluster) -> Iterator[SparkDriver]:
+    conf = {
+        **java.SMALL_DATA,
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": (cluster.directory / "events").as_uri(),
+        "spark.eventLog.compress": "false",
+        "spark.log.level": "INFO",
+    }
+    driver = SparkDriver(cluster, "on-the-cluster", conf=conf)
+    yield driver
+    driver.stop()
+
+
+def test_a_cluster_has_the_results_of_one_process_by_its_package_and_shows_no_secret(
+    spark: SparkSession, cluster: SparkCluster, driver: SparkDriver, databases: list[str], tmp_path: Path
+) -> None:
+    found = driver.run(f"{JOBS}:where")
+    assert {Path(task["package"]).parts[-3:] for task in found} == {("postdate.zip", "postdate", "__init__.py")}
+    assert {task["python"] for task in found} == {str(cluster.python)}
+    assert str(PROJECT / "src") not in json.dumps(found)
+
+    lines = [json.dumps(row) for row in input_rows(400)]
+    (tmp_path / "messages.json").write_text("\n".join(lines), encoding="utf-8")
+    path, there, here = str(tmp_path / "messages.json"), {"address": f"env:{SECRET}"}, {"address": databases[1]}
+    on_cluster = driver.run(
+        f"{JOBS}:schedule_file", path=path, store=there, now=NOW, rejects=str(tmp_path / "rejects-0")
+    )
+    assert on_cluster == jobs.schedule_file(spark, path, here, NOW, str(tmp_path / "rejects-1"))
+    assert (on_cluster["read"], on_cluster["accepted"]) == (len(lines), 398)
+    with_content = """
+        SELECT message_id, due, destination, headers, body
+        FROM postdate."postdate.timeouts" AS t JOIN postdate.content AS c USING (number) ORDER BY 1"""
+    stored = [rows(each, with_content) for each in databases]
+    assert (stored[0] == stored[1], len(stored[0])) == (True, 398)
+    assert set_aside(tmp_path / "rejects-0") == set_aside(tmp_path / "rejects-1") != []
+
+    for each in databases:
+        rows(each, """DELETE FROM postdate."postdate.timeouts" WHERE message_id = 'm-77' RETURNING 1""")
+    audited = driver.run(f"{JOBS}:audit_store", store=there, now="2030-05-01T12:10:00+00:00")
+    assert {**audited, "store": ""} == {**jobs.audit_store(spark, here, "2030-05-01T12:10:00+00:00"), "store": ""}
+    assert (audited["counts"]["lost"], audited["findings"][0]["sample"]) == (1, ["m-77"])
+
+    driver.stop()
+    assert list((cluster.directory / "temporary").iterdir()) == [], "nothing is left behind"
+    shown = {"events": events(cluster), "logs": logs(cluster)}
+    assert "SparkListenerTaskEnd" in shown["events"]
+    assert "MapInArrow" in shown["events"], "the plans are there"
+    assert "INFO" in shown["logs"]
+    assert [place for place, text in shown.items() if PASSWORD in text] == []
