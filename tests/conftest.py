@@ -2,6 +2,7 @@
 check that nothing was left open.
 """
 
+import gc
 import logging
 import os
 import signal
@@ -62,6 +63,13 @@ def hostile_time_zone() -> Iterator[None]:
 def _apply_time_zone() -> None:
     if sys.platform != "win32":
         time.tzset()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Leave what is loaded out of all collections: tests that ask for one would walk over thousands of tests each."""
+    gc.collect()
+    gc.freeze()
 
 
 # --- nothing left open ------------------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def parts_of(config: pytest.Config) -> Sequence[str]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     parts, named = parts_of(config), [str(argument) for argument in config.args if "::" in str(argument)]
     soaks = {item.nodeid: soak for item in items if (soak := soak_of(item)) is not None}
-    problems = list(_without_proof(soaks, [item.nodeid for item in items]))
+    problems = list(_without_proof(soaks, [item.nodeid for item in items] if not named else []))
     if _is_whole(config):
         known = {item.nodeid for item in items}
         problems += [f"{LIST.name}: there is no test {test}" for test in listed() if test not in known]
@@ -171,11 +171,10 @@ def _proofs(soaks: dict[str, Soak], *, write: bool) -> Iterator[str]:
 
 
 def _without_proof(soaks: dict[str, Soak], collected: Sequence[str]) -> Iterator[str]:
-    """Say which proofs do not exist, or are left out of the gate themselves."""
-    gate, out = set[str](), set[str]()
-    files = set[str]()
+    """Say which proofs do not exist, or are left out of the gate themselves; ``collected`` are tests of whole files."""
+    gate, out, whole = set[str](), set[str](), set[str]()
     for test in collected:
-        files.add(test.partition("::")[0])
+        whole.add(test.partition("::")[0])
         (out if test in soaks else gate).update((test, test.partition("[")[0]))
     for proof in sorted({proof for soak in soaks.values() for proof in soak.proven_by}):
         file = proof.partition("::")[0]
@@ -183,7 +182,7 @@ def _without_proof(soaks: dict[str, Soak], collected: Sequence[str]) -> Iterator
             continue
         if proof in out:
             yield f"the proof {proof} is left out of the gate itself"
-        elif file in files or proof.partition("[")[0].split("::")[-1] not in _functions_of(file):
+        elif file in whole or proof.partition("[")[0].split("::")[-1] not in _functions_of(file):
             yield f"the proof {proof} does not exist"
 
 
