@@ -209,7 +209,7 @@ def _lists_are_fresh() -> bool:
     if not any(_LISTS.glob("*_Packages*")):
         return False
     changed = max(folder.stat().st_mtime for folder in (_LISTS, _LISTS / "partial") if folder.exists())
-    age = time.time() - changed  # noqa: TID251 - files are dated by the wall
+    age = time.time() - changed
     return age < _LISTS_ARE_FRESH_FOR_SECONDS
 
 

@@ -1,13 +1,12 @@
 """RabbitMqTransport as a subject of the conformance suite, one test at a time on one server."""
 
-import threading
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import ChannelClosedByBroker
+from tests.waiting import Eventually
 
 from postdate.backends.rabbitmq.transport import RabbitMqTransport
 from postdate.ports import Transport
@@ -15,7 +14,6 @@ from postdate.testing import TransportSubject
 
 _LOCK = "postdate.tests.turn"
 _LOCKED = 405
-_TURN_WITHIN_SECONDS = 90.0
 _QUEUES = ("conformance.in", "conformance.out", "another", "missing")
 
 
@@ -51,16 +49,16 @@ class RabbitMqTransportSubject(TransportSubject):
 
 
 def _take_turn(connection: pika.BlockingConnection) -> None:
-    deadline, pause = time.monotonic() + _TURN_WITHIN_SECONDS, threading.Event()
-    while True:
+    def taken() -> bool:
         try:
             connection.channel().queue_declare(_LOCK, exclusive=True)
         except ChannelClosedByBroker as error:
-            if error.reply_code != _LOCKED or time.monotonic() > deadline:
+            if error.reply_code != _LOCKED:
                 raise
-            pause.wait(0.01)
-        else:
-            return
+            return False
+        return True
+
+    Eventually()(taken, "others have had their turn")
 
 
 @contextmanager

@@ -267,7 +267,7 @@ async def test_a_cancelled_handler_leaves_nothing_behind(subject: Subject) -> No
         await anyio.sleep_forever()
 
     with pytest.raises(TimeoutError):  # by asyncio's own means, while it may still be waiting for its turn
-        await asyncio.wait_for(handle(), 0.01)
+        await asyncio.wait_for(handle(), 0.01)  # noqa: TID251 - it must end so
     await transaction.roll_back()
     assert await first.commit([], NOW)
     with patience():  # nothing is locked
@@ -377,7 +377,7 @@ async def test_a_transaction_that_is_over_cannot_begin_and_holds_up_nobody(subje
     first, rolled_back = (subject.store.transaction("sales", each) for each in ("m-0", "m-1"))
     await first.begin()
     begun = asyncio.ensure_future(rolled_back.begin())
-    await asyncio.sleep(0)  # in SQLite it waits for its turn; in PostgreSQL it is beginning
+    await anyio.lowlevel.checkpoint()  # in SQLite it waits for its turn; in PostgreSQL it is beginning
     await rolled_back.roll_back()
     assert await first.commit([], NOW)
     with pytest.raises(StoreError, match="is over"):
@@ -401,7 +401,7 @@ async def test_who_waits_for_a_connection_when_its_transaction_ends_gives_it_bac
         await each.begin()
     waiting = [subject.store.transaction("sales", f"w-{number}") for number in range(20)]
     begun = [asyncio.ensure_future(each.begin()) for each in waiting]
-    await asyncio.sleep(0)
+    await anyio.lowlevel.checkpoint()
     for each in waiting:
         await each.roll_back()
     for each in holding:

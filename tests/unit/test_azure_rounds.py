@@ -9,6 +9,7 @@ import anyio.lowlevel
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.waiting import until
 
 from postdate.backends.azure.claims import ClaimLimit
 from postdate.backends.azure.groups import Operation, Rounds, Table
@@ -155,8 +156,7 @@ async def test_what_has_no_answer_when_its_time_is_over_is_cut_off() -> None:
     table.open.clear()
     rounds = rounds_of(table)
     asked = asyncio.ensure_future(rounds.each(deletions([("p", "a")])))
-    while not table.rounds:  # noqa: ASYNC110 - the table sets no event
-        await asyncio.sleep(0)
+    await until(lambda: table.rounds)
     await rounds.stop(until=0)
     with pytest.raises(StoreUnreachable, match="before the store was closed"):
         await asked

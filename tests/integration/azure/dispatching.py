@@ -43,7 +43,7 @@ class Refusing(LocalTransport):
         while True:
             if await self._mark.exists():
                 return [TransportError("refused")] * len(envelopes)
-            await anyio.sleep(0.05)
+            await anyio.sleep(0.05)  # noqa: TID251 - a process of its own, without our ways to wait
 
 
 def say(what: str) -> None:
