@@ -5,8 +5,9 @@ promise meanwhile::
 
     @pytest.mark.soak("kills a server of its own", part="kills", proven_by="tests/unit/test_poller.py::test_…")
 
-Collection fails where the proof does not exist, or is left out itself. ``tests/soak.txt`` lists what is left out until
-it has been mended or marked. A test that is named on the command line runs in any case.
+Collection fails where the proof does not exist, or is left out itself; with several workers, the test of this module
+does. ``tests/soak.txt`` lists what is left out until it has been mended or marked. A test that is named on the command
+line runs in any case.
 """
 
 import ast
@@ -26,6 +27,9 @@ LIST: Final = Path(__file__).with_name("soak.txt")
 PAGE: Final = ROOT / "docs" / "proofs.md"
 _ROWS: Final = "| promise | its proof in the gate | part | where, and why not in the gate |\n|---|---|---|---|\n"
 ALL: Final = "all"
+PROBLEMS: Final = pytest.StashKey[list[str]]()
+"""What is wrong with marks and list, for the one test of them: each worker collects all tests."""
+
 PARTS: Final = {
     "kills": "processes and servers that are killed amid their work",
     "faults": "the fault lab: every kind of fault, every message accounted for",
@@ -127,7 +131,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         known = {item.nodeid for item in items}
         problems += [f"{LIST.name}: there is no test {test}" for test in listed() if test not in known]
         problems += _proofs(soaks, write=config.option.proofs)
-    if problems:
+    config.stash[PROBLEMS] = problems
+    if problems and not hasattr(config, "workerinput"):  # of a worker pytest would say only that it has gone
         raise pytest.UsageError("\n".join(problems))
 
     def chosen(item: pytest.Item) -> bool:
@@ -157,7 +162,7 @@ def _is_whole(config: pytest.Config) -> bool:
 def _proofs(soaks: dict[str, Soak], *, write: bool) -> Iterator[str]:
     """Say whether the page has the table of what is left out and what proves it meanwhile; or write it."""
     rows = dict[str, str]()
-    for test, soak in soaks.items():
+    for test, soak in sorted(soaks.items()):
         function = test.partition("[")[0]
         promise = function.split("::")[-1].removeprefix("test_").replace("_", " ")
         proofs = "<br>".join(f"`{proof}`" for proof in soak.proven_by) or f"none yet: {LIST.name}"
