@@ -67,7 +67,7 @@ class Soak:
         proofs = (proven_by,) if isinstance(proven_by, str) else tuple(proven_by)
         if mark.kwargs["part"] not in PARTS:
             raise ValueError(f"part must be one of {', '.join(PARTS)}, not {mark.kwargs['part']!r}")
-        if not why or not proofs:
+        if not why or not proofs or not all(proofs):
             raise ValueError("it needs a reason, and the test of the gate that proves the promise")
         return cls(why, mark.kwargs["part"], proofs)
 
@@ -115,6 +115,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if part not in {ALL, *PARTS}:
             raise pytest.UsageError(f"--soak: no part is called {part!r}; there are {', '.join(PARTS)}, and {ALL}")
     settings.load_profile("soak" if parts_of(config) else "gate")
+    seed_of(config)  # before workers are started, which are given it
 
 
 def parts_of(config: pytest.Config) -> Sequence[str]:
@@ -213,7 +214,7 @@ def seed_of(config: pytest.Config) -> int:
     """Return the seed of this run: always the same in the gate; in a soak that of the variable, or a new one."""
     if not parts_of(config):
         return 0
-    if SEED not in os.environ:  # before workers are started, which are given it
+    if SEED not in os.environ:
         os.environ[SEED] = str(random.SystemRandom().randrange(1_000_000_000))
     return int(os.environ[SEED])
 
