@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.faults.clocks import SetClock
 from tests.machine import until
-from tests.waiting import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS, READY
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -53,9 +53,9 @@ class Service:
             )
 
     def wait_until_ready(self) -> None:
-        """Return when it says that it delivers."""
-        until(lambda: self.says("delivering from") or not self.is_running, PATIENCE_SECONDS)
-        assert self.says("delivering from"), f"the service does not come up:\n{self.said()[-3_000:]}"
+        """Return when it says that it is ready."""
+        until(lambda: self.says(READY) or not self.is_running, PATIENCE_SECONDS)
+        assert self.says(READY), f"the service does not come up:\n{self.said()[-3_000:]}"
 
     def said(self) -> str:
         """Return its log, of all its lives."""
