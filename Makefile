@@ -28,10 +28,10 @@ lint: install
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports --no-cache # a cache from before a file appeared tells of breaks that are none
 
-check: install ## lint, formatting, types, import rules and the fast tests: a minute and a half
+check: install ## lint, formatting, types, import rules and the fast tests: 75 seconds
 	@$(MAKE) -k -j2 --output-sync=target lint test-fast
 
-test: install ## all of check, and every other test
+test: install ## the gate: all of check, and all that must hold before a change lands; nine minutes
 	@$(MAKE) -j2 --output-sync=target lint test-ready
 	$(BIN)/pytest $(SAME) -n $(WORKERS)
 
@@ -69,8 +69,9 @@ proofs: install ## write the table of docs/proofs.md anew from the marks of the 
 
 N ?= 200
 flake: install ## run TEST=tests/….py::test_… again and again, N=200 times, four side by side, beside processes that keep all processors busy
+	@test -n "$(TEST)" || { echo "flake: say which: make flake TEST=tests/unit/test_poller.py::test_… (K=words of a variant)" >&2; exit 2; }
 	@scripts/services up
-	scripts/busy $(BIN)/pytest -n 4 --times $(N) $(if $(K),-k "$(K)") $(TEST)
+	scripts/busy $(BIN)/pytest -n 4 --times $(N) $(if $(K),-k "$(K)") "$(TEST)"
 
 bench: install ## measure this machine with the embedded store and transport
 	$(BENCH) drain --store sqlite --transport local
@@ -90,7 +91,7 @@ fmt: install ## format, and mend what ruff can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: install ## run every snippet and command line of the documentation
+docs: install ## run the snippets and command lines of the documentation; the longest pages: make soak PART=docs
 	$(BIN)/pytest tests/docs
 
 clean: ## remove .venv and everything generated

@@ -63,5 +63,5 @@ def _busy_seconds() -> float:
     """Return the processor time of the whole machine: servers and their Java are no children that we wait for."""
     if not _STAT.exists():
         return 0.0
-    user, nice, system, _idle, _waiting, *rest = map(int, _STAT.read_text().partition("\n")[0].split()[1:9])
-    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+    user, nice, system, _idle, _waiting, *interrupts = map(int, _STAT.read_text().partition("\n")[0].split()[1:8])
+    return (user + nice + system + sum(interrupts)) / os.sysconf("SC_CLK_TCK")

@@ -51,8 +51,8 @@ def recorded() -> Mapping[str, float]:
 
 
 def record(turns: Mapping[str, float]) -> None:
-    """Write down how long turns took, the longest first."""
-    longest = sorted(turns.items(), key=lambda turn: -turn[1])
+    """Write down how long these turns took, the longest of all first."""
+    longest = sorted({**recorded(), **turns}.items(), key=lambda turn: -turn[1])
     rounded = {turn: round(seconds) for turn, seconds in longest if seconds >= _SHORT_SECONDS}
     RECORD.write_text(json.dumps(rounded, indent=2) + "\n", "utf-8")
 

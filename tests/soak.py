@@ -14,6 +14,7 @@ import ast
 import functools
 import os
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,9 @@ ALL: Final = "all"
 PROBLEMS: Final = pytest.StashKey[list[str]]()
 """What is wrong with marks and list, for the one test of them: each worker collects all tests."""
 
+GATE_SECONDS: Final = 300
+"""A test of the gate that hangs ends so; one of a soak may take as long as pyproject.toml says."""
+
 PARTS: Final = {
     "kills": "processes and servers that are killed amid their work",
     "faults": "the fault lab: every kind of fault, every message accounted for",
@@ -45,7 +49,7 @@ PARTS: Final = {
 """The parts of ``make soak``: each takes at most forty minutes on two processors."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Soak:
     """Why a test is left out of the gate.
 
@@ -87,15 +91,16 @@ def listed() -> dict[str, Soak]:
     return found
 
 
-def soak_of(item: pytest.Item) -> Soak | None:
-    """Return why the gate leaves out this test, or ``None``."""
+def soak_of(item: pytest.Item, problems: list[str]) -> Soak | None:
+    """Return why the gate leaves out this test, or ``None``; add what is wrong with its mark."""
     mark = item.get_closest_marker("soak")
     if mark is None:
         return listed().get(item.nodeid)
     try:
         return Soak.of_mark(mark)
     except (ValueError, KeyError, TypeError) as error:
-        raise pytest.UsageError(f"{item.nodeid}: mark soak: {error!r}; see tests/soak.py") from error
+        problems.append(f"{item.nodeid}: mark soak: {error!r}; see tests/soak.py")
+        return None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -115,7 +120,9 @@ def pytest_configure(config: pytest.Config) -> None:
         if part not in {ALL, *PARTS}:
             raise pytest.UsageError(f"--soak: no part is called {part!r}; there are {', '.join(PARTS)}, and {ALL}")
     settings.load_profile("soak" if parts_of(config) else "gate")
-    seed_of(config)  # before workers are started, which are given it
+    seed = seed_of(config)  # before workers are started, which are given it
+    if parts_of(config):
+        config.option.hypothesis_seed = str(seed)
 
 
 def parts_of(config: pytest.Config) -> Sequence[str]:
@@ -126,8 +133,9 @@ def parts_of(config: pytest.Config) -> Sequence[str]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     parts, named = parts_of(config), [str(argument) for argument in config.args if "::" in str(argument)]
-    soaks = {item.nodeid: soak for item in items if (soak := soak_of(item)) is not None}
-    problems = list(_without_proof(soaks, [item.nodeid for item in items] if not named else []))
+    problems = list[str]()
+    soaks = {item.nodeid: soak for item in items if (soak := soak_of(item, problems)) is not None}
+    problems += _without_proof(soaks, [item.nodeid for item in items] if not named else [])
     if _is_whole(config):
         known = {item.nodeid for item in items}
         problems += [f"{LIST.name}: there is no test {test}" for test in listed() if test not in known]
@@ -145,6 +153,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             return part is not None and (ALL in parts or part in parts)
         return soak is None or any(item.nodeid.startswith(argument) for argument in named)
 
+    for item in items if not parts else ():
+        item.add_marker(pytest.mark.timeout(GATE_SECONDS))
     left_out = [item for item in items if not chosen(item)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
@@ -153,7 +163,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _draws(item: pytest.Item) -> bool:
     """Tell whether the test has random input, which is always the same in the gate."""
-    return "property" in item.path.parts or getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+    by_hypothesis = "property" in item.path.parts or getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
+    return by_hypothesis or "chance" in getattr(item, "fixturenames", ())
 
 
 def _is_whole(config: pytest.Config) -> bool:
@@ -162,14 +173,19 @@ def _is_whole(config: pytest.Config) -> bool:
 
 def _proofs(soaks: dict[str, Soak], *, write: bool) -> Iterator[str]:
     """Say whether the page has the table of what is left out and what proves it meanwhile; or write it."""
-    rows = dict[str, str]()
+    variants = defaultdict[tuple[str, Soak], list[str]](list)
     for test, soak in sorted(soaks.items()):
-        function = test.partition("[")[0]
-        promise = function.split("::")[-1].removeprefix("test_").replace("_", " ")
+        function, _, variant = test.partition("[")
+        variants[function, soak].append(variant.removesuffix("]"))
+    rows = list[str]()
+    for (function, soak), left_out in sorted(variants.items(), key=lambda each: (each[0][0], each[1])):
+        file, _, name = function.partition("::")
+        promise = name.split("::")[-1].removeprefix("test_").replace("_", " ")
+        which = "" if left_out == [""] else f" ({left_out[0] if len(left_out) == 1 else f'{len(left_out)} variants'})"
         proofs = "<br>".join(f"`{proof}`" for proof in soak.proven_by) or f"none yet: {LIST.name}"
-        rows[function] = f"| {promise} | {proofs} | {soak.part} | `{function.partition('::')[0]}`: {soak.why} |\n"
+        rows.append(f"| {promise}{which} | {proofs} | {soak.part} | `{file}`: {soak.why} |\n")
     text = PAGE.read_text("utf-8")
-    table = text[: text.index(_ROWS) + len(_ROWS)] + "".join(row for _, row in sorted(rows.items()))
+    table = text[: text.index(_ROWS) + len(_ROWS)] + "".join(rows)
     if write:
         PAGE.write_text(table, "utf-8")
     elif table != text:
