@@ -228,7 +228,10 @@ class DelayedDeliveryService:
                 await self._give_back()
 
     async def listening(self) -> None:
-        """Return when all queues are received from, and the store tells of what is stored; after :meth:`run` began."""
+        """Return when all queues are received from, and the store tells of what is stored; after :meth:`run` began.
+
+        One that is away counts when it has refused; see :attr:`MessagePump.listening` and :attr:`Poller.listening`.
+        """
         for way in self._ways_in:
             await way.pump.listening.wait()
         if self._poller is not None:

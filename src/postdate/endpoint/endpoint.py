@@ -82,8 +82,9 @@ M = TypeVar("M")
 class Endpoint:
     """A named party that sends, handles and delays messages.
 
-    Use it as an asynchronous context manager: it starts on entering, which returns when it receives from its queues and
-    hears of what is stored, and stops on leaving, finishing what is in hand.
+    Use it as an asynchronous context manager: it starts on entering, which returns when it has begun to receive from
+    its queues and hears of what is stored, and stops on leaving, finishing what is in hand. Queues and stores that are
+    away hold up nobody: one refusal is enough, and they are asked again and again.
     Several messages are handled at once, each by all handlers of its type.
 
     Args:

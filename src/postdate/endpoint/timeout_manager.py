@@ -187,7 +187,10 @@ class TimeoutManagerService:
             self._timers.stop()
 
     async def listening(self) -> None:
-        """Return when its queues are received from, and its storage tells of timeouts; after :meth:`run` began."""
+        """Return when its queues are received from, and its storage tells of timeouts; after :meth:`run` began.
+
+        One that is away counts when it has refused; see :attr:`MessagePump.listening` and :attr:`Poller.listening`.
+        """
         for pump in self._pumps:
             await pump.listening.wait()
         if self._poller is not None:
