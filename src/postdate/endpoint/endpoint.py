@@ -16,6 +16,7 @@ from anyio.abc import TaskGroup
 
 from postdate.clock import Clock, SystemClock, checked_clock
 from postdate.core.circuit_breaker import RepeatedFailures
+from postdate.core.poller import LONGEST_SLEEP
 from postdate.core.receive.pump import MessagePump
 from postdate.core.receive.settlements import Step
 from postdate.core.receive.watching import WatchedReceiver
@@ -125,6 +126,8 @@ class Endpoint:
     _makes_outgoing: Callable[..., OutgoingMessages] = OutgoingMessages
     _makes_endings: Callable[..., MessageEndings] = MessageEndings
     """Tests of users have others, which remember."""
+    _longest_sleep = LONGEST_SLEEP
+    """Of its pollers; longer in tests of users, where nothing is stored and no clock is set unheard."""
 
     def __init__(  # noqa: PLR0913 - the one place where everything comes together; all but the name by keyword
         self,
@@ -203,7 +206,9 @@ class Endpoint:
             allowance,
         )
         self._handlers.sagas = None if sagas is None else self._sagas_in(sagas)
-        around = Surroundings(name, transport, self.mode, self.clock, self._critical_errors, metrics)
+        around = Surroundings(
+            name, transport, self.mode, self.clock, self._critical_errors, metrics, self._longest_sleep
+        )
         self._services: list[DelayedDeliveryService | TimeoutManagerService] = []
         manager = None
         if managing is not None:

@@ -135,7 +135,7 @@ class TimeoutManagerService:
             breakers.append(breaker)
         wait = settings.time_to_wait_before_triggering_critical_error
         storage = RepeatedFailures(STORAGE_BREAKER, STORAGE_CRITICAL, wait, around.critical_error, around.metrics)
-        self._poller = Poller(due, around.clock, storage)
+        self._poller = Poller(due, around.clock, storage, longest_sleep=around.longest_sleep)
         self._timers = BreakerTimers([storage, *breakers], around.clock)
 
     async def _is_set_up(self) -> bool:
