@@ -151,15 +151,6 @@ def in_real_time(clock: Clock, duration: timedelta) -> timedelta:
     return duration * clock.speed if isinstance(clock, ScaledClock) else duration
 
 
-def longest_sleep(clock: Clock, usual: timedelta) -> timedelta:
-    """Return how long a loop sleeps at most that others wake: ``usual``, as they may store unheard, or set the clock.
-
-    A virtual clock may have a ``longest_sleep`` of its own, for tests in which neither happens.
-    """
-    own: timedelta | None = getattr(clock, "longest_sleep", None)
-    return usual if own is None else own
-
-
 def later(instant: datetime, duration: timedelta) -> datetime:
     """Return the sum of an aware UTC instant and a duration; the end of the calendar where it lies outside.
 

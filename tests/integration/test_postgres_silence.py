@@ -6,12 +6,15 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 from tests.integration.postgres_place import SECOND, TABLE, Place, now, placed
 from tests.proxy import FaultyLink
 from tests.waiting import until
 
 from postdate import DelayedDelivery, Endpoint, LocalTransport, TransactionMode
+from postdate.backends.postgres.answering import Answers, NoAnswer
+from postdate.backends.postgres.pool import PostgresPool
 from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.postgres.transport import PostgresTransport
 from postdate.errors import StoreUnreachable, TransportUnreachable
@@ -129,23 +132,48 @@ async def test_closing_does_not_wait_for_a_server_that_says_nothing(
     assert accepted + 2 <= link.accepted <= accepted + 4, "the listener of each may have tried, too"
 
 
+@pytest.mark.parametrize("then", ["cut", "restore"])
 async def test_closing_does_not_wait_for_the_thread_that_listens_while_that_connects(
-    place: Place, link: FaultyLink, monkeypatch: pytest.MonkeyPatch
+    place: Place, link: FaultyLink, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:
-    """It holds nothing then, and ends by itself."""
+    """It holds nothing then, and ends by itself; nor does it take a number when it can connect after all."""
     store = PostgresStore(f"{through(link, place.url)}?connect_timeout=600", schema=place.schema, table=TABLE)
     stop = await store.listen(lambda: None)
     listener = store.database.listener()
     await until(lambda: listener.number is not None)
     with impatient(store):
         link.stall()
-        await until(lambda: listener._connecting)
-    monkeypatch.setattr("postdate.backends.postgres.answering._LEAVING_SECONDS", 0.3)
-    stop()
-    await store.close()
+        await until(lambda: listener._is_lost)
+    numbers = place.rows("SELECT last_value FROM holder_number")
+    with monkeypatch.context() as leaving:
+        leaving.setattr("postdate.backends.postgres.answering._LEAVING_SECONDS", 0.3)
+        stop()
+        await store.close()
     assert listener._thread.is_alive()
-    link.cut()
+    getattr(link, then)()
     await until(lambda: not listener._thread.is_alive())
+    assert listener.number is None
+    assert place.rows("SELECT last_value FROM holder_number") == numbers
+
+
+def test_who_leaves_tries_a_server_that_answers_again(postgres_url: str, link: FaultyLink) -> None:
+    """Whatever others were told before: only who left has waited in vain, and only until somebody was answered."""
+    pool = PostgresPool(through(link, postgres_url))
+    stays, leaves = (Answers(timedelta(minutes=1), pool.given_up) for _ in range(2))
+    leaves.hurry()
+    link.cut()
+    with pytest.raises(psycopg.OperationalError):
+        pool.connect(stays)
+    link.restore()
+    pool.connect(leaves).close()
+    link.stall()
+    with pytest.raises(psycopg.errors.ConnectionTimeout):
+        pool.connect(leaves)
+    link.restore()
+    with pytest.raises(NoAnswer, match="just now"):
+        pool.connect(leaves)
+    pool.connect(stays).close()
+    pool.connect(leaves).close()
 
 
 async def test_a_receiver_goes_on_when_all_connections_are_forgotten(place: Place, link: FaultyLink) -> None:

@@ -327,5 +327,5 @@ def test_thirty_days_take_no_time_and_every_message_is_on_time(delays: list[time
             assert expected <= lateness[f"m-{number}"] <= (expected if alone else poller_module._LOOKS_APART)
 
     with pytest.MonkeyPatch.context() as patch:  # the minutes in which nothing happens would be most of the work
-        patch.setattr(poller_module, "LONGEST_SLEEP", timedelta(days=1))
+        patch.setattr(Endpoint, "_longest_sleep", timedelta(days=1))
         asyncio.run(month())

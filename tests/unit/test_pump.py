@@ -13,6 +13,7 @@ from postdate import Endpoint, HandlerContext, MemoryTransport, Recoverability
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.receive.pump import MessagePump, Prefetch
 from postdate.core.receive.settlements import Step
+from postdate.errors import TransportUnavailable
 from postdate.messages import Envelope
 from postdate.ports import HANDLED, End, Received, Receiver
 from postdate.runtime.metrics import NO_METRICS
@@ -103,6 +104,40 @@ def reading_ahead(receiver: Holding, handle: Step, clock: VirtualClock) -> Messa
     """Return a pump for four messages at once."""
     breaker = RepeatedFailures("Receive", "failed", SECOND, lambda text, error: None, NO_METRICS)
     return MessagePump(receiver, handle, 4, clock, breaker, "sales", prefetches=True)
+
+
+class Empty(Holding):
+    """A receiver whose first call never ends; others fail. Keeps what its pump said of itself when that began."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        super().__init__()
+        self.error, self.pump, self.said = error, list[MessagePump](), list[bool]()
+
+    async def receive(self, limit: int) -> Sequence[Received]:
+        self.said.append(self.pump[0].listening.is_set())
+        if self.error is not None:
+            raise self.error
+        await anyio.sleep_forever()
+        return []
+
+
+@pytest.mark.parametrize("error", [None, TransportUnavailable("away")], ids=["no answer", "a refusal"])
+async def test_a_pump_listens_when_a_call_to_receive_has_begun_or_has_failed_and_not_before(
+    clock: VirtualClock, error: Exception | None
+) -> None:
+    receiver = Empty(error)
+
+    async def handle(received: Received) -> None:
+        raise AssertionError("there is nothing to handle")
+
+    pump = reading_ahead(receiver, handle, clock)
+    receiver.pump.append(pump)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pump.run)
+        await pump.listening.wait()
+        assert receiver.said == [False]
+        pump.stop()
+        await clock.advance(60 * SECOND)
 
 
 async def test_more_is_received_than_is_handled_at_once_while_that_takes_moments_and_goes_back_when_it_does_not(

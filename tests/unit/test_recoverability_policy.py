@@ -125,8 +125,10 @@ async def test_a_message_without_headers_survives_delayed_retries_row_110(world:
     assert (copy.body, copy.headers[Headers.MESSAGE_ID]) == (b"\0raw", "native-1")
 
 
-async def test_delayed_retries_end_24_hours_after_the_last_was_scheduled_row_109() -> None:
-    world = World(VirtualClock(longest_sleep=timedelta(days=30)))
+async def test_delayed_retries_end_24_hours_after_the_last_was_scheduled_row_109(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Endpoint, "_longest_sleep", timedelta(days=30))
     settings = Recoverability(immediate_retries=0, delayed_retries=100, time_increase=timedelta(hours=10))
     await world.run(world.endpoint(settings), timedelta(days=30))
     times = [at - world.attempts[0][0] for at, _, _ in world.attempts]

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import anyio
 
-from postdate.clock import Clock, in_real_time, longest_sleep, time_left
+from postdate.clock import Clock, in_real_time, time_left
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.guard import LETTING_GO, calling_store
 from postdate.errors import PostdateError
@@ -82,6 +82,7 @@ class Poller:
         clock: tells and waits.
         breaker: for failing looks.
         recovered: called when a look succeeds after others that failed.
+        longest_sleep: after which it looks by itself.
     """
 
     def __init__(
@@ -90,7 +91,9 @@ class Poller:
         clock: Clock,
         breaker: RepeatedFailures,
         recovered: Callable[[], None] = lambda: None,
+        longest_sleep: timedelta = LONGEST_SLEEP,
     ) -> None:
+        self._longest_sleep = longest_sleep
         self._work, self._clock, self._breaker, self._recovered = work, clock, breaker, recovered
         self._stop = anyio.Event()
         self.listening = anyio.Event()
@@ -163,7 +166,7 @@ class Poller:
 
         ``look_again`` bounds the rate when a message is due but could not be taken: somebody else has it (row 57).
         """
-        duration = longest_sleep(self._clock, LONGEST_SLEEP)
+        duration = self._longest_sleep
         if next_attempt is not None:
             at_least = look_again if look_again > _SHORTEST_LOOK_AGAIN else timedelta(0)
             duration = min(duration, max(next_attempt - self._clock.now() + _JUST_AFTER, at_least))

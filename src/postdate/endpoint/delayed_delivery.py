@@ -15,7 +15,7 @@ from postdate.core.circuit_breaker import Breaker, CriticalError, FailureRate, R
 from postdate.core.dispatcher import Dispatcher, DispatchSettings, enlisting
 from postdate.core.intake import Intake, from_timeouts_queue
 from postdate.core.mover import Mover
-from postdate.core.poller import DueWork, Poller
+from postdate.core.poller import LONGEST_SLEEP, DueWork, Poller
 from postdate.core.receive.pump import MessagePump
 from postdate.core.receive.settlements import Step
 from postdate.core.receive.watching import WatchedReceiver
@@ -63,6 +63,7 @@ class Surroundings:
     clock: Clock
     critical_error: CriticalError
     metrics: Metrics = NO_METRICS
+    longest_sleep: timedelta = LONGEST_SLEEP
 
 
 class DelayedDeliveryService:
@@ -183,7 +184,9 @@ class DelayedDeliveryService:
         self._ways_in = [
             self._way_in(queue, breakers, breaker) for queue, breaker in zip(queues, receiving, strict=True)
         ]
-        self._poller = Poller(self._work(breakers), around.clock, breakers.fetch, self._store_is_back)
+        self._poller = Poller(
+            self._work(breakers), around.clock, breakers.fetch, self._store_is_back, around.longest_sleep
+        )
         self._timers = BreakerTimers([*breakers.all, *receiving[1:]], around.clock)
 
     def _store_is_back(self) -> None:
@@ -228,7 +231,10 @@ class DelayedDeliveryService:
                 await self._give_back()
 
     async def listening(self) -> None:
-        """Return when all queues are received from, and the store tells of what is stored; after :meth:`run` began."""
+        """Return when all queues are received from, and the store tells of what is stored; after :meth:`run` began.
+
+        One that is away counts when it has refused; see :attr:`MessagePump.listening` and :attr:`Poller.listening`.
+        """
         for way in self._ways_in:
             await way.pump.listening.wait()
         if self._poller is not None:

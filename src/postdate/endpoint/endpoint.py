@@ -16,6 +16,7 @@ from anyio.abc import TaskGroup
 
 from postdate.clock import Clock, SystemClock, checked_clock
 from postdate.core.circuit_breaker import RepeatedFailures
+from postdate.core.poller import LONGEST_SLEEP
 from postdate.core.receive.pump import MessagePump
 from postdate.core.receive.settlements import Step
 from postdate.core.receive.watching import WatchedReceiver
@@ -82,8 +83,9 @@ M = TypeVar("M")
 class Endpoint:
     """A named party that sends, handles and delays messages.
 
-    Use it as an asynchronous context manager: it starts on entering, which returns when it receives from its queues and
-    hears of what is stored, and stops on leaving, finishing what is in hand.
+    Use it as an asynchronous context manager: it starts on entering, which returns when it has begun to receive from
+    its queues and hears of what is stored, and stops on leaving, finishing what is in hand. Queues and stores that are
+    away hold up nobody: one refusal is enough, and they are asked again and again.
     Several messages are handled at once, each by all handlers of its type.
 
     Args:
@@ -124,6 +126,8 @@ class Endpoint:
     _makes_outgoing: Callable[..., OutgoingMessages] = OutgoingMessages
     _makes_endings: Callable[..., MessageEndings] = MessageEndings
     """Tests of users have others, which remember."""
+    _longest_sleep = LONGEST_SLEEP
+    """Of its pollers; longer in tests of users, where nothing is stored and no clock is set unheard."""
 
     def __init__(  # noqa: PLR0913 - the one place where everything comes together; all but the name by keyword
         self,
@@ -202,7 +206,9 @@ class Endpoint:
             allowance,
         )
         self._handlers.sagas = None if sagas is None else self._sagas_in(sagas)
-        around = Surroundings(name, transport, self.mode, self.clock, self._critical_errors, metrics)
+        around = Surroundings(
+            name, transport, self.mode, self.clock, self._critical_errors, metrics, self._longest_sleep
+        )
         self._services: list[DelayedDeliveryService | TimeoutManagerService] = []
         manager = None
         if managing is not None:

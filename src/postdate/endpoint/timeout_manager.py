@@ -135,7 +135,7 @@ class TimeoutManagerService:
             breakers.append(breaker)
         wait = settings.time_to_wait_before_triggering_critical_error
         storage = RepeatedFailures(STORAGE_BREAKER, STORAGE_CRITICAL, wait, around.critical_error, around.metrics)
-        self._poller = Poller(due, around.clock, storage)
+        self._poller = Poller(due, around.clock, storage, longest_sleep=around.longest_sleep)
         self._timers = BreakerTimers([storage, *breakers], around.clock)
 
     async def _is_set_up(self) -> bool:
@@ -187,7 +187,10 @@ class TimeoutManagerService:
             self._timers.stop()
 
     async def listening(self) -> None:
-        """Return when its queues are received from, and its storage tells of timeouts; after :meth:`run` began."""
+        """Return when its queues are received from, and its storage tells of timeouts; after :meth:`run` began.
+
+        One that is away counts when it has refused; see :attr:`MessagePump.listening` and :attr:`Poller.listening`.
+        """
         for pump in self._pumps:
             await pump.listening.wait()
         if self._poller is not None:

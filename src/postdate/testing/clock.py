@@ -34,12 +34,9 @@ class VirtualClock:
 
     Args:
         start: what it shows at first; aware.
-        longest_sleep: how long a poller sleeps that nobody wakes. By default a minute, as in real life; a month is
-            43,200 looks then. Longer in a test in which nothing is stored unheard, and :meth:`step` is not called.
     """
 
-    def __init__(self, start: datetime = START, *, longest_sleep: timedelta | None = None) -> None:
-        self.longest_sleep = longest_sleep
+    def __init__(self, start: datetime = START) -> None:
         self._now = aware_utc(start, "the start of the clock")
         # Waits last a duration, as on a real machine: setting the clock does not end them.
         self._elapsed = timedelta(0)

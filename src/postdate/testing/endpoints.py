@@ -46,9 +46,6 @@ S = TypeVar("S")
 _NO_RETRIES = Recoverability(immediate_retries=0, delayed_retries=0)
 _ERRORS = "error"
 _EVERYTHING = 1_000_000
-_LONGEST_SLEEP = timedelta(days=36_500)
-"""Nobody else knows our store, so that each message that is stored wakes the poller."""
-
 _JUST_AFTER = (timedelta(microseconds=1), timedelta(milliseconds=1), timedelta(milliseconds=1))
 """A message goes strictly after its due time, and the poller pauses a millisecond after each look that found some."""
 
@@ -114,10 +111,11 @@ class EndpointTest:
         outbox: Outbox | None = None,
         sagas: SagaStore | None = None,
     ) -> None:
-        self.clock = VirtualClock(start, longest_sleep=_LONGEST_SLEEP)
         self.deliveries: list[Sent] = []
         """What left the endpoint for other queues, in order."""
-        self._store = MemoryStore()
+        self._store = _WakingStore()
+        self.clock: VirtualClock = _HeardClock(start, self._store.wake)
+        """When it is set, by ``step``, the poller is told, where a real one finds out within a minute."""
         self._sagas = sagas or (MemorySagaStore() if outbox is None else None)
         self._endpoint = _Watched(
             name,
@@ -285,8 +283,34 @@ class _Failed(MessageEndings):
         return super().to_error(received, error, queue)
 
 
+class _WakingStore(MemoryStore):
+    """Nobody else knows it, so that each message that is stored wakes the poller; and so does who asks for it."""
+
+    def wake(self) -> None:
+        for wake in self._wakes:
+            wake()
+
+
+class _HeardClock(VirtualClock):
+    """Tells when it is set."""
+
+    def __init__(self, start: datetime, told: Callable[[], None]) -> None:
+        super().__init__(start)
+        self._told = told
+
+    @override
+    def step(self, duration: timedelta) -> None:
+        super().step(duration)
+        self._told()
+
+
 class _Watched(Endpoint):
-    """Remembers the messages that it made, and why some went to the error queue."""
+    """Remembers the messages that it made, and why some went to the error queue.
+
+    Its poller does not look by itself: a month would be 43,200 looks. Whatever it would find so, it is told of.
+    """
+
+    _longest_sleep = timedelta(days=36_500)
 
     def __init__(self, name: str, **settings: Any) -> None:
         self.made: dict[str, object] = {}

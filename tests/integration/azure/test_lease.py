@@ -15,6 +15,7 @@ from tests.proxy import FaultyLink
 from tests.waiting import until
 
 from postdate import DelayedMessage, MemoryTransport, SystemClock
+from postdate.backends.azure.groups import Rounds
 from postdate.backends.azure.lease import ContainerLease
 from postdate.backends.azure.login import parse_login
 from postdate.backends.azure.store import AzureTableStore
@@ -250,39 +251,56 @@ async def test_a_process_that_waits_for_the_lease_takes_it_and_wakes_its_poller(
     stop()
 
 
+@pytest.mark.parametrize("silent", [["TableEndpoint"], ["TableEndpoint", "BlobEndpoint"]], ids=["tables", "both"])
 async def test_leaving_waits_for_no_account_that_does_not_answer(
-    place: TablePlace, azurite_connection: str, monkeypatch: pytest.MonkeyPatch
+    place: TablePlace, azurite_connection: str, monkeypatch: pytest.MonkeyPatch, silent: list[str]
 ) -> None:
-    """Leases end by themselves; each of four would have been waited for, and what was being written for ever longer."""
-    monkeypatch.setattr("postdate.backends.azure.store.LEAVES_WITHIN_SECONDS", 0.5)
+    """What is being written would be waited for ever longer, and each of four leases; these end by themselves.
+
+    Where only the tables are silent the leases are given up all the same.
+    """
+    if "BlobEndpoint" in silent:  # nothing is to be answered then
+        monkeypatch.setattr("postdate.backends.azure.store.LEAVES_WITHIN_SECONDS", 0.5)
     for name in ("login.ANSWERS_WITHIN", "lease._ANSWERED_WITHIN"):
         monkeypatch.setattr(f"postdate.backends.azure.{name}_SECONDS", 3_600)
     settings = dict(part.split("=", 1) for part in azurite_connection.strip(";").split(";"))
     with ExitStack() as links:
-        opened: list[FaultyLink] = []
-        for name in ("TableEndpoint", "BlobEndpoint"):
+        opened: dict[str, FaultyLink] = {}
+        for name in silent:
             where = urlsplit(settings[name])
-            opened.append(links.enter_context(FaultyLink(where.hostname or "", where.port or 0)))
-            settings[name] = where._replace(netloc=f"127.0.0.1:{opened[-1].port}").geturl()
+            opened[name] = link = links.enter_context(FaultyLink(where.hostname or "", where.port or 0))
+            settings[name] = where._replace(netloc=f"127.0.0.1:{link.port}").geturl()
         connection = ";".join(f"{name}={value}" for name, value in settings.items())
         store = await place.open(leases=4, connection=connection)
         await store.setup()
         await store.store_many([message(f"m-{n}") for n in range(50)], NOW)
         claims = [claim for _ in range(4) for claim in await store.claim_due(LATER, 100)]
         assert len(claims) == 50
-        given_up = list[ContainerLease]()
-
-        async def release(lease: ContainerLease) -> None:
-            given_up.append(lease)
-
-        monkeypatch.setattr(ContainerLease, "release", release)
-        for link in opened:
+        for link in opened.values():
             link.stall()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_expect_no_answer, store, claims)
             await anyio.wait_all_tasks_blocked()
             await store.close()
-        assert not given_up, "who has not answered the one is not asked for the other"
+    if "BlobEndpoint" not in silent:
+        others = await place.open(leases=4)
+        assert await others._opened.leases.hold() == {0, 1, 2, 3}
+
+
+async def test_leaving_gives_up_the_lease_whatever_goes_wrong_before(
+    place: TablePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stop(rounds: Rounds, until: float) -> None:
+        raise RuntimeError("no")
+
+    store = await filled(place, 1)
+    assert len(await store.claim_due(LATER, 10)) == 1
+    with monkeypatch.context() as wrong:
+        wrong.setattr(Rounds, "stop", stop)
+        with pytest.raises(RuntimeError, match="no"):
+            await store.close()
+    successor = await place.open()
+    assert len(await successor.claim_due(LATER, 10)) == 1
 
 
 async def _expect_no_answer(store: AzureTableStore, claims: Sequence[Claim]) -> None:

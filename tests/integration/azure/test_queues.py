@@ -635,6 +635,25 @@ async def test_lengths_are_told_of_short_and_of_long_queues_and_not_of_missing_o
         assert await transport.lengths_of(names) == {queue: 1, f"{queue}-long": 40}
 
 
+async def test_closing_ends_every_receiver_and_every_connection_whatever_goes_wrong_with_one(
+    login: AzureLogin, queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def close() -> None:
+        raise RuntimeError("no")
+
+    transport = AzureStorageQueueTransport(login)
+    await send(transport, envelope(queue))
+    wrong, right = transport.receiver(queue), transport.receiver(queue)
+    await receive(right)
+    monkeypatch.setattr(wrong, "close", close)
+    with pytest.raises(RuntimeError, match="no"):
+        await transport.close()
+    assert transport.service._service is None
+    assert not right._held
+    async with transport_at(login) as another:
+        assert len(await receive(another.receiver(queue))) == 1
+
+
 async def test_the_service_tells_its_version_and_its_clock(login: AzureLogin) -> None:
     async with transport_at(login) as transport:
         facts = await transport.server_facts()

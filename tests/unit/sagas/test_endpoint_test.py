@@ -83,6 +83,15 @@ async def test_a_month_in_which_nothing_is_due_is_not_looked_through(monkeypatch
         assert len(looks) < 20
 
 
+async def test_a_clock_that_is_set_makes_due_what_is_due_by_it() -> None:
+    async with orders() as test:
+        await test.send(PlaceOrder("o-1", "Cleo", 30))
+        test.clock.step(timedelta(hours=1))
+        await test.advance()
+        assert texts(test)[-1] == "your order is cancelled"
+        assert test.now - START < timedelta(hours=1, seconds=1)
+
+
 @pytest.mark.parametrize("end", [PaymentReceived, CancelOrder])
 async def test_an_order_that_ends_early_is_reminded_of_no_more(end: type[PaymentReceived] | type[CancelOrder]) -> None:
     async with orders() as test:

@@ -81,11 +81,12 @@ class Keeper:
             return
         task.cancel()
         await asyncio.wait([task])
-        with anyio.move_on_after(until - asyncio.get_running_loop().time()) as leaving:
+        with anyio.CancelScope(deadline=until) as giving_up:
             await self._leases.give_up_all()
-            await self._attendance.leave()
-        if leaving.cancelled_caught:
+        if giving_up.cancelled_caught:
             log.info("the leases of this process could not be given up and end within %d s", LASTS_SECONDS)
+        with anyio.CancelScope(deadline=until):  # asks another service, which may not answer where this one did
+            await self._attendance.leave()
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -19,7 +20,7 @@ from typing_extensions import override
 from postdate.backends.azure import questions
 from postdate.backends.azure.claims import AzureClaims, ClaimLimit, Held
 from postdate.backends.azure.errors import TABLES, translated
-from postdate.backends.azure.groups import Operation, Rounds, Table
+from postdate.backends.azure.groups import Operation, Rounds, Table, at_once
 from postdate.backends.azure.keeper import Keeper, TableLiveness
 from postdate.backends.azure.layout import (
     LARGEST_BODY,
@@ -176,20 +177,20 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
     async def close(self) -> None:
         """Give up the leases and close every connection; a second time without effect.
 
-        All of it waits for answers for one time, as whoever does not answer the one will not answer the other.
+        What is being written is waited for first: others may dispatch once they have the leases. It has half of the
+        time, so that the leases are given up also where tables do not answer: they are with another service.
         """
         rooms, services = self._rooms, self._services
         self._rooms = self._services = None
         self._holding.forget()
-        try:
-            if rooms is not None:
-                until = asyncio.get_running_loop().time() + LEAVES_WITHIN_SECONDS
-                await rooms.records.rounds.stop(until)
-                await rooms.removals.stop(until)
-                await rooms.keeper.stop(until)
-        finally:
+        async with AsyncExitStack() as leaving:
             for service in services or ():
-                await service.close()
+                leaving.push_async_callback(service.close)
+            if rooms is not None:
+                now = asyncio.get_running_loop().time()
+                leaving.push_async_callback(rooms.keeper.stop, now + LEAVES_WITHIN_SECONDS)
+                halfway = now + LEAVES_WITHIN_SECONDS / 2
+                await at_once([lambda each=each: each.stop(halfway) for each in (rooms.records.rounds, rooms.removals)])
 
     @property
     def _opened(self) -> _Rooms:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -186,6 +186,10 @@ class AzureStorageQueueTransport(Transport):
 
     @override
     async def close(self) -> None:
-        """See :meth:`postdate.ports.Transport.close`; receivers that are open are closed."""
-        await asyncio.gather(*(receiver.close() for receiver in list(self._receivers)))
-        await self.service.close()
+        """See :meth:`postdate.ports.Transport.close`; receivers that are open are closed, side by side."""
+        async with AsyncExitStack() as leaving:
+            leaving.push_async_callback(self.service.close)
+            receivers = [receiver.close() for receiver in self._receivers]
+            for outcome in await asyncio.gather(*receivers, return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome

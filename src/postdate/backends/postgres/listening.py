@@ -133,7 +133,9 @@ class Listener:
         self._lock = threading.Lock()
         self._waking, self._wake = os.pipe()
         self._users = 2
-        self._stopping = self._renewing = self._connecting = False
+        self._stopping = self._renewing = False
+        self._is_lost = False
+        """Whether it waits for another connection after a failure; under the lock, as all that others ask for."""
         self._ready = threading.Event()
         self._holder: int | None = None
         self._failure: PostdateError | None = None
@@ -160,11 +162,12 @@ class Listener:
     def stop(self) -> None:
         """End the thread and the connection; a server that does not answer is not waited for.
 
-        A thread that has lost its connection and waits for another holds nothing, and ends by itself.
+        A thread that has lost its connection and waits for another holds nothing, and ends by itself: should there be
+        another, it is closed unused.
         """
-        self._stopping = True
+        with self._lock:
+            self._stopping, lost = True, self._is_lost
         os.write(self._wake, b"x")
-        lost = self._connecting and self._failure is not None
         self._thread.join(0 if lost else _STOP_WITHIN_SECONDS)
         self._let_go_of_pipe()
 
@@ -202,9 +205,11 @@ class Listener:
         Raises:
             StoreUnavailable: there is no connection at the moment.
         """
-        if not self._ready.wait(_START_WITHIN_SECONDS) or self._holder is None:
-            raise self._failure or StoreUnreachable("the connection to PostgreSQL that holds messages is gone")
-        return self._holder
+        is_known = self._ready.wait(_START_WITHIN_SECONDS)
+        with self._lock:
+            if not is_known or self._holder is None:
+                raise self._failure or StoreUnreachable("the connection to PostgreSQL that holds messages is gone")
+            return self._holder
 
     def introduce(self, *, delivers: bool = False, receives: str | None = None) -> None:
         """Say what this process does, for operators."""
@@ -220,6 +225,7 @@ class Listener:
         try:
             self._serve()
         finally:
+            self._ready.set()  # who asks for a number that is not to come does not wait for it
             self._let_go_of_pipe()
 
     def _serve(self) -> None:
@@ -227,26 +233,31 @@ class Listener:
         outage = OutageLog(log, what, "PostgreSQL is", logging.WARNING)
         while not self._stopping:
             try:
-                with self._connected() as connection:
+                with self._connected(again=failures > 0) as connection:
+                    if self._stopping:  # others may have been told that we are gone: no number is taken any more
+                        return
                     self._present(connection)
                     failures = 0
                     outage.succeeded(time.monotonic())
                     self._tell("lost", 0, 0)
                     self._listen(connection)
             except Exception as error:  # noqa: BLE001 - without this thread nothing that we hold would be ours
-                self._failure = _as_ours(error)
-                self._holder = None
+                failure = _as_ours(error)
+                with self._lock:
+                    self._failure, self._holder = failure, None
                 self._ready.set()
-                outage.failed(self._failure, time.monotonic())
+                outage.failed(failure, time.monotonic())
                 self._pause(_RECONNECT_AFTER_SECONDS[min(failures, len(_RECONNECT_AFTER_SECONDS) - 1)])
                 failures += 1
 
-    def _connected(self) -> BoundedConnection:
-        self._connecting = True
+    def _connected(self, *, again: bool) -> BoundedConnection:
+        with self._lock:
+            self._is_lost = again
         try:
             return self._connect()
         finally:
-            self._connecting = False
+            with self._lock:
+                self._is_lost = False
 
     def _pause(self, seconds: float) -> None:
         if select.select([self._waking], [], [], seconds)[0]:
@@ -272,9 +283,9 @@ class Listener:
         # What comes in the middle of an answer to a statement of ours, the driver gives to whoever has asked for it.
         connection.add_notify_handler(lambda notification: self._notice(notification.payload))
         connection.execute(sql(f"LISTEN {names.channel}"))
-        self._told = False
-        self._holder = row[0]
-        self._failure = None
+        with self._lock:
+            self._told = False
+            self._holder, self._failure = row[0], None
         self._ready.set()
 
     def _listen(self, connection: BoundedConnection) -> None:
@@ -310,7 +321,8 @@ class Listener:
         held_as = self._holder
         if self._renewing:  # who asks for our number waits for the next one
             self._ready.clear()
-            self._holder = None
+            with self._lock:
+                self._holder = None
         self._free(connection, [held_as])  # whatever could not be given back: nobody looks for it after this
 
     def _try(self, connection: Connection, what: str, step: Callable[[Connection], T]) -> T | None:

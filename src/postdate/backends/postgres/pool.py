@@ -39,7 +39,7 @@ _MOST_IDLE: Final = 16
 FOR_BRIEF_WORK: Final = 2
 _WAITS_AT_MOST_SECONDS: Final = 5.0
 _IN_VAIN_SECONDS: Final = 5.0
-"""For so long nobody who leaves tries again what another one has tried in vain."""
+"""For so long nobody who leaves waits again as another one has waited in vain, unless somebody was answered since."""
 
 
 class PostgresPool:
@@ -95,7 +95,7 @@ class PostgresPool:
             options: more settings of the session, as ``name=value``; they count, whatever the address says.
 
         Raises:
-            psycopg.Error: there is none. Who leaves is told so at once if somebody has tried in vain just now.
+            psycopg.Error: there is none. Who leaves is told so at once if somebody who left waited in vain just now.
         """
         if answers.leaving and time.monotonic() - self._in_vain_at < _IN_VAIN_SECONDS:
             raise NoAnswer("has not answered just now")
@@ -107,9 +107,11 @@ class PostgresPool:
                 options=f"{self.address.options} {more}".strip(),
                 connect_timeout=answers.connects_within,
             )
-        except psycopg.Error:
-            self._in_vain_at = time.monotonic()
+        except psycopg.errors.ConnectionTimeout:
+            if answers.leaving:
+                self._in_vain_at = time.monotonic()
             raise
+        self._in_vain_at = float("-inf")
         connection.prepare_threshold = 2
         connection.opened_at, connection.answers = time.monotonic(), answers
         try:
@@ -258,6 +260,7 @@ class PostgresPool:
         if self.given_up:
             await in_thread(self._end_given_up, answers)
         connection = await BoundedAsyncConnection.connect(self.address.for_applications, autocommit=True)
+        self._in_vain_at = float("-inf")
         connection.opened_at = time.monotonic()
         as_opened(connection)
         return connection

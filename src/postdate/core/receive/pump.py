@@ -74,7 +74,7 @@ class MessagePump:
         self._letting_go = in_real_time(clock, LETTING_GO)
         self._stop = anyio.Event()
         self.listening = anyio.Event()
-        """Set once it receives."""
+        """Set once a first call to receive has begun to wait for its answer, or has ended, be it with an error."""
         self._ready: deque[Received] = deque()
         self._left: deque[Received] = deque()
         self._unended: deque[Callable[[], Awaitable[None]]] = deque()
@@ -147,7 +147,8 @@ class MessagePump:
                     messages.start_soon(self._give_back_what_waits, self._reading)
                 if self._settler is not None:
                     ending.start_soon(self._settler.run, partial(self._not_ended, messages), self._made_room)
-                self.listening.set()
+                # What is called soon runs when this task first waits: within the call to receive, or after it.
+                asyncio.get_running_loop().call_soon(self.listening.set)
                 with receiving:
                     while not self._stop.is_set():
                         await self._receive_some(messages)
