@@ -40,6 +40,7 @@ class Service:
             env={**os.environ, "POSTDATE_AZURITE_CONNECTION": place.connection},
             text=True,
         )
+        self._unread = list[str]()
 
     def is_ready(self) -> None:
         self._says("ready")
@@ -59,10 +60,16 @@ class Service:
             self._says("dispatches under the lease on")
 
     def _says(self, what: str) -> None:
+        """Wait for a line, whatever it says before: it may have a lease before it is ready, or after."""
         assert self._process.stdout is not None
+        for line in self._unread:
+            if line.startswith(what):
+                self._unread.remove(line)
+                return
         for line in self._process.stdout:
             if line.startswith(what):
                 return
+            self._unread.append(line)
         raise AssertionError(f"it ended and never said: {what}")
 
     def kill(self) -> None:
