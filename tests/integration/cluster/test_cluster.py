@@ -174,7 +174,7 @@ def test_a_schedule_and_an_audit_have_the_same_result_as_in_one_process(
 
 @_on_five_jvms(
     f"{_LOCAL}::test_a_cluster_has_the_results_of_one_process_by_its_package_and_shows_no_secret",
-    "tests/integration/pipeline/test_source.py::test_any_session_knows_the_format_and_none_tells_a_secret",
+    "tests/integration/pipeline/test_source.py::test_messages_are_read_as_they_were_written",
 )
 def test_the_format_is_known_on_the_cluster_by_its_name(secret_database: str, driver: RestartedDriver) -> None:
     done = driver.run(f"{JOBS}:by_name", address=f"env:{SECRET}", number=500)
