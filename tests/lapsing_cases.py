@@ -1,11 +1,12 @@
 """Headers with times to be received, readable, odd and broken; and what the rule of the core says of them."""
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from postdate.core.expiry import discard_reason, end_of_use
@@ -157,10 +158,11 @@ def _moved(instant: datetime, span: timedelta) -> datetime:
         return instant
 
 
-def drawn(strategy: st.SearchStrategy[T], count: int) -> Sequence[T]:
+def drawn(strategy: st.SearchStrategy[T], count: int, chance: random.Random) -> Sequence[T]:
     """Return many examples at once: for what is too costly to be asked one by one."""
     found: list[T] = []
 
+    @seed(chance.getrandbits(64))
     @settings(
         max_examples=count,
         phases=[Phase.generate],

@@ -28,7 +28,7 @@ from hatchling.builders.wheel import WheelBuilder
 
 from postdate.pipeline.java import STARTUP_OPTIONS, find_java_home, runnable_java_home
 
-from .machine import LOOPBACK, Daemon, daemons_with, free_port, until  # noqa: TID252 - as in servers.py
+from .machine import LOOPBACK, Daemon, daemons_with, until  # noqa: TID252 - as in servers.py
 
 PROJECT = Path(__file__).resolve().parent.parent
 SPARK_HOME = Path(pyspark.__file__).parent
@@ -71,7 +71,6 @@ class SparkCluster:
     workers: int = 2
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     within_driver: bool = False
-    _ports: dict[str, int] = field(default_factory=dict[str, int])
     _children: list[subprocess.Popen[bytes]] = field(default_factory=list[subprocess.Popen[bytes]])
     _guard: subprocess.Popen[bytes] | None = None
 
@@ -81,12 +80,12 @@ class SparkCluster:
     def master_url(self) -> str:
         if self.within_driver:
             return f"local-cluster[{self.workers},1,512]"
-        return f"spark://{LOOPBACK}:{self._ports['master']}"
+        return f"spark://{LOOPBACK}:{self._port_said('Starting Spark master at')}"
 
     @property
     def web_url(self) -> str:
         """The master's web page."""
-        return f"http://{LOOPBACK}:{self._ports['web']}"
+        return f"http://{LOOPBACK}:{self._port_said('Bound MasterWebUI')}"
 
     @property
     def package(self) -> Path:
@@ -164,9 +163,14 @@ class SparkCluster:
             raise ClusterError(f"the processes of the cluster in {self.directory} did not end: {self.processes()}")
 
     def _start_master(self) -> None:
-        self._ports = {"master": free_port(), "web": free_port()}
-        options = ["--port", str(self._ports["master"]), "--webui-port", str(self._ports["web"])]
+        options = ["--port", "0", "--webui-port", "0"]  # it says which it has found
         self._start("master", "org.apache.spark.deploy.master.Master", LOOPBACK, *options)
+
+    def _port_said(self, words: str) -> int:
+        """Return the port in a line of the master's log; 0, where nobody listens, before it is there."""
+        log = (self.directory / "master" / "log").read_text(encoding="utf-8", errors="replace")
+        found = re.search(rf"{words}.*:(\d+)$", log, re.MULTILINE)
+        return int(found[1]) if found else 0
 
     def _start_worker(self, number: int) -> None:
         options = ["--cores", "1", "--memory", "1g", "--webui-port", "0", self.master_url]

@@ -6,14 +6,23 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow.parquet
 import pyspark
 import pytest
+from pyspark.pipelines.flow import Flow
+from pyspark.pipelines.graph_element_registry import GraphElementRegistry, graph_element_registration_context
+from pyspark.pipelines.output import Output, Sink
+from pyspark.sql import DataFrame
+from tests import java
 
 from postdate.pipeline.java import find_java_home, runnable_java_home
+from postdate.pipeline.session import spark_session
+from postdate.pipeline.stores import StoreSpec, opened
 
+LOADS = {("2030-05-01 12:00:00", "reminders"): 2, ("2030-05-01 13:00:00", "invoices"): 1}
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 
 
@@ -31,10 +40,7 @@ def project(tmp_path: Path) -> Path:
 @pytest.mark.soak(
     "Spark's own command, twice, with a metastore",
     part="docs",
-    proven_by=(
-        "tests/integration/pipeline/test_source_streams.py::test_a_stream_is_stored_and_one_that_is_read_again_changes_nothing",
-        "tests/integration/pipeline/test_source.py::test_writing_again_stores_nothing_twice",
-    ),
+    proven_by="tests/docs/test_declarative.py::test_what_the_files_describe_stores_orders_once_and_becomes_tables",
 )
 def test_orders_are_stored_once_and_become_tables(project: Path) -> None:
     environment = _environment(project)
@@ -49,8 +55,79 @@ def test_orders_are_stored_once_and_become_tables(project: Path) -> None:
     assert ids == [("order-1",), ("order-2",), ("order-3",)]
     assert [row["message_id"] for row in _table(project, "set_aside")] == ["order-4", "order-4"]
     loads = {(str(row["start"]), row["destination"]): row["messages"] for row in _table(project, "load_by_hour")}
-    assert loads == {("2030-05-01 12:00:00", "reminders"): 2, ("2030-05-01 13:00:00", "invoices"): 1}
+    assert loads == LOADS
     assert [(row["kind"], row["messages"]) for row in _table(project, "records_by_day")] == [("scheduled", 3)]
+
+
+@dataclass
+class Described(GraphElementRegistry):
+    """What files describe, where nobody runs it: Spark's own command does, on a server and with a metastore."""
+
+    outputs: dict[str, Output] = field(default_factory=dict[str, Output])
+    flows: dict[str, Flow] = field(default_factory=dict[str, Flow])
+
+    def register_output(self, output: Output) -> None:
+        self.outputs[output.name] = output
+
+    def register_flow(self, flow: Flow) -> None:
+        self.flows[flow.name] = flow
+
+    def register_auto_cdc_flow(self, flow: object) -> None:
+        raise NotImplementedError
+
+    def register_sql(self, sql_text: str, file_path: Path) -> None:
+        raise NotImplementedError
+
+    def frame(self, name: str) -> DataFrame:
+        return self.flows[name].func()
+
+
+def test_what_the_files_describe_stores_orders_once_and_becomes_tables(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each flow runs as Spark's command would run it, one after the other, in the Java of the documentation."""
+    address = f"sqlite:///{project / 'orders.db'}"
+    monkeypatch.setenv("ORDERS_STORE", address)
+    with opened(StoreSpec(address), create=True) as store:
+        store.setup()
+    described = Described()
+    with java.lasting(java.folder(tmp_path_factory)), spark_session("orders", with_format=True, cores=1) as spark:
+        for name, value in {**java.SMALL_DATA, "spark.sql.shuffle.partitions": "1"}.items():
+            spark.conf.set(name, value)
+        with graph_element_registration_context(described):
+            for file in sorted((project / "transformations").glob("*.py")):
+                code = file.read_text(encoding="utf-8").replace('.json("incoming")', f'.json("{project}/incoming")')
+                exec(compile(code, str(file), "exec"), {"__name__": file.stem})
+        sink = described.outputs["orders_store"]
+        assert isinstance(sink, Sink)
+        assert described.flows["orders_intake"].target == sink.name
+        for name in ("orders.json", "again.json"):
+            if name != "orders.json":
+                shutil.copy(project / "incoming" / "orders.json", project / "incoming" / name)
+            described.frame("incoming").createOrReplaceTempView("incoming")
+            for flow, writes in (
+                (
+                    "orders_intake",
+                    described.frame("orders_intake").writeStream.format(sink.format).options(**sink.options),
+                ),
+                (
+                    "set_aside",
+                    described.frame("set_aside").writeStream.format("parquet").option("path", f"{project}/aside"),
+                ),
+            ):
+                checkpoint = f"{project}/checkpoints/{flow}"
+                writes.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
+        aside = [row["message_id"] for row in spark.read.parquet(f"{project}/aside").collect()]
+        described.frame("pending").createOrReplaceTempView("pending")
+        waiting = sorted(row["message_id"] for row in described.frame("pending").collect())
+        found = described.frame("load_by_hour").selectExpr("string(start) AS start", "destination", "messages")
+        loads = {(row["start"], row["destination"]): row["messages"] for row in found.collect()}
+        happened = [(row["kind"], row["messages"]) for row in described.frame("records_by_day").collect()]
+        for view in ("incoming", "pending"):
+            spark.catalog.dropTempView(view)
+    assert (aside, waiting) == (["order-4", "order-4"], ["order-1", "order-2", "order-3"])
+    assert loads == LOADS
+    assert happened == [("scheduled", 3)]
 
 
 def _environment(project: Path) -> dict[str, str]:

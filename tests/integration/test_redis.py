@@ -1,6 +1,7 @@
 """Redis when something breaks: its memory, its role, its scripts, its answers, and the processes that use it."""
 
 import os
+import random
 import signal
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
@@ -235,9 +236,11 @@ async def test_after_a_restart_who_listens_is_woken_and_who_receives_goes_on(ser
 # --- what nobody wants any more ---------------------------------------------------------------------------------------
 
 
-async def test_a_move_says_of_random_headers_what_the_rule_says(store: RedisStore, transport: RedisTransport) -> None:
+async def test_a_move_says_of_random_headers_what_the_rule_says(
+    store: RedisStore, transport: RedisTransport, chance: random.Random
+) -> None:
     """Moved at the very instant that is asked about: to the microsecond."""
-    asked = [case for case in drawn(cases(), 100) if case.now > EARLIEST + SECOND]
+    asked = [case for case in drawn(cases(), 100, chance) if case.now > EARLIEST + SECOND]
     for number, case in enumerate(asked):
         await store.store(DelayedMessage(f"m-{number}", EARLIEST, "done", case.headers, b""), EARLIEST)
         report = await store.move_due(case.now, 10, discarding=Discarding(case.allowance, has_lapsed), listing=True)

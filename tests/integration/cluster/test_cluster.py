@@ -29,13 +29,19 @@ NOW = "2030-05-01T00:00:00+00:00"
 MESSAGES = 4_000
 """In a round of kills."""
 
-pytestmark = pytest.mark.soak(
-    "five JVMs start before the first test runs, and others when drivers are killed",
-    part="cluster",
-    proven_by=(
-        "tests/integration/pipeline/test_local_cluster.py::test_a_cluster_has_the_results_of_one_process_by_its_package_and_shows_no_secret",
-        "tests/integration/pipeline/test_schedule_columns.py::test_what_is_scheduled_again_is_there_already_and_is_read_as_of_one_instant",
-    ),
+_LOCAL, _COLUMNS = (f"tests/integration/pipeline/{file}.py" for file in ("test_local_cluster", "test_schedule_columns"))
+
+
+def _on_five_jvms(*proven_by: str) -> pytest.MarkDecorator:
+    return pytest.mark.soak(
+        "five JVMs start before the first test runs, and others when drivers are killed",
+        part="cluster",
+        proven_by=proven_by,
+    )
+
+
+pytestmark = _on_five_jvms(
+    f"{_LOCAL}::test_a_cluster_has_the_results_of_one_process_by_its_package_and_shows_no_secret"
 )
 
 
@@ -79,6 +85,7 @@ def test_everything_listens_on_loopback_only(cluster: SparkCluster, driver: Rest
     assert listening_addresses(processes) == {"127.0.0.1", "127.0.0.2"}
 
 
+@_on_five_jvms(f"{_LOCAL}::test_what_belongs_to_a_cluster_ends_with_the_process_that_started_it")
 def test_a_cluster_leaves_nothing_when_the_process_that_started_it_is_killed() -> None:
     program = (
         "from tests.spark_cluster import spark_cluster\n"
@@ -165,6 +172,10 @@ def test_a_schedule_and_an_audit_have_the_same_result_as_in_one_process(
     assert audits[0]["counts"]["overdue"] > 3_000
 
 
+@_on_five_jvms(
+    f"{_LOCAL}::test_a_cluster_has_the_results_of_one_process_by_its_package_and_shows_no_secret",
+    "tests/integration/pipeline/test_source.py::test_messages_are_read_as_they_were_written",
+)
 def test_the_format_is_known_on_the_cluster_by_its_name(secret_database: str, driver: RestartedDriver) -> None:
     done = driver.run(f"{JOBS}:by_name", address=f"env:{SECRET}", number=500)
     assert sorted(done["ids"]) == sorted(f"m-{n}" for n in range(500))
@@ -175,6 +186,10 @@ def test_the_format_is_known_on_the_cluster_by_its_name(secret_database: str, dr
 # --- kills ------------------------------------------------------------------------------------------------------------
 
 
+@_on_five_jvms(
+    f"{_COLUMNS}::test_a_task_that_dies_and_runs_again_stores_nothing_twice",
+    f"{_COLUMNS}::test_what_is_scheduled_again_is_there_already_and_is_read_as_of_one_instant",
+)
 @pytest.mark.timeout(900 + 120 * kill_rounds())
 @pytest.mark.parametrize("kind", ["executor", "python", "driver"])
 def test_kills_during_a_schedule_lose_and_double_nothing(
@@ -212,6 +227,7 @@ def test_kills_during_a_schedule_lose_and_double_nothing(
     assert rows(database, "SELECT count(*) FROM postdate.content") == [(expected,)]
 
 
+@_on_five_jvms(f"{_COLUMNS}::test_a_task_that_runs_twice_at_once_stores_nothing_twice")
 def test_a_task_that_spark_runs_twice_at_once_stores_nothing_twice(
     cluster: SparkCluster, driver: RestartedDriver, database: str
 ) -> None:

@@ -30,6 +30,8 @@ pytestmark = [
         "executors, Python workers and drivers of a cluster of five JVMs are killed",
         part="cluster",
         proven_by=(
+            "tests/integration/test_postgres_kills.py::test_what_a_killed_process_had_locked_is_free_at_once_row_25",
+            "tests/integration/test_dispatching.py::test_many_at_once_deliver_everything_once",
             "tests/integration/pipeline/test_sweep.py::test_a_query_delivers_as_messages_fall_due_and_goes_on_from_its_checkpoint",
             "tests/integration/pipeline/test_local_cluster.py::test_a_cluster_has_the_results_of_one_process_by_its_package_and_shows_no_secret",
         ),

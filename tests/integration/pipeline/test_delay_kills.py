@@ -19,6 +19,7 @@ ROWS, KILLS = 20_000, int(os.environ.get("POSTDATE_KILL_ROUNDS", "2"))
     "the driver of a query of minutes is killed again and again",
     part="kills",
     proven_by=(
+        "tests/integration/pipeline/test_delay.py::test_rows_that_wait_are_in_the_checkpoint_and_go_once_after_a_restart",
         "tests/integration/pipeline/test_delay_in_virtual_time.py::test_each_row_goes_once_and_never_early_however_far_off_it_is",
         "tests/integration/pipeline/test_delay_in_virtual_time.py::test_rows_go_in_one_micro_batch_after_an_outage",
     ),

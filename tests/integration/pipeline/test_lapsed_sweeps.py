@@ -1,6 +1,7 @@
 """A sweep that records as expired what its headers say nobody wants any more; a schedule that refuses it (row 75)."""
 
 import json
+import random
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -135,10 +136,10 @@ def test_a_sweep_on_spark_counts_them_and_the_audit_is_clean(spark: SparkSession
 
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])
 async def test_a_store_says_of_random_headers_what_the_rule_says(
-    database: str, tmp_path: Path, postgres_url: str
+    database: str, tmp_path: Path, postgres_url: str, chance: random.Random
 ) -> None:
     """Moved at the very instant that is asked about: to the microsecond."""
-    asked = [case for case in drawn(cases(), 300) if case.now > FIRST + SECOND]
+    asked = [case for case in drawn(cases(), 300, chance) if case.now > FIRST + SECOND]
     schema = fresh_schema()
     store: SqliteStore | PostgresStore
     queues: LocalTransport | PostgresTransport

@@ -1,6 +1,9 @@
 """The jobs on executors of their own: same results as in one process, by the package alone, and no secret is shown."""
 
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +13,10 @@ from tests import java
 from tests.integration.cluster import jobs
 from tests.integration.cluster.conftest import PASSWORD, SECRET, fresh_database
 from tests.integration.cluster.test_cluster import JOBS, NOW, events, input_rows, logs, rows, set_aside
-from tests.spark_cluster import PROJECT, SparkCluster, spark_cluster
+from tests.machine import LOOPBACK, daemons_with
+from tests.spark_cluster import PROJECT, SparkCluster, listening_addresses, spark_cluster
 from tests.spark_drivers import SparkDriver
+from tests.waiting import Eventually
 
 
 @pytest.fixture
@@ -50,6 +55,7 @@ def test_a_cluster_has_the_results_of_one_process_by_its_package_and_shows_no_se
     assert {Path(task["package"]).parts[-3:] for task in found} == {("postdate.zip", "postdate", "__init__.py")}
     assert {task["python"] for task in found} == {str(cluster.python)}
     assert str(PROJECT / "src") not in json.dumps(found)
+    assert listening_addresses(cluster.processes()) == {LOOPBACK}
 
     lines = [json.dumps(row) for row in input_rows(400)]
     (tmp_path / "messages.json").write_text("\n".join(lines), encoding="utf-8")
@@ -79,3 +85,24 @@ def test_a_cluster_has_the_results_of_one_process_by_its_package_and_shows_no_se
     assert "MapInArrow" in shown["events"], "the plans are there"
     assert "INFO" in shown["logs"]
     assert [place for place, text in shown.items() if PASSWORD in text] == []
+
+
+def test_what_belongs_to_a_cluster_ends_with_the_process_that_started_it(eventually: Eventually) -> None:
+    program = (
+        "import subprocess\n"
+        "from tests.spark_cluster import spark_cluster\n"
+        "with spark_cluster(within_driver=True) as cluster:\n"
+        "    subprocess.Popen(['sleep', 'infinity'], env=cluster.variables)\n"
+        "    print(cluster.directory, flush=True)\n"
+        "    input()\n"
+    )
+    starter = subprocess.Popen(
+        [sys.executable, "-c", program], cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with starter:
+        assert starter.stdout is not None
+        directory = Path(starter.stdout.readline().strip())
+        assert len(daemons_with(f"POSTDATE_SPARK_CLUSTER={directory}")) == 1
+        starter.send_signal(signal.SIGKILL)
+    eventually(lambda: not daemons_with(f"POSTDATE_SPARK_CLUSTER={directory}"), "its processes have ended")
+    eventually(lambda: not directory.parent.exists(), "its directory is gone")

@@ -4,6 +4,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from postdate.messages import encode_headers
 from postdate.pipeline.columns import INSTANT
 from postdate.pipeline.frames import held_snapshot, scan_frame, scan_parts
 from postdate.pipeline.rows import sort_out
-from postdate.pipeline.schedule import Rejects, ScheduleJob, schedule
+from postdate.pipeline.schedule import Rejects, ScheduleJob, _storing, schedule
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import Scan, ScanFilter
 
@@ -165,3 +166,72 @@ def test_what_is_scheduled_again_is_there_already_and_is_read_as_of_one_instant(
     kinds = Counter(row.kind for row in records.collect())
     assert kinds == {"scheduled": 3_000}
     assert records.select("number").distinct().count() == 3_000
+
+
+# --- one task, as Spark runs it ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def task_rows() -> list[pa.RecordBatch]:
+    """What a task is given: 1,000 rows in two batches."""
+    columns = {"destination": "orders", "due": DUE, "expires_at": None, "headers": "{}", "body": b"x", "reason": None}
+    schema = pa.schema(
+        [
+            ("message_id", pa.string()),
+            ("destination", pa.string()),
+            ("due", INSTANT),
+            ("expires_at", INSTANT),
+            ("headers", pa.string()),
+            ("body", pa.binary()),
+            ("reason", pa.string()),
+        ]
+    )
+    rows = [{"message_id": f"m{n}", **columns} for n in range(1_000)]
+    return [pa.RecordBatch.from_pylist(rows[at : at + 500], schema=schema) for at in (0, 500)]
+
+
+def counted(outcomes: Iterator[pa.RecordBatch]) -> Counter[str]:
+    total = Counter[str]()
+    for outcome in outcomes:
+        for row in outcome.to_pylist():
+            total.update(stored=row["stored"], already_there=row["already_there"], set_aside=int(bool(row["reason"])))
+    return total
+
+
+def recorded(spec: StoreSpec) -> Counter[str]:
+    with opened(spec) as store:
+        scannable = store.scannable()
+        pages = [
+            page
+            for part in scannable.scan_parts("records", 1)
+            for page in scannable.scan(Scan("records", ("message_id",)), part, 1_000)
+        ]
+    return Counter(row[0] for page in pages for row in page)
+
+
+def test_a_task_that_dies_and_runs_again_stores_nothing_twice(
+    postgres: StoreSpec, task_rows: list[pa.RecordBatch], now: datetime
+) -> None:
+    """It dies after a commit that Spark was not told of; Spark runs it again from the beginning."""
+    with opened(postgres, create=True) as store:
+        store.setup()
+    task = _storing(ScheduleJob(postgres, now, batch=70))
+    dying = task(iter(task_rows))
+    for _ in range(5):
+        next(dying)
+    dying.close()  # pyright: ignore[reportAttributeAccessIssue] - it is a generator
+    assert len(recorded(postgres)) == 350
+    assert counted(task(iter(task_rows))) == {"stored": 650, "already_there": 350, "set_aside": 0}
+    assert recorded(postgres) == Counter(f"m{n}" for n in range(1_000))
+
+
+def test_a_task_that_runs_twice_at_once_stores_nothing_twice(
+    postgres: StoreSpec, task_rows: list[pa.RecordBatch], now: datetime
+) -> None:
+    with opened(postgres, create=True) as store:
+        store.setup()
+    task = _storing(ScheduleJob(postgres, now, batch=20))
+    with ThreadPoolExecutor(2) as both:
+        told = list(both.map(lambda _: counted(task(iter(task_rows))), range(2)))
+    assert told[0] + told[1] == Counter(stored=1_000, already_there=1_000)
+    assert recorded(postgres) == Counter(f"m{n}" for n in range(1_000))

@@ -90,28 +90,19 @@ def either(request: pytest.FixtureRequest) -> StoreSpec:
     return request.getfixturevalue("store" if request.param == "sqlite" else "on_postgres")
 
 
-_SQLITE_AND_POSTGRESQL = pytest.mark.parametrize(
-    "either",
-    [
-        "sqlite",
-        pytest.param(
-            "postgresql",
-            marks=pytest.mark.soak(
-                "whole streams; what they ask of the store is asked of PostgreSQL in this process, too",
-                part="spark",
-                proven_by=(
-                    "tests/integration/pipeline/test_source_streams.py::test_a_limit_bounds_each_batch_and_all_available_has_none",
-                    "tests/integration/pipeline/test_source_streams.py::test_latest_begins_with_what_comes_next",
-                    "tests/integration/pipeline/test_source_streams.py::test_a_checkpoint_ahead_of_its_store_is_refused",
-                ),
-            ),
-        ),
-    ],
-    indirect=True,
+def _also_on_postgresql(*proven_by: str) -> pytest.MarkDecorator:
+    soak = pytest.mark.soak(
+        "whole streams; what they ask of the store is asked of PostgreSQL in this process, too",
+        part="spark",
+        proven_by=tuple(f"tests/integration/pipeline/test_source_streams.py::{test}" for test in proven_by),
+    )
+    return pytest.mark.parametrize("either", ["sqlite", pytest.param("postgresql", marks=soak)], indirect=True)
+
+
+@_also_on_postgresql(
+    "test_records_are_read_once_each_over_restarts[sqlite]",
+    "test_a_limit_bounds_each_batch_and_all_available_has_none[postgresql]",
 )
-
-
-@_SQLITE_AND_POSTGRESQL
 def test_records_are_read_once_each_over_restarts(spark: SparkSession, either: StoreSpec, tmp_path: Path) -> None:
     add(either, "a", "b", "c")
     drain(records(spark, either, maxRowsPerBatch=2), tmp_path)
@@ -215,7 +206,10 @@ def test_a_transaction_that_stays_open_leaves_later_records_to_the_next_run(
 # --- checkpoints that are not of this store -----------------------------------------------------------------------
 
 
-@_SQLITE_AND_POSTGRESQL
+@_also_on_postgresql(
+    "test_the_checkpoint_of_another_store_is_refused[sqlite]",
+    "test_a_checkpoint_ahead_of_its_store_is_refused[postgresql]",
+)
 def test_the_checkpoint_of_another_store_is_refused(
     spark: SparkSession, either: StoreSpec, tmp_path: Path, store: StoreSpec
 ) -> None:

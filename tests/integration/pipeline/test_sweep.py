@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ from typing import Any
 import anyio
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from tests.waiting import Eventually
 
 from postdate import DelayedMessage, LocalTransport, SystemClock
+from postdate.cli.entry import run
+from postdate.cli.pipeline import sweep as command_module
 from postdate.errors import PipelineError, StoreNotSetUp, TransportUnavailable
 from postdate.pipeline.audit import audit
 from postdate.pipeline.dispatching import SweepSpec
@@ -165,32 +169,59 @@ def test_a_store_that_dies_fails_the_query_with_its_name(
         query.stop()
 
 
+def command_line(folder: Path, *others: str) -> list[str]:
+    places = [f"--{name}={folder / name}" for name in ("checkpoint", "ledger")]
+    return ["pipeline", "sweep", "--continuous", *places, *others]
+
+
+def settings_of(spec: SweepSpec) -> dict[str, str]:
+    return {
+        "POSTDATE_STORE__ADDRESS": spec.store.address,
+        "POSTDATE_TRANSPORT__ADDRESS": spec.transport,
+        "POSTDATE_STORE__SYNCHRONOUS": "normal",
+    }
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_goes_on_until_a_signal_comes(
+    spark: SparkSession,
+    spec: SweepSpec,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    eventually: Eventually,
+    number: signal.Signals,
+) -> None:
+    """In this process, on its Spark. What is stored after something was delivered is delivered still."""
+    monkeypatch.setattr(command_module, "on_spark", lambda job, cluster, **_: job(spark))
+    for variable, value in settings_of(spec).items():
+        monkeypatch.setenv(variable, value)
+    monkeypatch.chdir(tmp_path)
+    put(spec, ["m-1"])
+
+    def tell() -> None:
+        eventually(lambda: overdue(spec) == 0, "what is due is delivered")
+        put(spec, ["m-2"])
+        eventually(lambda: overdue(spec) == 0, "what has just become due is delivered")
+        os.kill(os.getpid(), number)
+
+    with ThreadPoolExecutor(1) as other:
+        told = other.submit(tell)
+        assert run(command_line(tmp_path, "--residency=1s")) == 0
+        told.result()
+    assert {each.message_id for each in spark.read.parquet(str(tmp_path / "ledger")).collect()} == {"m-1", "m-2"}
+    assert spark.streams.active == []
+
+
 @pytest.mark.soak(
     "a command on Spark, as a process of its own",
     part="spark",
-    proven_by="tests/integration/pipeline/test_sweep.py::test_a_query_delivers_as_messages_fall_due_and_goes_on_from_its_checkpoint",
+    proven_by="tests/integration/pipeline/test_sweep.py::test_the_command_goes_on_until_a_signal_comes",
 )
 def test_the_command_goes_on_until_it_is_told_to_stop(
     spark: SparkSession, spec: SweepSpec, tmp_path: Path, eventually
 ) -> None:
     put(spec, ["m-1", "m-2"])
-    environment = {
-        **os.environ,
-        "POSTDATE_STORE__ADDRESS": spec.store.address,
-        "POSTDATE_TRANSPORT__ADDRESS": spec.transport,
-        "POSTDATE_STORE__SYNCHRONOUS": "normal",
-    }
-    arguments = [
-        "pipeline",
-        "sweep",
-        "--continuous",
-        "--checkpoint",
-        "checkpoint",
-        "--ledger",
-        "ledger",
-        "--cores",
-        "1",
-    ]
+    environment, arguments = {**os.environ, **settings_of(spec)}, command_line(tmp_path, "--cores=1")
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "postdate.cli", *arguments], cwd=tmp_path, env=environment, stderr=log
