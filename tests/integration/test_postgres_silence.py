@@ -49,9 +49,11 @@ def impatient(adapter: PostgresStore | PostgresTransport, within: timedelta = SE
     before = answers[0].within
     for each in answers:
         each.within = within
-    yield
-    for each in answers:
-        each.within = before
+    try:
+        yield
+    finally:
+        for each in answers:
+            each.within = before
 
 
 def waiting(place: Place) -> int:
