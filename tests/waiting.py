@@ -84,12 +84,19 @@ async def claimed(store: ClaimingStore, count: int, at: datetime) -> list[Claim]
 class UntilWoken(SystemClock):
     """The clock of a service whose poller never ends its longest sleep by itself: what it finds, a wake-up told it of.
 
+    Args:
+        ahead: of the clock of the machine.
+
     Attributes:
         sleeps: how often the poller has begun its longest sleep.
     """
 
-    def __init__(self) -> None:
-        self.sleeps = 0
+    def __init__(self, ahead: timedelta = timedelta(0)) -> None:
+        self.ahead, self.sleeps = ahead, 0
+
+    def now(self) -> datetime:
+        """Return the machine's time, moved."""
+        return super().now() + self.ahead
 
     async def wait_for(self, event: anyio.Event, duration: timedelta) -> None:
         """Wait as in real time; for the longest sleep, wait for the event alone."""

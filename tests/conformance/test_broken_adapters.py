@@ -55,7 +55,8 @@ Broken = dict[str, tuple[Callable[..., Any], str]]
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A defect that makes a check wait for ever shall not make us wait for long."""
-    monkeypatch.setattr("postdate.testing.conformance.NEWS_SECONDS", 0.2)
+    for limit in ("NEWS_SECONDS", "WAKE_UP_SECONDS"):
+        monkeypatch.setattr(f"postdate.testing.conformance.{limit}", 0.2)
 
 
 # --- stores -----------------------------------------------------------------------------------------------------------

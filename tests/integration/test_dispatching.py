@@ -155,14 +155,27 @@ def test_who_stops_reading_ends_it(spec: SweepSpec) -> None:
 def test_many_at_once_deliver_everything_once(spec: SweepSpec) -> None:
     past = now() - 10 * SECOND
     put(spec, *(message(f"m-{n}", past) for n in range(600)))
-    code = "import pickle, sys, postdate.pipeline.dispatching as d; d.drain_due(pickle.load(sys.stdin.buffer))"
-    running = [subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) for _ in range(2)]
+    code = """if True:
+        import pickle, sys, postdate.pipeline.dispatching as dispatching
+        spec = pickle.load(sys.stdin.buffer)
+        print("ready", flush=True)
+        sys.stdin.buffer.read()
+        print(dispatching.drain_due(spec).total())"""
+    pipe = subprocess.PIPE
+    running = [subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe) for _ in range(2)]
     for process in running:
         assert process.stdin is not None
+        assert process.stdout is not None
         process.stdin.write(pickle.dumps(spec))
+        process.stdin.flush()
+        assert process.stdout.readline() == b"ready\n"
+    for process in running:
+        assert process.stdin is not None
         process.stdin.close()
-    assert [process.wait(PATIENCE_SECONDS) for process in running] == [0, 0]
-    drain_due(spec)
+        process.stdin = None
+    dispatched = [int(process.communicate(timeout=PATIENCE_SECONDS)[0]) for process in running]
+    assert [process.returncode for process in running] == [0, 0]
+    assert sum(dispatched) + drain_due(spec).total() == 600
     assert Counter((kind, name) for kind, name, *_ in events(spec)) == Counter(
         {("delivered", f"m-{n}"): 1 for n in range(600)}
     )

@@ -77,10 +77,27 @@ async def test_what_a_frozen_process_holds_is_taken_over_and_what_it_does_on_wak
     assert one_file.rows("SELECT kind, count(*) FROM record GROUP BY kind") == [(1, MESSAGES + 1), (2, MESSAGES + 1)]
 
 
+async def test_a_process_shows_life_while_it_holds_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("postdate.backends.sqlite.file._HOUSEKEEPING_SECONDS", 0.1)
+    monkeypatch.setattr("postdate.backends.sqlite.liveness._SIGNS_IN_A_BOUND", 600)
+    store = SqliteStore(tmp_path / "a.db")
+    await store.store_many([DelayedMessage(f"m-{n}", NOW, "done") for n in range(3)], NOW)
+    claims = await store.claim_due(LATER, 10)
+    (sign,) = (tmp_path / "a.db-claimants").glob("*.alive")
+    for _ in range(3):  # the first may be of what was written just before
+        seen = sign.stat().st_mtime_ns
+        await until(lambda seen=seen: sign.stat().st_mtime_ns > seen)
+    assert await store.finish(claims, Outcome.DELIVERED, NOW) == 3
+    await store.close()
+
+
 @pytest.mark.soak(
     "a process must show life in time",
     part="silence",
-    proven_by="tests/integration/test_frozen_processes.py::test_silence_is_counted_only_while_somebody_looks_and_something_is_held",
+    proven_by=(
+        "tests/integration/test_frozen_processes.py::test_a_process_shows_life_while_it_holds_something",
+        "tests/integration/test_frozen_processes.py::test_silence_is_counted_only_while_somebody_looks_and_something_is_held",
+    ),
 )
 async def test_a_process_that_holds_for_long_and_lives_keeps_what_it_holds(
     one_file: OneFile, start, eventually, tmp_path: Path

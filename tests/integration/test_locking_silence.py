@@ -52,9 +52,11 @@ def answers_within(seconds: float, store: MariaDbStore) -> Generator[None]:
             patch.setattr(f"{connection}._{name}_SECONDS", seconds)
         for session in sessions:
             session.limit(seconds)
-        yield
-    for session, own in zip(sessions, before, strict=True):
-        session.limit(own)
+        try:
+            yield
+        finally:
+            for session, own in zip(sessions, before, strict=True):
+                session.limit(own)
 
 
 @pytest.fixture

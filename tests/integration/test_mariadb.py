@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import anyio
 import pymysql
 import pytest
 from tests.mariadb_subjects import drop_schema, fresh_schema
+from tests.servers import MariaDB
 from tests.waiting import until
 
 from postdate import DelayedMessage
@@ -176,20 +178,64 @@ async def test_the_server_says_how_safe_it_is(mariadb_url: str, schema: str) -> 
     await store.close()
 
 
+def test_of_what_the_server_lists_old_snapshots_are_told_the_oldest_first(
+    session: MariaDbSession, monkeypatch: pytest.MonkeyPatch, schema: str
+) -> None:
+    """The list is a table of the test's own here: the server makes its own anew from time to time only."""
+    ((me,),) = session.rows("SELECT CONNECTION_ID()")
+    session.change(f"CREATE DATABASE {quoted(schema)}")
+    table = f"{quoted(schema)}.trx"
+    session.change(f"CREATE TABLE {table} AS SELECT * FROM information_schema.innodb_trx LIMIT 0")
+    table = table.replace("%", "%%")  # as in every statement with values
+    for level, seconds, state in (
+        ("REPEATABLE READ", 70, None),
+        ("SERIALIZABLE", 3_600, "updating"),
+        ("READ COMMITTED", 3_600, None),
+        ("REPEATABLE READ", 30, None),
+    ):
+        session.change(
+            f"INSERT IGNORE INTO {table} SET trx_mysql_thread_id = %(me)s, trx_isolation_level = %(level)s, "
+            "trx_operation_state = %(state)s, trx_started = SYSDATE() - INTERVAL %(seconds)s SECOND",
+            {"me": me, "level": level, "state": state, "seconds": seconds},
+        )
+    asked = old_snapshots.__globals__["_OLD_SNAPSHOTS"]
+    assert "FROM information_schema.innodb_trx" in asked
+    monkeypatch.setitem(
+        old_snapshots.__globals__, "_OLD_SNAPSHOTS", asked.replace("information_schema.innodb_trx", table)
+    )
+    oldest, old = old_snapshots(session)
+    assert (oldest.pid, oldest.user, oldest.state) == (me, "postdate", "updating")
+    assert oldest.age >= timedelta(hours=1) > old.age >= 70 * SECOND
+    assert (old.pid, old.state) == (me, "Query")
+
+
 async def _is_seen(store: MariaDbStore, connection: int) -> bool:
     """Return whether a connection has an old snapshot; the server makes its list anew if nobody has asked for 0.1 s."""
     await anyio.sleep(0.2)  # noqa: TID251 - there is nothing to ask meanwhile
     return connection in {snapshot.pid for snapshot in await store.old_snapshots()}
 
 
-async def test_a_session_with_an_old_snapshot_is_found(
-    mariadb_url: str, session: MariaDbSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.soak(
+    "whoever asks a shared server for its list meanwhile keeps it as it is",
+    part="servers",
+    proven_by="tests/integration/test_mariadb.py::test_of_what_the_server_lists_old_snapshots_are_told_the_oldest_first",
+)
+async def test_a_session_with_an_old_snapshot_is_found(server_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = MariaDB(server_folder)
+    server.start()
+    try:
+        await _an_old_snapshot_is_found(server.url, monkeypatch)
+    finally:
+        server.stop()
+
+
+async def _an_old_snapshot_is_found(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(old_snapshots.__globals__, "_OLD_SECONDS", 0)  # by name it may be another copy of the module
+    session = MariaDbServer(url).connect()
     session.change("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     session.change("START TRANSACTION WITH CONSISTENT SNAPSHOT")
     ((me,),) = session.rows("SELECT CONNECTION_ID()")
-    store = MariaDbStore(mariadb_url, table=TABLE)
+    store = MariaDbStore(url, table=TABLE)
     await until(lambda: _is_seen(store, me))
     session.rollback()
 
@@ -197,6 +243,7 @@ async def test_a_session_with_an_old_snapshot_is_found(
         return not await _is_seen(store, me)
 
     await until(is_gone)
+    session.close()
     await store.close()
 
 

@@ -18,6 +18,7 @@ from postdate.backends.postgres.listening import Watched
 from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.postgres.transport import PostgresTransport
 from postdate.messages import Envelope
+from postdate.ports import Outcome
 
 pytestmark = pytest.mark.anyio
 
@@ -154,10 +155,28 @@ async def test_what_a_frozen_process_holds_is_free_after_a_while_and_it_does_no_
     await transport.close()
 
 
+async def test_a_process_shows_life_while_it_holds_something(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("postdate.backends.postgres.listening._SHOW_LIFE_AT_LEAST_EVERY_SECONDS", 0.1)
+    store = PostgresStore(place.url, schema=place.schema, table=TABLE)
+    await store.initialize("service", TransactionMode.RECEIVE_ONLY)
+    try:
+        claims = await store.claim_due(now(), 3)
+        sign = "SELECT seen FROM holder WHERE holder = %s", store.database.listener().holder()
+        for _ in range(2):
+            seen = place.rows(*sign)
+            await until(lambda seen=seen: place.rows(*sign) > seen)
+        assert await store.finish(claims, Outcome.DELIVERED, now()) == 3
+    finally:
+        await store.close()  # else the schema could not be dropped, of which it holds rows
+
+
 @pytest.mark.soak(
     "a process must show life in time",
     part="silence",
-    proven_by="tests/integration/test_postgres_frozen.py::test_whoever_stood_still_itself_takes_nobody_for_frozen",
+    proven_by=(
+        "tests/integration/test_postgres_frozen.py::test_a_process_shows_life_while_it_holds_something",
+        "tests/integration/test_postgres_frozen.py::test_whoever_stood_still_itself_takes_nobody_for_frozen",
+    ),
 )
 async def test_a_process_that_lives_keeps_what_it_holds_however_long(place: Place, holder: Holder) -> None:
     assert await anyio.to_thread.run_sync(holder.says) == "holds 3 2 2"

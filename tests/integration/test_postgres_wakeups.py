@@ -18,7 +18,6 @@ from tests.waiting import UntilWoken, claimed, received, until
 
 from postdate import DelayedDelivery, Endpoint, TransactionMode
 from postdate.backends.postgres.transport import LowWater
-from postdate.clock import Clock, ScaledClock, SystemClock
 from postdate.errors import ClaimLost, StoreUnavailable
 from postdate.ports import Outcome
 
@@ -33,24 +32,20 @@ async def place(postgres_url: str):
 
 
 @asynccontextmanager
-async def service(place: Place, clock: Clock | None = None, *, url: str | None = None) -> AsyncGenerator[Endpoint]:
-    """A service with connections of its own, as in another process.
-
-    Without a clock it knows of nothing but a message that is due in an hour, and sleeps until it is woken.
-    """
-    woken = UntilWoken()
-    if clock is None:
-        await place.store.store(place.work(999_999, now() + 60 * MINUTE, "done"), now())
+async def service(place: Place, ahead: timedelta = timedelta(0), *, url: str | None = None) -> AsyncGenerator[Endpoint]:
+    """A service with connections of its own, as in another process, which sleeps until it is woken."""
+    woken = UntilWoken(ahead)
     store, transport = place.another_store(url), place.another_transport(url)
     endpoint = Endpoint(
-        "service", transport=transport, delayed_delivery=DelayedDelivery(store), send_only=True, clock=clock or woken
+        "service", transport=transport, delayed_delivery=DelayedDelivery(store), send_only=True, clock=woken
     )
-    async with endpoint:
-        if clock is None:
+    try:
+        async with endpoint:
             await woken.sleeps_again()
-        yield endpoint
-    await store.close()
-    await transport.close()
+            yield endpoint
+    finally:
+        await store.close()
+        await transport.close()
 
 
 async def done(place: Place, messages: int) -> None:
@@ -99,6 +94,30 @@ async def test_a_notification_by_somebody_else_does_no_harm(place: Place) -> Non
         await place.store.store(place.work(1, now() + SOON, "done"), now())
         await done(place, 1)
     none_is_early(place, 1)
+
+
+@pytest.mark.soak(
+    "measures lateness",
+    part="clocks",
+    proven_by=(
+        "tests/integration/test_postgres_wakeups.py::test_a_notification_by_somebody_else_does_no_harm",
+        "tests/integration/test_postgres_wakeups.py::test_what_a_long_transaction_stored_is_delivered_as_soon_as_it_ends",
+    ),
+)
+@pytest.mark.parametrize("by", ["store", "enqueue"])
+async def test_who_sleeps_is_woken_in_time(place: Place, by: str) -> None:
+    async with service(place):
+        for number in range(10):
+            message = place.work(number, now() + SOON, "done")
+            if by == "store":
+                await place.store.store(message, now())
+            else:
+                with psycopg.connect(place.url) as connection:
+                    await place.store.enqueue(connection, [message], now())
+            await done(place, number + 1)
+    lateness = place.lateness()
+    assert len(lateness) == 10
+    assert all(timedelta(0) < late < SECOND for late in lateness), lateness
 
 
 # --- looks that begin where the last one ended ------------------------------------------------------------------------
@@ -283,31 +302,29 @@ async def test_what_could_not_be_given_back_at_the_end_is_free_all_the_same(plac
 # --- clocks -----------------------------------------------------------------------------------------------------------
 
 
-def shifted(by: timedelta) -> Clock:
-    real = SystemClock().now()
-    return ScaledClock(real + by, real.timestamp(), 1.0)
-
-
 async def test_two_services_whose_clocks_disagree_by_minutes_lose_and_double_nothing(place: Place) -> None:
     """Nobody delivers before the due time on his own clock; the one that is ahead delivers what is due for it."""
-    ahead, behind = shifted(3 * MINUTE), shifted(-2 * MINUTE)
-    async with service(place, ahead) as early, service(place, behind) as late:
+    async with service(place, 3 * MINUTE) as early, service(place, -2 * MINUTE) as late:
         for number in range(20):
             await early.send(b"{}", destination="done", delay=SOON, message_id=f"ahead-{number}")
             await late.send(b"{}", destination="done", delay=SOON, message_id=f"behind-{number}")
         await done(place, 40)
-    assert place.length("done") == 40
+        await place.store.store(place.work(1, now() + SOON, "done"), now())  # of which they have to hear
+        await done(place, 41)
+    assert place.length("done") == 41
     delivered = place.rows("SELECT message_id, at - due FROM record WHERE kind = 2")
-    assert len({id_ for id_, _ in delivered}) == len(delivered) == 40
+    assert len({id_ for id_, _ in delivered}) == len(delivered) == 41
     assert all(lateness > timedelta(0) for _, lateness in delivered)
 
 
 async def test_the_clock_of_the_server_does_not_matter(place: Place) -> None:
-    """A service alone, a day ahead of its server, delivers by its own clock."""
-    async with service(place, shifted(timedelta(days=1))) as tomorrow:
+    """A service a day ahead of its server is woken by what another process stores as by what it sends itself."""
+    async with service(place, timedelta(days=1)) as tomorrow:
         await tomorrow.send(b"{}", destination="done", delay=SOON, message_id="m-1")
         await done(place, 1)
-    none_is_early(place, 1)
+        await place.store.store(place.work(2, now() + SOON, "done"), now())  # of which it has to hear
+        await done(place, 2)
+    none_is_early(place, 2)
 
 
 async def test_modes_that_share_nothing_but_the_table_share_its_claims(place: Place) -> None:
@@ -321,10 +338,11 @@ async def test_modes_that_share_nothing_but_the_table_share_its_claims(place: Pl
         delayed_delivery=DelayedDelivery(other),
         send_only=True,
         transaction_mode=TransactionMode.RECEIVE_ONLY,
+        clock=UntilWoken(),
     )
     await elsewhere.create_queues(["done"])
     begin = now()
-    async with service(place, SystemClock()), claiming:
+    async with service(place), claiming:
         for batch in range(0, 2_000, 500):
             work = [place.work(n, begin + n * MILLISECOND / 2, "done") for n in range(batch, batch + 500)]
             await place.store.store_many(work, begin)

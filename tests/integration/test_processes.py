@@ -172,7 +172,7 @@ async def test_four_pollers_on_one_file_deliver_each_message_once_row_56(one_fil
     assert min(late) > 0
 
 
-async def test_a_message_stored_by_another_process_wakes_the_sleeping_poller_row_35(one_file: OneFile, start) -> None:
+async def lateness_of_what_wakes_a_sleeping_poller(one_file: OneFile, start) -> timedelta:
     await one_file.store.store(one_file.work(0, now() + timedelta(minutes=10), "done"), now())
     clock = UntilWoken()
     async with one_file.service(clock):
@@ -182,7 +182,20 @@ async def test_a_message_stored_by_another_process_wakes_the_sleeping_poller_row
         await until(lambda: one_file.length("done") >= 1)
     (delivered,) = [record for record in await one_file.store.history("m-1") if record.kind is RecordKind.DELIVERED]
     assert delivered.due is not None
-    assert delivered.at > delivered.due
+    return delivered.at - delivered.due
+
+
+async def test_a_message_stored_by_another_process_wakes_the_sleeping_poller_row_35(one_file: OneFile, start) -> None:
+    assert await lateness_of_what_wakes_a_sleeping_poller(one_file, start) > timedelta(0)
+
+
+@pytest.mark.soak(
+    "measures lateness",
+    part="clocks",
+    proven_by="tests/integration/test_processes.py::test_a_message_stored_by_another_process_wakes_the_sleeping_poller_row_35",
+)
+async def test_what_another_process_stores_is_in_time_row_35(one_file: OneFile, start) -> None:
+    assert timedelta(0) < await lateness_of_what_wakes_a_sleeping_poller(one_file, start) < 500 * MILLISECOND
 
 
 async def test_what_a_killed_process_held_is_delivered_by_another_row_25(one_file: OneFile, start, eventually) -> None:
@@ -269,8 +282,10 @@ async def test_instants_are_the_same_in_every_time_zone(tmp_path: Path) -> None:
 @contextmanager
 def local_time_zone(zone: str) -> Generator[None]:
     """Have the time zone of this process be another one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TZ", zone)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TZ", zone)
+            time.tzset()
+            yield
+    finally:
         time.tzset()
-        yield
-    time.tzset()

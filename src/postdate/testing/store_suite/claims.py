@@ -252,7 +252,7 @@ async def a_wake_up_follows_the_commit(subject: StoreSubject) -> None:
             found.append(await store.next_attempt())
 
         stop = await store.listen(alarm.ring)
-        with in_time("a wake-up"):
+        with in_time("a wake-up", wakes=True):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(look)
                 await store.store(message(), NOW)
@@ -309,7 +309,7 @@ async def other_processes_are_woken(subject: StoreSubject) -> None:
         try:
             await prepare(other)
             await other.store(message(), NOW)
-            with in_time("a wake-up from another process"):
+            with in_time("a wake-up from another process", wakes=True):
                 await alarm.wait()
         finally:
             stop()
