@@ -176,6 +176,12 @@ class Sender:
             await asyncio.sleep(0.1)
 
 
+def watch(lasts: timedelta) -> None:
+    """Let time pass, in which something might happen that must not, or does that nobody can see."""
+    over = now() + lasts
+    until(lambda: now() >= over, PATIENCE_SECONDS)
+
+
 class Lab:
     """One case on its deployment; what faults have at hand.
 
@@ -232,7 +238,7 @@ class Lab:
             since = begun if case.promise.while_it_lasts else ended
             until(lambda: not self.ledger.missing(), self._patience())
             assert until(self._nothing_waits, PATIENCE_SECONDS), f"{self.sender.waiting()} are still in the store"
-            threading.Event().wait(case.quiet / SECOND)
+            watch(case.quiet)
             return self._finish(since)
 
     def _nothing_waits(self) -> bool:
