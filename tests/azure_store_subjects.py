@@ -124,6 +124,11 @@ class TablePlace:
         _break_lease(container)
         return container.acquire_lease(seconds)
 
+    def ends_by_itself(self, number: int = 0) -> bool:
+        """Tell whether a lease was taken for a time, after which the account ends it."""
+        container = self._blobs.get_container_client(lease_container(self.table, number))
+        return container.get_container_properties().lease.duration == "fixed"
+
     def entities(self, table: str = "") -> list[TableEntity]:
         """Return what lies in the table, in the order of its keys."""
         with self._client(table) as client:

@@ -26,6 +26,7 @@ from hypothesis import HealthCheck, settings
 ROOT: Final = Path(__file__).parents[1]
 LIST: Final = Path(__file__).with_name("soak.txt")
 PAGE: Final = ROOT / "docs" / "proofs.md"
+CONFORMANCE: Final = "tests/conformance/test_adapters.py"
 _ROWS: Final = "| promise | its proof in the gate | part | where, and why not in the gate |\n|---|---|---|---|\n"
 ALL: Final = "all"
 PROBLEMS: Final = pytest.StashKey[list[str]]()
@@ -73,6 +74,8 @@ class Soak:
             raise ValueError(f"part must be one of {', '.join(PARTS)}, not {mark.kwargs['part']!r}")
         if not why or not proofs or not all(proofs):
             raise ValueError("it needs a reason, and the test of the gate that proves the promise")
+        if any(proof.partition("::")[0] == CONFORMANCE and "[" not in proof for proof in proofs):
+            raise ValueError(f"a test of {CONFORMANCE} without its parameter is a whole suite, and proves anything")
         return cls(why, mark.kwargs["part"], proofs)
 
 

@@ -28,9 +28,10 @@ _AZURE = {"azure": "azure-table"}
 _SERVERS = {"postgres": "postgres_url", "mariadb": "mariadb_url", "rabbitmq": "rabbitmq_url", "redis": "redis_url"}
 
 
-def more(proven_by: str) -> pytest.MarkDecorator:
+def more(*proven_by: str) -> pytest.MarkDecorator:
     """Return the mark of what measures again, elsewhere or with more options, what the gate measures once."""
-    return pytest.mark.soak("one more measurement", part="bench", proven_by=f"tests/cli/test_bench.py::{proven_by}")
+    proofs = [f"tests/cli/test_bench.py::{test}" for test in proven_by]
+    return pytest.mark.soak("one more measurement", part="bench", proven_by=proofs)
 
 
 def measured_on(*deployments: str, in_gate: str) -> Callable[[Callable], Callable]:
@@ -104,8 +105,7 @@ def test_a_drain_into_rabbitmq_stands_beside_frames_made_beforehand(benchmarks, 
     assert "limit" not in found["servers"]["rabbitmq"]
 
 
-@more(DRAIN)
-@pytest.mark.parametrize("deployment", SAME_DATABASE)
+@measured_on(*SAME_DATABASE, in_gate="sqlite-local")
 def test_two_services_share_a_drain(bench, deployment):
     found = bench(deployment, "drain", "--n", "5000", "--services", "2")
     assert nothing_is_lost_doubled_or_early(found)
@@ -113,23 +113,23 @@ def test_two_services_share_a_drain(bench, deployment):
     assert found["of_one"] > 0
 
 
-@more(DRAIN)
-@pytest.mark.parametrize("deployment", SAME_DATABASE)
+@measured_on(*SAME_DATABASE, in_gate="sqlite-local")
 def test_a_drain_beside_a_writer_says_how_long_its_stores_took(bench, deployment):
     found = bench(deployment, "drain", "--n", "500", "--beside-writer")
     assert nothing_is_lost_doubled_or_early(found)
     assert found["stores_per_s"] > 0
 
 
-@more(DRAIN)
-@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+@pytest.mark.parametrize("queue_type", [pytest.param("quorum", marks=more(DRAIN)), "classic"])
 def test_a_queue_of_the_wanted_type_is_measured(bench, queue_type):
     found = bench("postgres-rabbitmq", "drain", "--n", "500", "--queue-type", queue_type)
     assert found["servers"]["rabbitmq"]["queue_type"] == queue_type
 
 
-@more(DRAIN)
-@pytest.mark.parametrize("queue_type", ["quorum", "classic"])
+@pytest.mark.parametrize(
+    "queue_type",
+    [pytest.param("quorum", marks=more("test_a_drain_into_rabbitmq_stands_beside_frames_made_beforehand")), "classic"],
+)
 def test_frames_go_to_a_queue_of_the_wanted_type(benchmarks, queue_type):
     found = benchmarks("postgres-rabbitmq", "drain", "--n", "500", "--queue-type", queue_type)
     assert found["servers"]["rabbitmq"]["queue_type"] == queue_type
@@ -172,8 +172,7 @@ def test_lateness_stands_beside_that_of_a_bare_publisher(benchmarks, deployment)
     assert "thread_floor_p99_ms" not in found
 
 
-@more(LATENESS)
-@pytest.mark.parametrize("deployment", SAME_DATABASE)
+@measured_on(*SAME_DATABASE, in_gate="sqlite-local")
 def test_another_process_receives_what_is_delivered(bench, deployment):
     found = bench(deployment, "lateness", "--rate", "50", "--seconds", "1", "--receiver")
     assert nothing_is_lost_doubled_or_early(found)
@@ -196,7 +195,6 @@ def test_what_flows_is_measured_in_tenths(benchmarks, deployment):
     assert found["last_by_first"] > 0
 
 
-@more("test_what_flows_is_measured_in_tenths")
 def test_a_forgotten_transaction_may_hold_a_snapshot_meanwhile(benchmarks):
     found = benchmarks("postgres-postgres", "churn", "--n", "5000", "--pending", "500", "--idle-transaction")
     assert nothing_is_lost_doubled_or_early(found)
@@ -246,7 +244,10 @@ def names_in(connection):
     return {name for name in found if name.replace("-", "").lower().removeprefix("records").startswith("postdatebench")}
 
 
-@more(DRAIN)
+@more(
+    "test_storing_in_a_table_stands_beside_bare_entities_and_leaves_nothing",
+    "test_another_store_drains_into_a_queue_of_an_account",
+)
 @pytest.mark.parametrize("lowest", [False, True], ids=["sends alone", "the plain SDK"])
 def test_a_table_is_drained_into_a_queue_of_the_account_beside_its_limit_and_nothing_is_left(
     bench, benchmarks, azurite_connection, lowest
@@ -268,18 +269,25 @@ def test_lateness_of_a_table_stands_beside_that_of_bare_sends(benchmarks, stored
     assert found["floor_p99_ms"] > 0
 
 
-@more(DRAIN)
-@pytest.mark.parametrize("lowest", [False, True], ids=["sends alone", "the plain SDK"])
+@pytest.mark.parametrize(
+    "lowest",
+    [
+        pytest.param(False, id="sends alone"),
+        pytest.param(True, id="the plain SDK", marks=more("test_another_store_drains_into_a_queue_of_an_account")),
+    ],
+)
 def test_another_store_drains_into_a_queue_of_an_account(bench, benchmarks, lowest):
     found = (benchmarks if lowest else bench)("sqlite-azure", "drain", "--n", "50")
     assert nothing_is_lost_doubled_or_early(found)
     assert found["limit"] > 0
 
 
-def test_storing_in_a_table_stands_beside_bare_entities(benchmarks):
+def test_storing_in_a_table_stands_beside_bare_entities_and_leaves_nothing(benchmarks, azurite_connection, eventually):
+    before = names_in(azurite_connection)
     found = benchmarks("azure-azure", "schedule", "--n", "200", "--batch", "100")
     assert found["lost"] == 0
     assert found["ratio"] > 0
+    eventually(lambda: names_in(azurite_connection) <= before, "nothing is left, nor of others that run beside it")
 
 
 def test_an_account_that_does_not_answer_is_named_without_its_key(cli):

@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 from tests.faults.deployments import (
     ROLE,
+    Azure,
     Deployment,
     InMariaDb,
     InPostgres,
@@ -21,9 +22,10 @@ from tests.faults.deployments import (
     ToRabbitMq,
     TwoFiles,
 )
-from tests.faults.lab import SECOND, Lab
+from tests.faults.lab import SECOND, Lab, watch
 from tests.faults.ledger import NEVER
 from tests.faults.observers import now
+from tests.faults.services import Service
 from tests.machine import until
 from tests.proxy import FaultyLink
 from tests.rabbitmq_subjects import channel_of
@@ -86,13 +88,25 @@ class FrozenService:
             if lab.deployment.same_database:
                 assert until(lambda: len(lab.ledger.arrivals) > before, PATIENCE_SECONDS), "it delivers"
             else:
-                all_it_takes = min(self.messages, lab.deployment.in_hand)
-                assert until(lambda: lab.sender.in_hand() >= all_it_takes, PATIENCE_SECONDS), "it claims"
+                self._wait_until_it_holds_all_it_takes(lab)
             first.freeze()
-        while lab.deployment.same_database and isinstance(lab.deployment, OneFile) and lab.deployment.is_locked():
-            first.thaw()
-            first.freeze()
+        self._leave_no_lock(lab, first)
         second.thaw()
+
+    def _wait_until_it_holds_all_it_takes(self, lab: Lab) -> None:
+        if isinstance(lab.deployment, Azure):  # what is claimed there, only its process knows
+            first = lab.services[0]
+            assert until(lambda: first.says("dispatches under the lease"), PATIENCE_SECONDS), "it has the lease"
+            watch(3 * SECOND)
+        else:
+            all_it_takes = min(self.messages, lab.deployment.in_hand)
+            assert until(lambda: lab.sender.in_hand() >= all_it_takes, PATIENCE_SECONDS), "it claims"
+
+    @staticmethod
+    def _leave_no_lock(lab: Lab, frozen: Service) -> None:
+        while lab.deployment.same_database and isinstance(lab.deployment, OneFile) and lab.deployment.is_locked():
+            frozen.thaw()
+            frozen.freeze()
 
     @contextmanager
     def _nothing_is_sent(self, lab: Lab) -> Generator[None]:
@@ -110,7 +124,14 @@ class FrozenService:
             yield
 
     def end(self, lab: Lab) -> None:
-        lab.services[0].thaw()
+        """Wake it, and let it deliver one more, alone: it has had time to do harm with what it once held."""
+        first, second = lab.services
+        second.freeze()
+        self._leave_no_lock(lab, second)
+        first.thaw()
+        lab.sender.store([now()])
+        assert until(lambda: not lab.ledger.missing(), PATIENCE_SECONDS), "it does not go on"
+        second.thaw()
 
 
 @dataclass

@@ -55,12 +55,13 @@ class Case:
         messages: stored before the fault; they fall due from its beginning until a second after its end.
         at_once: they all fall due in one instant, just after it began.
         lasts: from the beginning to the end of the fault, where nothing else says when it is over.
-        over: it ends as soon as this holds.
+        over: it ends as soon as this holds instead.
+        quiet: so long after the last message it is watched whether any comes again.
         services: how many processes.
         settings: of the services, by section, beside those of the deployment.
         clocks: how far the wall clock of each service is ahead at the start; empty: they have the machine's.
         stores_meanwhile: store more while it lasts.
-        in_gate: run in ``make test``, and long enough to be a proof; the others in ``make soak``.
+        in_gate: what is different of it in ``make test``; None: it has no short form there.
     """
 
     title: str
@@ -75,13 +76,19 @@ class Case:
     services: int = 1
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     clocks: Sequence[timedelta] = ()
+    quiet: timedelta = 1.5 * SECOND
     stores_meanwhile: bool = True
-    in_gate: bool = False
+    in_gate: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:
         """Title and deployment: unique."""
         return f"{self.title}: {self.deployment}"
+
+    def in_short(self) -> "Case":
+        """Return it as ``make test`` runs it: it waits for states alone, and how long they take says nothing."""
+        promise = replace(self.promise, recovers_within=timedelta(seconds=PATIENCE_SECONDS))
+        return replace(self, promise=promise, quiet=timedelta(0), **(self.in_gate or {}))
 
 
 class Sender:
@@ -169,6 +176,12 @@ class Sender:
             await asyncio.sleep(0.1)
 
 
+def watch(lasts: timedelta) -> None:
+    """Let time pass, in which something might happen that must not, or does that nobody can see."""
+    over = now() + lasts
+    until(lambda: now() >= over, PATIENCE_SECONDS)
+
+
 class Lab:
     """One case on its deployment; what faults have at hand.
 
@@ -224,8 +237,12 @@ class Lab:
             self.sender.end_steady()
             since = begun if case.promise.while_it_lasts else ended
             until(lambda: not self.ledger.missing(), self._patience())
-            until(lambda: self.sender.waiting() <= self.ledger.kept(), PATIENCE_SECONDS)  # so that nothing comes again
+            assert until(self._nothing_waits, PATIENCE_SECONDS), f"{self.sender.waiting()} are still in the store"
+            watch(case.quiet)
             return self._finish(since)
+
+    def _nothing_waits(self) -> bool:
+        return self.sender.waiting() <= self.ledger.kept()
 
     def _is_over(self, begun: datetime) -> bool:
         case = self.case

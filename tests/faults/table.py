@@ -56,7 +56,7 @@ def _cells(case: Case, kept: Mapping[str, Mapping[str, Any]]) -> Sequence[str]:
     return (
         case.title,
         case.deployment,
-        "`make test`" if case.in_gate else "`make soak`",
+        "`make soak`" + (", in short `make test`" if case.in_gate else ""),
         promised(case),
         case.tests,
         *(_number(figures, name) for name in ("messages", "lost", "doubled", "early", "error_queue")),

@@ -1,6 +1,6 @@
 """Real servers, real faults, accounts of every message. The cases are in ``cases.py``, the page is ``docs/faults.md``.
 
-``make test`` runs those that are marked so, ``make soak`` the others; ``make faults`` all, and writes the page anew.
+``make test`` runs a few of them in a short form, ``make soak`` all; ``make faults`` writes the page anew, too.
 """
 
 import json
@@ -9,10 +9,8 @@ import re
 import shutil
 import tempfile
 from collections.abc import Generator
-from dataclasses import asdict, replace
-from datetime import timedelta
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.faults import table
@@ -20,17 +18,8 @@ from tests.faults.cases import CASES
 from tests.faults.deployments import Servers
 from tests.faults.lab import Case, Lab
 from tests.faults.ledger import Figures, broken
+from tests.faults.proofs import PROVEN_BY
 from tests.machine import folder_for_servers
-from tests.waiting import PATIENCE_SECONDS
-
-PROVEN_BY = (
-    "tests/unit/test_outages.py::test_while_the_broker_is_away_for_a_minute_nothing_is_recorded_and_little_is_claimed",
-    "tests/unit/test_outages.py::test_a_full_queue_holds_up_only_what_is_meant_for_it",
-    "tests/integration/test_rabbitmq_outages.py::test_a_full_queue_moves_nothing_to_the_error_queue",
-    "tests/property/test_delivery_under_faults.py::test_dying_at_every_single_call_loses_nothing",
-    "tests/conformance/test_adapters.py::test_store",
-)
-"""Of each kind of fault a part, in the gate."""
 
 RESULTS = Path(__file__).parents[2] / "build" / "faults"
 
@@ -54,25 +43,30 @@ def folder() -> Generator[Path]:
     shutil.rmtree(folder)
 
 
-def _cases() -> list[Any]:
-    """Return every case; the gate runs a few on cheap servers, which stand for the harness and for all promises."""
-    of_gate = [case.name for case in CASES if case.in_gate]
-    proofs = [f"tests/faults/test_faults.py::test_every_promise_holds_through[{name}]" for name in of_gate]
-    soak = pytest.mark.soak("breaks real servers for seconds", part="faults", proven_by=(*proofs, *PROVEN_BY))
-    return [pytest.param(case, id=case.name, marks=() if case.in_gate else soak) for case in CASES]
-
-
-@pytest.mark.parametrize("case", _cases())
-def test_every_promise_holds_through(case: Case, servers: Servers, folder: Path, chance: random.Random) -> None:
-    if case.in_gate:  # where how long it takes says nothing
-        case = replace(case, promise=replace(case.promise, recovers_within=timedelta(seconds=PATIENCE_SECONDS)))
+def _run(case: Case, servers: Servers, folder: Path, chance: random.Random) -> Figures:
     lab = Lab(case, folder, servers, chance)
     figures = lab.run()
+    log = "\n".join(service.said()[-3_000:] for service in lab.services)
+    assert not (said := broken(figures, case.promise, sorted(lab.ledger.strangers()))), f"{said}\n{figures}\n{log}"
+    return figures
+
+
+@pytest.mark.parametrize("case", [pytest.param(each.in_short(), id=each.name) for each in CASES if each.in_gate])
+def test_in_short(case: Case, servers: Servers, folder: Path, chance: random.Random) -> None:
+    """Cases on cheap servers, which stand for the lab itself, too."""
+    _run(case, servers, folder, chance)
+
+
+def _soak(case: Case) -> pytest.MarkDecorator:
+    return pytest.mark.soak("breaks real servers for seconds", part="faults", proven_by=PROVEN_BY[case.title])
+
+
+@pytest.mark.parametrize("case", [pytest.param(each, id=each.name, marks=_soak(each)) for each in CASES])
+def test_every_promise_holds_through(case: Case, servers: Servers, folder: Path, chance: random.Random) -> None:
+    figures = _run(case, servers, folder, chance)
     name = re.sub(r"\W+", "-", case.name)
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps({"case": case.name, **asdict(figures)}, indent=2) + "\n")
-    log = "\n".join(service.said()[-3_000:] for service in lab.services)
-    assert not (said := broken(figures, case.promise, sorted(lab.ledger.strangers()))), f"{said}\n{figures}\n{log}"
 
 
 def test_every_case_has_its_row_and_the_page_is_what_was_measured() -> None:

@@ -3,6 +3,7 @@
 import json
 import random
 import threading
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -314,7 +315,39 @@ async def test_a_live_message_behind_thousands_that_expired_is_received(postgres
         assert (len(discarded(place)), left_over(place)) == (count, (1, 1))
 
 
+async def test_a_removal_that_is_interrupted_leaves_nothing_half_done(
+    postgres_url: str, start: Callable[..., Process], eventually: Callable
+) -> None:
+    """It has removed messages and contents, and stands before their records, as it is killed."""
+    count = 100
+    counts = (
+        "SELECT (SELECT count(*) FROM queue_message), (SELECT count(*) FROM content), (SELECT count(*) FROM record)"
+    )
+    async with placed(postgres_url) as place:
+        key = zlib.crc32(place.schema.encode()) >> 1
+        place.run(
+            "CREATE FUNCTION stand() RETURNS trigger LANGUAGE plpgsql AS "
+            f"'BEGIN PERFORM pg_advisory_xact_lock_shared({key}); RETURN NEW; END';"
+            "CREATE TRIGGER stand BEFORE INSERT ON record FOR EACH ROW EXECUTE FUNCTION stand()"
+        )
+        standing = f"FROM pg_locks WHERE locktype = 'advisory' AND objid = {key} AND NOT granted"
+        put(place, 0, count, "clock_timestamp()")
+        with place.connect() as other:
+            other.execute("SELECT pg_advisory_lock(%s)", (key,))
+            remover = start("service", place.address)
+            eventually(lambda: place.rows(f"SELECT pid {standing}"), "it is in the middle of it")
+            remover.kill()
+            place.run(f"SELECT pg_terminate_backend(pid) {standing}")  # its server would finish what it was told
+            eventually(lambda: not place.rows(f"SELECT pid {standing}"), "its session has ended")
+            assert place.rows(counts) == [(count, count, 0)]
+        last = start("service", place.address)
+        eventually(lambda: left_over(place) == (0, 0), "all are removed")
+        last.kill()  # it may not have begun to listen to signals
+        assert discarded(place) == {f"m-{n}": 1 for n in range(count)}
+
+
 PROOFS = (
+    "tests/integration/test_postgres_expiry.py::test_a_removal_that_is_interrupted_leaves_nothing_half_done",
     "tests/integration/test_postgres_expiry.py::test_a_process_that_only_delivers_or_receives_elsewhere_removes_it",
     "tests/integration/test_postgres_expiry.py::test_a_live_message_behind_thousands_that_expired_is_received",
 )

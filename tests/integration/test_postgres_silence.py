@@ -1,5 +1,6 @@
 """A server that says nothing any more is given up, and what was begun there harms nobody. ADR 0019, points 3 and 7."""
 
+import os
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -18,7 +19,7 @@ from postdate.backends.postgres.answering import Answers, BoundedConnection, NoA
 from postdate.backends.postgres.pool import PostgresPool
 from postdate.backends.postgres.store import PostgresStore
 from postdate.backends.postgres.transport import PostgresTransport
-from postdate.errors import StoreUnreachable, TransportUnreachable
+from postdate.errors import StoreNotWritable, StoreUnreachable, TransportUnreachable
 from postdate.messages import Envelope
 from postdate.ports import Claim, Outcome, Received
 
@@ -289,6 +290,48 @@ async def test_limits_of_the_role_are_no_failure_of_a_message(place: Place, sett
         other.execute(f'LOCK TABLE "{TABLE}"')
         with pytest.raises(StoreUnreachable):
             await store.store(place.work(1, now()), now())
+    await store.close()
+
+
+@pytest.mark.parametrize(("right", "table"), [("DELETE", TABLE), ("INSERT", "record")])
+async def test_a_right_that_is_taken_away_holds_up_delivery_and_costs_no_message(
+    place: Place, right: str, table: str
+) -> None:
+    """In one database, and with queues elsewhere, where the message goes back to be claimed again."""
+    role, schema = f"bereft_{os.getpid()}", place.schema.replace('"', '""')
+    place.run(f'CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA "{schema}" TO {role}')
+    for what in ("TABLES", "SEQUENCES"):
+        place.run(f'GRANT ALL ON ALL {what} IN SCHEMA "{schema}" TO {role}')
+    server = urlsplit(place.url)
+    store = place.another_store(server._replace(netloc=f"{role}@{server.hostname}:{server.port}").geturl())
+    try:
+        await store.initialize("service", TransactionMode.TRANSACTION_SCOPE)
+        await store.store_many([place.work(n, now() - SECOND) for n in range(2)], now())
+        (claim,) = await store.claim_due(now(), 1)
+        place.run(f'REVOKE {right} ON "{table}" FROM {role}')
+        with pytest.raises(StoreNotWritable, match="permission denied"):
+            await store.move_due(now(), 10)
+        with pytest.raises(StoreNotWritable, match="permission denied"):
+            await store.finish([claim], Outcome.DELIVERED, now())
+        assert (waiting(place), place.length("consumer")) == (2, 0)
+        place.run(f'GRANT {right} ON "{table}" TO {role}')
+        assert await store.finish(await store.claim_due(now(), 1), Outcome.DELIVERED, now()) == 1
+        assert (await store.move_due(now(), 10)).delivered == 1
+        assert (waiting(place), place.length("consumer")) == (0, 1)
+    finally:
+        await store.close()
+        place.run(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+async def test_a_slow_link_costs_nothing_but_time(place: Place, link: FaultyLink) -> None:
+    link.delay(SECOND / 20)
+    store = await store_over(link, place)
+    await store.store_many([place.work(n, now() - SECOND, "elsewhere") for n in range(10)], now())
+    claims = await store.claim_due(now(), 5)
+    assert await place.store.finish(claims, Outcome.DELIVERED, now()) == 0, "they are another's"
+    assert len(await place.store.claim_due(now(), 10)) == 5, "nothing is claimed twice"
+    assert await store.finish(claims, Outcome.DELIVERED, now()) == 5
+    assert link.accepted <= 4, "nothing was given up for being slow"
     await store.close()
 
 

@@ -382,10 +382,24 @@ async def expect_it_gone(receiver: RabbitMqReceiver) -> None:
         await receiver.receive(1)
 
 
+@pytest.mark.parametrize("kind", ["quorum", "classic"])
+async def test_queues_are_declared_durable(rabbitmq_url: str, channel: BlockingChannel, kind: str) -> None:
+    """The broker says so: it refuses to declare a queue again that is not the same."""
+    queue, same = f"q-{uuid.uuid4()}", {"x-queue-type": kind}
+    async with transport_at(rabbitmq_url, queue_type=kind) as transport:
+        await transport.create_queues([queue])
+    channel.queue_declare(queue, durable=True, exclusive=False, auto_delete=False, arguments=same)
+    channel.queue_delete(queue)
+
+
 @pytest.mark.soak(
     "kills a broker of its own",
     part="kills",
-    proven_by="tests/integration/test_rabbitmq.py::test_a_connection_cut_under_many_sends_loses_nothing_confirmed",
+    proven_by=(
+        "tests/integration/test_rabbitmq.py::test_queues_are_declared_durable",
+        "tests/integration/test_rabbitmq_expiry.py::test_another_client_sees_the_time_to_live_row_59",
+        "tests/integration/test_rabbitmq.py::test_a_connection_cut_under_many_sends_loses_nothing_confirmed",
+    ),
 )
 async def test_kill_9_of_the_broker_loses_nothing_confirmed(server_folder: Path) -> None:
     server = RabbitMQ(server_folder / "rabbitmq")

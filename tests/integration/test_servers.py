@@ -20,20 +20,59 @@ from pathlib import Path
 
 import pytest
 
-from ..machine import LOOPBACK, Daemon, boot, daemons_with, port_is_free  # noqa: TID252 - as in servers.py
+from .. import services  # noqa: TID252 - as in servers.py
+from ..machine import LOOPBACK, Daemon, boot, daemons_with, port_is_free  # noqa: TID252
 from ..proxy import FaultyLink  # noqa: TID252
 from ..servers import PostgreSQL, RabbitMQ, Server  # noqa: TID252
 from ..services import VARIABLES  # noqa: TID252
 
 PROJECT = Path(__file__).resolve().parent.parent.parent
-of_the_servers = pytest.mark.soak(
-    "tests the servers of the tests, which others use",
-    part="servers",
-    proven_by=(
-        "tests/integration/test_redis.py::test_after_a_restart_who_listens_is_woken_and_who_receives_goes_on",
-        "tests/integration/test_rabbitmq.py::test_a_full_queue_makes_a_message_wait",
-    ),
-)
+_HERE = "tests/integration/test_servers.py"
+
+
+class Listening(Server):
+    """Programs that listen on its ports and do nothing else: the life of a server, without the start of a real one."""
+
+    name = "Listening"
+    package = account = ""
+    _port_names = ("port", "another")
+
+    @classmethod
+    def is_installed(cls) -> bool:
+        return True
+
+    @classmethod
+    def _owner(cls) -> None:
+        return None
+
+    @property
+    def url(self) -> str:
+        return f"tcp://{LOOPBACK}:{self.port}"
+
+    def answers(self) -> bool:
+        return not any(map(port_is_free, self.ports.values()))
+
+    def _create(self) -> None:
+        self.data.mkdir()
+
+    def _launch(self) -> None:
+        program = (
+            "import signal, socket, sys; _ = socket.create_server(('127.0.0.1', int(sys.argv[1]))); signal.pause()"
+        )
+        for port in self.ports.values():
+            self._start_daemon([sys.executable, "-S", "-c", program, str(port)])
+
+
+def on(real: type[Server]) -> Callable[[Callable], Callable]:
+    """Run a test on programs that only listen, in the gate; and on a real server."""
+
+    def mark(test: Callable) -> Callable:
+        proof = f"{_HERE}::{test.__name__}[Listening]"
+        soak = pytest.mark.soak("starts a server of its own", part="servers", proven_by=proof)
+        kinds = [pytest.param(Listening, id="Listening"), pytest.param(real, id=real.__name__, marks=soak)]
+        return pytest.mark.parametrize("kind", kinds)(test)
+
+    return mark
 
 
 # --- scripts/services -------------------------------------------------------------------------------------------------
@@ -86,7 +125,58 @@ def checkout(tmp_path: Path, server_folder: Path) -> Generator[Checkout]:
     other.services("down")
 
 
-@of_the_servers
+class ThatListen(services.Services):
+    """Two of them, in place of the real ones."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.plain = {name: Listening(directory / name) for name in ("postgres", "redis")}
+        self.durable = {}
+
+
+def test_servers_come_up_once_are_mended_and_go_down_without_remains(
+    server_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(services, "URLS", tmp_path / "urls" / "urls.json")
+    both = ThatListen(server_folder)
+
+    def said(command: Callable[..., int], code: int = 0, **options: bool) -> str:
+        assert command(both, **options) == code
+        return capsys.readouterr().out
+
+    def processes() -> list[Daemon]:
+        return [daemon for server in both.plain.values() for daemon in server.processes()]
+
+    try:
+        with ThreadPoolExecutor(2) as shells:
+            assert list(shells.map(lambda _: services.up(both, durable=False), range(2))) == [0, 0]
+        assert capsys.readouterr().out.count("up already") == 2, "of each the one that came second"
+        first = processes()
+        assert len(first) == 4
+        assert said(services.up, durable=False).count("up already") == 2
+        assert processes() == first
+        said(services.status)
+        exported = said(services.env, durable=False)
+        for url in json.loads(services.URLS.read_text())["plain"].values():
+            assert f"={shlex.quote(url)}\n" in exported
+
+        first[-1].send(signal.SIGKILL)
+        assert first[-1].ends_within(30)
+        said(services.status, code=1)
+        assert said(services.up, durable=False).count("up already") == 1
+        said(services.status)
+        assert said(services.env, durable=False) == exported, "a server that came back has another port"
+    finally:
+        assert said(services.down) == "stopped: Listening, Listening\n"
+    assert not processes()
+    assert said(services.down) == "stopped: nothing was running\n"
+
+
+@pytest.mark.soak(
+    "starts all servers in another checkout",
+    part="servers",
+    proven_by=f"{_HERE}::test_servers_come_up_once_are_mended_and_go_down_without_remains",
+)
 def test_services_come_up_once_are_mended_and_go_down_without_remains(checkout: Checkout) -> None:
     with ThreadPoolExecutor(2) as shells:
         said = list(shells.map(lambda _: checkout.services("up"), range(2)))
@@ -126,9 +216,9 @@ def running(server: Server) -> Generator[None]:
         assert not server.processes()
 
 
-@of_the_servers
-def test_a_killed_broker_comes_back_and_takes_its_port_mapper_along(server_folder: Path) -> None:
-    broker = RabbitMQ(server_folder / "private")
+@on(RabbitMQ)
+def test_a_killed_broker_comes_back_and_takes_its_port_mapper_along(server_folder: Path, kind: type[Server]) -> None:
+    broker = kind(server_folder / "private")
     with running(broker):
         ports = broker.ports
         broker.kill()
@@ -138,11 +228,11 @@ def test_a_killed_broker_comes_back_and_takes_its_port_mapper_along(server_folde
         assert broker.ports == ports
 
 
-@of_the_servers
-def test_a_process_with_the_number_of_a_dead_server_is_left_alone(server_folder: Path) -> None:
+@on(PostgreSQL)
+def test_a_process_with_the_number_of_a_dead_server_is_left_alone(server_folder: Path, kind: type[Server]) -> None:
     stranger = Daemon.of(os.getpid())
     assert stranger is not None
-    server = PostgreSQL(server_folder / "private")
+    server = kind(server_folder / "private")
     server.directory.mkdir()
     record = {"boot": boot(), "daemons": [{"pid": stranger.pid, "born_ticks": stranger.born_ticks - 1}]}
     (server.directory / "server.json").write_text(json.dumps(record))
@@ -152,9 +242,9 @@ def test_a_process_with_the_number_of_a_dead_server_is_left_alone(server_folder:
         assert server.pid != stranger.pid
 
 
-@of_the_servers
-def test_a_server_whose_record_is_lost_is_found_and_ended(server_folder: Path) -> None:
-    server = PostgreSQL(server_folder / "private")
+@on(PostgreSQL)
+def test_a_server_whose_record_is_lost_is_found_and_ended(server_folder: Path, kind: type[Server]) -> None:
+    server = kind(server_folder / "private")
     with running(server):
         lost = server.processes()
         (server.directory / "server.json").unlink()
@@ -163,9 +253,9 @@ def test_a_server_whose_record_is_lost_is_found_and_ended(server_folder: Path) -
         assert server.is_up()
 
 
-@of_the_servers
-def test_a_port_that_another_program_took_is_left_to_it(server_folder: Path) -> None:
-    server = PostgreSQL(server_folder / "private")
+@on(PostgreSQL)
+def test_a_port_that_another_program_took_is_left_to_it(server_folder: Path, kind: type[Server]) -> None:
+    server = kind(server_folder / "private")
     with running(server):
         port = server.port
     with socket.create_server((LOOPBACK, port)), running(server):
@@ -173,15 +263,14 @@ def test_a_port_that_another_program_took_is_left_to_it(server_folder: Path) -> 
         assert server.is_up()
 
 
-@of_the_servers
-def test_a_server_is_found_by_another_object_and_by_its_url(server_folder: Path) -> None:
-    server = PostgreSQL(server_folder / "private")
+@on(PostgreSQL)
+def test_a_server_is_found_by_another_object_and_by_its_url(server_folder: Path, kind: type[Server]) -> None:
+    server = kind(server_folder / "private")
     with running(server):
-        same = PostgreSQL(server_folder / "private")
+        same = kind(server_folder / "private")
         assert (same.pid, same.url) == (server.pid, server.url)
         same.start()
         assert same.pid == server.pid
-        assert server.query("SHOW server_encoding; SHOW fsync").split() == ["UTF8", "off"]
 
 
 # --- the faulty link --------------------------------------------------------------------------------------------------
@@ -309,13 +398,17 @@ def test_latency_counts_once_in_each_direction(link: FaultyLink) -> None:
 @pytest.mark.soak(
     "starts a server of its own",
     part="servers",
-    proven_by="tests/integration/test_redis_claims.py::test_a_commit_whose_answer_was_lost_took_place_once",
+    proven_by=(
+        f"{_HERE}::test_requests_pass_a_link_that_stalls_replies",
+        "tests/integration/test_redis_claims.py::test_a_commit_whose_answer_was_lost_took_place_once",
+    ),
 )
 def test_a_statement_whose_answer_is_lost_has_taken_effect(
     server_folder: Path, eventually: Callable[..., None]
 ) -> None:
     server = PostgreSQL(server_folder / "private")
     with running(server), FaultyLink(LOOPBACK, server.port) as link:
+        assert server.query("SHOW server_encoding; SHOW fsync").split() == ["UTF8", "off"]
         server.query("CREATE TABLE heard (number int)")
         with connect(link) as connection:
             connection.sendall(_POSTGRESQL_LOGIN)

@@ -14,6 +14,7 @@ import pika
 import psycopg
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
+from pika.exceptions import ChannelClosedByBroker
 from psycopg import sql
 from tests.rabbitmq_subjects import channel_of
 from tests.servers import RabbitMQ
@@ -455,11 +456,23 @@ async def test_another_exchange_of_that_name_is_a_clear_error(site: Site) -> Non
             pass
 
 
+async def test_what_keeps_delays_is_declared_durable(site: Site) -> None:
+    """The broker says so: it refuses to declare an exchange or a queue again that is not the same."""
+    async with site.service():
+        pass
+    site.channel.exchange_declare(site.name, "fanout", durable=True)
+    for queue in (f"{site.name}.intake", f"{site.name}.timeouts", site.error_queue):
+        with channel_of(site.url) as channel, pytest.raises(ChannelClosedByBroker, match="arg 'durable'"):
+            channel.queue_declare(queue, durable=False)
+
+
 @pytest.mark.soak(
     "restarts a broker of its own, twice",
     part="kills",
     proven_by=(
         "tests/integration/test_x_delay.py::test_what_is_published_while_no_service_runs_is_kept_by_the_queue",
+        "tests/integration/test_x_delay.py::test_what_keeps_delays_is_declared_durable",
+        "tests/integration/test_rabbitmq_expiry.py::test_another_client_sees_the_time_to_live_row_59",
         "tests/integration/test_rabbitmq.py::test_a_receiver_whose_connection_is_cut_receives_again",
     ),
 )

@@ -36,6 +36,7 @@ def test_a_proof_must_exist_and_be_in_the_gate(proof: str, problem: str | None) 
         pytest.mark.soak("", part="kills", proven_by="tests/a.py::test_one"),
         pytest.mark.soak("slow", part="kills", proven_by=""),
         pytest.mark.soak("slow", part="kills"),
+        pytest.mark.soak("slow", part="kills", proven_by="tests/conformance/test_adapters.py::test_store"),
         pytest.mark.soak(part="kills", proven_by="tests/a.py::test_one"),
     ],
 )

@@ -251,6 +251,26 @@ async def test_a_process_that_waits_for_the_lease_takes_it_and_wakes_its_poller(
     stop()
 
 
+async def test_row_79_the_lease_of_a_process_that_died_goes_with_what_it_had_in_hand_to_who_waits(
+    place: TablePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody gives it up: Azure ends it, 15 s after it was renewed last. Here it is broken, which leaves the same."""
+    monkeypatch.setattr("postdate.backends.azure.keeper.ROUND_SECONDS", 0.05)
+    dead = await filled(place, 3)
+    assert len(await dead.claim_due(LATER, 10)) == 3
+    monkeypatch.setattr(dead._opened.leases.all[0], "try_lock_or_renew", anyio.sleep_forever)
+    assert place.ends_by_itself()
+    second = await place.open()
+    woken = anyio.Event()
+    stop = await second.listen(woken.set)
+    assert await second.claim_due(LATER, 10) == []
+    place.lease().release()
+    await woken.wait()
+    claims = await second.claim_due(LATER, 10)
+    assert [claim.message.message_id for claim in claims] == ["m-000", "m-001", "m-002"]
+    stop()
+
+
 @pytest.mark.parametrize("silent", [["TableEndpoint"], ["TableEndpoint", "BlobEndpoint"]], ids=["tables", "both"])
 async def test_leaving_waits_for_no_account_that_does_not_answer(
     place: TablePlace, azurite_connection: str, monkeypatch: pytest.MonkeyPatch, silent: list[str]

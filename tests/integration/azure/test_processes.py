@@ -161,7 +161,8 @@ _LEASE = "tests/integration/azure/test_lease.py"
     "kills processes, and waits for the end of their leases",
     part="kills",
     proven_by=(
-        f"{_LEASE}::test_a_process_that_waits_for_the_lease_takes_it_and_wakes_its_poller",
+        f"{_LEASE}::test_row_79_the_lease_of_a_process_that_died_goes_with_what_it_had_in_hand_to_who_waits",
+        f"{_LEASE}::test_several_processes_share_the_leases_and_each_message_is_claimed_once",
         f"{_LEASE}::test_row_81_nothing_more_is_claimed_finished_or_given_back_once_the_lease_is_stolen",
     ),
 )
