@@ -377,6 +377,25 @@ def test_a_module_that_uses_postdate_itself_while_it_is_loaded_is_found(postdate
     assert (ran.status, "left out" in ran.err) == (0, False), ran
 
 
+def test_loading_that_is_interrupted_is_begun_again(monkeypatch):
+    """Else a process whose first command was interrupted would never know the backends of others."""
+
+    class Point:
+        name, value, tried = "other", "other:BACKEND", 0
+
+        def load(self) -> Backend:
+            self.tried += 1
+            if self.tried == 1:
+                raise KeyboardInterrupt
+            return Backend(product="Other", place=Place.FILE, addresses=Addresses(("other",), "other:///a"))
+
+    point, found = Point(), registry._Registry()
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [point])
+    with pytest.raises(KeyboardInterrupt):
+        found.found()
+    assert "Other" in {each.product for each in found.found()}
+
+
 def test_what_it_refers_to_and_is_not_there_is_named(postdate):
     postdate.says("table = ledgers:NO_SUCH_CLASS")
     asked = postdate("setup", "--store", "table:///a.db", "--transport", "local:///q.db")

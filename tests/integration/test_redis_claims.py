@@ -96,7 +96,50 @@ def hold_back_the_answer(server: RedisServer, name: str, monkeypatch: pytest.Mon
     return may_be_heard
 
 
+def fail_once(server: RedisServer, name: str, error: PostdateError, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the next call of a script fail before it is run."""
+    run = server.run
+
+    async def failing(called: str, *arguments: Part) -> object:
+        if called == name:
+            monkeypatch.undo()
+            raise error
+        return await run(called, *arguments)
+
+    monkeypatch.setattr(server, "run", failing)
+
+
 # --- queues -----------------------------------------------------------------------------------------------------------
+
+
+async def test_what_was_received_beside_something_that_could_not_be_set_aside_is_given_back(
+    transport: RedisTransport, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await transport.send([Envelope("done", f"e-{number}") for number in range(2)], NOW)
+    tag = prefix.login.tag.encode()
+    (first, _) = [key for key in prefix.all_keys() if key.startswith(tag + b":qm:")]
+    bad = prefix.client.hget(first, "i")
+    prefix.client.hset(first, "h", "no headers")
+    receiver = transport.receiver("done")
+    fail_once(transport._server, "aside", TransportUnreachable("away"), monkeypatch)
+    with pytest.raises(TransportUnreachable):
+        await receiver.receive(2)
+    (again,) = await receiver.receive(2)
+    assert again.envelope.message_id.encode() != bad
+    await receiver.close()
+
+
+async def test_what_could_not_be_given_back_when_a_receiver_was_closed_is_given_back_with_a_beat(
+    transport: RedisTransport, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await transport.send([Envelope("done", "e-1")], NOW)
+    receiver = transport.receiver("done")
+    assert len(await receiver.receive(1)) == 1
+    fail_once(transport._server, "undo", TransportUnreachable("away"), monkeypatch)
+    with pytest.raises(TransportUnreachable):
+        await receiver.close()
+    await until(lambda: ready(prefix) == 1)
+    assert held(prefix) == []
 
 
 async def test_a_message_received_again_before_its_giving_back_was_answered_is_held_and_can_be_committed(
@@ -174,6 +217,19 @@ async def test_a_commit_whose_answer_was_lost_took_place_once(
 
 
 # --- stores -----------------------------------------------------------------------------------------------------------
+
+
+async def test_what_was_claimed_beside_something_that_could_not_be_set_aside_is_given_back(
+    store: RedisStore, prefix: Prefix, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.store_many([message("m-1"), message("m-2")], NOW)
+    (bad,) = [key for key in prefix.all_keys() if key.endswith(b":m:m-1")]
+    prefix.client.hset(bad, "h", "no headers")
+    fail_once(store._server, "aside", StoreUnreachable("away"), monkeypatch)
+    with pytest.raises(StoreUnreachable):
+        await store.claim_due(NOW + SECOND, 2)
+    (again,) = await store.claim_due(NOW + SECOND, 2)
+    assert again.message.message_id == "m-2"
 
 
 async def test_what_was_claimed_by_an_answer_that_was_lost_is_claimed_again(

@@ -239,6 +239,32 @@ async def test_what_waits_for_a_store_goes_on_as_soon_as_the_poller_finds_that_i
         assert await memory.get("m-1") is not None
 
 
+async def test_what_waits_for_a_store_goes_on_as_soon_as_another_message_could_be_stored(bench) -> None:
+    bench.store.faults.add(Fault("store", StoreUnreachable("away")))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(bench.intake.handle, await arrive(bench, bench.message("m-1", 600)))
+        await bench.clock.advance(45 * SECOND)
+        bench.store.faults.clear()
+        await bench.intake.handle(await arrive(bench, bench.message("m-2", 600)))
+        await bench.clock.advance(SECOND / 10)
+        assert await bench.memory.get("m-1") is not None
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_call_that_fails_just_after_a_store_is_back_is_soon_tried_again(bench) -> None:
+    """It hung until then: what failed before is no reason to wait as long as in an outage."""
+    bench.store.faults.add(Fault("store", StoreUnreachable("away")))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(bench.intake.handle, await arrive(bench, bench.message("m-1", 600)))
+        await bench.clock.advance(45 * SECOND)
+        bench.intake.store_is_back()
+        await bench.clock.advance(SECOND / 10)
+        bench.store.faults.clear()
+        await bench.clock.advance(SECOND)
+        assert await bench.memory.get("m-1") is not None
+        tasks.cancel_scope.cancel()
+
+
 async def test_without_an_error_queue_a_bad_message_stays_in_its_queue_row_41(bench) -> None:
     del bench.queues.queues["error"]
     received = await bench.put_in_timeouts_queue(Envelope(QUEUE, "m-1"))

@@ -13,7 +13,7 @@ from postdate import Endpoint, HandlerContext, MemoryTransport, Recoverability
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.receive.pump import MessagePump, Prefetch
 from postdate.core.receive.settlements import Step
-from postdate.errors import TransportUnavailable
+from postdate.errors import TransportUnavailable, TransportUnreachable
 from postdate.messages import Envelope
 from postdate.ports import HANDLED, End, Received, Receiver
 from postdate.runtime.metrics import NO_METRICS
@@ -98,6 +98,10 @@ class Holding(Receiver):
 
     async def close(self) -> None:
         self.closed = True
+
+
+async def ignore(received: Received) -> None:
+    """Handle nothing."""
 
 
 def reading_ahead(receiver: Holding, handle: Step, clock: VirtualClock) -> MessagePump:
@@ -202,3 +206,52 @@ async def test_what_was_received_ahead_goes_back_at_a_stop_although_a_handler_ta
         assert handled == begun
         ends.set()
     assert receiver.closed
+
+
+async def test_what_comes_of_a_receive_that_a_stop_met_is_not_handled(clock: VirtualClock) -> None:
+    """Closing the receiver gives it back: handled, it would keep the pump from ending."""
+    receives, comes, handled = anyio.Event(), anyio.Event(), list[Received]()
+
+    class Slow(Holding):
+        async def receive(self, limit: int) -> Sequence[Received]:
+            with anyio.CancelScope(shield=True):
+                receives.set()
+                await comes.wait()
+            self.limits.append(limit)
+            return [Received(Envelope("sales", "message"), 0, object()) for _ in range(limit)]
+
+    async def handle(received: Received) -> None:
+        handled.append(received)
+
+    receiver = Slow()
+    pump = reading_ahead(receiver, handle, clock)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pump.run)
+        await receives.wait()
+        pump.stop()
+        comes.set()
+    assert receiver.closed
+    assert receiver.limits
+    assert handled == []
+
+
+async def test_queues_that_were_away_for_long_are_asked_again_within_a_second(clock: VirtualClock) -> None:
+    """The breaker, which has tripped, would have it wait for ten; and nobody tells when they are back."""
+    received, is_away = anyio.Event(), True
+
+    class Away(Holding):
+        async def receive(self, limit: int) -> Sequence[Received]:
+            if is_away:
+                raise TransportUnreachable("away")
+            received.set()
+            await anyio.sleep_forever()
+            return []
+
+    pump = reading_ahead(Away(), ignore, clock)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pump.run)
+        await clock.advance(45 * SECOND)
+        is_away = False
+        await clock.advance(SECOND)
+        assert received.is_set()
+        pump.stop()

@@ -171,6 +171,25 @@ async def test_a_store_that_takes_longer_to_answer_than_clocks_come_apart_or_doe
     assert server.asked - asked <= 55
 
 
+async def test_a_store_is_asked_more_often_by_its_quickest_answer_not_by_its_last() -> None:
+    class Uneven(Server):
+        async def server_now(self) -> datetime:
+            self.there = 50 * MILLISECOND if self.asked % 2 else MILLISECOND
+            return await super().server_now()
+
+    machine = Machine()
+    server = Uneven(machine)
+    clock = FollowingClock(machine, server)
+    await clock.measure()
+    began, asked = machine.seconds, server.asked
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(clock.follow)
+        while machine.seconds < began + 300:
+            await clock.wait_for(anyio.Event(), 100 * MILLISECOND)
+        tasks.cancel_scope.cancel()
+    assert server.asked - asked > 300, "more than once a second"
+
+
 async def test_the_quickest_answer_counts() -> None:
     machine = Machine()
     server = Server(machine, ahead=MINUTE, back=100 * MILLISECOND)
