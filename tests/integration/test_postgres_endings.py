@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import anyio
 import pytest
 from tests.integration.postgres_place import Place, now, placed
+from tests.waiting import until
 
 from postdate.errors import ClaimLost, PostdateError, QueueNotFound
 from postdate.messages import Envelope
-from postdate.ports import End, Received, Receiver, RecordKind
+from postdate.ports import End, Ending, Received, Receiver, RecordKind
 
 pytestmark = pytest.mark.anyio
 
@@ -86,6 +87,34 @@ async def test_an_outage_is_told_to_all_and_nothing_is_lost(postgres_url: str) -
         place.run("ALTER TABLE elsewhere RENAME TO queue_message")
         assert await ended(receiver, ends) == [""] * 20
         assert (place.length("consumer"), place.length("next")) == (0, 20)
+
+
+async def test_a_commit_that_waits_for_others_is_no_failure_of_those_that_end(postgres_url: str) -> None:
+    """As where the disk is slow: commits that notify go one after the other."""
+    waits = "wait_event_type = 'Lock' AND query = 'COMMIT' AND clock_timestamp() - query_start > interval '200 ms'"
+    async with placed(postgres_url) as place:
+        receiver, messages = await held(place, 3)
+        place.run(
+            "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN PERFORM pg_advisory_xact_lock(27); RETURN NULL; END $$"
+        )
+        place.run(
+            "CREATE CONSTRAINT TRIGGER wait AFTER DELETE ON queue_message DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW EXECUTE FUNCTION wait()"
+        )
+        outcomes, does_something = list[Sequence[Exception | None]](), End(work=[lambda _: None])
+
+        async def settle() -> None:
+            outcomes.append(await receiver.settle([Ending(each, now(), does_something) for each in messages]))
+
+        with place.connect() as connection:
+            connection.execute("SELECT pg_advisory_lock(27)")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(settle)
+                await until(lambda: bool(outcomes or place.rows(f"SELECT 1 FROM pg_stat_activity WHERE {waits}")))
+                connection.execute("SELECT pg_advisory_unlock(27)")
+        assert outcomes == [[None, None, None]]
+        assert place.length("consumer") == 0
 
 
 async def test_ending_goes_by_the_numbers_also_when_the_planner_thinks_that_nothing_is_held(postgres_url: str) -> None:

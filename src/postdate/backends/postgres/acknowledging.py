@@ -26,6 +26,7 @@ from postdate.runtime.threads import in_thread
 _AT_ONCE: Final = 500
 
 _NO_LONG_WAIT: Final = b"SET LOCAL lock_timeout = '50ms'"
+_AS_LONG_AS_IT_TAKES: Final = b"SET LOCAL lock_timeout TO DEFAULT"
 
 Row = tuple[Any, ...]
 """A message as it is inserted."""
@@ -117,6 +118,8 @@ class Acknowledgements:
             for work in works:
                 for each in work:
                     each(connection)
+            if len(works) > 1:  # commits that notify go one after the other, which on a slow disk takes longer
+                connection.execute(_AS_LONG_AS_IT_TAKES)
         except psycopg.errors.LockNotAvailable as error:
             if len(works) > 1:
                 raise _NotTogether from error
