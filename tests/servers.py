@@ -497,16 +497,24 @@ CREATE DATABASE IF NOT EXISTS postdate;
         new = self.directory / "data.new"
         self._make_folder(new)
         options = ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
-        self._run("mariadb-install-db", "--no-defaults", f"--datadir={new}", *options)
+        self._make_folder(self._temporary)
+        self._run("mariadb-install-db", "--no-defaults", f"--datadir={new}", f"--tmpdir={self._temporary}", *options)
         new.rename(self.data)
 
+    @property
+    def _temporary(self) -> Path:
+        """Return a folder of its own: a server that starts removes the temporary tables of all others in its folder."""
+        return self.directory / "temporary"
+
     def _launch(self) -> None:
+        self._make_folder(self._temporary)
         furniture = self.directory / "furniture.sql"
         furniture.write_text(self._furniture, encoding="utf-8")
         furniture.chmod(0o644)
         settings = {**self._settings, **(self._settings_durable if self.durable else self._settings_without_sync)}
         places = {
             "datadir": self.data,
+            "tmpdir": self._temporary,
             "socket": "socket",  # in datadir: a path of any depth would be too long for the kernel
             "pid-file": self.data / "pid",
             "port": self.port,
