@@ -1,5 +1,7 @@
 """The error queue: listed, shown, and returned in one transaction each."""
 
+import os
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Never
 
@@ -92,6 +94,35 @@ def test_a_returned_message_starts_its_retries_anew(cli):
     cli.ok("errors", "return", "m1")
     (place,) = cli.ok("messages", "show", "m1", "--json").json["places"]
     assert not set(place["headers"]) & {Headers.DELAYED_RETRIES, Headers.DELAYED_RETRIES_TIMESTAMP}
+
+
+def test_after_a_delayed_retry_a_message_is_returned_by_the_id_of_its_sender(cli):
+    """A retry has an id of its own in the queues."""
+    cli.ok("setup", "--queue", "orders")
+    put(replace(failed("mine"), message_id="retry-1"), replace(failed("twice"), message_id="retry-2"))
+    ran = cli.ok("errors", "return", "mine", "--json")
+    assert ran.json["messages"] == [{"message_id": "mine", "done": True, "queue": "orders", "remark": ""}]
+    (place,) = cli.ok("messages", "show", "mine", "--json").json["places"]
+    assert place["queue"] == "orders"
+    put(replace(failed("twice"), message_id="retry-3"))
+    ran = cli("errors", "return", "twice")
+    assert ran.status == 1
+    assert ran.out == (
+        "twice: not returned: 2 messages there were sent under that id; name their own: retry-2, retry-3\n"
+    )
+
+
+def test_what_another_process_has_in_hand_is_said_with_its_number(cli, with_errors):
+    async def while_held() -> None:
+        transport = LocalTransport("postdate.db")
+        receiver = transport.receiver("error")
+        await receiver.take("m1")
+        ran = await anyio.to_thread.run_sync(cli, "errors", "return", "m1")
+        assert (ran.status, ran.out) == (1, f"m1: not returned: process {os.getpid()} has it in hand\n")
+        await receiver.close()
+        await transport.close()
+
+    anyio.run(while_held)
 
 
 def test_all_are_returned_and_what_cannot_be_stays(cli, with_errors):

@@ -226,6 +226,8 @@ FILE = ("--store", "sqlite:///a.db")
         (("--store", f"postgresql://me@{CLOSED}/db"), "store.address, option --store"),
         (("--store", f"mariadb://me@{CLOSED}/db", "--transport", "local:///a.db"), "store.address, option --store"),
         (("--store", f"mssql://me@{CLOSED}/db", "--transport", "local:///a.db"), "store.address, option --store"),
+        (("--store", f"redis://{CLOSED}/0", "--transport", "local:///a.db"), "store.address, option --store"),
+        ((*FILE, "--transport", f"redis://{CLOSED}/0"), "transport.address, option --transport"),
         ((*FILE, "--transport", f"amqp://me@{CLOSED}/"), "transport.address, option --transport"),
         ((*FILE, "--transport", f"postgresql://me@{CLOSED}/db"), "transport.address, option --transport"),
     ],
@@ -236,6 +238,34 @@ def test_a_server_that_refuses_connections_is_known_at_once_with_its_setting(cli
     assert (ran.status, ran.out) == (3, "")
     assert re.fullmatch(rf"postdate: error \[.*\]: .* \({key}\): is the server running there\? .*\n", ran.err), ran.err
     assert list(own_folder.iterdir()) == []
+
+
+def test_what_a_redis_server_says_of_its_address_is_told_with_the_setting(cli, own_folder, redis_url):
+    known = urlsplit(redis_url).netloc
+    place = known.rpartition("@")[2]
+    for options, key in (
+        (("--store", "{}", "--transport", "local:///a.db"), "store.address, option --store"),
+        ((*FILE, "--transport", "{}"), "transport.address, option --transport"),
+    ):
+        for address, status, said in (
+            (f"redis://nobody:wrong@{place}/0", 3, "the server runs and refuses this login"),
+            (f"redis://{known}/99999", 2, "correct the number of the database"),
+        ):
+            ran = cli("setup", *(each.format(address) for each in options))
+            assert (ran.status, ran.out) == (status, ""), ran.err
+            assert f"({key}): {said}" in ran.err
+    assert list(own_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("address", ["redis://host/first", "redis://host/0?prefx=a", "redis://host/0?ca=a.pem"])
+def test_an_address_of_redis_that_cannot_be_is_told_with_the_setting(cli, own_folder, address):
+    for option, key in (("--store", "store.address"), ("--transport", "transport.address")):
+        other = ("--transport", "local:///a.db") if option == "--store" else FILE
+        ran = cli("setup", option, address, *other)
+        assert (ran.status, ran.out) == (2, "")
+        assert f"{key} is '{address}' (option {option}): " in ran.err
+        told = [check["found"] for check in cli("doctor", "--json", option, address, *other).json["checks"]]
+        assert any(f"{key} is '{address}' (option {option}): " in each for each in told)
 
 
 def test_what_the_server_does_not_know_is_a_wrong_setting(cli, own_folder, postgres_url, rabbitmq_url):

@@ -26,7 +26,7 @@ from postdate import (
 from postdate.backends.memory.transport import MemoryReceiver, _has_ended
 from postdate.backends.sqlite.transport import LocalReceiver
 from postdate.clock import to_microseconds
-from postdate.errors import ClaimLost, PostdateError
+from postdate.errors import ClaimLost, DuplicateMessage, PostdateError
 from postdate.messages import decode_headers
 from postdate.pipeline.columns import INSTANT
 from postdate.pipeline.rows import restored
@@ -38,6 +38,7 @@ from postdate.ports import (
     Outcome,
     Quarantined,
     Received,
+    Record,
     Recording,
     ScanFilter,
     ScanPart,
@@ -338,6 +339,24 @@ class FinishesLostClaims(SqliteStore):
         return forgiving
 
 
+class SwallowsDuplicatesInTransactions(SqliteStore):
+    def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
+        work = super().storing(messages, now)
+
+        def forgiving(transaction: object) -> None:
+            try:
+                work(transaction)
+            except DuplicateMessage:
+                return
+
+        return forgiving
+
+
+class ForgetsWhatHasLeft(MemoryStore):
+    async def history(self, message_id: str) -> Sequence[Record]:
+        return await super().history(message_id) if message_id in self._entries else ()
+
+
 BROKEN_STORES: Broken = {
     "early by one microsecond": (EarlyByOneMicrosecond, "claims.due_is_compared_strictly"),
     "early by one microsecond, fetching": (EarlyByOneMicrosecond, "contract.due_is_compared_strictly"),
@@ -393,6 +412,11 @@ BROKEN_STORES: Broken = {
     "stores columns without expiry": (StoresColumnsWithoutExpiry, "storing.columns_are_stored_as_messages_are"),
     "forgets which ids were known": (ForgetsWhichIdsWereKnown, "storing.columns_are_stored_as_messages_are"),
     "finishes lost claims": (FinishesLostClaims, "capabilities.finishing_is_part_of_the_transaction"),
+    "swallows duplicates in transactions": (
+        SwallowsDuplicatesInTransactions,
+        "capabilities.storing_refuses_an_id_that_was_used",
+    ),
+    "forgets what has left": (ForgetsWhatHasLeft, "storing.a_repetition_is_told_from_another_message"),
 }
 
 
@@ -643,6 +667,17 @@ class ChecksWhatItReceivesReceiver(LocalReceiver):
         return [replace(each, envelope=replace(each.envelope)) for each in await super().receive(limit)]
 
 
+class WorksAfterTheCommit(LocalTransport):
+    def receiver(self, queue: str) -> LocalReceiver:
+        return WorksAfterTheCommitReceiver(self, queue)
+
+
+class WorksAfterTheCommitReceiver(LocalReceiver):
+    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+        await super().commit(received, now, replace(end, work=()))
+        await self._transport.send((), now, work=end.work)
+
+
 BROKEN_TRANSPORTS: dict[str, tuple[type[Any], str]] = {
     "stops at what it cannot read": (StopsAtWhatItCannotRead, "quarantine.an_unreadable_message_holds_up_nothing"),
     "forgets the bytes": (ForgetsTheBytesOfAQueue, "quarantine.an_unreadable_message_is_set_aside_with_its_bytes"),
@@ -660,6 +695,7 @@ BROKEN_TRANSPORTS: dict[str, tuple[type[Any], str]] = {
     "commits twice": (CommitsTwice, "transactions.a_lost_hold_sends_nothing"),
     "does not notice a lost hold": (CommitsTwice, "receiving.a_lost_hold_is_noticed"),
     "sends before it fails": (SendsBeforeItFails, "transactions.one_bad_outgoing_message_undoes_the_commit"),
+    "works after the commit": (WorksAfterTheCommit, "capabilities.work_of_a_database_is_done_or_refused"),
     "ignores work": (IgnoresWork, "capabilities.work_of_a_database_is_done_or_refused"),
     "raises for a missing queue": (RaisesForAMissingQueue, "sending.a_missing_queue_is_a_value"),
     "creates missing queues": (CreatesMissingQueues, "sending.a_missing_queue_is_a_value"),
@@ -688,6 +724,9 @@ class BrokenTransportSubject(TransportSubject):
         if issubclass(self._transport, LocalTransport):
             return self._transport(self._good.path, synchronous="normal", **settings)
         return self._transport(**settings)
+
+    def store(self):
+        return self._good.store()
 
     def damages(self):
         return self._good.damages() if issubclass(self._transport, LocalTransport) else frozenset()

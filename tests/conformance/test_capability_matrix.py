@@ -5,6 +5,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from tests.conformance.answers import ANSWERS, QUESTIONS, answers_table
+from tests.conformance.test_documents import existing
 from tests.msmq_fake import QueueManager
 
 from postdate import (
@@ -23,7 +25,8 @@ from postdate import (
 )
 from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
-from postdate.testing import capability_matrix, promise_matrix
+from postdate.backends.registry import _found_here
+from postdate.testing import capability_matrix, promise_matrix, store_checks, transport_checks
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "capabilities.md"
 
@@ -54,5 +57,26 @@ async def test_the_documented_matrix_is_what_the_adapters_say(matrix: Callable[.
         for adapter in (*stores.values(), *transports.values()):
             adapters.push_async_callback(adapter.close)
         table = matrix(stores, transports)
+    is_documented(table)
+
+
+def is_documented(table: str) -> None:
     if table not in DOCUMENT.read_text(encoding="utf-8"):
         pytest.fail(f"{DOCUMENT.name} must contain\n\n{table}", pytrace=False)
+
+
+def test_every_backend_answers_the_same_questions_as_the_document_says() -> None:
+    """To bring the document up to date, change ``answers.py``, and put the table that this test prints into it."""
+    assert list(ANSWERS) == [each.product for each in _found_here()]
+    assert all(set(answers) == set(QUESTIONS) for answers in ANSWERS.values())
+    is_documented(answers_table())
+
+
+def test_each_answer_names_a_check_that_its_backend_is_put_to_or_a_test() -> None:
+    known, of_stores, of_queues = existing(), set(map(str, store_checks())), set(map(str, transport_checks()))
+    for backend in _found_here():
+        checks = (of_stores if backend.store else set()) | (of_queues if backend.transport else set())
+        for question, answer in ANSWERS[backend.product].items():
+            assert answer.proofs, (backend.product, question)
+            for proof in answer.proofs:
+                assert proof in (known if "::" in proof else checks), (backend.product, question, proof)

@@ -13,15 +13,19 @@ from tests.waiting import until
 
 from postdate import DelayedMessage
 from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession
-from postdate.backends.mariadb.errors import translated
+from postdate.backends.mariadb.errors import translate, translated
 from postdate.backends.mariadb.names import MariaDbNames, quoted
 from postdate.backends.mariadb.statements import MariaDbStatements
 from postdate.backends.mariadb.store import MariaDbStore
 from postdate.backends.mariadb.tables import old_snapshots
+from postdate.backends.rowlocks import Conflict
 from postdate.backends.rowlocks.statements import EARLIEST
 from postdate.errors import (
     ConfigurationError,
     MessageTooLarge,
+    StoreError,
+    StoreFull,
+    StoreNotSetUp,
     StoreNotWritable,
     StoreUnreachable,
 )
@@ -149,6 +153,17 @@ async def test_a_wrong_password_is_not_in_the_error(mariadb_url: str) -> None:
         await store.next_due()
     assert "secret-secret" not in str(caught.value)
     await store.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(1205, Conflict), (1146, StoreNotSetUp), (1114, StoreFull), (1021, StoreFull), (1040, StoreUnreachable)],
+)
+def test_errors_of_the_server_are_translated(number: int, expected: type[StoreError]) -> None:
+    found = translate(pymysql.err.OperationalError(number, "said by the server"), "MariaDB here")
+    assert isinstance(found, expected)
+    assert str(found).startswith("MariaDB here")
+    assert "said by the server" in str(found)
 
 
 @pytest.mark.parametrize("url", ["mariadb://host:port/database", "postgresql://host/database", "mariadb://host/d?x=1"])

@@ -8,12 +8,15 @@ import anyio
 import pytest
 from tests.integration.test_redis import NOW, SECOND, message
 from tests.redis_subjects import Prefix
+from tests.waiting import received, until
 
-from postdate import Endpoint, Envelope, HandlerContext, SystemClock, TransactionMode
+from postdate import Endpoint, Envelope, HandlerContext, Headers, Recoverability, SystemClock, TransactionMode
 from postdate.backends.redis.database import Redis
 from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
+from postdate.endpoint.sending import through_queue
 from postdate.errors import ConfigurationError
+from postdate.ports import Outcome
 from postdate.wiring import open_store, open_transport
 from postdate.wiring.databases import Databases
 
@@ -59,6 +62,43 @@ async def test_an_endpoint_takes_store_and_queues_from_it(prefix: Prefix) -> Non
             assert holders(prefix) == 1
         assert handled == [7]
     assert holders(prefix) == 0
+
+
+async def test_another_message_under_a_used_id_is_an_error_of_the_handler_that_delays_it(prefix: Prefix) -> None:
+    async with Redis(prefix.login) as database:
+        one_try = Recoverability(immediate_retries=0, delayed_retries=0)
+        endpoint = Endpoint("sales", database, recoverability=one_try)
+        hour = timedelta(hours=1)
+
+        @endpoint.handler(Work, name="Work")
+        async def handle(work: Work, context: HandlerContext) -> None:
+            await context.send(b"%d" % work.number, destination="sales", delay=hour, message_id="mine")
+
+        async with endpoint:
+            await endpoint.send(b"1", destination="sales", delay=hour, message_id="mine")
+            await endpoint.send(Work(1))  # the same again, which passes
+            await endpoint.send(Work(2), message_id="handled")
+            receiver = database.queues.receiver("error")
+            (failed,) = await received(receiver, 1)
+            await receiver.close()
+            waiting = await database.store.get("mine")
+    assert waiting is not None
+    assert waiting.body == b"1"
+    assert failed.envelope.message_id == "handled"
+    assert failed.envelope.headers[Headers.ERROR_CODE] == "duplicate_message"
+
+
+async def test_what_failed_comes_back_through_the_timeouts_queue(prefix: Prefix) -> None:
+    """`errors return` puts it there; what takes it off the queue stores it, in one script."""
+    async with Redis(prefix.login) as database:
+        endpoint = Endpoint("sales", database)
+        async with endpoint:
+            late = message(due=SystemClock().now() + timedelta(hours=1))
+            await database.store.store(late, NOW)
+            (claim,) = await database.store.claim_due(late.due + SECOND, 1)
+            await database.store.finish([claim], Outcome.FAILED, NOW)
+            await database.queues.send([through_queue(late, "sales.timeouts")], NOW)
+            assert await until(lambda: database.store.get(late.message_id)) == late
 
 
 async def test_a_second_endpoint_that_delays_messages_needs_an_object_of_its_own(prefix: Prefix) -> None:

@@ -28,6 +28,7 @@ from postdate.backends.sqlserver.tables import SqlServerTables, _content, _json_
 from postdate.errors import (
     ConfigurationError,
     StoreError,
+    StoreFull,
     StoreNotSetUp,
     StoreUnavailable,
     StoreUnreachable,
@@ -338,7 +339,14 @@ async def test_a_server_that_does_not_answer_is_unavailable_and_the_password_sta
 
 @pytest.mark.parametrize(
     ("number", "expected"),
-    [(1205, Conflict), (1222, Conflict), (208, StoreNotSetUp), (40613, StoreUnreachable), (8152, StoreError)],
+    [
+        (1205, Conflict),
+        (1222, Conflict),
+        (208, StoreNotSetUp),
+        (1105, StoreFull),
+        (40613, StoreUnreachable),
+        (8152, StoreError),
+    ],
 )
 def test_errors_of_the_server_are_translated(number: int, expected: type[StoreError]) -> None:
     from pytds import DatabaseError

@@ -40,6 +40,7 @@ from postdate.testing import Fault, FaultyTransport, VirtualClock
 
 SECOND = timedelta(seconds=1)
 MICROSECOND = timedelta(microseconds=1)
+ONE_TRY = Recoverability(immediate_retries=0, delayed_retries=0)
 
 
 @dataclass
@@ -217,6 +218,100 @@ async def test_an_id_used_twice_is_refused_in_one_database(around: Surroundings)
         await endpoint.send(Pay(1), delay=SECOND, message_id="mine")
         with pytest.raises(DuplicateMessage):
             await endpoint.send(Pay(2), delay=SECOND, message_id="mine")
+
+
+# --- ids used before --------------------------------------------------------------------------------------------------
+
+
+def sending(endpoint: Endpoint, amount: int, *, delay: timedelta = 3 * SECOND) -> None:
+    """Have the handler of another message send one to ``later``, always under the same id."""
+
+    @endpoint.handler(Paid, name="Paid")
+    async def handle(message: Paid, context: HandlerContext) -> None:
+        await context.send(Pay(amount), destination="later", delay=delay, message_id="mine")
+
+
+@pytest.mark.parametrize("mode", ["none", "receive_only", "sends_atomic_with_receive"])
+@pytest.mark.parametrize("left", [False, True], ids=["waits", "has left"])
+async def test_what_a_handler_delays_under_the_id_of_another_message_is_an_error_of_the_handler(
+    around: Surroundings, mode: str, left: bool
+) -> None:
+    """Where it goes through a queue, of the message itself: it is in the error queue, and nothing is dropped."""
+    await around.transport.create_queues(["later"])
+    endpoint = around.endpoint(recoverability=ONE_TRY, transaction_mode=mode)
+    sending(endpoint, 2)
+    async with endpoint:
+        await endpoint.send(Pay(1), destination="later", delay=SECOND, message_id="mine")
+        await around.clock.advance(2 * SECOND if left else 0 * SECOND)
+        await endpoint.send(Paid(), message_id="handled")
+        await around.clock.settle()
+        assert await around.length("error") == 1
+        (headers,) = await around.error_headers()
+        await around.clock.advance(10 * SECOND)
+    assert headers[Headers.ERROR_CODE] == DuplicateMessage.code
+    assert headers[Headers.MESSAGE_ID] == ("mine" if isinstance(around.store, MemoryStore) else "handled")
+    assert await around.length("later") == 1
+
+
+@pytest.mark.parametrize("mode", ["receive_only", "sends_atomic_with_receive"])
+async def test_what_a_handler_delays_again_under_its_id_passes_without_a_word(around: Surroundings, mode: str) -> None:
+    """The same content, sent later: by another message, or by the same one, delivered once more."""
+    await around.transport.create_queues(["later"])
+    endpoint = around.endpoint(recoverability=ONE_TRY, transaction_mode=mode)
+    sending(endpoint, 7)
+    async with endpoint:
+        for id_ in ("one", "two"):
+            await endpoint.send(Paid(), message_id=id_)
+            await around.clock.advance(SECOND)
+        assert await around.pending() == 1
+        await around.clock.advance(10 * SECOND)
+        assert await around.length("error") == 0
+    assert await around.length("later") == 1
+
+
+async def test_a_message_that_comes_again_after_what_it_sent_has_left_is_handled_again(
+    clock: VirtualClock, tmp_path: Path
+) -> None:
+    """In mode ``receive_only`` what it sent is committed before it is off its queue; only records are left of that."""
+    file = tmp_path / "all.db"
+    store, transport = SqliteStore(file, synchronous="normal"), LocalTransport(file, synchronous="normal")
+    faulty = FaultyTransport(transport, Fault("commit", TransportUnavailable("lost"), calls=[1]))
+    around = Surroundings(clock, store, transport)
+    await transport.create_queues(["later"])
+    endpoint = around.endpoint(transport=faulty, recoverability=ONE_TRY, transaction_mode="receive_only")
+    sending(endpoint, 7, delay=SECOND / 10)
+    async with endpoint:
+        await endpoint.send(Paid(), message_id="one")
+        await clock.advance(10 * SECOND)
+        assert faulty.faults.calls["commit"] > 1
+        assert await around.length("error") == 0
+    assert (await around.length("later"), await around.length("sales")) == (1, 0)
+    await store.close()
+    await transport.close()
+
+
+async def test_of_one_handler_two_messages_under_one_id_are_an_error_and_one_twice_is_stored_once(
+    around: Surroundings,
+) -> None:
+    if isinstance(around.store, MemoryStore):  # there the timeouts queue has both: see above
+        return
+    await around.transport.create_queues(["later"])
+    endpoint = around.endpoint(handles=False, recoverability=ONE_TRY)
+
+    @endpoint.handler(Pay)
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        for amount in (1, message.amount):
+            await context.send(Paid(amount), destination="later", delay=SECOND, message_id=f"of-{message.amount}")
+        await context.send(Paid(3), destination="later")
+
+    async with endpoint:
+        await endpoint.send(Pay(1))
+        await endpoint.send(Pay(2))
+        await around.clock.settle()
+        assert await around.length("error") == 1
+        (headers,) = await around.error_headers()
+        assert headers[Headers.ERROR_CODE] == DuplicateMessage.code
+        assert (await around.pending(), await around.length("later")) == (1, 1)
 
 
 # --- handlers ---------------------------------------------------------------------------------------------------------

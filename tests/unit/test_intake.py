@@ -1,6 +1,7 @@
 """From the timeouts queue into the store (specification 1.6, rows 36, 40, 42, 43, 52)."""
 
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -105,6 +106,22 @@ async def test_a_failing_commit_after_storing_is_no_failure_of_the_message(bench
             await bench.intake.handle(received)
     assert bench.ids("error") == bench.ids(QUEUE) == []
     assert (await bench.memory.statistics(bench.start)).pending == 1
+
+
+async def test_another_message_under_a_known_id_is_in_the_error_queue_at_once_and_the_same_is_dropped(
+    make_bench,
+) -> None:
+    """With retries left: none of them would change it."""
+    bench = make_bench(number_of_retries=5)
+    await bench.create_queues("billing")
+    first = bench.message(due_in=60, body=b"first")
+    intake = Intake(bench.receiver, bench.memory, bench.queues, bench.settings, bench.clock, bench.store_breaker)
+    for each in (first, first, replace(first, body=b"second")):
+        await intake.handle(await arrive(bench, each))
+    assert await bench.memory.get("m-1") == first
+    (copy,) = bench.arrived("error")
+    assert (copy.body, copy.headers[Headers.ERROR_CODE]) == (b"second", "duplicate_message")
+    assert bench.ids(QUEUE) == []
 
 
 async def test_what_comes_again_is_not_sent_past_the_store_that_may_have_sent_it(bench) -> None:

@@ -30,6 +30,7 @@ from postdate import (
 from postdate.endpoint.outbox import CLEAN_UP_BATCH
 from postdate.errors import (
     ConfigurationError,
+    DuplicateMessage,
     NotSupported,
     StoreError,
     StoreNotSetUp,
@@ -140,7 +141,7 @@ class World:
         settings.setdefault("outbox", Outbox(self.outbox, clean_up_every=timedelta(days=1)))
         endpoint = Endpoint(
             settings.pop("name", "sales"),
-            delayed_delivery=DelayedDelivery(self.store, number_of_retries=1_000),
+            delayed_delivery=settings.pop("delayed_delivery", DelayedDelivery(self.store, number_of_retries=1_000)),
             transaction_mode="receive_only",
             clock=self.clock,
             **settings,
@@ -274,6 +275,55 @@ async def test_an_id_is_known_to_the_endpoint_that_handled_it_only(world: World)
         await sales.send(Pay(), destination="stock", message_id="m-1")
         await world.clock.advance(SECOND)
     assert world.paid() == ["m-1", "m-1"]
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["waits", "has left"])
+async def test_what_was_stored_before_a_crash_is_stored_once_in_the_database_of_the_queues(
+    world: World, tmp_path: Path, left: bool
+) -> None:
+    store, queues = SqliteStore(tmp_path / "q.db"), LocalTransport(tmp_path / "q.db")
+    await queues.create_queues(["billing"])
+
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        await context.send(Paid(), destination="billing", delay=SECOND / 10 if left else 60 * SECOND, message_id="mine")
+
+    endpoint = world.endpoint(handle, transport=queues, delayed_delivery=DelayedDelivery(store))
+    async with endpoint:
+        world.outbox.faults.add(Fault("mark", StoreUnavailable("now"), [1]))
+        await endpoint.send(Pay(), message_id="m-1")
+        await world.clock.advance(61 * SECOND)
+        assert world.outbox.faults.calls["mark"] == 2
+        assert await queues.lengths_of(["billing", "error", "sales"]) == {"billing": 1, "error": 0, "sales": 0}
+    await store.close()
+    await queues.close()
+
+
+async def test_a_send_under_the_id_of_another_message_stays_in_the_outbox_and_its_message_in_the_error_queue(
+    world: World, tmp_path: Path
+) -> None:
+    store, queues = SqliteStore(tmp_path / "q.db"), LocalTransport(tmp_path / "q.db")
+
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        await context.send(Paid(2), destination="billing", delay=60 * SECOND, message_id="mine")
+
+    settings = {"transport": queues, "delayed_delivery": DelayedDelivery(store), "recoverability": ONE_TRY}
+    async with world.endpoint(handle, **settings) as endpoint:
+        await endpoint.send(Paid(1), destination="billing", delay=60 * SECOND, message_id="mine")
+        await endpoint.send(Pay(), message_id="m-1")
+        await world.clock.settle()
+        assert (await queues.lengths_of(["error"]))["error"] == 1
+        receiver = queues.receiver("error")
+        (failed,) = await receiver.receive(10)
+        await receiver.close()
+        assert failed.envelope.headers[Headers.ERROR_CODE] == DuplicateMessage.code
+        found = await world.outbox.find("sales", "m-1")
+        assert found is not None
+        assert [each.message_id for each in found.operations] == ["mine"]
+        waiting = await store.get("mine")
+        assert waiting is not None
+        assert b"1" in waiting.body
+    await store.close()
+    await queues.close()
 
 
 # --- the delay counts from the send -----------------------------------------------------------------------------------

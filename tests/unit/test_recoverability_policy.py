@@ -199,6 +199,20 @@ async def test_a_policy_decides(world: World, text: str, attempts: list[int], qu
     assert left == {"sales": 0, "error": 0, "broken": 0} | ({queue: 1} if queue else {})
 
 
+async def test_what_a_policy_writes_into_the_headers_that_it_is_given_stays_there(world: World) -> None:
+    def policy(
+        error: BaseException, failures: int, headers: dict[str, str], settings: Recoverability, now: datetime
+    ) -> Any:
+        headers["written"] = headers.pop("own")
+        return ImmediateRetry() if failures == 1 else MoveToError()
+
+    await world.run(world.endpoint(Recoverability(policy=policy)), own="1")  # type: ignore[arg-type]
+    assert [headers for _, headers, _ in world.attempts] == 2 * [{"own": "1"}]
+    (copy,) = world.in_queue("error")
+    assert (copy.headers["own"], copy.headers.get("written")) == ("1", None)
+    assert world.critical == []
+
+
 async def test_a_discarded_message_is_recorded_and_told_at_level_info(
     tmp_path: Path, clock: VirtualClock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -74,6 +74,11 @@ def test_a_storage_without_timeouts_is_refused_and_says_what_to_do_row_104() -> 
         TimeoutManager(MemoryStore())  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"must be an async method"):
         TimeoutManager(type("Wrong", (MemoryTimeouts,), {"peek": lambda self, timeout_id: None})())
+    methods = {name: value for name, value in vars(MemoryTimeouts).items() if not name.startswith("__")}
+    for missing, said in (("claim", r"it has no method claim\(\)"), ("database", "it has no property database")):
+        persister = type("Mine", (), {name: value for name, value in methods.items() if name != missing})()
+        with pytest.raises(ConfigurationError, match=rf"Mine cannot keep timeouts: {said}"):
+            TimeoutManager(persister)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match=r"TimeoutManager\(persister\)"):
         Endpoint("sales", transport=MemoryTransport(), timeout_manager=MemoryTimeouts())  # type: ignore[arg-type]
 

@@ -21,6 +21,7 @@ from postdate.core.recoverability import (
     is_outage,
     retry_delay,
 )
+from postdate.core.repetitions import Storing, is_stored
 from postdate.errors import (
     DestinationUnavailable,
     DuplicateMessage,
@@ -210,19 +211,23 @@ class Intake:
     async def _store_or_send(self, message: DelayedMessage, *, is_new: bool) -> End:
         """Store a message, or return what does it, or sends it, in the transaction that takes it off the queue.
 
-        An id that is stored already is what an earlier attempt left that could not be taken off the queue: it is done.
-        So what comes again is not sent from here, though it may be due by now: the store knows whether it was sent.
+        What is stored already is what an earlier attempt left that could not be taken off the queue: it is done. So
+        what comes again is not sent from here, though it may be due by now: the store knows whether it was sent.
+
+        Raises:
+            DuplicateMessage: another message is stored under its id.
         """
         now = self._clock.now()
         if is_new and message.due < now:
             return End(record=None, outgoing=[to_envelope(message)])
         if self._enlisting is not None:
-            return End(record=None, work=[self._enlisting.storing([message], now)])
+            return End(record=None, work=[Storing(self._enlisting, [message], now)])
         try:
             with calling_store(self._store):
                 await self._watch.call_apart(self._store.store(message, now), self._store, StoreUnreachable)
         except DuplicateMessage:
-            log.info("message %s was stored before", message.message_id)
+            if not await self._watch.call_apart(is_stored(self._store, message), self._store, StoreUnreachable):
+                raise
         return _STORED
 
     async def _failed(
@@ -233,7 +238,7 @@ class Intake:
         Its copy names this queue, unless it is of a message that was ``due`` and could be returned to its destination:
         one that is not due yet would come there too early.
         """
-        hopeless = isinstance(error, (MessageError, QueueNotFound))
+        hopeless = isinstance(error, (MessageError, QueueNotFound, DuplicateMessage))
         log.error("cannot %s delayed message %s: %s", what, received.envelope.message_id, error)
         if not hopeless:
             await self._clock.wait_for(self._stop, self._breaker.failure(error, self._clock.monotonic()))

@@ -32,7 +32,6 @@ from postdate.ports import (
 )
 
 REQUIRED = ("initialize", "store", "fetch_next_due", "remove", "increment_failure_count", "next_due")
-CLAIMING = ("store_many", "claim_due", "finish", "retry_later", "next_attempt", "listen")
 
 KEPT_AT_MOST = 10_000
 """Failed messages kept in memory until their next attempt, and next attempts remembered.
@@ -50,7 +49,7 @@ def claiming(store: object) -> ClaimingStore:
     Raises:
         ConfigurationError: a method is missing or is not async; it is named.
     """
-    _check(store, REQUIRED, "a delayed message store")
+    check_methods(store, REQUIRED, "is not a delayed message store")
     if isinstance(store, ClaimingStore):
         return store
     name = type(store).__name__
@@ -59,12 +58,13 @@ def claiming(store: object) -> ClaimingStore:
     return SimpleStore(cast("DelayedMessageStore", store))
 
 
-def _check(store: object, methods: Sequence[str], what: str) -> None:
+def check_methods(store: object, methods: Sequence[str], what: str, advice: str = "") -> None:
+    """Refuse an object of one's own in which a method is missing or is not async; it is named."""
     name = type(store).__name__
     for method in methods:
         found = getattr(store, method, None)
         if not callable(found):
-            raise ConfigurationError(f"{name} is not {what}: it has no method {method}()")
+            raise ConfigurationError(f"{name} {what}: it has no method {method}(){advice}")
         plain = inspect.isfunction(found) or inspect.ismethod(found)
         if plain and not inspect.iscoroutinefunction(inspect.unwrap(found)):
             raise ConfigurationError(f"{name}.{method} must be an async method (async def {method})")

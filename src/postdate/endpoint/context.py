@@ -89,7 +89,7 @@ class HandlerContext:
         Args:
             message: see there.
             isolated: let it leave at once, whatever becomes of the message being handled.
-            options: see there.
+            options: see there. A ``message_id`` that was used for another delayed message fails the handler as it ends.
         """
         outgoing = self._made(message, SendOptions(**options))
         await self._leave(outgoing, isolated=isolated)

@@ -9,6 +9,7 @@ from datetime import datetime
 from functools import partial
 
 from postdate.core.dispatcher import enlisting
+from postdate.core.repetitions import Storing
 from postdate.core.timeout_manager.reading import clear_timeouts, to_timeout_manager
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.saga_handling import enlisting_sagas
@@ -74,7 +75,7 @@ class Delays:
 
     def storing(self, delayed: Sequence[DelayedMessage], now: datetime) -> list[Work]:
         """Return the work that stores what :meth:`split` has said is to be stored."""
-        return [self.store.storing(delayed, now)] if self.store is not None and delayed else []
+        return [Storing(self.store, delayed, now)] if self.store is not None and delayed else []
 
     def clear_timeouts(self, saga_id: uuid.UUID) -> Envelope | None:
         """Return the order to forget all timeouts of a saga, for whoever completes it; ``None``: nobody would obey it.

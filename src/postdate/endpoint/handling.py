@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 
 import anyio
@@ -12,6 +14,7 @@ import anyio
 from postdate.core.receive.settlements import BACK, Settlement
 from postdate.core.receive.watching import WatchedReceiver
 from postdate.core.recoverability import text_of
+from postdate.core.repetitions import leave_out_repetitions
 from postdate.endpoint.audit import Audit
 from postdate.endpoint.cancelling import is_being_cancelled
 from postdate.endpoint.context import HandlerContext
@@ -22,6 +25,7 @@ from postdate.endpoint.outgoing import OutgoingMessages
 from postdate.endpoint.retries import POLICY_FAILURES, PolicyFailed, cancels_itself, is_lasting
 from postdate.endpoint.saga_handling import CONFLICTS_BORNE, SagaStoreUnreachable
 from postdate.errors import (
+    DuplicateMessage,
     InvalidTimestamp,
     MessageError,
     PostdateError,
@@ -29,7 +33,7 @@ from postdate.errors import (
     SagaConflict,
     TransportUnreachable,
 )
-from postdate.messages import DelayedMessage, Envelope
+from postdate.messages import DelayedMessage, Envelope, Headers, parse_timestamp
 from postdate.ports import End, Received, RecordKind, TransactionMode, Work
 
 log = logging.getLogger("postdate.endpoint")
@@ -88,7 +92,7 @@ class Handling:
         if self.outgoing.mode is TransactionMode.RECEIVE_ONLY and (end.outgoing or end.work):
             # Not rolled back when taking the message off the queue fails afterwards (specification 6).
             try:
-                await self.send_first(end)
+                await self.send_first(end, since=_sent_at(received.envelope))
             except SagaConflict:
                 raise
             except PostdateError as error:
@@ -106,7 +110,7 @@ class Handling:
 
     def _not_sent(self, received: Received, error: PostdateError) -> Settlement:
         """Return what becomes of a message when what its handlers sent cannot be; raise what is not its fault."""
-        of_message = isinstance(error, (MessageError, QueueNotFound))
+        of_message = isinstance(error, (MessageError, QueueNotFound, DuplicateMessage))
         if not of_message and self.outgoing.mode is not TransactionMode.NONE:
             raise error
         return self.recovered(received, error)
@@ -162,20 +166,29 @@ class Handling:
         copy = self.audit.copy(received.envelope, started, self.outgoing.clock.now(), self.endings.host)
         return [*context.end(), copy]
 
-    async def send_first(self, end: End) -> None:
-        """Send and store outside of any receive transaction: with each other, where the queues can have that."""
+    async def send_first(self, end: End, since: datetime | None = None) -> None:
+        """Send and store outside of any receive transaction: with each other, where the queues can have that.
+
+        What is stored already is left out; for ``since`` see :func:`~postdate.core.repetitions.is_stored`.
+        """
         can = self.outgoing.transport.capabilities
         expiring = any(envelope.time_to_be_received is not None for envelope in end.outgoing)
         if end.work and expiring and not can.time_to_be_received_in_transactions:
-            await self._send(end.outgoing, ())
-            await self._send((), end.work)
+            await self._send(end.outgoing, (), since)
+            await self._send((), end.work, since)
         else:
-            await self._send(end.outgoing, end.work)
+            await self._send(end.outgoing, end.work, since)
 
-    async def _send(self, envelopes: Sequence[Envelope], work: Sequence[Work]) -> None:
+    async def _send(self, envelopes: Sequence[Envelope], work: Sequence[Work], since: datetime | None) -> None:
         transport = self.outgoing.transport
         sending = transport.send(envelopes, self.outgoing.clock.now(), work=work)
-        for error in await self.receiver.watch.call(sending, transport, TransportUnreachable):
+        try:
+            errors = await self.receiver.watch.call(sending, transport, TransportUnreachable)
+        except DuplicateMessage as error:
+            await leave_out_repetitions(work, error, since)
+            await self._send(envelopes, work, since)
+            return
+        for error in errors:
             if error is not None:
                 raise error
 
@@ -221,3 +234,10 @@ class Handling:
         if end is None and self.outgoing.mode is TransactionMode.NONE:
             return self.endings.to_error(received, error)
         return end
+
+
+def _sent_at(envelope: Envelope) -> datetime | None:
+    """Return when a message was sent, or was due: what its handlers sent is no older."""
+    with suppress(KeyError, InvalidTimestamp):
+        return envelope.due or parse_timestamp(envelope.headers[Headers.TIME_SENT])
+    return None

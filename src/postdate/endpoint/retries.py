@@ -103,7 +103,7 @@ class Retries:
         Raises:
             PolicyFailed: a policy of the application did not decide.
         """
-        headers, failures = received.envelope.headers, received.failures + 1
+        headers, failures = dict(received.envelope.headers), received.failures + 1  # what it writes there is its own
         policy = settings.policy or after_handling_failed
         try:
             decision = policy(error, failures, headers, settings, now)

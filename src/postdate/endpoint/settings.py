@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import timedelta
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from msgspec import Meta
 
 from postdate.core.in_flight import BYTES_IN_FLIGHT
-from postdate.core.simple_store import claiming
+from postdate.core.simple_store import check_methods, claiming
 from postdate.errors import ConfigurationError, InvalidMessage
 from postdate.messages import DESTINATION_LIMIT, check_text
 from postdate.ports import ClaimingStore, DelayedMessageStore, DelayExchange, TransactionMode
@@ -115,7 +114,7 @@ class DelayedDelivery:
         check_settings(self)
 
 
-_PERSISTER_METHODS = ("initialize", "setup", "add", "peek", "try_remove", "remove_by_saga", "next_chunk", "close")
+_PERSISTER_METHODS: Final = [name for name in vars(TimeoutPersister) if name in TimeoutPersister.__abstractmethods__]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,18 +179,16 @@ class ExternalTimeoutManager:
 
 
 def _check_persister(persister: object) -> None:
-    name = type(persister).__name__
-    for method in _PERSISTER_METHODS:
-        found = getattr(persister, method, None)
-        if not callable(found):
-            raise ConfigurationError(
-                f"{name} cannot keep timeouts: it has no method {method}(); give TimeoutManager a storage of timeouts, "
-                f"for example MemoryTimeouts() or SqliteTimeouts(path), or leave the timeout manager out and delay "
-                f"messages with delayed_delivery=DelayedDelivery(store)"
-            )
-        plain = inspect.isfunction(found) or inspect.ismethod(found)
-        if plain and not inspect.iscoroutinefunction(inspect.unwrap(found)):
-            raise ConfigurationError(f"{name}.{method} must be an async method (async def {method})")
+    advice = (
+        "; give TimeoutManager a storage of timeouts, for example MemoryTimeouts() or SqliteTimeouts(path), or leave "
+        "the timeout manager out and delay messages with delayed_delivery=DelayedDelivery(store)"
+    )
+    check_methods(persister, _PERSISTER_METHODS, "cannot keep timeouts", advice)
+    if not hasattr(persister, "database"):
+        raise ConfigurationError(
+            f"{type(persister).__name__} cannot keep timeouts: it has no property database; inherit TimeoutPersister, "
+            f"which has one that names none"
+        )
 
 
 def _queue(setting: str, name: str) -> None:

@@ -270,13 +270,18 @@ class _Returning:
     without_expiry: bool
 
     async def put_back(self, message_id: str) -> Returned:
-        received = await taking(self.deployment, self.receiver, "return one message by its id").take(message_id)
+        """Move a message by its id in the queue, or by the one that its sender gave it: a retry has one of its own."""
+        receiver = taking(self.deployment, self.receiver, "return one message by its id")
+        received = await receiver.take(message_id)
         if received is None:
-            return self._stays(message_id, await self._why_not(message_id))
+            free, why_not = await self._by_header(message_id)
+            received = await receiver.take(free[0]) if len(free) == 1 else None
+            if received is None:
+                return self._stays(message_id, why_not)
         result = await self.try_to_move(received)
         if not result.done:
             await self.receiver.roll_back(received, failed=False)
-        return result
+        return replace(result, message_id=message_id)
 
     async def try_to_move(self, received: Received) -> Returned:
         """Move a message; when that fails it is still held."""
@@ -306,13 +311,18 @@ class _Returning:
     def _stays(self, message_id: str, remark: str) -> Returned:
         return Returned(message_id, done=False, queue=self.queue, remark=remark)
 
-    async def _why_not(self, message_id: str) -> str:
+    async def _by_header(self, message_id: str) -> tuple[Sequence[str], str]:
+        """Return the ids of free messages there with an id from their sender, and why there is not one to be moved."""
         if self.deployment.queue_view is None:
-            return f"it is not in {self.queue!r}, or another process has it in hand"
-        queued = await _find(self.deployment, self.queue, message_id)
-        if queued is None:
-            return _not_there(self.queue, message_id)
-        return f"process {queued.held_by} has it in hand"
+            return (), f"it is not in {self.queue!r}, or another process has it in hand"
+        everywhere = await self.deployment.queue_view.find_in_queues(message_id)
+        found = [each for each in everywhere if each.queue == self.queue]
+        free = [each.envelope.message_id for each in found if each.held_by is None]
+        if not found:
+            return free, _not_there(self.queue, message_id)
+        if len(free) > 1:
+            return free, f"{len(free)} messages there were sent under that id; name their own: {', '.join(free)}"
+        return free, f"{'another process' if free else f'process {found[0].held_by}'} has it in hand"
 
 
 def returned_copy(envelope: Envelope, destination: str) -> Envelope:

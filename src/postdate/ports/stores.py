@@ -360,10 +360,13 @@ class MovingStore(ClaimingStore):
 
     @abstractmethod
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
-        """Return the work that stores ``messages`` (ids already there are left as they are).
+        """Return the work that stores ``messages``; it raises ``DuplicateMessage`` when an id is there already.
+
+        Then nothing of the transaction is kept. What went to the error queue may come back, as in :meth:`store`.
 
         Guarantees:
-            capabilities.storing_is_part_of_the_transaction.
+            capabilities.storing_is_part_of_the_transaction, storing_refuses_an_id_that_was_used,
+            work_of_a_database_is_done_or_refused.
         """
 
     @abstractmethod

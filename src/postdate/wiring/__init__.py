@@ -11,7 +11,7 @@ from postdate.wiring.adapters import (
     taken_by_store,
 )
 from postdate.wiring.application import is_wanted, open_outbox, open_saga_store, place_of
-from postdate.wiring.causes import advice_for, placing_errors
+from postdate.wiring.causes import advice_for, naming, placing_errors
 from postdate.wiring.deployment import (
     OpenDeployment,
     build_endpoint,
@@ -47,6 +47,7 @@ __all__ = [
     "libraries",
     "looks_into",
     "managed_endpoints",
+    "naming",
     "open_outbox",
     "open_saga_store",
     "open_store",

@@ -8,6 +8,7 @@ from postdate.config import Address, SectionValues, Settings
 from postdate.errors import ConfigurationError
 from postdate.ports import OutboxStore, SagaStore
 from postdate.wiring.adapters import chosen_for, kind_of, kinds, open_adapter
+from postdate.wiring.causes import naming
 from postdate.wiring.databases import Databases
 
 
@@ -56,7 +57,9 @@ def _opened(
             f"or pass one of your own to the endpoint"
         ) from error
     schema = chosen.schema or (settings.store.schema if chosen.address is None else None)
-    return open_adapter(kind, address, chosen_for(section, kind, settings, schema=schema), databases)
+    given = chosen_for(section, kind, settings, schema=schema)
+    with naming(key, address, settings):
+        return open_adapter(kind, address, given, databases)
 
 
 def place_of(chosen: SectionValues, settings: Settings) -> Address:

@@ -10,7 +10,7 @@ from typing import Final
 
 from postdate.backends.registry import place_of
 from postdate.config import Address, Settings
-from postdate.errors import ConfigurationError, PostdateError, StoreError, StoreNotSetUp, TransportUnavailable
+from postdate.errors import ConfigurationError, PostdateError, QueueNotFound, StoreError, StoreNotSetUp, TransportError
 from postdate.ports.backends import Place
 
 
@@ -46,12 +46,14 @@ _CAUSES: Final = (
     Cause(r'role ".*" does not exist', "name a user that the server has, as in user@host", is_setting=True),
     Cause(r'database ".*" does not exist', "create the database, or correct its name", is_setting=True),
     Cause(r"cannot open database", "create the database, or correct its name", is_setting=True),
+    Cause(r"db index is out of range", "correct the number of the database at the end of the address", is_setting=True),
     Cause(r"vhost .* not found", "create the virtual host, or correct its name", is_setting=True),
     Cause(
         r"password authentication failed|no password supplied|access denied for user .*password|login failed|"
         r"access_refused|authentication failed|no pg_hba\.conf entry",
         "the server runs and refuses this login: check user and password",
     ),
+    Cause(r"^redis .* refuses us: ", "the server runs and refuses this login, or what it wants to do"),
     Cause(
         r"permission denied|command denied|access denied|access to vhost|permission was denied",
         "the server runs and the login is right; rights are missing: an administrator grants them, see "
@@ -69,6 +71,16 @@ def advice_for(error: PostdateError, otherwise: str) -> str:
     """Return what to do about an error, or ``otherwise``."""
     cause = cause_of(str(error))
     return otherwise if cause is None else cause.advice
+
+
+@contextmanager
+def naming(key: str, address: Address, settings: Settings) -> Generator[None]:
+    """Say of a setting that cannot be which one it is, and where it stands."""
+    try:
+        yield
+    except ConfigurationError as error:
+        origin = settings.origins.get(key, "default")
+        raise ConfigurationError(f"{key} is {address!r} ({origin}): {error}") from error
 
 
 _PLACES: Final = ("store.address", "transport.address", "timeout_manager.address", "sagas.address", "outbox.address")
@@ -113,11 +125,11 @@ def placed(error: PostdateError, settings: Settings, key: str | None = None) -> 
 
 def _key(error: PostdateError, store: str) -> str | None:
     match error:
-        case StoreNotSetUp():
+        case StoreNotSetUp() | QueueNotFound():
             return None
         case StoreError():
             return store
-        case TransportUnavailable():
+        case TransportError():
             return "transport.address"
         case _:
             return None

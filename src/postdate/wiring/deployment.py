@@ -36,7 +36,7 @@ from postdate.wiring.adapters import (
     open_store,
     open_transport,
 )
-from postdate.wiring.causes import placing_errors
+from postdate.wiring.causes import naming, placing_errors
 from postdate.wiring.closing import close
 from postdate.wiring.databases import Databases
 from postdate.wiring.timeouts import (
@@ -116,9 +116,11 @@ async def opened(
         stack.enter_context(placing_errors(settings))
         store, databases = None, Databases()
         if stores:
-            store = open_store(settings.store.address, databases, **for_store)
+            with naming("store.address", settings.store.address, settings):
+                store = open_store(settings.store.address, databases, **for_store)
             stack.push_async_callback(close, "the store", store.close)
-        transport = open_transport(settings.transport.address, databases, **for_transport)
+        with naming("transport.address", settings.transport.address, settings):
+            transport = open_transport(settings.transport.address, databases, **for_transport)
         stack.push_async_callback(close, "the transport", transport.close)
         timeouts = open_timeouts(settings, databases)
         for each in timeouts.values():
@@ -215,15 +217,12 @@ def check_addresses(settings: Settings) -> None:
 
 
 def _checked(key: str, address: Address, settings: Settings, check: Callable[[str], AdapterRole]) -> AdapterRole:
-    origin = settings.origins.get(key, "default")
-    try:
+    with naming(key, address, settings):
         kind = check(address)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{key} is {address!r} ({origin}): {error}") from error
     if kind.backend.place is Place.MEMORY:
         raise ConfigurationError(
-            f"{key} is {address!r} ({origin}), which lives in one process only; the command line needs a file or a "
-            f"server, such as {_FILES[key]}:///postdate.db"
+            f"{key} is {address!r} ({settings.origins.get(key, 'default')}), which lives in one process only; the "
+            f"command line needs a file or a server, such as {_FILES[key]}:///postdate.db"
         )
     return kind
 

@@ -13,6 +13,7 @@ from postdate.persistence.timeouts import table_name
 from postdate.ports import TransportCapabilities
 from postdate.ports.timeouts import TimeoutPersister
 from postdate.wiring.adapters import AdapterRole, chosen_for, example_of, kind_of, open_adapter
+from postdate.wiring.causes import naming
 from postdate.wiring.databases import Databases
 
 
@@ -72,11 +73,8 @@ def _check_apart(settings: Settings) -> None:
 def _storage(settings: Settings) -> tuple[AdapterRole, dict[str, Any]]:
     chosen = settings.timeout_manager
     assert chosen.address is not None
-    try:
+    with naming("timeout_manager.address", chosen.address, settings):
         kind = kind_of(chosen.address, "storage of timeouts", "timeouts")
-    except ConfigurationError as error:
-        origin = settings.origins.get("timeout_manager.address", "default")
-        raise ConfigurationError(f"timeout_manager.address is {chosen.address!r} ({origin}): {error}") from error
     return kind, chosen_for("timeout_manager", kind, settings)
 
 
@@ -102,7 +100,8 @@ def open_timeouts(settings: Settings, databases: Databases | None = None) -> dic
     kind, given = _storage(settings)
     address = settings.timeout_manager.address
     assert address is not None
-    return {name: cast("TimeoutPersister", open_adapter(kind, address, given, databases)) for name in endpoints}
+    with naming("timeout_manager.address", address, settings):
+        return {name: cast("TimeoutPersister", open_adapter(kind, address, given, databases)) for name in endpoints}
 
 
 def timeout_manager(

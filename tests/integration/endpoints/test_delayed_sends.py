@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from tests.integration.endpoints.places import MILLISECOND, Pay, Place, now
+from tests.waiting import until
 
-from postdate import Envelope, HandlerContext, Headers
+from postdate import Envelope, HandlerContext, Headers, Recoverability
 from postdate.endpoint.serialization import type_name
 from postdate.errors import DelayConflict, InvalidMessage
 from postdate.messages import format_timestamp
@@ -164,3 +165,26 @@ async def test_a_due_time_of_others_is_kept_to_the_microsecond_and_does_not_leak
         (came,) = await place.handles(1)
     assert (came.message, came.context.message_id, dict(came.context.headers)) == (b"body", "m-1", {"own": "1"})
     assert came.context.due == due < came.at
+
+
+async def test_another_message_under_a_used_id_is_an_error_of_the_handler_that_delays_it(place: Place) -> None:
+    """Through a timeouts queue, of the message itself: there nothing is dropped, either."""
+
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        body = b"first" if message.amount == 1 else b"second"
+        await context.send(body, destination=place.name, delay=timedelta(hours=1), message_id="mine")
+
+    endpoint = place.endpoint(handle, recoverability=Recoverability(immediate_retries=0, delayed_retries=0))
+    async with endpoint:
+        await endpoint.send(b"first", destination=place.name, delay=timedelta(hours=1), message_id="mine")
+        await until(lambda: place.store.get("mine"))
+        await endpoint.send(Pay(1))  # the same again, which passes
+        await endpoint.send(Pay(2), message_id="handled")
+        copy = await place.take(place.error)
+        await place.is_empty(place.name, f"{place.name}.timeouts", place.error)
+        assert (await place.store.get("mine")).body == b"first"
+    assert copy.headers[Headers.ERROR_CODE] == "duplicate_message"
+    if place.kind == "rabbitmq+postgres":
+        assert (copy.message_id, copy.body) == ("mine", b"second")
+    else:
+        assert copy.message_id == "handled"

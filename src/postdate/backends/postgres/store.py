@@ -205,9 +205,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         row = self._row(message)
         if not await group_of(self, _STORED_AT_ONCE).run(self._store_jobs, (row, now)):
-            report = await self.database.transaction(lambda c: self._insert_or_revive(c, [row], now))
-            if report.already_there:
-                raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
+            await self.database.transaction(lambda c: self._insert_new_or_revive(c, [row], now))
         self._next_due.heard(message.due)
 
     def _store_jobs(self, jobs: Sequence[Job[tuple[Row, datetime], bool]]) -> None:
@@ -263,10 +261,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
         """See :meth:`postdate.ports.MovingStore.storing`; the transaction is a connection of psycopg."""
         rows = [self._row(message) for message in messages]
 
-        def store(connection: Connection) -> None:
-            self._insert_or_revive(connection, rows, now)
-
-        return store
+        return lambda connection: self._insert_new_or_revive(connection, rows, now)
 
     def _row(self, message: DelayedMessage) -> Row:
         return inserting.row_of(message, self._capabilities.largest_message_bytes, checksum=self._checksum)
@@ -274,8 +269,10 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
     def _insert(self, connection: Connection, rows: Sequence[Row], now: datetime) -> StoreReport:
         return inserting.insert(connection, self._sql, rows, now, self._store_id(connection))
 
-    def _insert_or_revive(self, connection: Connection, rows: Sequence[Row], now: datetime) -> StoreReport:
-        return inserting.insert_or_revive(connection, self._sql, rows, now, self._store_id(connection))
+    def _insert_new_or_revive(self, connection: Connection, rows: Sequence[Row], now: datetime) -> None:
+        report = inserting.insert_or_revive(connection, self._sql, rows, now, self._store_id(connection))
+        if report.already_there:
+            raise DuplicateMessage(f"message {report.already_there[0]!r} was stored before; the first one is unchanged")
 
     def _notify(self, connection: Connection, due: datetime, now: datetime) -> None:
         inserting.notify(connection, self._sql, due, now, self._store_id(connection))

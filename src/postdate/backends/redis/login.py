@@ -63,7 +63,11 @@ def parse_address(address: str) -> RedisLogin:
     Raises:
         ConfigurationError: it is none of a Redis server; the text shows no password.
     """
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+        port = parts.port
+    except ValueError:  # its text may have a piece of a password that is not escaped
+        raise ConfigurationError(f"the address of Redis cannot be read; write {_FORM}") from None
     if parts.scheme not in {"redis", "rediss"} or not parts.hostname:
         raise ConfigurationError(f"an address of Redis is written {_FORM}")
     database = parts.path.strip("/")
@@ -78,7 +82,7 @@ def parse_address(address: str) -> RedisLogin:
         raise ConfigurationError("ca is for rediss:// addresses, whose connections are encrypted")
     return RedisLogin(
         parts.hostname,
-        parts.port or _PORT,
+        port or _PORT,
         int(database or 0),
         _checked_prefix(options.get("prefix", _PREFIX)),
         unquote(parts.username) if parts.username else None,

@@ -7,7 +7,7 @@ from typing import Any
 
 from postdate.backends.redis.layout import Part
 from postdate.backends.redis.server import RedisServer
-from postdate.errors import ClaimLost, QueueNotFound, UnsupportedTransactionMode
+from postdate.errors import ClaimLost, DuplicateMessage, QueueNotFound, UnsupportedTransactionMode
 from postdate.ports import Claim
 
 
@@ -33,6 +33,7 @@ class RedisTransaction:
 
         Raises:
             ClaimLost: what was held is held no more; nothing was done.
+            DuplicateMessage: what was to be stored has an id that is known; nothing was done.
             QueueNotFound: in a strict send; nothing was done.
             PostdateError: as the server's meanings have it.
         """
@@ -44,6 +45,9 @@ class RedisTransaction:
                 return rest[0]
             case b"queue":
                 raise QueueNotFound(f"there is no queue {rest[0].decode()!r}")
+            case b"known":
+                id_ = rest[0].decode(errors="replace")
+                raise DuplicateMessage(f"message {id_!r} was stored before; the first one is unchanged")
             case b"claim":
                 raise ClaimLost(f"message {rest[0].decode(errors='replace')!r} of the store is no longer held here")
             case _:

@@ -165,9 +165,7 @@ class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableSto
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         work, at = self._row(message), to_microseconds(now)
-        report = await self.file.write(lambda tx: insert_or_revive(tx, [work], at))
-        if report.already_there:
-            raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
+        await self.file.write(lambda tx: _insert_new(tx, [work], at))
 
     @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
@@ -182,10 +180,7 @@ class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableSto
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
         rows, at = [self._row(message) for message in messages], to_microseconds(now)
 
-        def store(tx: Transaction) -> None:
-            insert_or_revive(tx, rows, at)
-
-        return store
+        return lambda tx: _insert_new(tx, rows, at)
 
     def _storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Callable[[Transaction], StoreReport]:
         rows = [self._row(message) for message in messages]
@@ -463,6 +458,12 @@ class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableSto
     @override
     def restore(self, records: Sequence[StoredRecord]) -> int:
         return pruning.restore(self.file, records)
+
+
+def _insert_new(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> None:
+    report = insert_or_revive(tx, rows, at)
+    if report.already_there:
+        raise DuplicateMessage(f"message {report.already_there[0]!r} was stored before; the first one is unchanged")
 
 
 def _end(tx: Transaction, message_id: str, kind: RecordKind, at: int, detail: str) -> bool:

@@ -19,7 +19,8 @@ from typing_extensions import override
 from postdate.clock import Clock, in_real_time, time_left
 from postdate.core.guard import ANSWERS_WITHIN, GRACE, LETTING_GO
 from postdate.core.left_behind import leave_behind
-from postdate.errors import PostdateError, TransportUnreachable
+from postdate.core.repetitions import leave_out_repetitions
+from postdate.errors import DuplicateMessage, PostdateError, TransportUnreachable
 from postdate.ports import HANDLED, End, Ending, Received, Receiver
 
 T = TypeVar("T")
@@ -122,7 +123,7 @@ def _is_cancelled_by_others(task: asyncio.Task[object]) -> bool:
 
 
 class WatchedReceiver(Receiver):
-    """Does what ``receiver`` does; see :class:`CallWatch`.
+    """Does what ``receiver`` does; see :class:`CallWatch`. What an end would store once more is left out of it.
 
     Args:
         receiver: of one queue.
@@ -140,11 +141,21 @@ class WatchedReceiver(Receiver):
 
     @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        await self.watch.call(self._receiver.commit(received, now, end), self._receiver, TransportUnreachable)
+        try:
+            await self.watch.call(self._receiver.commit(received, now, end), self._receiver, TransportUnreachable)
+        except DuplicateMessage as error:
+            await leave_out_repetitions(end.work, error)
+            await self.commit(received, now, end)
 
     @override
     async def settle(self, endings: Sequence[Ending]) -> Sequence[Exception | None]:
-        return await self.watch.call(self._receiver.settle(endings), self._receiver, TransportUnreachable)
+        errors = await self.watch.call(self._receiver.settle(endings), self._receiver, TransportUnreachable)
+        if not any(isinstance(error, DuplicateMessage) for error in errors):
+            return errors
+        return [
+            (await Receiver.settle(self, [ending]))[0] if isinstance(error, DuplicateMessage) else error
+            for ending, error in zip(endings, errors, strict=True)
+        ]
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:

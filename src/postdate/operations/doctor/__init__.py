@@ -33,6 +33,7 @@ from postdate.wiring import (
     check_addresses,
     file_of,
     looks_into,
+    naming,
     open_store,
     open_transport,
     own_queues,
@@ -133,7 +134,9 @@ class _Looking:
             return
         try:
             async with AsyncExitStack() as stack:
-                store = open_store(address, **store_settings(self.settings))
+                given = store_settings(self.settings)
+                with naming("store.address", address, self.settings):
+                    store = open_store(address, **given)
                 stack.push_async_callback(store.close)
                 await store.initialize(self.settings.endpoint.name, TransactionMode.RECEIVE_ONLY)
                 judges = self.settings.delayed_delivery.use_store_clock and store.capabilities.has_clock
@@ -157,7 +160,9 @@ class _Looking:
             return
         try:
             async with AsyncExitStack() as stack:
-                transport = open_transport(address, **transport_settings(self.settings))
+                given = transport_settings(self.settings)
+                with naming("transport.address", address, self.settings):
+                    transport = open_transport(address, **given)
                 stack.push_async_callback(transport.close)
                 self.needed = own_queues(self.settings, transport.capabilities)
                 answers = self._store_answers

@@ -269,7 +269,8 @@ class Site:
 
         def work(site: object) -> None:
             assert site is self
-            self.store_many(messages)
+            if there := self.store_many(messages).already_there:
+                raise DuplicateMessage(f"message {there[0]!r} is stored already")
 
         return work
 

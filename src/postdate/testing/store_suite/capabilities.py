@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from functools import wraps
 
 from postdate.backends.memory.transport import MemoryTransport
 from postdate.core.dispatcher import enlisting as can_share
 from postdate.endpoint.delayed_delivery import check_mode
 from postdate.endpoint.settings import DelayedDelivery
-from postdate.errors import ClaimLost, ConfigurationError, NotSupported, QueueNotFound, UnsupportedTransactionMode
-from postdate.messages import Envelope
+from postdate.errors import (
+    ClaimLost,
+    ConfigurationError,
+    DuplicateMessage,
+    NotSupported,
+    QueueNotFound,
+    UnsupportedTransactionMode,
+)
+from postdate.messages import DelayedMessage, Envelope
 from postdate.ports import (
     AdministrableStore,
     ArchivableStore,
@@ -22,6 +31,7 @@ from postdate.ports import (
     ScannableStore,
     ScanPart,
     TransactionMode,
+    Transport,
     capabilities_of,
 )
 from postdate.testing.conformance import Topic, expect, expect_equal, expect_error
@@ -124,133 +134,126 @@ async def a_shared_transaction_needs_one_database(subject: StoreSubject) -> None
             await close(transport)
 
 
-@capabilities
-async def storing_is_part_of_the_transaction(subject: StoreSubject) -> None:
-    """Enlisting: what is stored in a transaction of the queues is there after its commit, and not after a rollback."""
-    async with claiming(subject) as store:
-        enlisted = moving(store)
-        if enlisted is None:
-            return
-        transport = subject.transport()
-        try:
-            await transport.create_queues([QUEUE])
-            work = enlisted.storing([message("rolled-back")], NOW)
-            with expect_error(QueueNotFound, "a send to a missing queue in one transaction with a store"):
-                await transport.send([Envelope("missing", "e-1")], NOW, work=[work])
-            expect_equal(await store.next_due(), None, "next due after the rollback")
-            batch = [message("committed"), message("committed", body=b"twice")]
-            await transport.send([Envelope(QUEUE, "e-2")], NOW, work=[enlisted.storing(batch, NOW)])
-            expect_equal((await claim_one(store)).message, batch[0], "the message after the commit")
-        finally:
-            await close(transport)
+def _beside_queues(check: Callable[[MovingStore, Transport], Awaitable[None]]) -> None:
+    """Register a check of a store that shares a transaction with its queues, one of which is there; others pass it."""
 
-
-@capabilities
-async def finishing_is_part_of_the_transaction(subject: StoreSubject) -> None:
-    """Enlisting: a claim is finished with the send or not at all; a lost claim raises ClaimLost and nothing is sent."""
-    async with claiming(subject) as store:
-        enlisted = moving(store)
-        if enlisted is None:
-            return
-        transport = subject.transport()
-        try:
-            await transport.create_queues([QUEUE])
-            await store.store(message(), NOW)
-            claim = await claim_one(store)
-            finishing = enlisted.finishing([claim], Outcome.DELIVERED, NOW)
-            with expect_error(QueueNotFound, "a send to a missing queue in one transaction with finishing"):
-                await transport.send([Envelope("missing", "e-1")], NOW, work=[finishing])
-            expect_equal(await store.next_due(), NOW, "next due after the rollback")
-            await transport.send([Envelope(QUEUE, "e-2")], NOW, work=[finishing])
-            expect_equal(await store.next_due(), None, "next due after the commit")
-            with expect_error(ClaimLost, "finishing a claim twice"):
-                await transport.send([Envelope(QUEUE, "e-3")], NOW, work=[finishing])
-            received = await transport.receiver(QUEUE).receive(10)
-            expect_equal([each.envelope.message_id for each in received], ["e-2"], "sent messages")
-        finally:
-            await close(transport)
-
-
-@capabilities
-async def due_messages_move_to_their_queues(subject: StoreSubject) -> None:
-    """Moving: what is due goes to its queue, oldest first; expired ones are recorded; others are left behind."""
-    async with claiming(subject) as store:
-        mover = moving(store)
-        if mover is None:
-            return
-        transport = subject.transport()
-        try:
-            await transport.create_queues([QUEUE])
-            expired = message("expired", NOW - 3 * SECOND, expires_at=NOW - SECOND)
-            last = message("last", NOW - SECOND, headers={"é": "🕰"}, body=b"\0last", expires_at=NOW + 3600 * SECOND)
-            batch = [
-                last,
-                message("first", NOW - 2 * SECOND),
-                expired,
-                message("now"),
-                message("x", NOW - 4 * SECOND, destination="nowhere"),
-            ]
-            await store.store_many(batch, NOW)
-            report = await mover.move_due(NOW, 100)
-            counts = (report.delivered, report.expired, int(report.left_behind))
-            expect_equal(counts, (2, 1, 1), "delivered, expired, left behind")
-            received = [each.envelope for each in await transport.receiver(QUEUE).receive(10)]
-            expect_equal([each.message_id for each in received], ["first", "last"], "moved messages")
-            moved = received[1]
-            found = (moved.destination, dict(moved.headers), moved.body, moved.due, moved.expires_at)
-            expect_equal(found, (QUEUE, {"é": "🕰"}, b"\0last", last.due, last.expires_at), "a moved message")
-            expect_equal(ids(await store.claim_due(NOW, 10)), ["x"], "claims of what was left behind")
-            inspected = administrable(store)
-            if inspected is not None:
-                ends = {name: (await inspected.history(name))[-1].kind for name in ("first", "expired")}
-                expect_equal(ends, {"first": RecordKind.DELIVERED, "expired": RecordKind.EXPIRED}, "records")
-        finally:
-            await close(transport)
-
-
-@capabilities
-async def a_move_takes_no_more_than_its_limit(subject: StoreSubject) -> None:
-    """Moving: a batch is as large as asked for, and what others hold is not moved."""
-    async with claiming(subject) as store:
-        mover = moving(store)
-        if mover is None:
-            return
-        transport = subject.transport()
-        try:
-            await transport.create_queues([QUEUE])
-            await store.store_many([message(f"{n}", NOW + n * MICROSECOND) for n in range(5)], NOW)
-            held = await store.claim_due(NOW + MICROSECOND, 10)
-            expect_equal(ids(held), ["0"], "claims")
-            first = await mover.move_due(NOW + SECOND, 3)
-            second = await mover.move_due(NOW + SECOND, 3)
-            expect_equal((first.delivered, second.delivered), (3, 1), "moved")
-            expect_equal((first.next_attempt, second.next_attempt), (NOW + 4 * MICROSECOND, None), "next attempts")
-        finally:
-            await close(transport)
-
-
-@capabilities
-async def a_move_lists_what_it_took(subject: StoreSubject) -> None:
-    """Moving: asked to, it says which messages it took, with due times in UTC, and which of them had expired."""
-    async with claiming(subject) as store:
-        mover = moving(store)
-        if mover is None:
-            return
-        transport = subject.transport()
-        try:
-            await transport.create_queues([QUEUE])
-            first, second = NOW - 3 * SECOND, NOW - 2 * SECOND
-            await store.store_many([message("gone", first, expires_at=second), message("sent", second)], NOW)
-            moved = (await mover.move_due(NOW, 100, listing=True)).moved
-            if moved is None:
-                expect(False, "a move that was to be listed was not")
+    @wraps(check)
+    async def run(subject: StoreSubject) -> None:
+        async with claiming(subject) as store:
+            if (enlisted := moving(store)) is None:
                 return
-            listed = zip(moved.message_ids, moved.dues, moved.destinations, moved.expired, strict=True)
-            expected = [("gone", first, QUEUE, True), ("sent", second, QUEUE, False)]
-            expect_equal(sorted(listed), expected, "listed")
-            expect(all(due.utcoffset() == timedelta(0) for due in moved.dues), "due times are in UTC")
-            nothing = (await mover.move_due(NOW, 100, listing=True)).moved
-            expect(nothing is not None and not nothing.message_ids, "an empty move lists nothing")
-            expect((await mover.move_due(NOW, 100)).moved is None, "a move that was not to be listed is not")
-        finally:
-            await close(transport)
+            transport = subject.transport()
+            try:
+                await transport.create_queues([QUEUE])
+                await check(enlisted, transport)
+            finally:
+                await close(transport)
+
+    capabilities(run)
+
+
+@_beside_queues
+async def storing_is_part_of_the_transaction(store: MovingStore, transport: Transport) -> None:
+    """Enlisting: what is stored in a transaction of the queues is there after its commit, and not after a rollback."""
+    work = store.storing([message("rolled-back")], NOW)
+    with expect_error(QueueNotFound, "a send to a missing queue in one transaction with a store"):
+        await transport.send([Envelope("missing", "e-1")], NOW, work=[work])
+    expect_equal(await store.next_due(), None, "next due after the rollback")
+    stored = message("committed")
+    await transport.send([Envelope(QUEUE, "e-2")], NOW, work=[store.storing([stored], NOW)])
+    expect_equal((await claim_one(store)).message, stored, "the message after the commit")
+
+
+@_beside_queues
+async def storing_refuses_an_id_that_was_used(store: MovingStore, transport: Transport) -> None:
+    """Enlisting: an id that waits, was delivered or stands there twice undoes all; what had failed comes back."""
+
+    async def send(*messages: DelayedMessage) -> None:
+        await transport.send([Envelope(QUEUE, "e-1")], NOW, work=[store.storing(messages, NOW)])
+
+    for outcome in (Outcome.FAILED, Outcome.DELIVERED):
+        await send(message())
+        with expect_error(DuplicateMessage, "storing an id that waits in a transaction"):
+            await send(message("other"), message(body=b"second"))
+        await store.finish([await claim_one(store)], outcome, NOW)
+    with expect_error(DuplicateMessage, "storing the id of a delivered message in a transaction"):
+        await send(message("other"), message())
+    with expect_error(DuplicateMessage, "storing an id twice in a transaction"):
+        await send(message("twice"), message("twice", body=b"second"))
+    expect_equal(await store.next_due(), None, "next due after what was undone")
+    expect_equal(len(await transport.receiver(QUEUE).receive(10)), 2, "messages sent with what was stored")
+
+
+@_beside_queues
+async def finishing_is_part_of_the_transaction(store: MovingStore, transport: Transport) -> None:
+    """Enlisting: a claim is finished with the send or not at all; a lost claim raises ClaimLost and nothing is sent."""
+    await store.store(message(), NOW)
+    claim = await claim_one(store)
+    finishing = store.finishing([claim], Outcome.DELIVERED, NOW)
+    with expect_error(QueueNotFound, "a send to a missing queue in one transaction with finishing"):
+        await transport.send([Envelope("missing", "e-1")], NOW, work=[finishing])
+    expect_equal(await store.next_due(), NOW, "next due after the rollback")
+    await transport.send([Envelope(QUEUE, "e-2")], NOW, work=[finishing])
+    expect_equal(await store.next_due(), None, "next due after the commit")
+    with expect_error(ClaimLost, "finishing a claim twice"):
+        await transport.send([Envelope(QUEUE, "e-3")], NOW, work=[finishing])
+    received = await transport.receiver(QUEUE).receive(10)
+    expect_equal([each.envelope.message_id for each in received], ["e-2"], "sent messages")
+
+
+@_beside_queues
+async def due_messages_move_to_their_queues(store: MovingStore, transport: Transport) -> None:
+    """Moving: what is due goes to its queue, oldest first; expired ones are recorded; others are left behind."""
+    expired = message("expired", NOW - 3 * SECOND, expires_at=NOW - SECOND)
+    last = message("last", NOW - SECOND, headers={"é": "🕰"}, body=b"\0last", expires_at=NOW + 3600 * SECOND)
+    batch = [
+        last,
+        message("first", NOW - 2 * SECOND),
+        expired,
+        message("now"),
+        message("x", NOW - 4 * SECOND, destination="nowhere"),
+    ]
+    await store.store_many(batch, NOW)
+    report = await store.move_due(NOW, 100)
+    counts = (report.delivered, report.expired, int(report.left_behind))
+    expect_equal(counts, (2, 1, 1), "delivered, expired, left behind")
+    received = [each.envelope for each in await transport.receiver(QUEUE).receive(10)]
+    expect_equal([each.message_id for each in received], ["first", "last"], "moved messages")
+    moved = received[1]
+    found = (moved.destination, dict(moved.headers), moved.body, moved.due, moved.expires_at)
+    expect_equal(found, (QUEUE, {"é": "🕰"}, b"\0last", last.due, last.expires_at), "a moved message")
+    expect_equal(ids(await store.claim_due(NOW, 10)), ["x"], "claims of what was left behind")
+    inspected = administrable(store)
+    if inspected is not None:
+        ends = {name: (await inspected.history(name))[-1].kind for name in ("first", "expired")}
+        expect_equal(ends, {"first": RecordKind.DELIVERED, "expired": RecordKind.EXPIRED}, "records")
+
+
+@_beside_queues
+async def a_move_takes_no_more_than_its_limit(store: MovingStore, transport: Transport) -> None:
+    """Moving: a batch is as large as asked for, and what others hold is not moved."""
+    await store.store_many([message(f"{n}", NOW + n * MICROSECOND) for n in range(5)], NOW)
+    held = await store.claim_due(NOW + MICROSECOND, 10)
+    expect_equal(ids(held), ["0"], "claims")
+    first = await store.move_due(NOW + SECOND, 3)
+    second = await store.move_due(NOW + SECOND, 3)
+    expect_equal((first.delivered, second.delivered), (3, 1), "moved")
+    expect_equal((first.next_attempt, second.next_attempt), (NOW + 4 * MICROSECOND, None), "next attempts")
+
+
+@_beside_queues
+async def a_move_lists_what_it_took(store: MovingStore, transport: Transport) -> None:
+    """Moving: asked to, it says which messages it took, with due times in UTC, and which of them had expired."""
+    first, second = NOW - 3 * SECOND, NOW - 2 * SECOND
+    await store.store_many([message("gone", first, expires_at=second), message("sent", second)], NOW)
+    moved = (await store.move_due(NOW, 100, listing=True)).moved
+    if moved is None:
+        expect(False, "a move that was to be listed was not")
+        return
+    listed = zip(moved.message_ids, moved.dues, moved.destinations, moved.expired, strict=True)
+    expected = [("gone", first, QUEUE, True), ("sent", second, QUEUE, False)]
+    expect_equal(sorted(listed), expected, "listed")
+    expect(all(due.utcoffset() == timedelta(0) for due in moved.dues), "due times are in UTC")
+    nothing = (await store.move_due(NOW, 100, listing=True)).moved
+    expect(nothing is not None and not nothing.message_ids, "an empty move lists nothing")
+    expect((await store.move_due(NOW, 100)).moved is None, "a move that was not to be listed is not")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from postdate.core.dispatcher import enlisting
 from postdate.endpoint.delayed_delivery import check_transport_mode
-from postdate.errors import ClaimLost, MessageTooLarge, QueueNotFound, UnsupportedTransactionMode
+from postdate.errors import ClaimLost, DuplicateMessage, MessageTooLarge, QueueNotFound, UnsupportedTransactionMode
 from postdate.messages import DelayedMessage
-from postdate.ports import End, NativeTransaction, TransactionMode, Transport
+from postdate.ports import End, Ending, NativeTransaction, TransactionMode, Transport
 from postdate.testing.conformance import Topic, expect, expect_equal, expect_error
 from postdate.testing.transport_suite.subject import (
     IN,
@@ -165,6 +165,12 @@ async def work_of_a_database_is_done_or_refused(subject: TransportSubject) -> No
         try:
             expect(enlisting(store, transport) is not None, "the store shares transactions with the transport")
             work = store.storing([DelayedMessage("stored", NOW, OUT)], NOW)
+            twice = End(outgoing=[envelope("x", OUT)], work=[work, work])
+            with expect_error(DuplicateMessage, "committing with work that stores an id twice"):
+                await receiver.commit(held, NOW, twice)
+            (error,) = await receiver.settle([Ending(held, NOW, twice)])
+            expect(isinstance(error, DuplicateMessage), f"settling with it is refused for that, too, not {error!r}")
+            expect(await is_empty(transport, OUT), "nothing was sent with a message under a known id")
             await receiver.commit(held, NOW, End(outgoing=[envelope("sent", OUT)], work=[work]))
             expect_equal(await left_in(transport, OUT, 1), ["sent"], "sent with the work")
             claims = await store.claim_due(NOW + SECOND, 10)

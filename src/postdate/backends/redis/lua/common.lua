@@ -108,24 +108,27 @@ local function taken_message()
   return { i = take(), d = take(), q = take(), h = take(), b = take(), x = take() }
 end
 
--- Return whether it is new. One that went to the error queue last may come back where that is allowed.
+-- Return what storing a message is recorded as: it is new, or comes back after it went to the error queue last, where that
+-- is allowed; nil: its id is known.
+local function storing_of(store, level, id, may_come_back)
+  if call('EXISTS', store .. ':m:' .. id) == 1 then
+    return nil
+  end
+  local last = level ~= 'none' and call('LINDEX', store .. ':r:' .. id, -1)
+  if not last then
+    return SCHEDULED
+  end
+  return may_come_back and string.sub(last, 1, 2) == FAILED .. '\0' and RESCHEDULED or nil
+end
+
 local function store_one(store, level, now, message, may_come_back)
-  local key, records = store .. ':m:' .. message.i, store .. ':r:' .. message.i
-  if call('EXISTS', key) == 1 then
-    return false
-  end
-  if level ~= 'none' and call('EXISTS', records) == 1 then
-    local last = call('LINDEX', records, -1)
-    if not (may_come_back and string.sub(last, 1, 2) == FAILED .. '\0') then
-      return false
-    end
+  local kind = message.kind or storing_of(store, level, message.i, may_come_back)
+  if kind then
     insert(store, message)
-    record(store, level, RESCHEDULED, message.i, now, message.d, message.q, 'came back from the error queue')
-    return true
+    local detail = kind == RESCHEDULED and 'came back from the error queue' or ''
+    record(store, level, kind, message.i, now, message.d, message.q, detail)
   end
-  insert(store, message)
-  record(store, level, SCHEDULED, message.i, now, message.d, message.q, '')
-  return true
+  return kind
 end
 
 local function unhold(key, token)

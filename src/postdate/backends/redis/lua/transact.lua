@@ -4,8 +4,8 @@
 --   store store level now count (message)...
 --   finish store level kind now detail count (id token)...
 -- Return {'done', places of messages whose queue is missing} or what was in the way: {'lost'}, {'queue', name},
--- {'claim', id}.
-local parts = {}
+-- {'claim', id}, {'known', id}.
+local parts, seen = {}, {}
 while argument < #ARGV do
   local part = { what = take() }
   if part.what == 'hold' then
@@ -26,7 +26,12 @@ while argument < #ARGV do
   elseif part.what == 'store' then
     part.store, part.level, part.now = take(), take(), take()
     for place = 1, tonumber(take()) do
-      part[place] = taken_message()
+      local message = taken_message()
+      message.kind = not seen[message.i] and storing_of(part.store, part.level, message.i, true)
+      if not message.kind then
+        return { 'known', message.i }
+      end
+      seen[message.i], part[place] = true, message
     end
   else
     part.store, part.level, part.kind, part.now, part.detail = take(), take(), take(), take(), take()
@@ -80,7 +85,7 @@ for _, part in ipairs(parts) do
   elseif part.what == 'store' then
     local before = first_free(part.store)
     for _, message in ipairs(part) do
-      store_one(part.store, part.level, part.now, message, false)
+      store_one(part.store, part.level, part.now, message, true)
     end
     wake_if_earlier(part.store, before)
   else

@@ -1,0 +1,83 @@
+"""Whether what is to be stored under a known id is the message stored before, or another one. Source: row 17."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from postdate.core.guard import calling_store
+from postdate.errors import DuplicateMessage
+from postdate.messages import DelayedMessage, Headers
+from postdate.ports import AdministrableStore, ClaimingStore, MovingStore, NativeTransaction, RecordKind, Work
+
+
+async def is_stored(store: ClaimingStore, message: DelayedMessage, since: datetime | None = None) -> bool:
+    """Return whether a store has, or had, this message; ``False``: it does not know the id.
+
+    What waits is compared by its content, and not by its due time, as a send that is repeated has another one. Of what
+    has left only records are there, with destination and due time. Where nobody can be asked, the id decides.
+
+    Args:
+        store: which refused the message.
+        message: what was to be stored.
+        since: what was scheduled from then on for the same destination, and has left, is the same whenever it was due:
+            an earlier attempt at the message that is being handled has sent it.
+
+    Raises:
+        DuplicateMessage: it has, or had, another message under the id.
+    """
+    if not isinstance(store, AdministrableStore):
+        return True
+    with calling_store(store):
+        waiting = await store.get(message.message_id)
+        records = await store.history(message.message_id) if waiting is None else ()
+    if waiting is not None:
+        return _checked(message, is_same=_content(waiting) == _content(message))
+    there = [each for each in records if each.destination == message.destination]
+    is_recent = since is not None and any(each.kind is RecordKind.SCHEDULED and each.at >= since for each in there)
+    return bool(records) and _checked(message, is_same=is_recent or any(each.due == message.due for each in there))
+
+
+def _content(message: DelayedMessage) -> object:
+    own = {name: text for name, text in message.headers.items() if not name.startswith(("NServiceBus.", "Postdate."))}
+    return message.destination, message.body, message.headers.get(Headers.ENCLOSED_MESSAGE_TYPES), own
+
+
+def _checked(message: DelayedMessage, *, is_same: bool) -> bool:
+    if is_same:
+        return True
+    raise DuplicateMessage(
+        f"another message was stored under the id {message.message_id!r} before and is unchanged; give this one its own"
+    )
+
+
+class Storing:
+    """The work that stores messages in a transaction of the queues, but for those that prove to be stored already."""
+
+    def __init__(self, store: MovingStore, messages: Sequence[DelayedMessage], now: datetime) -> None:
+        self._store, self._messages, self._now = store, messages, now
+        self._work = store.storing(messages, now)
+
+    def __call__(self, transaction: NativeTransaction) -> None:
+        """Store them; see :meth:`postdate.ports.MovingStore.storing`."""
+        self._work(transaction)
+
+    async def leave_out(self, since: datetime | None) -> bool:
+        """Leave out what is stored already; return whether that was any. See :func:`is_stored`."""
+        new: dict[str, DelayedMessage] = {}
+        for each in self._messages:
+            _checked(each, is_same=_content(new.setdefault(each.message_id, each)) == _content(each))
+        kept = [each for each in new.values() if not await is_stored(self._store, each, since)]
+        self._messages, before = kept, len(self._messages)
+        self._work = self._store.storing(kept, self._now)
+        return len(kept) < before
+
+
+async def leave_out_repetitions(work: Sequence[Work], error: DuplicateMessage, since: datetime | None = None) -> None:
+    """Have work that was refused for an ``error``, so that nothing of it was kept, not store again what is stored.
+
+    Raises:
+        DuplicateMessage: it would store another message under a known id.
+    """
+    if not any([await each.leave_out(since) for each in work if isinstance(each, Storing)]):
+        raise error

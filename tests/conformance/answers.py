@@ -1,0 +1,257 @@
+"""What every backend answers to the same questions, and what puts each answer to the test: the table of the documents.
+
+A cell names a check of the conformance suites, as ``topic.name``, or a test of ours, as ``place.py::name``. Where
+backends answer differently, the cell says what the reason is: what has none is a fault.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+QUESTIONS: Mapping[str, str] = {
+    "beats": "who beats",
+    "counts": "who counts",
+    "outage": "what is an outage",
+    "aside": "what is set aside",
+    "full": "what a full server means",
+    "wakes": "who wakes",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One cell.
+
+    Args:
+        text: the answer, in a few words.
+        proofs: checks and tests that would fail if it were another.
+    """
+
+    text: str
+    proofs: Sequence[str]
+
+
+_DIES = "claims.claims_end_with_their_process"
+_STORED_COUNT = "claims.failures_add_up"
+_QUEUED_COUNT = "receiving.a_message_rolled_back_is_received_again"
+_COUNTS = (_STORED_COUNT, _QUEUED_COUNT)
+_ASIDE = "quarantine.an_unreadable_message_holds_up_nothing"
+_EARLIER, _ELSEWHERE = "claims.what_is_due_earlier_wakes", "claims.other_processes_are_woken"
+_QUEUES_WAKE = "capabilities.other_processes_are_woken"
+_PUSHED = "receiving.receiving_waits_for_a_message"
+_IN = "integration"
+
+ANSWERS: Mapping[str, Mapping[str, Answer]] = {
+    "SQLite": {
+        "beats": Answer(
+            "the system, by a locked file, and a thread that touches it; frozen for 60 s, others take over",
+            (
+                _DIES,
+                f"{_IN}/test_frozen_processes.py::test_a_process_that_holds_for_long_and_lives_keeps_what_it_holds",
+            ),
+        ),
+        "counts": Answer("the row, of store and queue", _COUNTS),
+        "outage": Answer(
+            "a file that is locked for long, or may not be written",
+            (
+                f"{_IN}/test_trouble.py::test_a_database_locked_for_long_is_unavailable_and_then_works_again",
+                f"{_IN}/test_trouble.py::test_what_may_not_be_written_is_refused_clearly_and_works_again_after_mending",
+            ),
+        ),
+        "aside": Answer("the row, of store and queue, with its bytes", (_ASIDE,)),
+        "full": Answer(
+            "nothing is stored, and all goes on once there is room",
+            (f"{_IN}/test_trouble.py::test_an_endpoint_on_a_full_disk_goes_on_when_there_is_room_again",),
+        ),
+        "wakes": Answer(
+            "whoever commits, by a datagram on the loopback interface", (_EARLIER, _ELSEWHERE, _QUEUES_WAKE)
+        ),
+    },
+    "PostgreSQL": {
+        "beats": Answer(
+            "the server, by a connection, and the thread that listens on it; silent for 60 s, others end its sessions",
+            (_DIES, f"{_IN}/test_postgres_frozen.py::test_a_process_that_lives_keeps_what_it_holds_however_long"),
+        ),
+        "counts": Answer("the row, of store and queue", _COUNTS),
+        "outage": Answer(
+            "no connection, no answer, a limit of the role",
+            (
+                f"{_IN}/test_postgres_silence.py::test_delivery_goes_on_when_all_connections_are_forgotten",
+                f"{_IN}/test_postgres_silence.py::test_limits_of_the_role_are_no_failure_of_a_message",
+            ),
+        ),
+        "aside": Answer("the row, of store and queue, with its bytes", (_ASIDE,)),
+        "full": Answer(
+            "nothing is stored, and all goes on once there is room",
+            ("faults/test_faults.py::test_every_promise_holds_through",),
+        ),
+        "wakes": Answer("the commit, by a notification", (_EARLIER, _ELSEWHERE, _QUEUES_WAKE)),
+    },
+    "MariaDB": {
+        "beats": Answer(
+            "the server, by a connection with a thread of its own; silent for 60 s, the server ends it",
+            (_DIES, f"{_IN}/test_locking_silence.py::test_a_process_that_lives_keeps_what_it_holds"),
+        ),
+        "counts": Answer("the row", (_STORED_COUNT,)),
+        "outage": Answer(
+            "no connection, no answer", (f"{_IN}/test_locking_silence.py::test_a_frozen_server_is_an_outage",)
+        ),
+        "aside": Answer("the row, with its bytes", (_ASIDE,)),
+        "full": Answer(
+            "as in SQLite, by the number of the error",
+            (f"{_IN}/test_mariadb.py::test_errors_of_the_server_are_translated",),
+        ),
+        "wakes": Answer(
+            "the thread asks ten times a second, as the server does not call; a commit of this process, at once",
+            (_EARLIER, _ELSEWHERE),
+        ),
+    },
+    "SQL Server": {
+        "beats": Answer(
+            "as in MariaDB; nothing ends a silent connection but others who may",
+            (f"{_IN}/test_sqlserver.py::test_a_process_that_shows_no_life_is_ended_where_we_may",),
+        ),
+        "counts": Answer("the row", (_STORED_COUNT,)),
+        "outage": Answer(
+            "no connection, no answer", (f"{_IN}/test_sqlserver.py::test_errors_of_the_server_are_translated",)
+        ),
+        "aside": Answer("the row, with its bytes", (_ASIDE,)),
+        "full": Answer(
+            "as in SQLite, by the number of the error",
+            (f"{_IN}/test_sqlserver.py::test_errors_of_the_server_are_translated",),
+        ),
+        "wakes": Answer("as in MariaDB", (_EARLIER, _ELSEWHERE)),
+    },
+    "RabbitMQ": {
+        "beats": Answer(
+            "the broker, by the connection and its heartbeats",
+            (f"{_IN}/test_rabbitmq.py::test_a_receiver_notices_a_silent_broker_by_its_heartbeats",),
+        ),
+        "counts": Answer(
+            "the broker in a quorum queue, beside this process; in a classic one, which does not count, this process",
+            (_QUEUED_COUNT, f"{_IN}/test_rabbitmq.py::test_what_another_process_gave_back_counts_as_a_failure_of_it"),
+        ),
+        "outage": Answer(
+            "no connection, no confirm, an alarm; a full queue, of its messages alone",
+            (
+                f"{_IN}/test_rabbitmq_outages.py::test_messages_wait_while_a_broker_is_frozen",
+                f"{_IN}/test_rabbitmq_outages.py::test_a_memory_alarm_is_an_outage_and_its_end_is_noticed_at_once",
+            ),
+        ),
+        "aside": Answer(
+            "nothing: a queue keeps no place for it; what cannot be read is received, and ends in the error queue",
+            (
+                f"{_IN}/test_rabbitmq_protocol.py::test_a_message_that_cannot_be_read_keeps_nothing_beside_it_from_being_held",
+            ),
+        ),
+        "full": Answer(
+            "what is due waits in its store until there is room",
+            (
+                f"{_IN}/test_rabbitmq_outages.py::test_a_full_queue_moves_nothing_to_the_error_queue",
+                f"{_IN}/test_rabbitmq_outages.py::test_messages_wait_while_a_broker_is_short_of_memory",
+            ),
+        ),
+        "wakes": Answer("the broker, which pushes", (_PUSHED, _QUEUES_WAKE)),
+    },
+    "Azure Storage": {
+        "beats": Answer(
+            "a task that renews leases of 15 s, and hides what was received anew",
+            (
+                _DIES,
+                f"{_IN}/azure/test_lease.py::test_row_80_a_lease_is_renewed_many_times",
+                f"{_IN}/azure/test_queues.py::test_what_is_held_is_hidden_anew_before_its_time_has_run_out",
+            ),
+        ),
+        "counts": Answer(
+            "the entity in the table; in a queue Azure, but for those times when this process gave it back uncounted",
+            (
+                *_COUNTS,
+                f"{_IN}/azure/test_queues.py::test_what_a_dead_process_held_is_free_when_its_time_has_run_out_and_counts_as_a_failure",
+            ),
+        ),
+        "outage": Answer(
+            "no connection, no answer, throttling, a wrong key",
+            (
+                f"{_IN}/azure/test_table_store.py::test_throttling_is_an_outage_and_nothing_is_lost",
+                f"{_IN}/azure/test_queues.py::test_throttling_of_receivers_is_an_outage_and_their_messages_stay",
+            ),
+        ),
+        "aside": Answer(
+            "the entity of the table; what no queue of Azure can have read ends in the error queue",
+            (
+                _ASIDE,
+                f"{_IN}/azure/test_queues.py::test_what_is_in_no_envelope_ends_in_the_error_queue_with_the_reason",
+            ),
+        ),
+        "full": Answer(
+            "as throttling: an account has room for all, and no rate for all at once",
+            (
+                f"{_IN}/azure/test_queues.py::test_a_throttled_account_is_left_alone_for_as_long_as_it_asks_and_nothing_is_lost",
+            ),
+        ),
+        "wakes": Answer(
+            "this process itself; others look, less often the longer nothing comes: Azure does not call",
+            (_EARLIER, _ELSEWHERE, _QUEUES_WAKE),
+        ),
+    },
+    "MSMQ": {
+        "beats": Answer(
+            "nobody: the system ends the transactions of a process that dies",
+            ("unit/test_msmq.py::test_what_a_dead_process_had_in_hand_is_in_its_place_again",),
+        ),
+        "counts": Answer(
+            "this process, as MSMQ does not",
+            (_QUEUED_COUNT, "unit/test_msmq.py::test_failures_are_counted_across_receivers_of_a_transport"),
+        ),
+        "outage": Answer(
+            "the service has stopped",
+            (
+                "unit/test_msmq.py::test_a_service_that_stops_is_unreachable_and_handles_are_opened_anew_when_it_is_back",
+            ),
+        ),
+        "aside": Answer(
+            "nothing, as in RabbitMQ",
+            ("unit/test_msmq_content.py::test_what_cannot_be_read_is_a_message_all_the_same",),
+        ),
+        "full": Answer("what is due waits in its store", ("unit/test_msmq.py::test_no_room_passes",)),
+        "wakes": Answer("the system, for which a thread waits", (_PUSHED, _QUEUES_WAKE)),
+    },
+    "Redis": {
+        "beats": Answer(
+            "this process, which tells the server; not heard for 60 s, others take over",
+            (_DIES, f"{_IN}/test_redis.py::test_who_was_frozen_loses_what_it_held_and_is_told"),
+        ),
+        "counts": Answer("the hash of the message, of store and queue", _COUNTS),
+        "outage": Answer(
+            "no connection, no answer, a replica",
+            (
+                f"{_IN}/test_redis.py::test_what_the_server_says_is_an_outage_or_not",
+                f"{_IN}/test_redis.py::test_a_master_that_became_a_replica_is_an_outage",
+            ),
+        ),
+        "aside": Answer("the hash, of store and queue, with its bytes", (_ASIDE,)),
+        "full": Answer(
+            "nothing is stored, and all goes on once there is room",
+            (f"{_IN}/test_redis.py::test_a_full_server_takes_nothing_and_loses_nothing",),
+        ),
+        "wakes": Answer("the script that stores, by publishing", (_EARLIER, _ELSEWHERE, _QUEUES_WAKE)),
+    },
+    "memory": {
+        "beats": Answer("nobody: what it holds ends with the process", ("claims.a_claimed_message_is_hidden",)),
+        "counts": Answer("the entry, of store and queue", _COUNTS),
+        "outage": Answer(
+            "nothing", ("unit/test_outages.py::test_no_connection_is_unreachable_for_store_and_queues_alike",)
+        ),
+        "aside": Answer("nothing: it has no rows that could be damaged", (_ASIDE,)),
+        "full": Answer("the memory of the process has an end, and then the process", ("storing.too_large_is_refused",)),
+        "wakes": Answer("whoever stores or sends", (_EARLIER, _PUSHED)),
+    },
+}
+
+
+def answers_table() -> str:
+    """Return the Markdown table."""
+    lines = [f"| backend | {' | '.join(QUESTIONS.values())} |", "|---|" + "---|" * len(QUESTIONS)]
+    for product, cells in ANSWERS.items():
+        row = [f"{cells[each].text} ({', '.join(f'`{proof}`' for proof in cells[each].proofs)})" for each in QUESTIONS]
+        lines.append(f"| {product} | {' | '.join(row)} |")
+    return "\n".join(lines) + "\n"
