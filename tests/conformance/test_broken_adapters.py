@@ -24,9 +24,10 @@ from postdate import (
     TransactionMode,
 )
 from postdate.backends.memory.transport import MemoryReceiver, _has_ended
+from postdate.backends.sqlite.observation import FileObserver
 from postdate.backends.sqlite.transport import LocalReceiver
 from postdate.clock import to_microseconds
-from postdate.errors import ClaimLost, PostdateError
+from postdate.errors import ClaimLost, ConfigurationError, PostdateError
 from postdate.messages import decode_headers
 from postdate.pipeline.columns import INSTANT
 from postdate.pipeline.rows import restored
@@ -228,6 +229,19 @@ class AlwaysWakes(MemoryStore):
         return report
 
 
+class IsLookedAtWhenPreparedOnly(SqliteStore):
+    _is_prepared = False
+
+    async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
+        self._is_prepared = True
+        await super().initialize(endpoint, mode)
+
+    def observer(self) -> FileObserver:
+        if not self._is_prepared:
+            raise ConfigurationError("it does not know its name yet")
+        return super().observer()
+
+
 class CancelsWhatIsBeingDispatched(MemoryStore):
     async def cancel(self, message_id: str, now: datetime) -> bool:
         return await self.remove(message_id, now)
@@ -369,6 +383,10 @@ BROKEN_STORES: Broken = {
     "checks what it reads": (ChecksWhatItReads, "quarantine.tightened_limits_refuse_nothing_that_is_stored"),
     "never wakes": (NeverWakes, "claims.what_is_due_earlier_wakes"),
     "always wakes": (AlwaysWakes, "claims.what_is_due_earlier_wakes"),
+    "is looked at when prepared only": (
+        IsLookedAtWhenPreparedOnly,
+        "administration.a_look_is_had_before_the_store_is_prepared",
+    ),
     "cancels what is dispatched": (
         CancelsWhatIsBeingDispatched,
         "administration.what_is_being_dispatched_is_left_alone",

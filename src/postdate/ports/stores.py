@@ -477,7 +477,11 @@ class AdministrableStore(ABC):
     """
 
     def observer(self) -> Observer | None:
-        """Return a look at this store beyond these methods, or ``None``; it uses the store's connections."""
+        """Return a look at this store beyond these methods, or ``None``; it uses the store's connections.
+
+        Guarantees:
+            administration.a_look_is_had_before_the_store_is_prepared.
+        """
         return None
 
     async def server_facts(self) -> ServerFacts | None:

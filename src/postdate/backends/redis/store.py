@@ -444,7 +444,7 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
 
     @override
     def observer(self) -> Observer:
-        return RedisStoreObserver(self._server, self._place, self._liveness)
+        return RedisStoreObserver(self._server, lambda: self._place, self._liveness)
 
     # --- what cannot be read --------------------------------------------------------------------------------------
 
