@@ -36,6 +36,8 @@ from postdate.ports import (
     Claim,
     End,
     Mending,
+    MessageFilter,
+    MoveReport,
     Outcome,
     Quarantined,
     Received,
@@ -229,6 +231,35 @@ class AlwaysWakes(MemoryStore):
         return report
 
 
+class SleepsOverWhatIsStoredDuringALook(MemoryStore):
+    """Takes what it knew before a look for what there is, as long as the look lasts, and keeps its answer."""
+
+    _is_looking = False
+
+    async def next_attempt(self) -> datetime | None:
+        self._is_looking = True
+        first = await super().next_attempt()
+        for _ in range(10):
+            await anyio.lowlevel.checkpoint()
+        self._is_looking = False
+        return first
+
+    def _wake_if_earlier(self, first_before: datetime | None) -> None:
+        if not self._is_looking:
+            super()._wake_if_earlier(first_before)
+
+
+class MovesAndSleepsOverWhatIsStored(SqliteStore):
+    async def listen(self, wake: Wake) -> Callable[[], None]:
+        return lambda: None
+
+    async def move_due(self, *arguments: Any, **settings: Any) -> MoveReport:
+        report = await super().move_due(*arguments, **settings)
+        while not await super().list_pending(MessageFilter(), 3):
+            await anyio.lowlevel.checkpoint()
+        return report
+
+
 class IsLookedAtWhenPreparedOnly(SqliteStore):
     _is_prepared = False
 
@@ -383,6 +414,14 @@ BROKEN_STORES: Broken = {
     "checks what it reads": (ChecksWhatItReads, "quarantine.tightened_limits_refuse_nothing_that_is_stored"),
     "never wakes": (NeverWakes, "claims.what_is_due_earlier_wakes"),
     "always wakes": (AlwaysWakes, "claims.what_is_due_earlier_wakes"),
+    "sleeps over what is stored during a look": (
+        SleepsOverWhatIsStoredDuringALook,
+        "claims.what_is_stored_during_a_look_is_not_slept_over",
+    ),
+    "sleeps over what is stored during a move": (
+        MovesAndSleepsOverWhatIsStored,
+        "claims.what_is_stored_during_a_move_is_not_slept_over",
+    ),
     "is looked at when prepared only": (
         IsLookedAtWhenPreparedOnly,
         "administration.a_look_is_had_before_the_store_is_prepared",
