@@ -214,6 +214,7 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
         def work(transaction: NativeTransaction) -> None:
             native = self._transaction(transaction)
             native.add(*head, *finish_parts(claims))
+            native.makes_room = True
             native.afterwards.append(lambda: self._let_go(claims))
 
         return work
