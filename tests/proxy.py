@@ -2,14 +2,20 @@
 
 import asyncio
 import socket
+import ssl
 import struct
 import threading
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Self
+
+import anyio
+from anyio.abc import ByteStream, SocketAttribute, TaskStatus
+from anyio.from_thread import start_blocking_portal
+from anyio.streams.tls import TLSListener
 
 LOOPBACK = "127.0.0.1"
 _CHUNK_BYTES = 65_536
@@ -247,3 +253,30 @@ def _close_with_reset(end: socket.socket) -> None:
     """Let its close be an error for the peer, who could take an orderly end for a server's goodbye."""
     with suppress(OSError):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+@contextmanager
+def in_tls(host: str, port: int, context: ssl.SSLContext) -> Generator[int]:
+    """Listen on loopback in TLS, for a server that has none; yield the port."""
+
+    async def serve(*, task_status: TaskStatus[int]) -> None:
+        async with await anyio.create_tcp_listener(local_host=LOOPBACK) as plain:
+            task_status.started(plain.extra(SocketAttribute.local_port))
+            await TLSListener(plain, context, standard_compatible=False).serve(carry)
+
+    async def carry(client: ByteStream) -> None:
+        async with client, await anyio.connect_tcp(host, port) as server, anyio.create_task_group() as both:
+            both.start_soon(pump, client, server)
+            await pump(server, client)
+            both.cancel_scope.cancel()
+
+    async def pump(source: ByteStream, target: ByteStream) -> None:
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async for chunk in source:
+                await target.send(chunk)
+            await target.aclose()
+
+    with start_blocking_portal() as portal:
+        ending, found = portal.start_task(serve)
+        yield found
+        ending.cancel()

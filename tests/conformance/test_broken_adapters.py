@@ -24,9 +24,10 @@ from postdate import (
     TransactionMode,
 )
 from postdate.backends.memory.transport import MemoryReceiver, _has_ended
+from postdate.backends.sqlite.observation import FileObserver
 from postdate.backends.sqlite.transport import LocalReceiver
 from postdate.clock import to_microseconds
-from postdate.errors import ClaimLost, DuplicateMessage, PostdateError
+from postdate.errors import ClaimLost, ConfigurationError, DuplicateMessage, PostdateError
 from postdate.messages import decode_headers
 from postdate.pipeline.columns import INSTANT
 from postdate.pipeline.rows import restored
@@ -35,6 +36,8 @@ from postdate.ports import (
     Claim,
     End,
     Mending,
+    MessageFilter,
+    MoveReport,
     Outcome,
     Quarantined,
     Received,
@@ -229,6 +232,48 @@ class AlwaysWakes(MemoryStore):
         return report
 
 
+class SleepsOverWhatIsStoredDuringALook(MemoryStore):
+    """Takes what it knew before a look for what there is, as long as the look lasts, and keeps its answer."""
+
+    _is_looking = False
+
+    async def next_attempt(self) -> datetime | None:
+        self._is_looking = True
+        first = await super().next_attempt()
+        for _ in range(10):
+            await anyio.lowlevel.checkpoint()
+        self._is_looking = False
+        return first
+
+    def _wake_if_earlier(self, first_before: datetime | None) -> None:
+        if not self._is_looking:
+            super()._wake_if_earlier(first_before)
+
+
+class MovesAndSleepsOverWhatIsStored(SqliteStore):
+    async def listen(self, wake: Wake) -> Callable[[], None]:
+        return lambda: None
+
+    async def move_due(self, *arguments: Any, **settings: Any) -> MoveReport:
+        report = await super().move_due(*arguments, **settings)
+        while not await super().list_pending(MessageFilter(), 3):
+            await anyio.lowlevel.checkpoint()
+        return report
+
+
+class IsLookedAtWhenPreparedOnly(SqliteStore):
+    _is_prepared = False
+
+    async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
+        self._is_prepared = True
+        await super().initialize(endpoint, mode)
+
+    def observer(self) -> FileObserver:
+        if not self._is_prepared:
+            raise ConfigurationError("it does not know its name yet")
+        return super().observer()
+
+
 class CancelsWhatIsBeingDispatched(MemoryStore):
     async def cancel(self, message_id: str, now: datetime) -> bool:
         return await self.remove(message_id, now)
@@ -388,6 +433,18 @@ BROKEN_STORES: Broken = {
     "checks what it reads": (ChecksWhatItReads, "quarantine.tightened_limits_refuse_nothing_that_is_stored"),
     "never wakes": (NeverWakes, "claims.what_is_due_earlier_wakes"),
     "always wakes": (AlwaysWakes, "claims.what_is_due_earlier_wakes"),
+    "sleeps over what is stored during a look": (
+        SleepsOverWhatIsStoredDuringALook,
+        "claims.what_is_stored_during_a_look_is_not_slept_over",
+    ),
+    "sleeps over what is stored during a move": (
+        MovesAndSleepsOverWhatIsStored,
+        "claims.what_is_stored_during_a_move_is_not_slept_over",
+    ),
+    "is looked at when prepared only": (
+        IsLookedAtWhenPreparedOnly,
+        "administration.a_look_is_had_before_the_store_is_prepared",
+    ),
     "cancels what is dispatched": (
         CancelsWhatIsBeingDispatched,
         "administration.what_is_being_dispatched_is_left_alone",

@@ -3,9 +3,10 @@
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -231,6 +232,33 @@ async def test_after_a_restart_who_listens_is_woken_and_who_receives_goes_on(ser
     finally:
         await store.close()
         await transport.close()
+
+
+@pytest.mark.parametrize("look", ["move", "ZRANGE"])
+async def test_what_is_stored_while_the_answer_to_a_look_is_under_way_is_in_the_answer(
+    store: RedisStore, transport: RedisTransport, monkeypatch: pytest.MonkeyPatch, look: str
+) -> None:
+    """It is due after what was the earliest until then, so that nobody is woken for it."""
+    stop = await store.listen(lambda: None)
+    await store.store(message("before"), NOW)
+    for name in ("run", "command"):
+        ask = getattr(store._server, name)
+
+        async def ask_and_store(*words: Part, ask: Callable[..., Awaitable[Any]] = ask) -> Any:
+            answer = await ask(*words)
+            if words[0] == look:
+                await store.store(message("meanwhile", NOW + SECOND), NOW)
+            return answer
+
+        monkeypatch.setattr(store._server, name, ask_and_store)
+    if look == "move":
+        again_at = (await store.move_due(NOW + MICROSECOND, 10)).next_attempt
+    else:
+        await store.finish(await store.claim_due(NOW + MICROSECOND, 10), Outcome.DELIVERED, NOW)
+        again_at = await store.next_attempt()
+    assert again_at is not None
+    assert again_at <= NOW + SECOND  # sooner, if the server has told meanwhile of what was stored before
+    stop()
 
 
 # --- what nobody wants any more ---------------------------------------------------------------------------------------

@@ -77,6 +77,19 @@ async def test_a_file_that_was_replaced_is_gone_on_with_and_new_processes_open_i
         assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
+async def test_a_file_that_was_only_looked_at_until_now_is_the_same_one(
+    tmp_path: Path, expected_logs: list[str]
+) -> None:
+    """As the file of the queues is where the store is elsewhere: each start said that it had been replaced."""
+    path = await backup(tmp_path / "a.db", 1, ["q"])
+    transport = LocalTransport(path)
+    assert await transport.lengths_of(["q"]) == {"q": 1}
+    await transport.send([Envelope("q", "m-1")], NOW)
+    assert await transport.lengths_of(["q"]) == {"q": 2}
+    await transport.close()
+    assert expected_logs == []
+
+
 async def test_nobody_reads_the_new_file_with_the_index_of_the_log_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

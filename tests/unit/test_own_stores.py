@@ -84,6 +84,20 @@ async def test_it_works_in_batches(check: Check[StoreSubject], make: Callable) -
     await check(InBatches(make))
 
 
+async def test_what_is_stored_while_the_next_due_time_is_asked_for_is_not_slept_over() -> None:
+    """Sixty seconds late: a store that has looked, and whose answer is under way, has not seen it."""
+
+    class AnswersLate(STORES["DictStore"]):  # type: ignore[misc]
+        async def next_due(self) -> datetime | None:
+            due = await super().next_due()
+            for _ in range(20):
+                await anyio.lowlevel.checkpoint()
+            return due
+
+    (check,) = [each for each in store_checks() if each.name == "what_is_stored_during_a_look_is_not_slept_over"]
+    await check(InBatches(AnswersLate))
+
+
 # --- end to end -------------------------------------------------------------------------------------------------------
 
 

@@ -245,12 +245,13 @@ class SimpleStore(ClaimingStore):
     @override
     async def next_attempt(self) -> datetime | None:
         """Return when to look again; see :data:`LOOK_BEHIND_HELD` and specification row 57."""
+        self._announced = None  # what is stored while the store is asked may not be in its answer: that wakes
         due = await self.next_due()
         if due is not None and self._looked is not None and due < self._looked:
             # Held here, held elsewhere, or stored just now; nobody can tell what follows. Look soon, never at once.
             due = self._looked + LOOK_BEHIND_HELD
         times = [kept.attempt_at for kept in self._kept.values()]
-        self._announced = min([*times, *([] if due is None else [due])], default=None)
+        self._announced = min([*times, *(each for each in (due, self._announced) if each is not None)], default=None)
         return self._announced
 
     @override

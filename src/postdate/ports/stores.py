@@ -216,8 +216,10 @@ class ClaimingStore(DelayedMessageStore):
     async def next_attempt(self) -> datetime | None:
         """Return the earliest instant at which an unclaimed message may be attempted, UTC; ``None`` without any.
 
+        What is stored meanwhile is in the answer, or wakes who listens.
+
         Guarantees:
-            claims.next_attempt_is_the_earliest.
+            claims.next_attempt_is_the_earliest, what_is_stored_during_a_look_is_not_slept_over.
         """
 
     @abstractmethod
@@ -393,6 +395,7 @@ class MovingStore(ClaimingStore):
         Guarantees:
             capabilities.due_messages_move_to_their_queues, a_move_takes_no_more_than_its_limit,
             a_move_lists_what_it_took;
+            claims.what_is_stored_during_a_move_is_not_slept_over;
             test_a_store_says_of_random_headers_what_the_rule_says.
         """
 
@@ -480,7 +483,11 @@ class AdministrableStore(ABC):
     """
 
     def observer(self) -> Observer | None:
-        """Return a look at this store beyond these methods, or ``None``; it uses the store's connections."""
+        """Return a look at this store beyond these methods, or ``None``; it uses the store's connections.
+
+        Guarantees:
+            administration.a_look_is_had_before_the_store_is_prepared.
+        """
         return None
 
     async def server_facts(self) -> ServerFacts | None:

@@ -8,7 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from tests.integration.azure.gateway import Gateway
 
 from postdate import DelayedMessage, SystemClock
 from postdate.backends.azure.layout import LARGEST_BODY, LARGEST_TEXT, attempt_of, row_key, second_key, share_of
-from postdate.backends.azure.pages import BackOff, Polling
+from postdate.backends.azure.pages import BackOff, Entity, Polling
 from postdate.backends.azure.records import keys_of
 from postdate.backends.azure.store import NEAR, AzureTableStore
 from postdate.backends.azure.table_names import checked_table, default_table, lease_container, records_table
@@ -263,6 +263,25 @@ async def test_a_failed_message_moves_to_the_key_of_its_next_attempt(
     (again,) = await store.claim_due(NOW + wait + SECOND, 10)
     assert again.message.due == NOW
     assert await store.finish([again], Outcome.DELIVERED, NOW) == 1
+
+
+async def test_what_is_stored_while_the_answer_to_a_look_is_under_way_is_in_the_answer(
+    place: TablePlace, store: AzureTableStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is due after what was the earliest until then, so that nobody is woken for it."""
+    await store.store(message("before"), NOW)
+    await store.finish(await store.claim_due(LATER, 10), Outcome.DELIVERED, NOW)
+    pages, meanwhile = store._opened.pages, [message("meanwhile", LATER)]
+    first = pages.first
+
+    async def first_and_store(is_wanted: Callable[[Entity], bool]) -> datetime | None:
+        found = await first(is_wanted)
+        while meanwhile:
+            await store.store(meanwhile.pop(), NOW)
+        return found
+
+    monkeypatch.setattr(pages, "first", first_and_store)
+    assert await store.next_attempt() == LATER
 
 
 async def test_an_id_without_its_message_is_stored_by_the_next_attempt(

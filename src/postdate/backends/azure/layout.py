@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from postdate.clock import later
+from postdate.clock import from_microseconds, later, to_microseconds
 from postdate.errors import InvalidMessage, MessageError, MessageTooLarge
 from postdate.messages import (
     SEAL_LENGTH,
@@ -225,7 +225,7 @@ def changed_at(entity: Mapping[str, Any]) -> datetime:
     at = metadata.get("timestamp")
     if not isinstance(at, datetime):
         raise InvalidMessage(f"the entity {entity['RowKey']!r} came without its timestamp")
-    return at
+    return from_microseconds(to_microseconds(at))  # no encoder takes the kind of its driver
 
 
 def text_of(instant: datetime) -> str:

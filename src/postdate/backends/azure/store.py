@@ -37,7 +37,7 @@ from postdate.backends.azure.storing import Storing
 from postdate.backends.azure.table_names import checked_table, default_table, lease_container, records_table
 from postdate.backends.azure.timekeeping import Timekeeping
 from postdate.backends.rowlocks.next_due import NextDue
-from postdate.clock import to_microseconds
+from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import (
     ConfigurationError,
     InvalidMessage,
@@ -408,8 +408,8 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         """See :meth:`postdate.ports.ClaimingStore.next_attempt`; ``None`` while others dispatch: a lease wakes us."""
         look = self._next_due.look()
         first = await self._first_attempt()
-        self._next_due.seen(look, None if first is None else to_microseconds(first))
-        return first
+        again_at = self._next_due.seen(look, None if first is None else to_microseconds(first))
+        return None if again_at is None else from_microseconds(again_at)
 
     async def _first_attempt(self) -> datetime | None:
         rooms = self._opened

@@ -32,7 +32,7 @@ class Clocks:
         """See :meth:`postdate.ports.ClaimingStore.report_clock`."""
         name = f"{platform.node()}:{os.getpid()}"
         now = written(await server_now(self._server))
-        await self._server.command("HSET", self._key, name, f"{now} {ahead // _MICROSECOND}")
+        await self._server.run("little", "HSET", self._key, name, f"{now} {ahead // _MICROSECOND}")
 
     async def reported(self) -> Mapping[str, timedelta]:
         """See :meth:`postdate.ports.ClaimingStore.reported_clocks`; lines of the dead are taken away."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -63,13 +63,16 @@ class RedisStoreObserver(Observer):
 
     Args:
         server: where it is.
-        place: what its keys begin with.
+        place: tells what its keys begin with, which is known once the store is initialized.
         liveness: of this process.
     """
 
-    def __init__(self, server: RedisServer, place: str, liveness: RedisLiveness) -> None:
-        self._server, self._place = server, place
-        self._questions, self._holders = Questions(server, place), _Holders(server, liveness)
+    def __init__(self, server: RedisServer, place: Callable[[], str], liveness: RedisLiveness) -> None:
+        self._server, self._place, self._holders = server, place, _Holders(server, liveness)
+
+    @property
+    def _questions(self) -> Questions:
+        return Questions(self._server, self._place())
 
     @override
     async def standing(self, message_id: str) -> Standing | None:
@@ -79,7 +82,7 @@ class RedisStoreObserver(Observer):
     async def _stands(self, row: WaitingMessage) -> Standing:
         if not row.is_held:
             return Standing(row.message, instant_of(row.member))
-        token: bytes | None = await self._server.command("HGET", f"{self._place}:m:{row.message.message_id}", "t")
+        token: bytes | None = await self._server.command("HGET", f"{self._place()}:m:{row.message.message_id}", "t")
         holder = (token or b"").partition(b":")[0].decode()
         return Standing(row.message, None, await self._holders.pid(holder))
 
@@ -94,7 +97,7 @@ class RedisStoreObserver(Observer):
 
     @override
     async def last_delivered_at(self) -> datetime | None:
-        at: bytes | None = await self._server.command("GET", f"{self._place}:last")
+        at: bytes | None = await self._server.command("GET", f"{self._place()}:last")
         return None if at is None else instant_of(at)
 
     @override

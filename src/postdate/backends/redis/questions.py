@@ -94,8 +94,7 @@ class Questions:
 
     async def row(self, message_id: str) -> WaitingMessage | None:
         """Return how a message waits; ``None``: it does not, or cannot be read."""
-        wanted = ("d", "q", "h", "b", "x", "f", "A", "t")
-        fields: list[Any] = await self._server.command("HMGET", f"{self._place}:m:{message_id}", *wanted)
+        fields: list[Any] = await self._server.run("row", self._place, message_id)
         return _row(message_id.encode(), fields)
 
     async def history(self, message_id: str) -> Sequence[Record]:

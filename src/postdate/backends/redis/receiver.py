@@ -15,7 +15,7 @@ from postdate.backends.redis.facts import server_now
 from postdate.backends.redis.layout import read_envelope, written
 from postdate.backends.redis.opened import OpenRedis
 from postdate.backends.redis.server import RedisServer
-from postdate.errors import ClaimLost, MessageError, PostdateError, QueueNotFound
+from postdate.errors import ClaimLost, MessageError, PostdateError
 from postdate.ports import HANDLED, End, Received, Receiver
 from postdate.runtime.wakeup import Alarm
 
@@ -39,6 +39,10 @@ class ReceiversQueues(Protocol):
 
     async def commit(self, number: bytes, token: str, now: datetime, end: End) -> None:
         """End a message that is held under a token."""
+        ...
+
+    async def make_again(self, queue: str) -> None:
+        """Make what was made before and is gone with all that the server had."""
         ...
 
     def opened(self, receiver: RedisReceiver) -> None:
@@ -111,7 +115,8 @@ class RedisReceiver(Receiver):
         while True:
             token, rows = await self._claimant.claim("receive", self.queue, limit, _MOST_BYTES_AT_ONCE, message_id)
             if rows == 1:
-                raise QueueNotFound(f"there is no queue {self.queue!r}")
+                await self._transport.make_again(self.queue)
+                continue
             found: list[Received] = []
             unread: list[tuple[bytes, MessageError]] = []
             for number, *fields in rows:

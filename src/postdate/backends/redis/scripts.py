@@ -9,6 +9,12 @@ from importlib.resources import files
 from typing import Final
 
 _FOLDER: Final = "lua"
+_ALSO_WHEN_FULL: Final = "#!lua flags=allow-oom\n"
+_MAKE_ROOM: Final = frozenset(
+    {"aside", "discard", "finish", "move", "release", "remove", "roll_back", "settle", "undo"}
+)
+_LET_MAKE_ROOM: Final = frozenset({"beat", "claim", "little", "receive", "register", "retry", "unregister"})
+"""Without these the others cannot be done. All else is refused by a server without memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +32,9 @@ class Script:
 
 @cache
 def script(name: str) -> Script:
-    """Return the script of a file."""
+    """Return the script of a file; ``settle`` is ``transact`` of what ends a message."""
     folder = files("postdate.backends.redis") / _FOLDER
-    parts = [(folder / f"{each}.lua").read_text(encoding="utf-8") for each in ("common", name)]
-    text = "\n".join(parts)
+    file = "transact" if name == "settle" else name
+    parts = [(folder / f"{each}.lua").read_text(encoding="utf-8") for each in ("common", file)]
+    text = (_ALSO_WHEN_FULL if name in _MAKE_ROOM | _LET_MAKE_ROOM else "") + "\n".join(parts)
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

@@ -26,7 +26,7 @@ from postdate.backends.redis.questions import Questions
 from postdate.backends.redis.server import RedisServer
 from postdate.backends.redis.transaction import RedisTransaction, finish_parts, transaction_of
 from postdate.backends.rowlocks.next_due import NextDue
-from postdate.clock import to_microseconds
+from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import ConfigurationError, DuplicateMessage, InvalidHeaders, InvalidMessage, MessageError
 from postdate.messages import DelayedMessage, Headers, decode_headers, encode_headers, rescheduled, sealed
 from postdate.ports import (
@@ -214,6 +214,7 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
         def work(transaction: NativeTransaction) -> None:
             native = self._transaction(transaction)
             native.add(*head, *finish_parts(claims))
+            native.makes_room = True
             native.afterwards.append(lambda: self._let_go(claims))
 
         return work
@@ -324,8 +325,12 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
     async def next_attempt(self) -> datetime | None:
         look = self._next_due.look()
         first: list[bytes] = await self._server.command("ZRANGE", f"{self._place}:free", 0, 0)
-        self._next_due.seen(look, microseconds_of(first[0]) if first else None)
-        return instant_of(first[0]) if first else None
+        return self._seen(look, first[0] if first else None)
+
+    def _seen(self, look: int, first: bytes | None) -> datetime | None:
+        """Note the first member that a look saw; return when to look again: more may have been stored meanwhile."""
+        again_at = self._next_due.seen(look, microseconds_of(first) if first else None)
+        return None if again_at is None else from_microseconds(again_at)
 
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
@@ -361,8 +366,7 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
                 judged += member, int(_has_lapsed(headers, now, discarding))
             answer = await self._server.run("move", *head, len(judged) // 2, *judged)
         delivered, expired, left_behind, first, rows = answer
-        self._next_due.seen(look, microseconds_of(first) if first else None)
-        next_attempt = instant_of(first) if first else None
+        next_attempt = self._seen(look, first or None)
         return MoveReport(delivered, expired, bool(left_behind), next_attempt, _moved(rows) if listing else None)
 
     @override
@@ -444,7 +448,7 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
 
     @override
     def observer(self) -> Observer:
-        return RedisStoreObserver(self._server, self._place, self._liveness)
+        return RedisStoreObserver(self._server, lambda: self._place, self._liveness)
 
     # --- what cannot be read --------------------------------------------------------------------------------------
 

@@ -22,6 +22,8 @@ class RedisTransaction:
         self.database = database
         self.afterwards: list[Callable[[], None]] = []
         """Called once everything is done; not when nothing was, or when nobody knows."""
+        self.makes_room = False
+        """Whether it ends a message: that is done, with all that belongs to it, also where the server is full."""
         self._parts: list[Part] = []
 
     def add(self, *parts: Part) -> None:
@@ -37,7 +39,7 @@ class RedisTransaction:
             QueueNotFound: in a strict send; nothing was done.
             PostdateError: as the server's meanings have it.
         """
-        kind, *rest = await server.run("transact", *self._parts)
+        kind, *rest = await server.run("settle" if self.makes_room else "transact", *self._parts)
         match kind:
             case b"done":
                 for each in self.afterwards:

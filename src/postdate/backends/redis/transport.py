@@ -7,7 +7,8 @@ Source: docs/guides/redis.md, ``lua/common.lua`` (the keys); ADR 0019 (outages, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from typing_extensions import override
@@ -38,6 +39,8 @@ from postdate.ports import (
     TransportCapabilities,
     Work,
 )
+
+log = logging.getLogger("postdate.redis")
 
 
 class RedisTransport(Transport, Quarantine):
@@ -82,6 +85,7 @@ class RedisTransport(Transport, Quarantine):
         self._liveness.when_lost.append(self._lost)
         self._opened.used_by(self)
         self._receivers: list[RedisReceiver] = []
+        self._made = set[str]()
 
     def __repr__(self) -> str:
         return f"RedisTransport({self._server!r})"
@@ -95,7 +99,23 @@ class RedisTransport(Transport, Quarantine):
     async def create_queues(self, names: Sequence[str]) -> None:
         await check_eviction(self._server)
         if names:
-            await self._server.command("SADD", f"{self._server.login.tag}:queues", *names)
+            await self._make(names)
+            self._made.update(names)
+
+    async def _make(self, names: Collection[str]) -> int:
+        return await self._server.run("little", "SADD", f"{self._server.login.tag}:queues", *names)
+
+    async def make_again(self, queue: str) -> None:
+        """Make the queues that this object has made, as the server has lost one: it was started without its data.
+
+        Raises:
+            QueueNotFound: this object has not made that queue.
+        """
+        if queue not in self._made:
+            raise QueueNotFound(f"there is no queue {queue!r}")
+        if await self._make(self._made):
+            names = ", ".join(sorted(self._made))
+            log.error("%r has lost queues and all that was in them, and they are made again: %s", self, names)
 
     @override
     async def send(
@@ -147,6 +167,7 @@ class RedisTransport(Transport, Quarantine):
                 raise refused
         transaction = self.transaction(end.work)
         kind = "" if end.record is None else int(end.record)
+        transaction.makes_room = True
         transaction.add("hold", number, token, self._recording.value, kind, end.detail, written(now))
         if end.outgoing:
             self.add_send(transaction, end.outgoing, now, strict=True)

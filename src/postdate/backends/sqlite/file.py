@@ -552,6 +552,7 @@ class SqliteFile:
         """Open the file that is there, or one that was put in its place; which must not be an empty one then."""
         self._check_usable()
         again, presence, number = self._was_here, self._presence, self._claimant
+        known = self._writer_of or self._reader_of
         if again and identity_of(self.path) is None:
             raise StoreUnreachable(
                 f"{self.path} is gone: it was deleted or moved away while this process had it open. Put it back, or a "
@@ -571,9 +572,10 @@ class SqliteFile:
                 connection.close()
                 raise
         self._writer, self._was_here = connection, True
-        for fenced in list(self._when_fenced) if again else ():
+        is_another = known not in {None, self._writer_of}  # the same one, if it has been read only until now
+        for fenced in list(self._when_fenced) if is_another else ():
             fenced(number)
-        if again:
+        if is_another:
             log.error("%s was replaced while this process had it open; it goes on with the one there now", self.path)
             self._wakeups.signal(self._wakeups.topics, ())
         if presence is not None:

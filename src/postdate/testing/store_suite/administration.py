@@ -14,8 +14,10 @@ from postdate.testing.store_suite.subject import (
     administrable,
     claim_one,
     claiming,
+    close,
     ids,
     message,
+    prepare,
 )
 
 administration: Topic[StoreSubject] = Topic("administration")
@@ -35,6 +37,21 @@ async def a_cancelled_message_is_gone(subject: StoreSubject) -> None:
         expect_equal(ids(await store.claim_due(NOW + SECOND, 10)), [], "claims of a cancelled message")
         kinds = [record.kind for record in await operator.history("m-1")]
         expect_equal(kinds, [RecordKind.SCHEDULED, RecordKind.CANCELLED], "history")
+
+
+@administration
+async def a_look_is_had_before_the_store_is_prepared(subject: StoreSubject) -> None:
+    """A service takes its look at a store that is not initialized yet; later it tells of what waits."""
+    store = subject.open()
+    try:
+        operator = administrable(store)
+        look = None if operator is None else operator.observer()
+        await prepare(store)
+        await store.store(message(), NOW)
+        if look is not None and (found := await look.standing("m-1")) is not None:
+            expect_equal(found.message, message(), "what the look tells")
+    finally:
+        await close(store)
 
 
 @administration

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 
 import anyio
 
-from postdate.ports import Outcome, RecordKind
+from postdate.ports import ClaimingStore, Outcome, RecordKind
 from postdate.runtime.wakeup import Alarm
 from postdate.testing.conformance import Topic, expect, expect_equal, in_time
 from postdate.testing.store_suite.subject import (
     MICROSECOND,
     NOW,
+    QUEUE,
     SECOND,
     StoreSubject,
     administrable,
@@ -22,8 +24,12 @@ from postdate.testing.store_suite.subject import (
     close,
     ids,
     message,
+    moving,
     prepare,
 )
+
+_LOOKS = 12
+"""During which something is stored: a store that loses what comes in between does so in some of them."""
 
 claims: Topic[StoreSubject] = Topic("claims")
 
@@ -238,6 +244,58 @@ async def what_is_due_earlier_wakes(subject: StoreSubject) -> None:
         stop()
         await store.store(message("earliest", NOW), NOW)
         expect_equal(woken, [], "wake-ups after listening ended")
+
+
+async def _store_during(store: ClaimingStore, look: Callable[[], Awaitable[datetime | None]]) -> None:
+    """Store messages while ``look`` asks for the next attempt; whoever sleeps as it says must not sleep over them."""
+    woken, answers = list[str](), list[datetime | None]()
+
+    async def ask() -> None:
+        answers.append(await look())
+
+    stop = await store.listen(lambda: woken.append("woken"))
+    for number in range(_LOOKS):
+        await store.store(message(f"before-{number}", NOW - SECOND), NOW)
+        if look == store.next_attempt:
+            await store.finish([await claim_one(store, NOW)], Outcome.DELIVERED, NOW)
+        woken.clear()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            for seconds in (2, 0, 1):
+                later = message(f"during-{number}-{seconds}", NOW + seconds * SECOND)
+                tasks.start_soon(store.store, later, NOW)
+        again_at = answers.pop()
+        is_known = bool(woken) or (again_at is not None and again_at <= NOW)
+        expect(is_known, f"a message stored during a look wakes or is in its answer, which is {again_at}")
+        await store.finish(await store.claim_due(NOW + 4 * SECOND, 10), Outcome.DELIVERED, NOW)
+        await store.next_attempt()
+    stop()
+
+
+@claims
+async def what_is_stored_during_a_look_is_not_slept_over(subject: StoreSubject) -> None:
+    """A message stored while the next attempt is asked for, due after what was claimed, wakes or is in the answer."""
+    async with claiming(subject) as store:
+        await _store_during(store, store.next_attempt)
+
+
+@claims
+async def what_is_stored_during_a_move_is_not_slept_over(subject: StoreSubject) -> None:
+    """Moving: a message stored while a move is under way, due after what it moves, wakes or is in its answer."""
+    async with claiming(subject) as store:
+        mover = moving(store)
+        if mover is None:
+            return
+        transport = subject.transport()
+        try:
+            await transport.create_queues([QUEUE])
+
+            async def look() -> datetime | None:
+                return (await mover.move_due(NOW, 10)).next_attempt
+
+            await _store_during(store, look)
+        finally:
+            await close(transport)
 
 
 @claims

@@ -1,6 +1,6 @@
 -- place ('s' and the store, or 'q'), level, now, key, id, token, reason: set a held message aside
 local place, level, now, key, id, token, reason = take(), take(), take(), take(), take(), take(), take()
-if call('HGET', key, 't') ~= token then
+if fields_of(key, 't')[1] ~= token then
   return 0
 end
 if string.sub(place, 1, 1) == 's' then

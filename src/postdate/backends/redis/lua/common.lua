@@ -14,7 +14,8 @@
 --   {tag}:qm:NUMBER    a message in a queue: i h b x d f; Q, its queue; e, when it ends there; B, the store it came from; of
 --                      that are D and A, which mean nothing here
 --   {tag}:q:NAME:ready, :ends   sorted sets of numbers, by place in the queue and by when they end
---   PLACE:x:NUMBER, PLACE:xs    what cannot be read, of a store or of all queues
+--   PLACE:x:NUMBER, PLACE:xs    what cannot be read, of a store or of all queues; dump, as DUMP wrote what was no hash
+--   STORE:xr:ID        what was in the way of the records of a message
 local tag = KEYS[1]
 local call = redis.call
 local argument = 0
@@ -45,6 +46,40 @@ end
 
 local function id_of(member)
   return string.sub(member, 37)
+end
+
+-- what others put in the place of a message or its records -----------------------------------------------------------
+
+-- Return what a command answers; nothing where the key is of another type than it takes.
+local function softly(...)
+  local answer = redis.pcall(...)
+  if type(answer) ~= 'table' or not answer.err then
+    return answer
+  end
+  if not string.find(answer.err, '^WRONGTYPE') then
+    error(answer)
+  end
+end
+
+-- Return fields of a message; none where its key is no hash.
+local function fields_of(key, ...)
+  local found = softly('HMGET', key, ...)
+  if not found then
+    found = {}
+    for place = 1, select('#', ...) do
+      found[place] = false
+    end
+  end
+  return found
+end
+
+-- Let a key without content be a hash: it can be held, and is set aside as all that cannot be read. Its bytes are kept.
+local function as_hash(key)
+  local bytes = call('TYPE', key).ok ~= 'hash' and call('DUMP', key)
+  if bytes then
+    call('DEL', key)
+    call('HSET', key, 'dump', bytes)
+  end
 end
 
 -- wake-ups -----------------------------------------------------------------------------------------------------------
@@ -78,11 +113,23 @@ local function line_of(kind, at, due, destination, detail)
   return table.concat({ kind, at, is_instant(due) and due or '', destination or '', detail }, '\0')
 end
 
+local function last_line(store, id)
+  return softly('LINDEX', store .. ':r:' .. id, -1)
+end
+
+local function add_line(store, id, line)
+  local key = store .. ':r:' .. id
+  if not softly('RPUSH', key, line) then
+    call('RENAME', key, store .. ':xr:' .. id)
+    call('RPUSH', key, line)
+  end
+end
+
 local function record(store, level, kind, id, at, due, destination, detail)
   if level == 'none' or (level ~= 'all' and (kind == RETRIED or kind == HANDLED)) then
     return
   end
-  call('RPUSH', store .. ':r:' .. id, line_of(kind, at, due, destination, detail))
+  add_line(store, id, line_of(kind, at, due, destination, detail))
   call('HINCRBY', store .. ':counts', kind, 1)
   if kind == DELIVERED then
     call('SET', store .. ':last', at)
@@ -114,7 +161,7 @@ local function storing_of(store, level, id, may_come_back)
   if call('EXISTS', store .. ':m:' .. id) == 1 then
     return nil
   end
-  local last = level ~= 'none' and call('LINDEX', store .. ':r:' .. id, -1)
+  local last = level ~= 'none' and last_line(store, id)
   if not last then
     return SCHEDULED
   end
@@ -140,7 +187,7 @@ end
 
 -- Take a message out of every index of its store.
 local function unlist(store, key, id)
-  local found = call('HMGET', key, 'D', 'A', 't')
+  local found = fields_of(key, 'D', 'A', 't')
   if found[1] then
     call('ZREM', store .. ':due', found[1])
   end
@@ -153,7 +200,7 @@ end
 
 local function end_one(store, level, kind, id, now, detail)
   local key = store .. ':m:' .. id
-  local found = call('HMGET', key, 'd', 'q')
+  local found = fields_of(key, 'd', 'q')
   unlist(store, key, id)
   call('DEL', key)
   record(store, level, kind, id, now, found[1], found[2], detail)
@@ -162,7 +209,7 @@ end
 -- Give a message of a store back, to be attempted after an instant; '' means after the one it had.
 local function free_one(store, id, attempt)
   local key = store .. ':m:' .. id
-  local found = call('HMGET', key, 'A', 't')
+  local found = fields_of(key, 'A', 't')
   local member = found[1]
   unhold(key, found[2])
   if not member then
@@ -177,7 +224,7 @@ local function free_one(store, id, attempt)
 end
 
 local function is_held(store, id, token)
-  return call('HGET', store .. ':m:' .. id, 't') == token
+  return fields_of(store .. ':m:' .. id, 't')[1] == token
 end
 
 -- a message of a queue -----------------------------------------------------------------------------------------------
@@ -200,7 +247,7 @@ local function enqueue(queue, key, number, end_at)
 end
 
 local function requeue(key, number)
-  local found = call('HMGET', key, 'Q', 'e', 't')
+  local found = fields_of(key, 'Q', 'e', 't')
   unhold(key, found[3])
   if found[1] then
     enqueue(found[1], key, number, found[2] and tonumber(found[2]))

@@ -4,7 +4,7 @@ for _, holder in ipairs(call('ZRANGE', tag .. ':holders', 0, -1)) do
   local held = call('HGETALL', tag .. ':held:' .. holder)
   for at = 1, #held, 2 do
     if string.sub(held[at + 1], 1, 1) == 'q' then
-      local fields = call('HMGET', held[at], 'i', 'h', 'b', 'x', 'd', 'f')
+      local fields = fields_of(held[at], 'i', 'h', 'b', 'x', 'd', 'f')
       found[#found + 1] = { holder, number_in(held[at]), string.sub(held[at + 1], 2), unpack(fields, 1, 6) }
     end
   end

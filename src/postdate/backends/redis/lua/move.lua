@@ -39,7 +39,7 @@ local plan, asked, asked_bytes = {}, {}, 0
 local function plan_one(member)
   local id = id_of(member)
   local key = store .. ':m:' .. id
-  local found = call('HMGET', key, 'q', 'x', 'd', 'D', 'f')
+  local found = fields_of(key, 'q', 'x', 'd', 'D', 'f')
   local queue, ends = found[1], found[2]
   local one = { member = member, id = id, key = key, queue = queue, ends = ends, due = found[3], listed_due = found[4] }
   one.failures, one.is_expired = found[5], is_instant(ends) and ends < now
@@ -127,7 +127,7 @@ local function deliver(one)
     ends_there(queue, moved, place, time + between(now, one.ends))
   end
   if level ~= 'none' then
-    call('RPUSH', store .. ':r:' .. one.id, line_of(DELIVERED, now, one.due, queue, ''))
+    add_line(store, one.id, line_of(DELIVERED, now, one.due, queue, ''))
   end
 end
 
@@ -149,7 +149,7 @@ end
 
 local first, left_behind = call('ZRANGE', free, 0, 0)[1], 0
 if first and string.sub(first, 1, 18) < now then
-  local queue = call('HGET', store .. ':m:' .. id_of(first), 'q')
+  local queue = fields_of(store .. ':m:' .. id_of(first), 'q')[1]
   if not queue or not is_queue(queue) then
     left_behind = 1
   end

@@ -5,7 +5,7 @@ local members, found, size = call('ZRANGE', store .. ':due', first, last, 'BYLEX
 local seen = false
 for _, member in ipairs(members) do
   local id = id_of(member)
-  local fields = call('HMGET', store .. ':m:' .. id, 'd', 'q', 'h', 'b', 'x', 'f', 'A', 't')
+  local fields = fields_of(store .. ':m:' .. id, 'd', 'q', 'h', 'b', 'x', 'f', 'A', 't')
   seen = member
   if destination == '' or fields[2] == destination then
     found[#found + 1] = { id, unpack(fields, 1, 8) }

@@ -8,8 +8,8 @@ end
 if call('EXISTS', store .. ':m:' .. message.i) == 1 then
   return 2
 end
-local records = store .. ':r:' .. message.i
-if call('EXISTS', records) == 1 and string.sub(call('LINDEX', records, -1), 1, 2) ~= FAILED .. '\0' then
+local last = last_line(store, message.i)
+if last and string.sub(last, 1, 2) ~= FAILED .. '\0' then
   return 2
 end
 local before = first_free(store)

@@ -14,7 +14,7 @@ if wanted == '' then
   numbers = call('ZRANGE', ready, 0, limit - 1)
 else
   for _, number in ipairs(call('ZRANGE', ready, 0, -1)) do
-    if call('HGET', tag .. ':qm:' .. number, 'i') == wanted then
+    if fields_of(tag .. ':qm:' .. number, 'i')[1] == wanted then
       numbers = { number }
       break
     end
@@ -23,13 +23,16 @@ end
 local found, size = {}, 0
 for _, number in ipairs(numbers) do
   local key = tag .. ':qm:' .. number
-  local fields = call('HMGET', key, 'i', 'h', 'b', 'x', 'd', 'f')
+  local fields = fields_of(key, 'i', 'h', 'b', 'x', 'd', 'f')
   size = size + #(fields[2] or '') + #(fields[3] or '')
   if size > bytes and #found > 0 then
     break
   end
   call('ZREM', ready, number)
   call('ZREM', ends, number)
+  if not fields[2] then
+    as_hash(key)
+  end
   call('HSET', key, 't', token, 'Q', queue)
   call('HSET', tag .. ':held:' .. holder, key, 'q' .. queue)
   found[#found + 1] = { number, unpack(fields, 1, 6) }

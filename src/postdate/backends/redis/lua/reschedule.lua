@@ -1,7 +1,7 @@
 -- store, level, now, id, its member in :free as it was read, due, headers: 0 when another was faster
 local store, level, now, id, was, due, headers = take(), take(), take(), take(), take(), take(), take()
 local key = store .. ':m:' .. id
-local found = call('HMGET', key, 'A', 't', 'D', 'q')
+local found = fields_of(key, 'A', 't', 'D', 'q')
 if found[1] ~= was or found[2] then
   return 0
 end

@@ -1,7 +1,7 @@
 -- store, level, id, token or '' with the holder that may, attempt or '' for its due time, now, reason
 local store, level, id, token, holder, attempt, now, reason = take(), take(), take(), take(), take(), take(), take(), take()
 local key = store .. ':m:' .. id
-local found = call('HMGET', key, 'd', 'q', 't', 'D')
+local found = fields_of(key, 'd', 'q', 't', 'D')
 if not found[4] then
   return 0
 end

@@ -1,7 +1,7 @@
 -- number, token, whether handling it failed: 0 when it is not held by that token
 local number, token, failed = take(), take(), take() == '1'
 local key = tag .. ':qm:' .. number
-if call('HGET', key, 't') ~= token then
+if fields_of(key, 't')[1] ~= token then
   return 0
 end
 if failed then

@@ -10,7 +10,7 @@ while argument < #ARGV do
   local part = { what = take() }
   if part.what == 'hold' then
     part.number, part.token, part.level, part.kind, part.detail, part.now = take(), take(), take(), take(), take(), take()
-    if call('HGET', tag .. ':qm:' .. part.number, 't') ~= part.token then
+    if fields_of(tag .. ':qm:' .. part.number, 't')[1] ~= part.token then
       return { 'lost' }
     end
   elseif part.what == 'send' then

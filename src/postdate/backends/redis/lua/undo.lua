@@ -8,7 +8,7 @@ local fence = tonumber(call('HGET', tag .. ':fence:' .. holder, claimant) or '0'
 call('HSET', tag .. ':fence:' .. holder, claimant, math.max(fence, last))
 local held, count = call('HGETALL', tag .. ':held:' .. holder), 0
 for at = 1, #held, 2 do
-  local token = call('HGET', held[at], 't')
+  local token = fields_of(held[at], 't')[1]
   local of, by = string.match(token or '', '^[^:]*:([^:]*):(%d+)$')
   if of == claimant and tonumber(by) >= first and tonumber(by) < last then
     free_key(held[at], held[at + 1])

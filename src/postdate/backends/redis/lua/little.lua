@@ -1,0 +1,2 @@
+-- a command that needs next to no memory
+return call(unpack(ARGV))

@@ -1,0 +1,153 @@
+"""Redis without memory, and without what it had: what makes room goes on, what is gone is made again and said once."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import anyio
+import pytest
+from tests import servers
+from tests.integration.test_redis import NOW, SECOND, message, prepared
+from tests.waiting import patience, until
+
+from postdate import DelayedMessage, Endpoint, Envelope, HandlerContext, SystemClock, TransactionMode
+from postdate.backends.redis.database import Redis
+from postdate.backends.redis.store import RedisStore
+from postdate.backends.redis.transport import RedisTransport
+from postdate.errors import QueueNotFound, StoreFull, TransportUnreachable
+from postdate.ports import End
+
+
+@pytest.fixture
+def server(server_folder: Path) -> Iterator[servers.Redis]:
+    """A server of the test's own, which it may fill."""
+    made = servers.Redis(server_folder / "redis")
+    made.start()
+    yield made
+    made.kill()
+
+
+class Forgetful(servers.Redis):
+    """Keeps nothing when it ends."""
+
+    _settings: ClassVar[dict[str, str]] = {**servers.Redis._settings, "appendonly": "no"}
+
+
+@pytest.fixture
+def forgetful(server_folder: Path) -> Iterator[Forgetful]:
+    made = Forgetful(server_folder / "redis")
+    made.start()
+    yield made
+    made.kill()
+
+
+def fill(server: servers.Redis, limit: int = 1) -> None:
+    assert server.command("CONFIG", "SET", "maxmemory", str(limit)) == b"+OK"
+
+
+@dataclass
+class Work:
+    number: int
+
+
+async def test_an_endpoint_that_starts_on_a_full_server_empties_it(server: servers.Redis) -> None:
+    """Queues, sign of life, claims, moves and commits: all of it makes room, or must be that others can."""
+    async with Redis(server.url) as full:
+        handled = list[int]()
+        await full.queues.create_queues(["work"])
+        before = Endpoint("work", full, send_only=True)
+        async with before:
+            for number in range(20):
+                await before.send(Work(number), destination="work")
+            await before.send(Work(20), destination="work", delay=SECOND)
+    fill(server)
+    async with Redis(server.url) as full:
+        endpoint = Endpoint("work", full)
+
+        @endpoint.handler(Work)
+        async def handle(work: Work, context: HandlerContext) -> None:
+            handled.append(work.number)
+
+        async with endpoint:
+            await until(lambda: len(handled) > 20)
+            assert sorted(handled) == list(range(21))
+            at = SystemClock().now()
+            with pytest.raises(StoreFull):
+                await full.store.store(DelayedMessage("m-1", at, "work", {}, b"x"), at)
+            fill(server, 0)
+            await endpoint.send(Work(21), destination="work")
+            await until(lambda: len(handled) > 21)
+
+
+async def test_what_is_held_on_a_full_server_stays_held(server: servers.Redis) -> None:
+    store = await prepared(RedisStore(server.url))
+    try:
+        await store.store(message(), NOW)
+        (claim,) = await store.claim_due(NOW + SECOND, 10)
+        fill(server)
+        before = store._liveness._in_force_until
+        await until(lambda: store._liveness._in_force_until > before + 1)
+        assert store.still_holds(claim)
+        await store.report_clock(SECOND)
+        assert await store.retry_later(claim, NOW, NOW, "why")
+    finally:
+        await store.close()
+
+
+async def test_a_full_server_takes_what_belongs_to_the_end_of_a_message_and_nothing_else(server: servers.Redis) -> None:
+    """Or nothing that handlers answer, or delay, would ever be handled."""
+    async with Redis(server.url) as full:
+        await full.store.initialize("service", TransactionMode.TRANSACTION_SCOPE)
+        await full.queues.create_queues(["in", "out"])
+        await full.queues.send([Envelope("in", "e-1")], NOW)
+        receiver = full.queues.receiver("in")
+        (received,) = await receiver.receive(10)
+        fill(server)
+        delaying = full.store.storing([message()], NOW)
+        answer = Envelope("out", "e-2", {}, b"larger than what is answered")
+        with pytest.raises(TransportUnreachable, match="maxmemory"):
+            await full.queues.send([answer], NOW, work=[delaying])
+        await receiver.commit(received, NOW, End(outgoing=(answer,), work=(delaying,)))
+        assert await full.queues.lengths_of(["in", "out"]) == {"in": 0, "out": 1}
+        assert await full.store.get("m-1") == message()
+        await receiver.close()
+
+
+async def test_queues_that_a_server_has_lost_are_made_again_and_that_is_said_once(
+    forgetful: Forgetful, caplog: pytest.LogCaptureFixture
+) -> None:
+    elsewhere = RedisTransport(forgetful.url)
+
+    async def made_again() -> bool:
+        return len(await elsewhere.lengths_of(["work", "work.timeouts", "error"])) == 3
+
+    async with Redis(forgetful.url) as database:
+        endpoint, handled = Endpoint("work", database), anyio.Event()
+
+        @endpoint.handler(Work)
+        async def handle(work: Work, context: HandlerContext) -> None:
+            handled.set()
+
+        async with endpoint:
+            await endpoint.send(Work(0), destination="work", delay=3_600 * SECOND)
+            await anyio.to_thread.run_sync(forgetful.kill)
+            await anyio.to_thread.run_sync(forgetful.start)
+            await until(made_again, despite=TransportUnreachable)
+            await until(lambda: endpoint.send(Work(1), destination="work"), despite=TransportUnreachable)
+            with patience():
+                await handled.wait()
+    await elsewhere.close()
+    said = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert [record.getMessage() for record in said if "made again" in record.getMessage()]
+    assert not [record for record in said if record.exc_info]
+
+
+async def test_a_queue_that_nobody_has_made_stays_missing(server: servers.Redis) -> None:
+    transport = RedisTransport(server.url)
+    receiver = transport.receiver("missing")
+    with pytest.raises(QueueNotFound):
+        await receiver.receive(1)
+    await receiver.close()
+    await transport.close()
