@@ -30,7 +30,7 @@ class FaultyLink:
 
     def __init__(self, host: str, port: int) -> None:
         self._target = (host, port)
-        self._port = 0
+        self._port = self._asked = 0
         self._latency_seconds = 0.0
         self._accepted = 0
         self._thread = threading.Thread(target=self._run, name="faulty-link")
@@ -47,6 +47,11 @@ class FaultyLink:
     def accepted(self) -> int:
         """How many connections clients have opened so far."""
         return self._accepted
+
+    @property
+    def asked(self) -> int:
+        """How many bytes clients have sent so far."""
+        return self._asked
 
     def cut(self) -> None:
         """Reset all connections, on both sides, and refuse new ones. What was on its way is lost."""
@@ -217,6 +222,8 @@ class FaultyLink:
                     if not forgotten.is_set():
                         raise
                     chunk = b""
+                if gate is self._requests:
+                    self._asked += len(chunk)
                 await in_flight.put((now() + self._latency_seconds, chunk))
 
         async def deliver() -> None:
