@@ -1,5 +1,6 @@
 """RabbitMqTransport and a real broker: addresses, refusals, lost connections, messages of others, kill -9."""
 
+import ssl
 import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
@@ -17,6 +18,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from tests.proxy import FaultyLink
 from tests.servers import RabbitMQ
+from tests.tds_server import issue
 from tests.waiting import Eventually, until
 
 from postdate import Endpoint, Envelope, HandlerContext, Recoverability
@@ -324,23 +326,42 @@ async def test_a_receiver_notices_a_silent_broker_by_its_heartbeats(
         await receiver.close()
 
 
+@pytest.mark.parametrize("scheme", ["amqp", "amqps"])
 async def test_a_receiver_whose_event_loop_stands_keeps_what_it_holds(
-    rabbitmq_url: str, queue: str, link: FaultyLink, eventually: Eventually
+    rabbitmq_url: str, queue: str, tmp_path: Path, eventually: Eventually, scheme: str
 ) -> None:
-    """A broker that is told a heartbeat of a second ends connections on which it hears nothing for two."""
-    async with transport_at(through(link, rabbitmq_url) + "?heartbeat=1") as transport:
-        bodies = [b"short", bytes(500_000)]
-        assert await transport.send([envelope(queue, body=body) for body in bodies], NOW) == [None, None]
-        receiver = transport.receiver(queue)
-        held = await receive(receiver, 2)
-        assert [each.envelope.body for each in held] == bodies
-        heard = link.asked + 12 * len(wire.HEARTBEAT_FRAME)
-        eventually(lambda: link.asked >= heard, "heartbeats, while this test keeps the event loop", seconds=15)
-        for each in held:
-            await receiver.commit(each, NOW)
-        await receiver.close()
-        assert await transport.lengths_of([queue]) == {queue: 0}
-    assert link.accepted == 2
+    """A broker ends connections on which it hears nothing for twice the heartbeat; of these it hears all the time."""
+    where, certificates = urlsplit(rabbitmq_url), issue(tmp_path, "127.0.0.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.certificate, certificates.key)
+    with FaultyLink(where.hostname or "", where.port or 0, context if scheme == "amqps" else None) as link:
+        url = f"{scheme}{through(link, rabbitmq_url).removeprefix('amqp')}?heartbeat=2"
+        url += f"&cacertfile={certificates.authority}" if scheme == "amqps" else ""
+        async with transport_at(url) as transport:
+            bodies = [b"short", bytes(500_000)]
+            assert await transport.send([envelope(queue, body=body) for body in bodies], NOW) == [None, None]
+            receiver = transport.receiver(queue)
+            held = await receive(receiver, 2)
+            assert [each.envelope.body for each in held] == bodies
+            heard = link.asked + 4 * len(wire.HEARTBEAT_FRAME)
+            eventually(lambda: link.asked >= heard, "heartbeats, while this test keeps the event loop", seconds=30)
+            for each in held:
+                await receiver.commit(each, NOW)
+            await receiver.close()
+            assert await transport.lengths_of([queue]) == {queue: 0}
+        assert link.accepted == 2
+
+
+async def test_a_server_that_cannot_prove_who_it_is_is_told_no_password(rabbitmq_url: str, tmp_path: Path) -> None:
+    where, certificates = urlsplit(rabbitmq_url), issue(tmp_path, "elsewhere.test")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.certificate, certificates.key)
+    with FaultyLink(where.hostname or "", where.port or 0, context) as link:
+        url = f"amqps{through(link, rabbitmq_url).removeprefix('amqp')}?cacertfile={certificates.authority}"
+        async with transport_at(url) as transport:
+            with pytest.raises(TransportUnreachable, match=r"cannot be reached: .*certificate"):
+                await transport.lengths_of(["any"])
+        assert link.asked == 0
 
 
 async def test_a_message_that_loses_its_claim_whenever_it_is_handled_ends_in_the_error_queue(

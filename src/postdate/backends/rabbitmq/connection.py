@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +20,7 @@ import anyio
 
 from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.login import Login
+from postdate.backends.rabbitmq.tls import Tls
 from postdate.backends.rabbitmq.wire import Arguments, FrameReader, MalformedFrame, Method, method_frame
 from postdate.errors import DestinationUnavailable, PostdateError, TransportUnavailable, TransportUnreachable
 from postdate.runtime.housekeeping import Chore, Housekeeping
@@ -95,6 +97,7 @@ class AmqpConnection(asyncio.Protocol):
         self._may_go_on.set()
         self.heard_at = self.loop.time()
         self._writing = threading.Lock()
+        self._tls = None if login.tls is None else Tls(login.tls, login.host, wire.PROTOCOL_HEADER)
         self._unsent = b""
         self._wrote = True
         self._alive_within = _SILENT_SECONDS
@@ -111,9 +114,8 @@ class AmqpConnection(asyncio.Protocol):
         link: AmqpConnection | None = None
         try:
             async with asyncio.timeout(within_seconds):
-                _, link = await asyncio.get_running_loop().create_connection(
-                    lambda: cls(login), login.host, login.port, ssl=login.tls
-                )
+                loop = asyncio.get_running_loop()
+                _, link = await loop.create_connection(lambda: cls(login), login.host, login.port)
                 await link.opened
         except TimeoutError as error:
             if link is not None:
@@ -132,7 +134,10 @@ class AmqpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to speak AMQP."""
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.write(wire.PROTOCOL_HEADER)
+        if self._tls is None:
+            self._transport.write(wire.PROTOCOL_HEADER)
+        else:
+            self.data_received(b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell everybody."""
@@ -151,6 +156,11 @@ class AmqpConnection(asyncio.Protocol):
         """Hand each frame to its channel."""
         self.heard_at = self.loop.time()
         try:
+            if self._tls is not None and self._transport is not None:
+                with self._writing:
+                    data, answer = self._tls.opened(data)
+                    self._transport.write(self._unsent + answer)
+                    self._unsent = b""
             for kind, number, payload in self._reader.frames(data):
                 if number:
                     channel = self._channels.get(number)
@@ -160,6 +170,8 @@ class AmqpConnection(asyncio.Protocol):
                     self._control(_method_of(payload), Arguments(payload))
         except MalformedFrame as error:
             self.abandon(error)
+        except ssl.SSLError as error:
+            self.abandon(TransportUnreachable(f"{self.login.place} cannot be reached: {error}"))
 
     def pause_writing(self) -> None:
         """Hold senders back: the socket takes no more."""
@@ -176,6 +188,7 @@ class AmqpConnection(asyncio.Protocol):
         if self.ended is None and self._transport is not None:
             with self._writing:
                 self._wrote = True
+                content = content if self._tls is None else self._tls.sealed(content)
                 self._transport.write(self._unsent + content if self._unsent else content)
                 self._unsent = b""
 
@@ -311,16 +324,14 @@ class AmqpConnection(asyncio.Protocol):
     def _beat(self) -> bool:
         """Show that we are alive, in a thread, where nothing else of ours waits for its turn to be sent."""
         with self._writing:
-            transport, is_idle = self._transport, not self._wrote and self.ended is None
+            transport, idle = self._transport, not self._wrote
             self._wrote = False
-            may_send = is_idle and self.login.tls is None
-            if may_send and transport is not None and not transport.get_write_buffer_size():
-                beat = self._unsent or wire.HEARTBEAT_FRAME
+            if idle and self.ended is None and transport is not None and not transport.get_write_buffer_size():
+                beat = wire.HEARTBEAT_FRAME
+                beat = self._unsent or (beat if self._tls is None else self._tls.sealed(beat))
                 self._unsent = beat[_sent(transport, beat) :]
         if self.loop.is_closed() and self._beats is not None:  # nobody is left to handle what is held
             self._beats.stop()
-        elif is_idle and self.login.tls is not None:  # a session of TLS is its event loop's alone
-            self.loop.call_soon_threadsafe(self.write, wire.HEARTBEAT_FRAME)
         return False
 
     def _listen(self, seconds: float) -> None:
