@@ -32,11 +32,12 @@ class FaultyLink:
     Args:
         host: Where the server is.
         port: Its port there.
+        tls: What clients see of it is encrypted by this; the server is spoken to in the clear.
     """
 
-    def __init__(self, host: str, port: int) -> None:
-        self._target = (host, port)
-        self._port = 0
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+        self._target, self._tls = (host, port), tls
+        self._port = self._asked = 0
         self._latency_seconds = 0.0
         self._accepted = 0
         self._thread = threading.Thread(target=self._run, name="faulty-link")
@@ -53,6 +54,11 @@ class FaultyLink:
     def accepted(self) -> int:
         """How many connections clients have opened so far."""
         return self._accepted
+
+    @property
+    def asked(self) -> int:
+        """How many bytes clients have sent so far."""
+        return self._asked
 
     def cut(self) -> None:
         """Reset all connections, on both sides, and refuse new ones. What was on its way is lost."""
@@ -182,7 +188,7 @@ class FaultyLink:
         """Forward one connection until both directions have ended, or one of them breaks."""
         writers: list[asyncio.StreamWriter] = []
         try:
-            reader, writer = await asyncio.open_connection(sock=client)
+            reader, writer = await self._accepted_by(client)
             writers.append(writer)
             await self._requests.wait()  # on a stalled link the server does not hear of it
             server_reader, server_writer = await asyncio.open_connection(*self._target)
@@ -202,6 +208,12 @@ class FaultyLink:
             except asyncio.CancelledError:  # cut while one of them says what it has left
                 _abort(writers)
             client.close()
+
+    async def _accepted_by(self, client: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        loop, reader = asyncio.get_running_loop(), asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await loop.connect_accepted_socket(lambda: protocol, client, ssl=self._tls)
+        return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
     async def _pump(
         self,
@@ -223,6 +235,8 @@ class FaultyLink:
                     if not forgotten.is_set():
                         raise
                     chunk = b""
+                if gate is self._requests:
+                    self._asked += len(chunk)
                 await in_flight.put((now() + self._latency_seconds, chunk))
 
         async def deliver() -> None:
@@ -236,7 +250,10 @@ class FaultyLink:
                     await writer.drain()
             if forgotten.is_set():  # the other end does not hear that this one has gone
                 await asyncio.Event().wait()
-            writer.write_eof()
+            if writer.can_write_eof():
+                writer.write_eof()
+            else:
+                writer.close()
 
         async with asyncio.TaskGroup() as both:
             both.create_task(take())
@@ -245,7 +262,9 @@ class FaultyLink:
 
 def _abort(writers: Iterable[asyncio.StreamWriter]) -> None:
     for each in writers:
-        _close_with_reset(each.get_extra_info("socket"))
+        end = each.get_extra_info("socket")
+        if end is not None:  # one of TLS has none any more once it is closed
+            _close_with_reset(end)
         each.transport.abort()
 
 

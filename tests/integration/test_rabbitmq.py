@@ -1,5 +1,6 @@
 """RabbitMqTransport and a real broker: addresses, refusals, lost connections, messages of others, kill -9."""
 
+import ssl
 import uuid
 from collections import Counter
 from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
@@ -17,9 +18,11 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from tests.proxy import FaultyLink
 from tests.servers import RabbitMQ
-from tests.waiting import until
+from tests.tds_server import issue
+from tests.waiting import Eventually, until
 
-from postdate import Envelope
+from postdate import Endpoint, Envelope, HandlerContext, Recoverability
+from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.address import exchange_address
 from postdate.backends.rabbitmq.transport import RabbitMqReceiver, RabbitMqTransport
 from postdate.errors import (
@@ -31,6 +34,7 @@ from postdate.errors import (
     TransportUnavailable,
     TransportUnreachable,
 )
+from postdate.messages import Headers
 from postdate.ports import End, Received
 
 pytest_plugins = ["tests.integration.rabbitmq_fixtures"]
@@ -74,9 +78,9 @@ def through(link: FaultyLink, url: str) -> str:
 async def expect_heartbeats_soon(transport: RabbitMqTransport) -> None:
     """Take a broker for dead that is silent for two seconds from now on."""
     link = await transport.consuming.link()
-    assert link._heartbeat is not None
-    link._heartbeat.cancel()
-    link._beat(0.5)
+    assert link._listening is not None
+    link._listening.cancel()
+    link._listen(0.5)
 
 
 def envelope(
@@ -320,6 +324,64 @@ async def test_a_receiver_notices_a_silent_broker_by_its_heartbeats(
         (again,) = await until(lambda: receive(receiver, 1), despite=TransportUnavailable)
         assert again.envelope == held.envelope
         await receiver.close()
+
+
+@pytest.mark.parametrize("scheme", ["amqp", "amqps"])
+async def test_a_receiver_whose_event_loop_stands_keeps_what_it_holds(
+    rabbitmq_url: str, queue: str, tmp_path: Path, eventually: Eventually, scheme: str
+) -> None:
+    """A broker ends connections on which it hears nothing for twice the heartbeat; of these it hears all the time."""
+    where, certificates = urlsplit(rabbitmq_url), issue(tmp_path, "127.0.0.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.certificate, certificates.key)
+    with FaultyLink(where.hostname or "", where.port or 0, context if scheme == "amqps" else None) as link:
+        url = f"{scheme}{through(link, rabbitmq_url).removeprefix('amqp')}?heartbeat=2"
+        url += f"&cacertfile={certificates.authority}" if scheme == "amqps" else ""
+        async with transport_at(url) as transport:
+            bodies = [b"short", bytes(500_000)]
+            assert await transport.send([envelope(queue, body=body) for body in bodies], NOW) == [None, None]
+            receiver = transport.receiver(queue)
+            held = await receive(receiver, 2)
+            assert [each.envelope.body for each in held] == bodies
+            heard = link.asked + 4 * len(wire.HEARTBEAT_FRAME)
+            eventually(lambda: link.asked >= heard, "heartbeats, while this test keeps the event loop", seconds=30)
+            for each in held:
+                await receiver.commit(each, NOW)
+            await receiver.close()
+            assert await transport.lengths_of([queue]) == {queue: 0}
+        assert link.accepted == 2
+
+
+async def test_a_server_that_cannot_prove_who_it_is_is_told_no_password(rabbitmq_url: str, tmp_path: Path) -> None:
+    where, certificates = urlsplit(rabbitmq_url), issue(tmp_path, "elsewhere.test")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.certificate, certificates.key)
+    with FaultyLink(where.hostname or "", where.port or 0, context) as link:
+        url = f"amqps{through(link, rabbitmq_url).removeprefix('amqp')}?cacertfile={certificates.authority}"
+        async with transport_at(url) as transport:
+            with pytest.raises(TransportUnreachable, match=r"cannot be reached: .*certificate"):
+                await transport.lengths_of(["any"])
+        assert link.asked == 0
+
+
+async def test_a_message_that_loses_its_claim_whenever_it_is_handled_ends_in_the_error_queue(
+    rabbitmq_url: str, queue: str, channel: BlockingChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("postdate.core.receive.pump._LOSSES_BORNE", 2)
+    errors = f"{queue}.error"
+    settings = Recoverability(immediate_retries=0, delayed_retries=0, error_queue=errors)
+    async with transport_at(rabbitmq_url) as transport, transport_at(rabbitmq_url) as elsewhere:
+        endpoint = Endpoint(queue, transport=transport, recoverability=settings)
+
+        @endpoint.handler(bytes)
+        async def handle(message: bytes, context: HandlerContext) -> None:
+            (await transport.consuming.link()).abandon(TransportUnreachable("cut by the test"))
+
+        async with endpoint:
+            await endpoint.send(b"slow", destination=queue)
+            (failed,) = await receive(elsewhere.receiver(errors), 1)
+    assert failed.envelope.headers[Headers.EXCEPTION_TYPE].endswith("ClaimLost")
+    channel.queue_delete(errors)
 
 
 async def test_a_receiver_on_a_connection_that_was_forgotten_on_the_way_notices_and_connects_anew(

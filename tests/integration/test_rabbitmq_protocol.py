@@ -9,11 +9,11 @@ from typing import cast
 
 import anyio
 import pytest
-from tests.waiting import until
+from tests.waiting import patience, until
 
 from postdate import Envelope
 from postdate.backends.rabbitmq import wire
-from postdate.backends.rabbitmq.connection import AmqpConnection, ChannelClosed
+from postdate.backends.rabbitmq.connection import AmqpConnection, Channel, ChannelClosed
 from postdate.backends.rabbitmq.consuming import ConsumingChannel, Delivery
 from postdate.backends.rabbitmq.login import parse_url
 from postdate.backends.rabbitmq.properties import UNREADABLE, Arrived, arrived
@@ -119,6 +119,31 @@ async def answers_after(
         skip(transport.publishing._within)
         await until(lambda: answers)
     return answers
+
+
+async def test_an_answer_that_came_while_the_event_loop_stood_is_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the clock it is late, and it has not been read yet: here the broker says nothing before the time is over."""
+    monkeypatch.setattr("postdate.backends.rabbitmq.connection._READ_WITHIN_SECONDS", math.inf)
+    async with broker(lambda method, channel, send: None) as url:
+        link = await AmqpConnection.open(parse_url(url), 60)
+        channel = await link.open_channel(Channel)
+        await channel.call(wire.CONFIRM_SELECT, b"\0", wire.CONFIRM_SELECT_OK, 0)
+        await link.close()
+
+
+async def test_a_connection_that_ends_with_the_answer_to_a_consumer_is_noticed_by_who_waits_for_messages() -> None:
+    def script(method: Method, channel: int, send: Send) -> None:
+        if method == wire.BASIC_QOS:
+            send(method_frame(channel, wire.BASIC_QOS_OK))
+        if method == wire.BASIC_CONSUME:
+            send(method_frame(channel, wire.BASIC_CONSUME_OK, short_text("postdate-1")))
+            raise ConnectionResetError
+
+    async with broker(script) as url:
+        transport = RabbitMqTransport(url)
+        with pytest.raises(TransportUnreachable, match="lost"), patience():
+            await transport.receiver("q").receive(1)
+        await transport.close()
 
 
 def confirm(tag: int, *, multiple: bool, channel: int = 1) -> bytes:

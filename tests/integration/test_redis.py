@@ -14,7 +14,7 @@ from redis.exceptions import BusyLoadingError, MovedError, ResponseError
 from tests.lapsing_cases import answer, cases, drawn
 from tests.redis_subjects import Prefix
 from tests.servers import Redis
-from tests.waiting import until
+from tests.waiting import Eventually, until
 
 from postdate import DelayedMessage, Envelope, TransactionMode
 from postdate.backends.redis.errors import QUEUES, STORE, translate
@@ -355,11 +355,26 @@ async def test_who_was_frozen_loses_what_it_held_and_is_told(prefix: Prefix, sto
         await frozen.close()
 
 
+async def test_a_process_shows_that_it_lives_while_its_event_loop_stands(
+    prefix: Prefix, store: RedisStore, eventually: Eventually
+) -> None:
+    await store.store(message(), NOW)
+    claims = await store.claim_due(NOW + SECOND, 1)
+
+    def heard() -> object:
+        return prefix.client.zrange(f"{prefix.login.tag}:holders", 0, -1, withscores=True)
+
+    before = heard()
+    eventually(lambda: heard() != before, "a beat, while this test keeps the event loop as a handler may", seconds=10)
+    assert await store.finish(claims, Outcome.DELIVERED, NOW) == 1
+
+
 async def freeze(store: RedisStore, holds_at_most: timedelta) -> None:
     """Have it beat no more, while its connections stand; from now on it may be silent for so long."""
     liveness = store._liveness
-    assert liveness._task is not None
-    liveness._task.cancel()
+    assert liveness._beats is not None
+    liveness._beats.stop()
+    await anyio.to_thread.run_sync(liveness._beats.join)
     liveness.holds_at_most = holds_at_most
     await liveness._register()
 

@@ -10,7 +10,16 @@ from tests.redis_subjects import Prefix
 from tests.waiting import until
 from typing_extensions import override
 
-from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, SystemClock, TransactionMode
+from postdate import (
+    DelayedDelivery,
+    DelayedMessage,
+    Endpoint,
+    Envelope,
+    HandlerContext,
+    Recoverability,
+    SystemClock,
+    TransactionMode,
+)
 from postdate.backends.redis.layout import Part
 from postdate.backends.redis.liveness import HOLDS_AT_MOST
 from postdate.backends.redis.login import RedisLogin
@@ -308,6 +317,24 @@ async def test_a_message_without_a_queue_ends_in_the_error_queue(
 
 
 # --- silence ----------------------------------------------------------------------------------------------------------
+
+
+async def test_a_message_that_loses_its_claim_whenever_it_is_handled_ends_in_the_error_queue(
+    transport: RedisTransport, prefix: Prefix, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("postdate.core.receive.pump._LOSSES_BORNE", 2)
+    settings = Recoverability(immediate_retries=0, delayed_retries=0)
+    endpoint = Endpoint("done", transport=transport, recoverability=settings)
+
+    @endpoint.handler(bytes)
+    async def handle(message: bytes, context: HandlerContext) -> None:
+        await transport._server.run("unregister", transport._liveness.holder_now)
+
+    async with endpoint:
+        await endpoint.send(b"slow", destination="done")
+        await until(lambda: ready(prefix, "error"))
+    assert ready(prefix) == 0
+    assert "moved to error queue error: ClaimLost: its claim was lost whenever it was handled" in caplog.text
 
 
 class MuchLater(SystemClock):

@@ -12,10 +12,10 @@ import pytest
 from postdate import Endpoint, HandlerContext, MemoryTransport, Recoverability
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.receive.pump import MessagePump, Prefetch
-from postdate.core.receive.settlements import Step
-from postdate.errors import TransportUnavailable, TransportUnreachable
+from postdate.core.receive.settlements import Settlement, Step
+from postdate.errors import ClaimLost, TransportUnavailable, TransportUnreachable
 from postdate.messages import Envelope
-from postdate.ports import HANDLED, End, Received, Receiver
+from postdate.ports import HANDLED, End, Received, Receiver, RecordKind
 from postdate.runtime.metrics import NO_METRICS
 from postdate.testing import VirtualClock
 
@@ -168,6 +168,63 @@ async def test_more_is_received_than_is_handled_at_once_while_that_takes_moments
         assert receiver.limits[0] == 4
         tasks.cancel_scope.cancel()
     assert receiver.closed
+
+
+class Losing(Holding):
+    """Has one message whose queue counts nothing: its claim is lost whenever it was handled, until it has failed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.there, self.news, self.ends = True, anyio.Event(), list[RecordKind | None]()
+
+    async def receive(self, limit: int) -> Sequence[Received]:
+        while not self.there:
+            await self.news.wait()
+        self.there = False
+        return [Received(Envelope("sales", "message"), 0, object())]
+
+    async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+        if end.record is RecordKind.HANDLED:
+            raise ClaimLost("it is no longer held here")
+        self.ends.append(end.record)
+
+    async def roll_back(self, received: Received, *, failed: bool = True) -> None:
+        self.come()
+        raise ClaimLost("it is no longer held here")
+
+    def come(self) -> None:
+        self.there = True
+        self.news.set()
+        self.news = anyio.Event()
+
+
+@pytest.mark.parametrize("prefetches", [True, False], ids=["ended in batches", "ended alone"])
+async def test_a_message_that_loses_its_claim_whenever_it_is_handled_has_failed_in_the_end_and_begins_anew_later(
+    clock: VirtualClock, *, prefetches: bool
+) -> None:
+    receiver, failures, failed = Losing(), list[int](), list[int]()
+
+    async def handle(received: Received) -> Settlement:
+        failures.append(received.failures)
+        return Settlement(HANDLED)
+
+    def decide(received: Received, error: Exception) -> Settlement:
+        assert isinstance(error, ClaimLost)
+        failed.append(received.failures)
+        return Settlement(End(RecordKind.FAILED))
+
+    breaker = RepeatedFailures("Receive", "failed", SECOND, lambda text, error: None, NO_METRICS)
+    pump = MessagePump(receiver, handle, 4, clock, breaker, "sales", prefetches=prefetches, failed=decide)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pump.run)
+        await clock.advance(60 * SECOND)
+        assert failures == list(range(10))
+        assert failed == [10]
+        assert receiver.ends == [RecordKind.FAILED]
+        receiver.come()  # from the error queue, by an operator
+        await clock.advance(60 * SECOND)
+        assert failures == list(range(10)) * 2
+        tasks.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize(

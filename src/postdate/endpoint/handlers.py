@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import Any
+import asyncio
+import logging
+import time
+import types
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from typing import Any, Final
 
 from postdate.endpoint.context import HandlerContext
 from postdate.endpoint.saga_handling import Sagas, is_saga_timeout
 from postdate.endpoint.serialization import MessageTypes, type_name
 from postdate.errors import UnknownMessageType
+from postdate.messages import Headers
 from postdate.ports import Received
 
 Handler = Callable[[Any, HandlerContext], Awaitable[None]]
+
+_STANDS_AFTER_SECONDS: Final = 5.0
+_LOOKS_ROUND_SECONDS: Final = 0.1
+"""In these an event loop that stood hears what came meanwhile: that a connection ended, say, and a claim with it."""
+
+log = logging.getLogger("postdate.endpoint")
 
 
 class Handlers:
@@ -33,8 +44,11 @@ class Handlers:
         """Return whether a handler or a saga takes messages of a type."""
         return message_type in self._handlers or (self.sagas is not None and self.sagas.handles(message_type))
 
-    async def call(self, received: Received, context: HandlerContext) -> None:
-        """Decode the message and call every handler of its type, one after the other."""
+    def call(self, received: Received, context: HandlerContext) -> Awaitable[None]:
+        """Decode the message and call every handler of its type, one after the other; log who keeps the event loop."""
+        return _watched(self._call(received, context), received)
+
+    async def _call(self, received: Received, context: HandlerContext) -> None:
         message = self._types.decode(received.envelope.headers, received.envelope.body)
         if self.sagas is not None and is_saga_timeout(received.envelope.headers):
             await self.sagas.handle_timeout(message, context)
@@ -45,3 +59,27 @@ class Handlers:
             await handle(message, context)
         if self.sagas is not None:
             await self.sagas.handle(message, context)
+
+
+@types.coroutine
+def _watched(calling: Coroutine[Any, Any, None], received: Received) -> Generator[Any, Any, None]:
+    step: Callable[[Any], Any] = calling.send
+    given: Any = None
+    while True:
+        began = time.monotonic()
+        try:
+            waits_for = step(given)
+        except StopIteration:
+            if time.monotonic() - began >= _STANDS_AFTER_SECONDS:
+                yield from asyncio.sleep(_LOOKS_ROUND_SECONDS).__await__()
+            return
+        finally:
+            given, stood = None, time.monotonic() - began
+            if stood >= _STANDS_AFTER_SECONDS:
+                kind = received.envelope.headers.get(Headers.ENCLOSED_MESSAGE_TYPES, "bytes")
+                text = "the event loop stood for %.0f s, in the handler of %s %s: have a thread do what blocks"
+                log.warning(text, stood, kind, received.envelope.message_id)
+        try:
+            step, given = calling.send, (yield waits_for)
+        except BaseException as error:  # noqa: BLE001 - raised where it belongs, in the handler
+            step, given = calling.throw, error

@@ -1,9 +1,16 @@
-"""A connection to RabbitMQ and its channels, in the event loop of whoever opens it."""
+"""A connection to RabbitMQ and its channels, in the event loop of whoever opens it.
+
+Only its heartbeats are sent by a thread: while a handler keeps the event loop, the server must hear of us, and what it
+says meanwhile waits in the socket. Source: ADR 0029.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import socket
+import ssl
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
@@ -13,8 +20,10 @@ import anyio
 
 from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.login import Login
+from postdate.backends.rabbitmq.tls import Tls
 from postdate.backends.rabbitmq.wire import Arguments, FrameReader, MalformedFrame, Method, method_frame
 from postdate.errors import DestinationUnavailable, PostdateError, TransportUnavailable, TransportUnreachable
+from postdate.runtime.housekeeping import Chore, Housekeeping
 from postdate.runtime.outage_log import OutageLog
 
 ANSWERS_WITHIN_SECONDS = 15.0
@@ -29,6 +38,9 @@ _LATE_SECONDS = 2.0
 
 _SILENT_SECONDS = 12.0
 """The same where there are no heartbeats: nothing came for so long."""
+
+_READ_WITHIN_SECONDS = 0.5
+"""What has come while the event loop stood, however late it is."""
 
 CONTENT_TOO_LARGE: Final = 311
 NOT_FOUND: Final = 404
@@ -84,10 +96,13 @@ class AmqpConnection(asyncio.Protocol):
         self._may_go_on = asyncio.Event()
         self._may_go_on.set()
         self.heard_at = self.loop.time()
-        self._wrote = self._received = True
-        self._silences = 0
+        self._writing = threading.Lock()
+        self._tls = None if login.tls is None else Tls(login.tls, login.host, wire.PROTOCOL_HEADER)
+        self._unsent = b""
+        self._wrote = True
         self._alive_within = _SILENT_SECONDS
-        self._heartbeat: asyncio.TimerHandle | None = None
+        self._listening: asyncio.TimerHandle | None = None
+        self._beats: Housekeeping | None = None
 
     @classmethod
     async def open(cls, login: Login, within_seconds: float) -> AmqpConnection:
@@ -99,9 +114,8 @@ class AmqpConnection(asyncio.Protocol):
         link: AmqpConnection | None = None
         try:
             async with asyncio.timeout(within_seconds):
-                _, link = await asyncio.get_running_loop().create_connection(
-                    lambda: cls(login), login.host, login.port, ssl=login.tls
-                )
+                loop = asyncio.get_running_loop()
+                _, link = await loop.create_connection(lambda: cls(login), login.host, login.port)
                 await link.opened
         except TimeoutError as error:
             if link is not None:
@@ -120,22 +134,33 @@ class AmqpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin to speak AMQP."""
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.write(wire.PROTOCOL_HEADER)
+        if self._tls is None:
+            self._transport.write(wire.PROTOCOL_HEADER)
+        else:
+            self.data_received(b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell everybody."""
         self._end(
             TransportUnreachable(f"the connection to {self.login.place} was lost: {exc or 'closed by the server'}")
         )
-        if self._heartbeat is not None:
-            self._heartbeat.cancel()
+        if self._listening is not None:
+            self._listening.cancel()
+        with self._writing:  # its thread sends nothing from here on into a socket that is closed next
+            if self._beats is not None:
+                self._beats.stop()
         if not self._over.done():
             self._over.set_result(None)
 
     def data_received(self, data: bytes) -> None:
         """Hand each frame to its channel."""
-        self._received, self.heard_at = True, self.loop.time()
+        self.heard_at = self.loop.time()
         try:
+            if self._tls is not None and self._transport is not None:
+                with self._writing:
+                    data, answer = self._tls.opened(data)
+                    self._transport.write(self._unsent + answer)
+                    self._unsent = b""
             for kind, number, payload in self._reader.frames(data):
                 if number:
                     channel = self._channels.get(number)
@@ -145,6 +170,8 @@ class AmqpConnection(asyncio.Protocol):
                     self._control(_method_of(payload), Arguments(payload))
         except MalformedFrame as error:
             self.abandon(error)
+        except ssl.SSLError as error:
+            self.abandon(TransportUnreachable(f"{self.login.place} cannot be reached: {error}"))
 
     def pause_writing(self) -> None:
         """Hold senders back: the socket takes no more."""
@@ -159,8 +186,11 @@ class AmqpConnection(asyncio.Protocol):
     def write(self, content: bytes) -> None:
         """Send bytes; without effect on a connection that has ended."""
         if self.ended is None and self._transport is not None:
-            self._wrote = True
-            self._transport.write(content)
+            with self._writing:
+                self._wrote = True
+                content = content if self._tls is None else self._tls.sealed(content)
+                self._transport.write(self._unsent + content if self._unsent else content)
+                self._unsent = b""
 
     async def flushed(self) -> None:
         """Wait until the socket takes more.
@@ -286,16 +316,28 @@ class AmqpConnection(asyncio.Protocol):
         self.write(method_frame(0, wire.CONNECTION_OPEN, host + b"\0\0"))
         if seconds:
             self._alive_within = seconds / 2 + _LATE_SECONDS
-            self._beat(seconds / 2)
+            self._listen(seconds / 2)
+            chores = [Chore("cannot send heartbeats", self._beat)]
+            self._beats = Housekeeping(f"{self.login.place} is", seconds / 2, chores)
+            self._beats.start()
 
-    def _beat(self, seconds: float) -> None:
-        """Show that we are alive, and see whether the server is: twice in the time agreed."""
-        if not self._wrote:
-            self.write(wire.HEARTBEAT_FRAME)
-        self._silences = 0 if self._received else self._silences + 1
-        self._wrote = self._received = False
-        if self._silences < 4:
-            self._heartbeat = self.loop.call_later(seconds, self._beat, seconds)
+    def _beat(self) -> bool:
+        """Show that we are alive, in a thread, where nothing else of ours waits for its turn to be sent."""
+        with self._writing:
+            transport, idle = self._transport, not self._wrote
+            self._wrote = False
+            if idle and self.ended is None and transport is not None and not transport.get_write_buffer_size():
+                beat = wire.HEARTBEAT_FRAME
+                beat = self._unsent or (beat if self._tls is None else self._tls.sealed(beat))
+                self._unsent = beat[_sent(transport, beat) :]
+        if self.loop.is_closed() and self._beats is not None:  # nobody is left to handle what is held
+            self._beats.stop()
+        return False
+
+    def _listen(self, seconds: float) -> None:
+        """See whether the server is alive; what it said while the event loop stood has been heard just before."""
+        if self.loop.time() - self.heard_at < 4 * seconds:
+            self._listening = self.loop.call_later(seconds, self._listen, seconds)
         else:
             self.abandon(TransportUnreachable(f"{self.login.place} has been silent for {4 * seconds:g} s"))
 
@@ -345,8 +387,12 @@ class Channel:
                 self._awaited, self._answer = answer, self.link.loop.create_future()
                 self.link.write(method_frame(self.number, method, arguments))
                 try:
-                    return await asyncio.wait_for(self._answer, within_seconds)
+                    return await asyncio.wait_for(asyncio.shield(self._answer), within_seconds)
                 except TimeoutError as error:
+                    await asyncio.wait({self._answer}, timeout=_READ_WITHIN_SECONDS)
+                    if self._answer.done():
+                        return self._answer.result()
+                    self._answer.cancel()
                     text = f"{self.link.login.place} gave no answer within {within_seconds:.3g} s"
                     late = TransportUnreachable(text)
                     if self.link.is_silent:
@@ -444,6 +490,17 @@ def is_node_away(error: ChannelClosed) -> bool:
 def node_away(error: ChannelClosed, queue: str) -> DestinationUnavailable:
     """Return the error of :func:`is_node_away`."""
     return DestinationUnavailable(f"the node of queue {queue!r} is away: {error.reply_code} {error.text}")
+
+
+def _sent(transport: asyncio.Transport, content: bytes) -> int:
+    """Send into the socket of a transport that has nothing to send itself; return how much it took."""
+    end = socket.socket(fileno=transport.get_extra_info("socket").fileno())
+    try:
+        return end.send(content)
+    except BlockingIOError:  # the server reads nothing now
+        return 0
+    finally:
+        end.detach()
 
 
 def _method_of(payload: bytes) -> Method:

@@ -91,8 +91,8 @@ class ConsumingChannel(Channel):
         self._asked = True
         try:
             while not self._pushed:
+                self._news.clear()  # first: with the answer, the connection may have ended
                 await self._ask_for(limit)
-                self._news.clear()
                 if not self._pushed:
                     await self._news.wait()
                 self._check()

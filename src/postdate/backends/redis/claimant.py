@@ -54,8 +54,7 @@ class Claimant:
                 del self._doubtful[token]
                 if answer is not None:
                     return token, answer
-                if holder == self._liveness.holder_now:
-                    self._liveness.lose()
+                self._liveness.lose(holder)
             raise self._server.meanings.unreachable(f"{self._server.login.place} forgot this process twice in a row")
 
     def made(self, token: str) -> bool:

@@ -3,7 +3,7 @@
 A process that holds messages is a *holder*. While its subscription stands and its beat comes in time, what it holds is
 its own. Whoever beats looks after the others: a holder whose subscription is gone and whose beat has been missing for
 some seconds is dead; one that has not been heard for ``holds_at_most`` is frozen. What either holds is free again, and
-what it does with old tokens has no effect.
+what it does with old tokens has no effect. It beats in a thread: a handler may keep the event loop for long.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ from typing import Any, Final
 
 from redis.exceptions import RedisError
 
+from postdate.backends.redis.errors import STORE, translate
 from postdate.backends.redis.layout import written
 from postdate.backends.redis.listening import Listening
-from postdate.backends.redis.server import RedisConnections, ended
+from postdate.backends.redis.server import RedisConnections
 from postdate.clock import SystemClock
+from postdate.runtime.housekeeping import Chore, Housekeeping
+from postdate.runtime.threads import in_thread
 
 HOLDS_AT_MOST: Final = timedelta(seconds=60)
 _BEATS_EVERY_SECONDS: Final = 1.0
@@ -58,7 +61,7 @@ class RedisLiveness:
         self._name: str | None = None
         self._holder: str | None = None
         self._in_force_until = 0.0
-        self._task: asyncio.Task[None] | None = None
+        self._beats: Housekeeping | None = None
         self._registering = asyncio.Lock()
         self._undone_later: list[Undo] = []
 
@@ -81,8 +84,8 @@ class RedisLiveness:
         async with self._registering:
             if self._holder is None:
                 self._holder = await self._register()
-            if self._task is None or self._task.done():
-                self._task = asyncio.create_task(self._beat(), name="postdate-redis-liveness")
+            if self._beats is None:
+                self._beats = self._start_beating()
             return self._holder
 
     async def _register(self) -> str:
@@ -98,62 +101,67 @@ class RedisLiveness:
         started = written(self._started_at or self._clock.now())
         return json.dumps({"pid": os.getpid(), "machine": platform.node(), "started": started, **self.about})
 
-    def lose(self) -> None:
-        """Note that the server does not know this holder any more: all claims are void."""
-        if self._holder is not None:
+    def lose(self, holder: str) -> None:
+        """Note that the server does not know a holder any more: if it is the present one, all claims are void."""
+        if holder == self._holder:
             place = self._connections.login.place
             log.warning("others may have what this process held in %s: it was not heard in time", place)
             self._holder = self._name = None
             for tell in list(self.when_lost):
                 tell()
 
-    async def _beat(self) -> None:
-        grace = _DEAD_AFTER // _MICROSECOND
-        while True:
-            await asyncio.sleep(_BEATS_EVERY_SECONDS)
-            holder, began = self._holder, self._clock.since_boot()
-            if holder is None:
-                continue
-            try:
-                known = await self._beat_once(holder, grace)
-            except (RedisError, OSError) as error:
-                log.debug("no beat of %s: %s", holder, error)
-                continue
-            if known:
-                self._in_force_until = began + self.holds_at_most.total_seconds()
-                await self._undo()
-            elif holder == self._holder:
-                self.lose()
+    def _start_beating(self) -> Housekeeping:
+        loop, runner = asyncio.get_running_loop(), asyncio.Runner()
+        connections = RedisConnections(self._connections.login, self._connections.answers_within)
 
-    async def _beat_once(self, holder: str, grace: int) -> bool:
-        """Beat; return whether what the holder holds is its own.
+        def beat() -> bool:
+            holder = self._holder
+            if loop.is_closed():  # nobody is left to handle what is held
+                beats.stop()
+            elif holder is not None and not runner.run(self._beat(connections, holder)):
+                loop.call_soon_threadsafe(self.lose, holder)
+            return False
+
+        def end() -> None:
+            with runner:
+                runner.run(connections.close())
+
+        chores = [Chore("cannot show that this process lives", beat)]
+        beats = Housekeeping(f"{connections.login.place} is", _BEATS_EVERY_SECONDS, chores, end)
+        beats.start()
+        return beats
+
+    async def _beat(self, connections: RedisConnections, holder: str) -> bool:
+        """Beat, and do what is to be done once the server answers; return whether what the holder holds is its own.
 
         It is not once it was not in force by our own clock, though nobody may have taken anything: who asked then
         (:attr:`is_in_force`) has let go of claims without a word to the server, which would hold them for ever.
         """
-        known = bool(await self._connections.run("beat", holder, grace, self._told()))
-        if known and not self.is_in_force and holder == self._holder:
-            await self._connections.run("unregister", holder)
-            return False
+        began = self._clock.since_boot()
+        try:
+            known = bool(await connections.run("beat", holder, _DEAD_AFTER // _MICROSECOND, self._told()))
+            if known and not self.is_in_force and holder == self._holder:
+                await connections.run("unregister", holder)
+                return False
+            if known:
+                self._in_force_until = began + self.holds_at_most.total_seconds()
+            while known and self._undone_later:
+                await connections.run("undo", *self._undone_later[0])
+                self._undone_later.pop(0)
+        except (RedisError, OSError) as error:
+            raise translate(error, STORE, connections.login.place) from error
         return known
 
     def undo_later(self, undo: Undo) -> None:
         """Have a script ``undo`` run once the server answers again."""
         self._undone_later.append(undo)
 
-    async def _undo(self) -> None:
-        while self._undone_later:
-            try:
-                await self._connections.run("undo", *self._undone_later[0])
-            except (RedisError, OSError) as error:
-                log.debug("what was held is given back later: %s", error)
-                return
-            self._undone_later.pop(0)
-
     async def close(self) -> None:
         """Give back everything that is held."""
-        task, self._task = self._task, None
-        await ended(task)
+        beats, self._beats = self._beats, None
+        if beats is not None:
+            beats.stop()
+            await in_thread(beats.join, _BEATS_EVERY_SECONDS)  # one that has no answer by then ends by itself
         holder, self._holder, self._name = self._holder, None, None
         if holder is not None:
             try:

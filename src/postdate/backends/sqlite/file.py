@@ -30,7 +30,6 @@ from postdate.backends.sqlite.connection import (
 )
 from postdate.backends.sqlite.errors import translate, translated
 from postdate.backends.sqlite.expiring import BATCH, DEAD_LETTERS, has_expired, take_out_expired
-from postdate.backends.sqlite.housekeeping import Chore, Housekeeping
 from postdate.backends.sqlite.identity import Identity, alone, forget_log, identity_of
 from postdate.backends.sqlite.liveness import (
     HELD_AT_MOST,
@@ -56,6 +55,7 @@ from postdate.errors import (
 )
 from postdate.ports import Recording, Wake
 from postdate.runtime.group_commit import Job, group_of
+from postdate.runtime.housekeeping import Chore, Housekeeping
 from postdate.runtime.threads import in_thread
 
 __all__ = ["DUE", "SqliteFile", "Transaction", "queue_topic"]

@@ -1,6 +1,7 @@
-"""What is done once a second in every process that has a file open for writing, in a thread of its own.
+"""What has to be done at every interval, whatever the application does meanwhile: in a thread of its own.
 
-Not in the thread that listens for wake-ups: a chore waits for its turn at writing, and news must not wait for a chore.
+A handler that blocks keeps the event loop from everything else, and what shows others that this process lives must not
+wait for it. Nor is it done in a thread that listens for news: a chore may take its time, and news must not wait for it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from postdate.errors import PostdateError
 from postdate.runtime.outage_log import OutageLog
 
-log = logging.getLogger("postdate.embedded")
+log = logging.getLogger("postdate.housekeeping")
 
 Share = Callable[[], bool]
 """Does a small part of a long piece of work and returns whether there is more."""
@@ -38,16 +39,17 @@ class Chore:
 
 
 class Housekeeping:
-    """Does the chores of one file.
+    """Does the chores of one file, or of one connection.
 
     Args:
-        of: the file, for the log.
+        of: what it is done for, for the log.
         every: seconds between two rounds.
         chores: in order.
+        end: called in the thread when it ends.
     """
 
-    def __init__(self, of: str, every: float, chores: Sequence[Chore]) -> None:
-        self._every = every
+    def __init__(self, of: str, every: float, chores: Sequence[Chore], end: Callable[[], None] = lambda: None) -> None:
+        self._every, self._end = every, end
         self._chores = [(chore, OutageLog(log, chore.what, of, logging.WARNING)) for chore in chores]
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -62,10 +64,10 @@ class Housekeeping:
         """Begin nothing more."""
         self._stopped.set()
 
-    def join(self) -> None:
-        """Return when the write transaction that may be under way has ended; blocking."""
+    def join(self, seconds: float | None = None) -> None:
+        """Return when the chore that may be under way has ended, or after so long; blocking."""
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(seconds)
 
     def round(self) -> bool:
         """Do every chore once; return whether there is more. Raises nothing: the thread must not end by an error."""
@@ -74,7 +76,7 @@ class Housekeeping:
             try:
                 more |= chore.do()
             except (PostdateError, OSError) as error:
-                if self._stopped.is_set():  # the file is being closed, which is no outage
+                if self._stopped.is_set():  # what it is done for is being closed, which is no outage
                     return False
                 outage.failed(error, time.monotonic())
             except Exception:  # a clock of the user's, say: what the dead held must become free all the same
@@ -104,3 +106,4 @@ class Housekeeping:
         more = False
         while not self._stopped.wait(0 if more else self._every):
             more = self.round()
+        self._end()
