@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from postdate.core.receive.settlements import BACK, Settlement
 from postdate.core.receive.watching import WatchedReceiver
 from postdate.core.recoverability import text_of
 from postdate.endpoint.audit import Audit
-from postdate.endpoint.cancelling import is_being_cancelled
+from postdate.endpoint.cancelling import cancelled_task, is_being_cancelled
 from postdate.endpoint.context import HandlerContext
 from postdate.endpoint.endings import MessageEndings
 from postdate.endpoint.handlers import Handlers
@@ -154,11 +155,14 @@ class Handling:
 
     async def _outgoing(self, received: Received, context: HandlerContext) -> Sequence[Envelope | DelayedMessage]:
         """Call the handlers; return what they sent, with the copy for the audit."""
-        if self.audit is None:
+        started = self.outgoing.clock.now() if self.audit is not None else None
+        try:
             await self.handlers.call(received, context)
+        finally:
+            if cancelled_task() is not None:  # by its handler, perhaps, which ended before that was raised
+                await asyncio.sleep(0)
+        if self.audit is None or started is None:
             return context.end()
-        started = self.outgoing.clock.now()
-        await self.handlers.call(received, context)
         copy = self.audit.copy(received.envelope, started, self.outgoing.clock.now(), self.endings.host)
         return [*context.end(), copy]
 

@@ -22,6 +22,7 @@ from postdate.core.recoverability import (
     text_of,
     why_unavailable,
 )
+from postdate.endpoint.cancelling import cancelled_task
 from postdate.errors import ClaimLost, ConfigurationError, InvalidMessage, PostdateError
 from postdate.messages import DESTINATION_LIMIT, check_text
 from postdate.ports import Received, TransactionMode
@@ -54,8 +55,13 @@ def cancels_itself(received: Received) -> bool:
     """Return whether a handler cancels the task it runs in however often its message comes, which is a failure.
 
     Only from the eleventh time on: before, it may be the program that cancels all its tasks, by asyncio's own means.
+    Then the task goes on: it has other messages to handle.
     """
-    return received.failures >= POLICY_FAILURES and anyio.current_effective_deadline() > -math.inf
+    if received.failures < POLICY_FAILURES or anyio.current_effective_deadline() == -math.inf:
+        return False
+    while (task := cancelled_task()) is not None:
+        task.uncancel()
+    return True
 
 
 def _why_impossible(decision: Decision, now: datetime) -> str | None:
