@@ -1,6 +1,7 @@
 """From the timeouts queue into the store (specification 1.6, rows 36, 40, 42, 43, 52)."""
 
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -249,6 +250,14 @@ async def test_what_waits_for_a_store_goes_on_as_soon_as_another_message_could_b
         await bench.clock.advance(SECOND / 10)
         assert await bench.memory.get("m-1") is not None
         tasks.cancel_scope.cancel()
+
+
+async def test_what_its_queue_would_drop_soon_goes_to_the_error_queue_while_the_store_is_away(bench) -> None:
+    bench.store.faults.add(Fault("store", StoreUnreachable("away")))
+    received = await arrive(bench, bench.message(due_in=600))
+    await bench.intake.handle(replace(received, is_last=True))
+    assert bench.ids("error") == ["m-1"]
+    assert bench.ids(QUEUE) == []
 
 
 async def test_a_call_that_fails_just_after_a_store_is_back_is_soon_tried_again(bench) -> None:

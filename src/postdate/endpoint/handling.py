@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import anyio
@@ -23,6 +23,7 @@ from postdate.endpoint.outgoing import OutgoingMessages
 from postdate.endpoint.retries import POLICY_FAILURES, PolicyFailed, cancels_itself, is_lasting
 from postdate.endpoint.saga_handling import CONFLICTS_BORNE, SagaStoreUnreachable
 from postdate.errors import (
+    HandlingInterrupted,
     InvalidTimestamp,
     MessageError,
     PostdateError,
@@ -49,10 +50,22 @@ class Handling:
     async def handle(self, received: Received) -> Settlement | None:
         """See :data:`postdate.core.receive.settlements.Step`."""
         if self.outgoing.mode is not TransactionMode.NONE:
-            return await self._handle(received)
+            return self.unhandled(received) or await self._handle(received)
         if await self._is_taken(received):
             await self._end_taken(received, await self._handle(received))
         return None
+
+    def unhandled(self, received: Received) -> Settlement | None:
+        """Return what the policy decides when a handler ended its process and so raised nothing; ``None``: go on."""
+        if received.unanswered <= 1 and not received.is_last:  # any process is restarted now and then
+            return None
+        times, limit = received.unanswered or "many", "; its queue would drop it soon" if received.is_last else ""
+        error = HandlingInterrupted(
+            f"it came back {times} times without an answer: the process that handled it ended, or lost its connection"
+            f"{limit}; see why, then let it be handled again: postdate errors return"
+        )
+        settlement = self.recovered(replace(received, failures=max(0, received.failures - 1)), error)
+        return None if settlement is BACK else settlement
 
     async def _handle(self, received: Received, conflicts: int = 0) -> Settlement:
         """Handle a message after so many conflicts of its sagas, of which each left nothing of it.
@@ -222,6 +235,6 @@ class Handling:
         except PolicyFailed as failed:
             self.endings.critical_error(str(failed), failed.reason)
             end = self.endings.to_error(received, error) if received.failures >= POLICY_FAILURES else None
-        if end is None and self.outgoing.mode is TransactionMode.NONE:
+        if end is None and (received.is_last or self.outgoing.mode is TransactionMode.NONE):
             return self.endings.to_error(received, error)
         return end

@@ -55,11 +55,10 @@ def cancels_itself(received: Received) -> bool:
     """Return whether a handler cancels the task it runs in however often its message comes, which is a failure.
 
     Only from the eleventh time on: before, it may be the program that cancels all its tasks, by asyncio's own means.
-    Then the task goes on: it has other messages to handle.
     """
     if received.failures < POLICY_FAILURES or anyio.current_effective_deadline() == -math.inf:
         return False
-    while (task := cancelled_task()) is not None:
+    while (task := cancelled_task()) is not None:  # it has other messages to handle
         task.uncancel()
     return True
 
