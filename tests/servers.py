@@ -530,6 +530,9 @@ CREATE DATABASE IF NOT EXISTS postdate;
 class RabbitMQ(Server):
     """Debian's RabbitMQ: one node with a port mapper of its own, user ``guest`` with password ``guest``, no plugins."""
 
+    plugins: ClassVar[Sequence[str]] = ()
+    """Enabled by subclasses."""
+
     name = "RabbitMQ"
     package = "rabbitmq-server"
     account = "rabbitmq"
@@ -578,6 +581,9 @@ class RabbitMQ(Server):
     def _node(self) -> str:
         return f"postdate-{self.port}@localhost"
 
+    def _settings_of_plugins(self) -> dict[str, str]:
+        return {}
+
     def _mapper_environment(self) -> dict[str, str]:
         return {"ERL_EPMD_ADDRESS": LOOPBACK, "ERL_EPMD_PORT": str(self.ports["mapper"])}
 
@@ -589,13 +595,15 @@ class RabbitMQ(Server):
     def _launch(self) -> None:
         ports = self.ports
         configuration = self.directory / "rabbitmq.conf"
-        configuration.write_text(
-            f"listeners.tcp.default = {LOOPBACK}:{self.port}\ndisk_free_limit.absolute = {self.disk_free_limit}\n",
-            encoding="utf-8",
-        )
+        settings = {
+            "listeners.tcp.default": f"{LOOPBACK}:{self.port}",
+            "disk_free_limit.absolute": self.disk_free_limit,
+            **self._settings_of_plugins(),
+        }
+        configuration.write_text("".join(f"{name} = {value}\n" for name, value in settings.items()), encoding="utf-8")
         configuration.chmod(0o644)
         plugins = self.directory / "enabled_plugins"
-        plugins.write_text("[].\n", encoding="utf-8")
+        plugins.write_text(f"[{','.join(self.plugins)}].\n", encoding="utf-8")
         plugins.chmod(0o644)
         mapper = self._mapper_environment()
         # Started first: a node that finds no port mapper starts one that outlives it.

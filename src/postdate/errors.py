@@ -10,6 +10,7 @@
     │   ├── MessageTooLarge             over the limit of the store or the transport
     │   ├── NotADelayedMessage          arrived at a timeouts queue without its due time or destination
     │   └── UnknownMessageType          no handler, no class or no route for it
+    ├── HandlingInterrupted             the process, or its connection, ended each time a message was handled
     ├── DelayConflict                   delay with an absolute time, or with a time to be received
     ├── ConfigurationError              found at start-up; says which setting and what to do
     │   ├── UnknownSetting              "did you mean"
@@ -103,6 +104,12 @@ class UnknownMessageType(MessageError, LookupError):
     """No handler, message class or route is known for this message."""
 
     code = "unknown_message_type"
+
+
+class HandlingInterrupted(PostdateError):
+    """A message came back again and again without an answer: its process ended, or lost its connection."""
+
+    code = "handling_interrupted"
 
 
 class DelayConflict(PostdateError, ValueError):

@@ -268,6 +268,14 @@ async def test_what_waits_for_a_store_goes_on_as_soon_as_another_message_could_b
         tasks.cancel_scope.cancel()
 
 
+async def test_what_its_queue_would_drop_soon_goes_to_the_error_queue_while_the_store_is_away(bench) -> None:
+    bench.store.faults.add(Fault("store", StoreUnreachable("away")))
+    received = await arrive(bench, bench.message(due_in=600))
+    await bench.intake.handle(replace(received, is_last=True))
+    assert bench.ids("error") == ["m-1"]
+    assert bench.ids(QUEUE) == []
+
+
 async def test_a_call_that_fails_just_after_a_store_is_back_is_soon_tried_again(bench) -> None:
     """It hung until then: what failed before is no reason to wait as long as in an outage."""
     bench.store.faults.add(Fault("store", StoreUnreachable("away")))

@@ -59,20 +59,32 @@ async def test_a_handler_that_cancels_its_task_once_ends_neither_endpoint_nor_me
         assert told == [logging.ERROR] * 3
 
 
-async def test_a_handler_that_always_cancels_its_task_is_a_failure_in_the_end(clock: VirtualClock) -> None:
-    queues = MemoryTransport()
+@pytest.mark.parametrize("then", ["waits", "returns", "raises"])
+async def test_a_handler_that_always_cancels_its_task_is_a_failure_in_the_end(clock: VirtualClock, then: str) -> None:
+    """It was handled for ever where it did not wait, once a second, and with one at a time nothing else ever was."""
+    queues, handled = MemoryTransport(), list[bytes]()
     settings = Recoverability(immediate_retries=0, delayed_retries=0)
     endpoint = Endpoint("sales", transport=queues, concurrency=1, recoverability=settings, clock=clock)
 
     @endpoint.handler(bytes)
     async def handle(message: bytes, context: HandlerContext) -> None:
+        handled.append(message)
+        if message != b"odd":
+            return
         cancel_this_task()
-        await anyio.sleep_forever()
+        if then == "waits":
+            await anyio.sleep_forever()
+        if then == "raises":
+            raise ValueError(message)
 
     async with endpoint:
-        await endpoint.send(b"odd", destination="sales")
+        for body in (b"odd", b"1", b"2"):
+            await endpoint.send(body, destination="sales")
         await clock.advance(timedelta(minutes=10))
         assert await queues.queue_lengths() == {"sales": 0, "error": 1}
+        await endpoint.send(b"3", destination="sales")  # to the same worker, which nobody cancels any more
+        await clock.advance(SECOND)
+    assert handled == [b"odd"] * 11 + [b"1", b"2", b"3"]
 
 
 class Holding(Receiver):

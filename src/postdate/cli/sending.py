@@ -63,6 +63,8 @@ def setup(
             print(f"queue      {name}{' (was there)' if name in was_there else ''}")
         if done.exchange is not None:
             print(f"exchange   {done.exchange}, for messages with a header x-delay")
+        for limit in done.limits:
+            print(f"limit      {limit}")
 
     use.report(done, lines)
 

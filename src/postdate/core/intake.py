@@ -151,7 +151,7 @@ class Intake:
         """Store the message, or send it on at once when it is due already (row 36), or deal with the failure.
 
         While the store cannot be reached the message stays in hand: a broker counts how often one was given back, and
-        some drop it at the twentieth time.
+        some drop it at the twentieth time. One that is near that goes to the error queue.
 
         Raises:
             PostdateError: it could not be taken off the queue. What was stored by then is found stored when it comes
@@ -181,7 +181,7 @@ class Intake:
                 return await self._try(received, message, is_new=False)  # the store keeps it until its queue has room
             if end.outgoing and is_outage(error):
                 raise  # the queues cannot be reached, whatever the store can: the pump waits for them
-            if is_outage(error) or isinstance(error, StoreNotSetUp):
+            if not received.is_last and (is_outage(error) or isinstance(error, StoreNotSetUp)):
                 await self._wait_for_store(error)
                 return False
             if end.outgoing:
@@ -238,7 +238,7 @@ class Intake:
         Its copy names this queue, unless it is of a message that was ``due`` and could be returned to its destination:
         one that is not due yet would come there too early.
         """
-        hopeless = isinstance(error, (MessageError, QueueNotFound, DuplicateMessage))
+        hopeless = received.is_last or isinstance(error, (MessageError, QueueNotFound, DuplicateMessage))
         log.error("cannot %s delayed message %s: %s", what, received.envelope.message_id, error)
         if not hopeless:
             await self._clock.wait_for(self._stop, self._breaker.failure(error, self._clock.monotonic()))

@@ -10,10 +10,13 @@ import anyio
 
 def is_being_cancelled() -> bool:
     """Return whether it is this task that somebody cancels: through anyio, or by asyncio's own means."""
-    if anyio.current_effective_deadline() == -math.inf:
-        return True
+    return anyio.current_effective_deadline() == -math.inf or cancelled_task() is not None
+
+
+def cancelled_task() -> asyncio.Task[object] | None:
+    """Return this task if it was cancelled by asyncio's own means, also where nothing has raised that yet."""
     try:
         task = asyncio.current_task()
     except RuntimeError:  # another event loop than asyncio's
-        return False
-    return task is not None and task.cancelling() > 0
+        return None
+    return task if task is not None and task.cancelling() else None

@@ -403,7 +403,7 @@ class Endpoint:
     async def _with_outbox(self, outbox: Outbox, handling: Handling) -> Step:
         await prepare_outbox(outbox, self.name, set_up=self._create_queues)
         self._clean_up = [OutboxCleanUp(outbox, self.name, self.clock)]
-        steps = Steps(handling.call, handling.send_first, handling.recovered)
+        steps = Steps(handling.call, handling.send_first, handling.recovered, handling.unhandled)
         return OutboxHandling(self.outgoing, self._endings, outbox, steps).handle
 
     def _check_expiring_types(self) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 
@@ -16,7 +17,7 @@ from postdate.core.receive.watching import WatchedReceiver
 from postdate.core.recoverability import text_of
 from postdate.core.repetitions import leave_out_repetitions
 from postdate.endpoint.audit import Audit
-from postdate.endpoint.cancelling import is_being_cancelled
+from postdate.endpoint.cancelling import cancelled_task, is_being_cancelled
 from postdate.endpoint.context import HandlerContext
 from postdate.endpoint.endings import MessageEndings
 from postdate.endpoint.handlers import Handlers
@@ -26,6 +27,7 @@ from postdate.endpoint.retries import POLICY_FAILURES, PolicyFailed, cancels_its
 from postdate.endpoint.saga_handling import CONFLICTS_BORNE, SagaStoreUnreachable
 from postdate.errors import (
     DuplicateMessage,
+    HandlingInterrupted,
     InvalidTimestamp,
     MessageError,
     PostdateError,
@@ -52,10 +54,22 @@ class Handling:
     async def handle(self, received: Received) -> Settlement | None:
         """See :data:`postdate.core.receive.settlements.Step`."""
         if self.outgoing.mode is not TransactionMode.NONE:
-            return await self._handle(received)
+            return self.unhandled(received) or await self._handle(received)
         if await self._is_taken(received):
             await self._end_taken(received, await self._handle(received))
         return None
+
+    def unhandled(self, received: Received) -> Settlement | None:
+        """Return what the policy decides when a handler ended its process and so raised nothing; ``None``: go on."""
+        if received.unanswered <= 1 and not received.is_last:  # any process is restarted now and then
+            return None
+        times, limit = received.unanswered or "many", "; its queue would drop it soon" if received.is_last else ""
+        error = HandlingInterrupted(
+            f"it came back {times} times without an answer: the process that handled it ended, or lost its connection"
+            f"{limit}; see why, then let it be handled again: postdate errors return"
+        )
+        settlement = self.recovered(replace(received, failures=max(0, received.failures - 1)), error)
+        return None if settlement is BACK else settlement
 
     async def _handle(self, received: Received, conflicts: int = 0) -> Settlement:
         """Handle a message after so many conflicts of its sagas, of which each left nothing of it.
@@ -158,11 +172,14 @@ class Handling:
 
     async def _outgoing(self, received: Received, context: HandlerContext) -> Sequence[Envelope | DelayedMessage]:
         """Call the handlers; return what they sent, with the copy for the audit."""
-        if self.audit is None:
+        started = self.outgoing.clock.now() if self.audit is not None else None
+        try:
             await self.handlers.call(received, context)
+        finally:
+            if cancelled_task() is not None:  # by its handler, perhaps, which ended before that was raised
+                await asyncio.sleep(0)
+        if self.audit is None or started is None:
             return context.end()
-        started = self.outgoing.clock.now()
-        await self.handlers.call(received, context)
         copy = self.audit.copy(received.envelope, started, self.outgoing.clock.now(), self.endings.host)
         return [*context.end(), copy]
 
@@ -231,7 +248,7 @@ class Handling:
         except PolicyFailed as failed:
             self.endings.critical_error(str(failed), failed.reason)
             end = self.endings.to_error(received, error) if received.failures >= POLICY_FAILURES else None
-        if end is None and self.outgoing.mode is TransactionMode.NONE:
+        if end is None and (received.is_last or self.outgoing.mode is TransactionMode.NONE):
             return self.endings.to_error(received, error)
         return end
 

@@ -184,6 +184,7 @@ class Steps:
     call: Callable[[Received, BusinessTransaction], Awaitable[Handled]]
     send: Callable[[End], Awaitable[None]]
     recovered: Callable[[Received, Exception], Settlement]
+    unhandled: Callable[[Received], Settlement | None]
 
 
 class OutboxHandling:
@@ -242,6 +243,9 @@ class OutboxHandling:
             return self._steps.recovered(received, error)
         if reason is not None:
             return Settlement(self._endings.discarded(received, reason))
+        unhandled = self._steps.unhandled(received)
+        if unhandled is not None:
+            return unhandled
         conflicts = 0
         while True:
             transaction = self._store.transaction(self._outgoing.endpoint, message_id(received))

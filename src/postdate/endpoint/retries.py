@@ -22,6 +22,7 @@ from postdate.core.recoverability import (
     text_of,
     why_unavailable,
 )
+from postdate.endpoint.cancelling import cancelled_task
 from postdate.errors import ClaimLost, ConfigurationError, InvalidMessage, PostdateError
 from postdate.messages import DESTINATION_LIMIT, check_text
 from postdate.ports import Received, TransactionMode
@@ -55,7 +56,11 @@ def cancels_itself(received: Received) -> bool:
 
     Only from the eleventh time on: before, it may be the program that cancels all its tasks, by asyncio's own means.
     """
-    return received.failures >= POLICY_FAILURES and anyio.current_effective_deadline() > -math.inf
+    if received.failures < POLICY_FAILURES or anyio.current_effective_deadline() == -math.inf:
+        return False
+    while (task := cancelled_task()) is not None:  # it has other messages to handle
+        task.uncancel()
+    return True
 
 
 def _why_impossible(decision: Decision, now: datetime) -> str | None:

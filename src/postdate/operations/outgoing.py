@@ -14,6 +14,7 @@ from postdate.endpoint.sending import SendOptions
 from postdate.endpoint.serialization import JSON_CONTENT_TYPE
 from postdate.errors import StoreNotSetUp
 from postdate.messages import DelayedMessage, Headers
+from postdate.operations.doctor.servers import limits_on_server
 from postdate.operations.needs import exists, lengths, users_of_store
 from postdate.operations.plain import delivering
 from postdate.ports import ForeignIntake
@@ -40,6 +41,7 @@ class SetUp:
         created: of these, the ones that were not there before; ``None`` where that cannot be known.
         exchange: to which any program publishes what is to be delayed; ``None`` where there is none.
         timeouts, sagas, outbox: addresses of those whose tables were made, too.
+        limits: at which the server drops messages of these queues.
     """
 
     store: str | None
@@ -50,6 +52,7 @@ class SetUp:
     timeouts: str | None = None
     sagas: str | None = None
     outbox: str | None = None
+    limits: Sequence[str] = ()
 
 
 async def set_up(
@@ -86,6 +89,7 @@ async def set_up(
         timeouts=None if timeouts_at is None else timeouts_at.shown,
         sagas=await _set_up_part(settings, "sagas") if is_wanted(settings.sagas, sagas) else None,
         outbox=await _set_up_part(settings, "outbox") if is_wanted(settings.outbox, outbox) else None,
+        limits=[limit.found for limit in await limits_on_server(deployment.transport, wanted)],
     )
 
 

@@ -68,11 +68,15 @@ class Received:
         envelope: the message; ``destination`` is the queue it was in.
         failures: how often handling it failed before, as far as the transport knows.
         token: fences the hold.
+        unanswered: of these, how often another process had it, or the connection to one ended; 0 where nobody counts.
+        is_last: the queue drops it when it comes back, or comes back twice: so it is not handled.
     """
 
     envelope: Envelope
     failures: int
     token: object
+    unanswered: int = 0
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +268,13 @@ class Transport(ABC):
 
         Raises:
             TransportUnavailable: transient.
+        """
+        return None
+
+    async def limits_of(self, names: Sequence[str]) -> Mapping[str, Mapping[str, int] | None] | None:
+        """Return, by queue and by the server's name for it, each limit at which messages are dropped without a word.
+
+        ``None``: there can be none; of a queue: not known yet. A server that does not tell is a ``TransportError``.
         """
         return None
 

@@ -55,20 +55,23 @@ class ReceiveMemory:
 
     def __init__(self, limit: int = 10_000) -> None:
         self._limit = limit
-        self._forgiven: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._given_back: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
         self._finished: OrderedDict[tuple[str, str], None] = OrderedDict()
 
-    def failures(self, queue: str, native_id: str, given_out: int) -> int:
-        """Return how often handling a message failed, as far as is known."""
-        return max(0, given_out - 1 - self._forgiven.get((queue, native_id), 0))
+    def failures(self, queue: str, native_id: str, given_out: int) -> tuple[int, int]:
+        """Return how often handling a message failed, as far as is known, and of which of these nobody here knows."""
+        forgiven, failed = self._given_back.get((queue, native_id), (0, 0))
+        failures = max(0, given_out - 1 - forgiven)
+        return failures, max(0, failures - failed)
 
-    def forgive(self, queue: str, native_id: str) -> None:
-        """Remember that a message is given back without a failure."""
+    def give_back(self, queue: str, native_id: str, *, failed: bool) -> None:
+        """Remember that a message is given back, with a failure or without."""
         key = queue, native_id
-        self._forgiven[key] = self._forgiven.get(key, 0) + 1
-        self._forgiven.move_to_end(key)
-        if len(self._forgiven) > self._limit:
-            self._forgiven.popitem(last=False)
+        forgiven, failures = self._given_back.get(key, (0, 0))
+        self._given_back[key] = (forgiven + (not failed), failures + failed)
+        self._given_back.move_to_end(key)
+        if len(self._given_back) > self._limit:
+            self._given_back.popitem(last=False)
 
     def finish(self, queue: str, native_id: str) -> None:
         """Remember that a message only has to be deleted."""
@@ -82,7 +85,7 @@ class ReceiveMemory:
 
     def forget(self, queue: str, native_id: str) -> None:
         """Forget a message that is gone."""
-        self._forgiven.pop((queue, native_id), None)
+        self._given_back.pop((queue, native_id), None)
         self._finished.pop((queue, native_id), None)
 
 
@@ -203,12 +206,14 @@ class AzureQueueReceiver(Receiver):
     def _hold(self, message: QueueMessage, until: float, seconds: int) -> MessageWithReceipt:
         native_id, receipt = str(message.id), str(message.pop_receipt)
         envelope = from_text(self._queue, native_id, str(message.content))
-        failures = self._memory.failures(self._queue, native_id, message.dequeue_count or 1)
+        failures, unanswered = self._memory.failures(self._queue, native_id, message.dequeue_count or 1)
         expires = float("inf")
         if message.expires_on is not None and message.next_visible_on is not None:
             # Both by Azure's clock, which so need not be ours.
             expires = until + (message.expires_on - message.next_visible_on) / _SECOND
-        hold = MessageWithReceipt(native_id, receipt, until, expires, Received(envelope, failures, token=object()))
+        hold = MessageWithReceipt(
+            native_id, receipt, until, expires, Received(envelope, failures, object(), unanswered)
+        )
         self._held[hold.received.token] = hold
         return hold
 
@@ -331,8 +336,7 @@ class AzureQueueReceiver(Receiver):
                 with suppress(ClaimLost, QueueNotFound):
                     await self._hide(hold, 0)
             self._drop(hold)
-        if not failed:
-            self._memory.forgive(self._queue, hold.native_id)
+        self._memory.give_back(self._queue, hold.native_id, failed=failed)
         self._service.announce(self._queue)
 
     @override

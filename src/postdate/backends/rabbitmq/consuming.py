@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from typing_extensions import override
@@ -20,7 +20,7 @@ from postdate.backends.rabbitmq.connection import (
     is_node_away,
     node_away,
 )
-from postdate.backends.rabbitmq.properties import Arrived
+from postdate.backends.rabbitmq.properties import Arrived, seconds_to_live
 from postdate.backends.rabbitmq.wire import Arguments, Method, ack_frame, method_frame, requeue_frame
 from postdate.errors import PostdateError, QueueNotFound
 
@@ -29,6 +29,9 @@ _LARGEST_PREFETCH: Final = 65_535
 _NOT_WAITING: Final = b"\x01"
 _IDLE_SECONDS: Final = 0.1
 """A receiver that asks for nothing for so long, or twice that, has nothing pushed to it any more."""
+
+_KEPT_SECONDS: Final = 20 * 60.0
+"""What was pushed before that is not kept for another try: the broker waits 30 minutes for an answer, by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class Delivery:
         properties: of the message.
         body: of the message.
         route: the exchange it was published to, and its routing key; two short strings.
+        at: when it was pushed, on the loop's clock.
+        seen: what was read of it when it was received here before, of the same push.
     """
 
     tag: int
@@ -48,6 +53,8 @@ class Delivery:
     properties: bytes
     body: bytes
     route: bytes
+    at: float = 0.0
+    seen: Arrived | None = None
 
 
 class ConsumingChannel(Channel):
@@ -55,7 +62,8 @@ class ConsumingChannel(Channel):
 
     The broker pushes at once what may be held at once, so we tell it how much that is: what is held and what was
     asked for, never more than the two. With nothing pushed beyond it, others receive what this one has not asked for;
-    and when it stops asking, what was pushed meanwhile goes back.
+    and when it stops asking, what was pushed meanwhile goes back, except what it may have ahead. A quorum queue drops
+    what it got back too often: so what is given back while somebody here asks is received here again. Source: ADR 0028.
 
     Args:
         link: the connection.
@@ -67,11 +75,12 @@ class ConsumingChannel(Channel):
     def __init__(self, link: AmqpConnection, number: int, queue: str, ahead: int) -> None:
         super().__init__(link, number)
         self._queue, self._ahead = queue, ahead
-        self.unwanted: Callable[[Delivery], None] = self._give_straight_back
+        self.unwanted: Callable[[Delivery], None] = lambda delivery: self.give_back(delivery.tag)
         self._consumers: dict[str, int] = {}
         self._consumers_so_far = 0
         self._pushed: deque[Delivery] = deque()
         self._outstanding: dict[int, None] = {}
+        self._attached = self._last_tag = self._detached_up_to = 0
         self._done: set[int] = set()
         self._news = asyncio.Event()
         self._waiting = 0
@@ -121,7 +130,8 @@ class ConsumingChannel(Channel):
 
     async def _ask_for(self, limit: int) -> None:
         """Let so many messages be pushed beside those that are held."""
-        wanted = min(len(self._outstanding) - len(self._pushed) + limit + self._ahead, _LARGEST_PREFETCH)
+        # What a consumer had pushed that was cancelled since takes nothing from what the others may have.
+        wanted = min(self._attached - len(self._pushed) + limit + self._ahead, _LARGEST_PREFETCH)
         missing = wanted - sum(self._consumers.values())
         if missing <= 0:
             return
@@ -134,8 +144,7 @@ class ConsumingChannel(Channel):
             name = f"postdate-{self._consumers_so_far}"
             arguments = b"\0\0" + wire.short_text(self._queue) + wire.short_text(name) + bytes(5)
             self._consumers[name] = missing
-            if self._idle is None:
-                self._idle = self.link.loop.call_later(_IDLE_SECONDS, self._stop_if_idle)
+            self._look_later()
             await self.call(wire.BASIC_CONSUME, arguments, wire.BASIC_CONSUME_OK)
         except ChannelClosed as error:
             if is_node_away(error):
@@ -149,22 +158,24 @@ class ConsumingChannel(Channel):
     def _stop_if_idle(self) -> None:
         idle, self._asked, self._idle = not (self._waiting or self._asked), False, None
         if idle:
-            self.stop_pushing()
-        elif self._consumers:
+            self.stop_pushing(self._ahead)
+        elif self._consumers or self._pushed:
+            self._look_later()
+
+    def _look_later(self) -> None:
+        if self._idle is None:
             self._idle = self.link.loop.call_later(_IDLE_SECONDS, self._stop_if_idle)
 
-    def stop_pushing(self) -> None:
-        """Take back what was asked for, and give back what was pushed and not received."""
+    def stop_pushing(self, ahead: int = 0) -> None:
+        """Take back what was asked for, and give back what was pushed and not received, but for ``ahead`` messages."""
         for name in self._consumers:
             arguments = wire.short_text(name) + _NOT_WAITING
             self.link.write(method_frame(self.number, wire.BASIC_CANCEL, arguments))
         self._consumers.clear()
-        pushed, self._pushed = self._pushed, deque()
-        for delivery in pushed:
+        self._attached, self._detached_up_to = 0, self._last_tag
+        back = [self._pushed.pop() for _ in range(len(self._pushed) - ahead)]
+        for delivery in reversed(back):
             self.unwanted(delivery)
-
-    def _give_straight_back(self, delivery: Delivery) -> None:
-        self.give_back(delivery.tag)
 
     def acknowledge(self, tag: int) -> None:
         """Take a message off the queue; many that come together are one frame."""
@@ -181,17 +192,30 @@ class ConsumingChannel(Channel):
         frames = [ack_frame(self.number, last, multiple=count > 1)] if count else []
         frames += [ack_frame(self.number, tag, multiple=False) for tag in sorted(done) if tag > last]
         for tag in done:
-            outstanding.pop(tag, None)
+            self._settled(tag)
         done.clear()
         if self.ended is None:
             self.link.write(b"".join(frames))
 
+    def again(self, delivery: Delivery, seen: Arrived) -> bool:
+        """Let a message be received here again, or go back when nobody asks soon; ``False``: it must go back now."""
+        if self.link.loop.time() - delivery.at > min(_KEPT_SECONDS, seconds_to_live(delivery.properties)):
+            return False
+        self._pushed.appendleft(replace(delivery, redelivered=True, seen=seen))
+        self._asked = True
+        self._news.set()
+        self._look_later()
+        return True
+
     def give_back(self, tag: int) -> None:
-        """Give a message back; while nobody waits here, the broker shall not push it here again."""
-        if not self._waiting and self._consumers:
-            self.stop_pushing()
+        """Give a message back to the broker, which may push it here again."""
         self.link.write(requeue_frame(self.number, tag))
+        self._settled(tag)
+
+    def _settled(self, tag: int) -> None:
         self._outstanding.pop(tag, None)
+        if tag > self._detached_up_to:
+            self._attached -= 1
 
     async def stop(self) -> list[Delivery]:
         """Stop receiving; return what was pushed and never received, which must be given back.
@@ -221,8 +245,10 @@ class ConsumingChannel(Channel):
         """Keep a message until it is asked for."""
         consumer = arguments.short_text()
         tag, redelivered = arguments.unsigned(8), arguments.unsigned(1) != 0
-        delivery = Delivery(tag, redelivered, properties, body, arguments.content[arguments.position :])
-        self._outstanding[tag] = None
+        route = arguments.content[arguments.position :]
+        delivery = Delivery(tag, redelivered, properties, body, route, self.link.loop.time())
+        self._outstanding[tag], self._last_tag = None, tag
+        self._attached += 1
         if consumer in self._consumers:
             self._pushed.append(delivery)
             self._news.set()
@@ -244,8 +270,8 @@ class ConsumingChannel(Channel):
 class Attempts:
     """How often handling each message failed, as far as this process and the broker together know.
 
-    A quorum queue counts how often a message was given back, for whatever reason; a classic queue only says that it
-    was. What this process gave back it remembers, with the reason, for the last ``limit`` messages.
+    A quorum queue counts how often a message came back, for whatever reason; a classic queue only says that it did.
+    What this process gave back it remembers, with the reason, for the last ``limit`` messages.
 
     Args:
         limit: messages remembered.
@@ -255,20 +281,18 @@ class Attempts:
         self._limit = limit
         self._known: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
 
-    def failures(self, queue: str, arrived: Arrived, *, redelivered: bool) -> int:
-        """Return how often handling failed before; what another process gave back counts as a failure of it."""
+    def failures(self, queue: str, arrived: Arrived, *, redelivered: bool) -> tuple[int, int]:
+        """Return how often handling failed before; and of these, how often elsewhere, or by the end of a connection."""
         if not redelivered:
-            return 0
-        known = self._known.get(_key(queue, arrived))
-        if known is None:
-            return 1 if arrived.returns is None else arrived.returns
-        failures, returns = known
-        return failures if arrived.returns is None else failures + max(0, arrived.returns - returns)
+            return 0, 0
+        failures, returns = self._known.get(_key(queue, arrived), (0, -1 if arrived.returns is None else 0))
+        unknown = max(0, (arrived.returns or 0) - returns)  # 1 of a classic queue, which does not say how often
+        return failures + unknown, unknown
 
-    def given_back(self, queue: str, arrived: Arrived, failures: int) -> None:
-        """Remember what a message given back has behind it."""
+    def kept(self, queue: str, arrived: Arrived, failures: int, returns: int = 0) -> None:
+        """Remember what a message has behind it that was given back, to this process or, with 1 return, the queue."""
         key = _key(queue, arrived)
-        self._known[key] = (failures, (arrived.returns or 0) + 1)
+        self._known[key] = (failures, (arrived.returns or 0) + returns)
         self._known.move_to_end(key)
         if len(self._known) > self._limit:
             self._known.popitem(last=False)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from postdate.backends.rabbitmq.address import exchange_address, queue_address
 from postdate.backends.rabbitmq.content import ONLY_TO, as_they_came, joined, kept_as_they_came, parts_of
-from postdate.backends.rabbitmq.properties import Arrived, arrived, readable
+from postdate.backends.rabbitmq.properties import COUNTS, DELIVERY_COUNT, Arrived, arrived, readable
 from postdate.backends.rabbitmq.wire import Arguments, MalformedFrame, elements_of, fields_of, long_bytes, short_bytes
 from postdate.errors import InvalidHeaders, InvalidMessage, InvalidTimestamp
 from postdate.messages import DESTINATION_LIMIT, DelayedMessage, Envelope, new_message_id
@@ -41,7 +41,6 @@ ID: Final = "x-delay-id"
 EXCHANGE: Final = "amqp.exchange"
 ROUTING_KEY: Final = "amqp.routing_key"
 _BASE64: Final = ".base64"
-_DELIVERY_COUNT: Final = b"x-delivery-count"
 _DEATHS: Final = b"x-death"
 _FIRST_DEATH: Final = b"x-first-death-"
 _FIRST_DEATH_QUEUE: Final = b"x-first-death-queue"
@@ -87,16 +86,17 @@ def came_to_be_delayed(intake: str, queue: str, delivery: Delivery) -> Arrived:
         with suppress(ValueError):
             if as_they_came(back.envelope.headers) is not None:
                 return back
-    properties, returns = delivery.properties, None
+    properties, counts = delivery.properties, dict[bytes, int]()
     headers: dict[str, str] = {}
     with suppress(MalformedFrame):  # it is refused when it is read, and then somebody sees it
         if delivery.redelivered:
-            properties, returns = _without_delivery_count(properties)
+            properties, counts = _without_counts(properties)
         if exchange == expired_queue(intake).encode():
             properties, exchange = _as_it_was_before_it_expired(properties, intake_queue(intake))
         headers = readable(properties)
     headers |= {**_as_header(EXCHANGE, exchange), **_as_header(ROUTING_KEY, key), **kept_as_they_came(properties)}
-    return Arrived(Envelope(queue, new_message_id(), headers, delivery.body), returns, has_id=False)
+    envelope = Envelope(queue, new_message_id(), headers, delivery.body)
+    return Arrived(envelope, max(counts.values(), default=None), has_id=False, counted=counts.get(DELIVERY_COUNT, 0))
 
 
 def _as_header(name: str, content: bytes) -> dict[str, str]:
@@ -106,18 +106,18 @@ def _as_header(name: str, content: bytes) -> dict[str, str]:
         return {name + _BASE64: base64.b64encode(content).decode()}
 
 
-def _without_delivery_count(properties: bytes) -> tuple[bytes, int | None]:
+def _without_counts(properties: bytes) -> tuple[bytes, dict[bytes, int]]:
     """Return properties without what a quorum queue adds to those of a message given back, and what it says."""
     parts = parts_of(properties)
     fields = fields_of(parts.get("headers", bytes(4))[4:])
-    counts = [field.value for field in fields if field.name == _DELIVERY_COUNT and isinstance(field.value, int)]
+    counts = {each.name: each.value for each in fields if each.name in COUNTS and isinstance(each.value, int)}
     if not counts:
-        return properties, None
-    left = b"".join(short_bytes(field.name) + field.raw for field in fields if field.name != _DELIVERY_COUNT)
+        return properties, counts
+    left = b"".join(short_bytes(field.name) + field.raw for field in fields if field.name not in counts)
     parts["headers"] = long_bytes(left)
     if not left:
         del parts["headers"]
-    return joined(parts), counts[0]
+    return joined(parts), counts
 
 
 def _as_it_was_before_it_expired(properties: bytes, queue: str) -> tuple[bytes, bytes]:

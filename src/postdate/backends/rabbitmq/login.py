@@ -9,7 +9,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from postdate.errors import ConfigurationError
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
-_OPTIONS = ("heartbeat", "cacertfile", "certfile", "keyfile")
+_MANAGEMENT_PORTS = {5672: 15672, 5671: 15671}
+_OPTIONS = ("heartbeat", "management", "cacertfile", "certfile", "keyfile")
 HEARTBEAT_SECONDS = 20
 
 
@@ -25,6 +26,7 @@ class Login:
         password: of the account.
         heartbeat_seconds: a server that is silent for two of these is taken for dead; 0: never.
         tls: how to check the server, and how to identify to it; ``None``: without encryption.
+        management_port: of the broker's management interface, which tells the limits of queues; 0: it is not asked.
     """
 
     host: str
@@ -34,6 +36,7 @@ class Login:
     password: str = field(repr=False)
     heartbeat_seconds: int = HEARTBEAT_SECONDS
     tls: ssl.SSLContext | None = field(default=None, repr=False)
+    management_port: int = 0
 
     @property
     def place(self) -> str:
@@ -45,6 +48,7 @@ def parse_url(url: str) -> Login:
     """Return the parts of ``amqp://user:password@host:port/virtual%20host?heartbeat=20``.
 
     ``amqps`` is AMQP over TLS; ``cacertfile``, ``certfile`` and ``keyfile`` are then paths of PEM files.
+    ``management`` is the port of the management interface: by default the usual one beside the usual one of AMQP.
 
     Raises:
         ConfigurationError: it is no such URL; the message names no password.
@@ -72,16 +76,16 @@ def parse_url(url: str) -> Login:
         virtual_host=unquote(parts.path[1:]) or "/",
         user=unquote(parts.username or "guest"),
         password=unquote(parts.password or "guest"),
-        heartbeat_seconds=_seconds(options.get("heartbeat")),
+        heartbeat_seconds=_number(options, "heartbeat", HEARTBEAT_SECONDS),
         tls=_tls(options) if parts.scheme == "amqps" else None,
+        management_port=_number(options, "management", _MANAGEMENT_PORTS.get(port or _PORTS[parts.scheme], 0)),
     )
 
 
-def _seconds(text: str | None) -> int:
-    if text is None:
-        return HEARTBEAT_SECONDS
+def _number(options: dict[str, str], name: str, default: int) -> int:
+    text = options.get(name, str(default))
     if not text.isdecimal() or int(text) > 65_535:
-        raise ConfigurationError(f"heartbeat in the URL of RabbitMQ must be 0 to 65535 whole seconds, not {text!r}")
+        raise ConfigurationError(f"{name} in the URL of RabbitMQ must be a whole number up to 65535, not {text!r}")
     return int(text)
 
 

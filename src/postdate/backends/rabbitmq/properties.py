@@ -30,6 +30,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from struct import Struct
@@ -66,7 +67,8 @@ _EXPIRES_AT: Final = b"x-postdate-expires-at"
 _TO_BE_RECEIVED: Final = b"x-postdate-time-to-be-received"
 _ID: Final = b"x-postdate-id"
 _HEADERS: Final = b"x-postdate-headers"
-_DELIVERY_COUNT: Final = b"x-delivery-count"
+DELIVERY_COUNT: Final = b"x-delivery-count"
+COUNTS: Final = frozenset({DELIVERY_COUNT, b"x-acquired-count"})
 _READ_BY_THE_BROKER: Final = frozenset({"CC", "BCC"})
 """Names to which RabbitMQ routes copies; it closes the channel when they hold text."""
 
@@ -346,13 +348,15 @@ class Arrived:
 
     Args:
         envelope: of it.
-        returns: how often a quorum queue has seen it given back, or ``None``: the queue does not say.
+        returns: how often it came back to a quorum queue, or ``None``: the queue does not say.
         has_id: whether its id is its own; otherwise it has a new one at every arrival.
+        counted: how many of these times count towards the delivery limit of the queue: from RabbitMQ 4.3 on not all.
     """
 
     envelope: Envelope
     returns: int | None
     has_id: bool
+    counted: int = 0
 
 
 def arrived(queue: str, properties: bytes, body: bytes, *, redelivered: bool) -> Arrived:
@@ -426,7 +430,7 @@ def _arrived_plainly(  # noqa: PLR0911 - each return is one way of being special
 def _arrived_oddly(queue: str, properties: bytes, body: bytes, *, redelivered: bool) -> Arrived:
     values = values_of(properties)
     table: bytes | None = values.pop("headers", None)
-    ours, others, returns = _parted(fields_of(table or b""), redelivered=redelivered)
+    ours, others, counts = _parted(fields_of(table or b""), redelivered=redelivered)
     headers = _readable(others)
     if table is None:
         headers[TABLE] = _NONE
@@ -447,23 +451,23 @@ def _arrived_oddly(queue: str, properties: bytes, body: bytes, *, redelivered: b
     headers.update(entry for name, value in values.items() for entry in _property_headers(name, value))
     headers.update(_overflow(ours))
     envelope = Envelope(queue, text or new_message_id(), headers, body, expires_at, _instant(ours, _DUE))
-    return Arrived(envelope, returns, has_id)
+    return Arrived(envelope, max(counts.values(), default=None), has_id, counts.get(DELIVERY_COUNT, 0))
 
 
-def _parted(fields: list[Field], *, redelivered: bool) -> tuple[dict[bytes, Any], list[Field], int | None]:
-    """Part the fields of a table: ours, those of others, and what a quorum queue put there."""
+def _parted(fields: list[Field], *, redelivered: bool) -> tuple[dict[bytes, Any], list[Field], dict[bytes, int]]:
+    """Part the fields of a table: ours, those of others, and what a quorum queue counts there."""
     kinds = {_ID: b"S", _HEADERS: b"S", **dict.fromkeys(_TIMES, b"l")}
     ours: dict[bytes, Any] = {}
     others: list[Field] = []
-    returns = None
+    counts: dict[bytes, int] = {}
     for field in fields:
         if kinds.get(field.name) == field.kind and field.name not in ours and _is_sound(field):
             ours[field.name] = field.value
-        elif redelivered and field.name == _DELIVERY_COUNT and isinstance(field.value, int):
-            returns = field.value
+        elif redelivered and field.name in COUNTS and isinstance(field.value, int):
+            counts[field.name] = field.value
         else:
             others.append(field)
-    return ours, others, returns
+    return ours, others, counts
 
 
 def _is_sound(field: Field) -> bool:
@@ -509,6 +513,13 @@ def _property_headers(name: str, value: Any) -> Iterable[tuple[str, str]]:
             yield PREFIX + name, value.decode()
         except UnicodeDecodeError:
             yield PREFIX + name + _BASE64, base64.b64encode(value).decode()
+
+
+def seconds_to_live(properties: bytes) -> float:
+    """Return how long the broker keeps a message from its arrival in a queue on."""
+    with suppress(MalformedFrame, KeyError, ValueError):
+        return int(values_of(properties)["expiration"]) / 1_000
+    return float("inf")
 
 
 def readable(properties: bytes) -> dict[str, str]:

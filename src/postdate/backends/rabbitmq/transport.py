@@ -40,6 +40,7 @@ from postdate.backends.rabbitmq.connection import (
 )
 from postdate.backends.rabbitmq.consuming import Attempts, ConsumingChannel, Delivery
 from postdate.backends.rabbitmq.delays import came_to_be_delayed, expired_queue, intake_queue, to_be_delayed
+from postdate.backends.rabbitmq.limits import DELIVERY_LIMIT, delivery_limit, read_limits
 from postdate.backends.rabbitmq.login import parse_url
 from postdate.backends.rabbitmq.observation import lengths_of, server_facts
 from postdate.backends.rabbitmq.properties import Arrived, arrived, unreadable
@@ -71,6 +72,7 @@ from postdate.ports import (
     TransportCapabilities,
     Work,
 )
+from postdate.runtime.threads import in_thread
 
 log = logging.getLogger("postdate.rabbitmq")
 
@@ -113,6 +115,8 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
         )
         self.consuming = PersistentConnection(login, _CONNECTS_WITHIN_SECONDS, "receiving")
         self.attempts = Attempts()
+        self.limits: dict[str, Mapping[str, int] | None] = {}
+        self._asks_for_limits = login.management_port > 0
         self.prefetch = prefetch
         self._queue_type = queue_type
         self._place = login.place
@@ -211,6 +215,23 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
         return await lengths_of(await self.consuming.link(), names)
 
     @override
+    async def limits_of(self, names: Sequence[str]) -> Mapping[str, Mapping[str, int] | None]:
+        """See :meth:`postdate.ports.Transport.limits_of`; asks the broker's management interface."""
+        link = await self.consuming.link()
+        limits = await in_thread(read_limits, link.login, link.server.get("version", ""), names)
+        self.limits.update(limits)
+        return limits
+
+    async def learn_limits(self, queue: str) -> None:
+        """Find out when a message has to leave a queue lest it is dropped."""
+        if self._asks_for_limits:
+            try:
+                await self.limits_of([queue])
+            except TransportError as error:
+                self._asks_for_limits = False
+                log.info("limits of queues by policies are not known: %s", error)
+
+    @override
     async def server_facts(self) -> ServerFacts:
         """See :meth:`postdate.ports.Transport.server_facts`; publishes an empty message that no queue gets."""
         return await server_facts(self.consuming.login, _CONNECTS_WITHIN_SECONDS)
@@ -230,7 +251,7 @@ def refuse_work(work: Sequence[Work]) -> None:
 class _Held(NamedTuple):
     received: Received
     channel: ConsumingChannel
-    tag: int
+    delivery: Delivery
     came: Arrived
 
 
@@ -273,6 +294,7 @@ class RabbitMqReceiver(Receiver):
         link = await self._transport.consuming.link()
         if self._channel is None or self._channel.ended is not None:
             self._held.clear()
+            await self._transport.learn_limits(self._queue)
             channel = await link.open_channel(self._make)
             channel.unwanted = partial(self._unwanted, channel)
             if self._channel is None or self._channel.ended is not None:
@@ -294,13 +316,19 @@ class RabbitMqReceiver(Receiver):
 
     def _seen(self, channel: ConsumingChannel, delivery: Delivery) -> _Held:
         try:
-            came = self._read(delivery)
+            came = delivery.seen or self._read(delivery)
         except Exception:
             # Those that came with it must be held all the same, and whoever handles this one puts it aside.
             log.exception("a message in %s cannot be read", self._queue)
             came = unreadable(self._queue, delivery.properties, delivery.body)
-        failures = self._transport.attempts.failures(self._queue, came, redelivered=delivery.redelivered)
-        return _Held(Received(came.envelope, failures, token=(channel, delivery.tag)), channel, delivery.tag, came)
+        failures, unknown = self._transport.attempts.failures(self._queue, came, redelivered=delivery.redelivered)
+        is_last = False
+        if came.counted:
+            limits, version = self._transport.limits.get(self._queue), channel.link.server.get("version", "")
+            limit = delivery_limit((), version) if limits is None else limits.get(DELIVERY_LIMIT)
+            is_last = limit is not None and came.counted >= limit - 1  # not at it: one time may be an accident
+        received = Received(came.envelope, failures, (channel, delivery.tag), unknown, is_last)
+        return _Held(received, channel, delivery, came)
 
     @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
@@ -315,7 +343,7 @@ class RabbitMqReceiver(Receiver):
             await self._send(end.outgoing, now)
             held = self._what_holds(received)
         del self._held[received.token]
-        held.channel.acknowledge(held.tag)
+        held.channel.acknowledge(held.delivery.tag)
         self._transport.attempts.forget(self._queue, held.came)
 
     async def _send(self, outgoing: Sequence[Envelope], now: datetime) -> None:
@@ -339,11 +367,15 @@ class RabbitMqReceiver(Receiver):
         with suppress(ClaimLost):
             held = self._what_holds(received)
             del self._held[received.token]
-            self._give_back(held, received.failures + int(failed))
+            failures = received.failures + int(failed)
+            if held.channel.again(held.delivery, held.came):
+                self._transport.attempts.kept(self._queue, held.came, failures)
+            else:
+                self._give_back(held, failures)
 
     def _give_back(self, held: _Held, failures: int) -> None:
-        self._transport.attempts.given_back(self._queue, held.came, failures)
-        held.channel.give_back(held.tag)
+        self._transport.attempts.kept(self._queue, held.came, failures, returns=1)
+        held.channel.give_back(held.delivery.tag)
 
     def _unwanted(self, channel: ConsumingChannel, delivery: Delivery) -> None:
         held = self._seen(channel, delivery)
@@ -366,4 +398,4 @@ class RabbitMqReceiver(Receiver):
 
 
 def _tag(held: _Held) -> int:
-    return held.tag
+    return held.delivery.tag

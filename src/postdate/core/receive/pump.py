@@ -258,8 +258,7 @@ class MessagePump:
             self._wake_one(messages)
 
     async def _handle_ready(self, messages: anyio.abc.TaskGroup) -> None:
-        task, handled = asyncio.current_task(), 0
-        assert task is not None
+        handled = 0
         while True:
             while self._ready or self._unended:
                 if self._unended:
@@ -268,7 +267,7 @@ class MessagePump:
                     received = self._ready.popleft()
                     if self._ready:
                         self._wake_one(messages)
-                    await self._handle_one(received, task)
+                    await self._handle_one(received)
                 handled += 1
                 if handled % _YIELDS_AFTER == 0:
                     await asyncio.sleep(0)
@@ -284,13 +283,11 @@ class MessagePump:
                 else:
                     self._idle.remove(woken)
 
-    async def _handle_one(self, received: Received, task: asyncio.Task[object]) -> None:
+    async def _handle_one(self, received: Received) -> None:
         self._busy += 1
         try:
             failed = self._failed if self._lost and received.envelope.message_id in self._lost else None
             settlement = await (self._step(received) if failed is None else self._handle_again(received, failed))
-            if task.cancelling():  # by the handler, which has not noticed: it is to be known whose doing it is
-                await asyncio.sleep(0)
             if settlement is not None:
                 if self._settler is not None and settlement.end is not None and failed is None:
                     self._settler.put(received, settlement)

@@ -134,7 +134,7 @@ class Satellite:
         except (TransportUnreachable, ClaimLost):
             raise
         except PostdateError as error:
-            if is_outage(error) or isinstance(error, StoreNotSetUp):
+            if not received.is_last and (is_outage(error) or isinstance(error, StoreNotSetUp)):
                 self._outage.failed(error, self._clock.monotonic())
                 return False
             await self._failed(received, error)
@@ -149,7 +149,7 @@ class Satellite:
         settings, envelope, attempts = self._settings, received.envelope, received.failures + 1
         log.error("message %s of %s failed, attempt %d: %s", envelope.message_id, settings.queue, attempts, error)
         self._metrics.failed(1)
-        if not isinstance(error, MessageError) and attempts < ATTEMPTS:
+        if not received.is_last and not isinstance(error, MessageError) and attempts < ATTEMPTS:
             if error.transient:
                 await self._clock.wait_for(self._stopping, PAUSE)
             await self._receiver.roll_back(received)

@@ -15,7 +15,7 @@ from postdate.errors import PostdateError
 from postdate.operations.doctor.checks import Diagnosis, Probe, Verdict
 from postdate.operations.doctor.files import Look, file_system, look_at_files, synchronous
 from postdate.operations.doctor.machine import loopback, pipeline, python, settings_read, sqlite
-from postdate.operations.doctor.servers import look_at_server, service_clocks
+from postdate.operations.doctor.servers import limits_on_server, look_at_server, service_clocks
 from postdate.operations.doctor.timeouts import timeouts
 from postdate.operations.doctor.traffic import (
     Queues,
@@ -178,6 +178,7 @@ class _Looking:
                     view = queue_observer(transport)
                     self.listable = view is not None
                     self.lengths = await lengths_on_server(transport, view, names)
+                    self.checks += await limits_on_server(transport, list(self.lengths or ()))
         except PostdateError as error:
             self._cannot_be_read("transport", error)
 

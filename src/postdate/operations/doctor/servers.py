@@ -6,7 +6,7 @@ Adapters say what a server says of itself; what follows from it is said here, in
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -14,8 +14,9 @@ import anyio
 
 from postdate.backends.registry import backends
 from postdate.clock import Clock
+from postdate.core.recoverability import IMMEDIATE_RETRIES
 from postdate.core.store_clock import WORTH_SAYING
-from postdate.errors import PostdateError
+from postdate.errors import PostdateError, TransportError
 from postdate.operations.doctor.checks import Probe, Verdict
 from postdate.operations.plain import shown_count, shown_span
 from postdate.ports import AdministrableStore, OldSnapshot, ServerFacts, Transport
@@ -26,6 +27,7 @@ _CLOCK_TOLERANCE: Final = timedelta(milliseconds=100)
 _BY_NTP: Final = "set the clocks of these machines by NTP"
 _OR_BY_STORE: Final = f"{_BY_NTP}, or set delayed_delivery.use_store_clock = true"
 
+_LIMITS: Final = "queue limits"
 _ISOLATION: Final = ("isolation", "transaction_isolation", "tx_isolation")
 """The level of Postdate's own sessions, or else the server's; its name differs from version to version."""
 
@@ -65,6 +67,19 @@ async def look_at_server(name: str, adapter: object, clock: Clock, *, judges: bo
             Probe("old snapshots", Verdict.OK, "none keeps the server from cleaning up")
         ]
     return checks, facts.schema_version in {None, facts.newest_schema_version}
+
+
+async def limits_on_server(transport: Transport, names: Sequence[str]) -> Sequence[Probe]:
+    """Return what is to be said of limits at which queues drop messages without a word (ADR 0028)."""
+    try:
+        limits = await transport.limits_of(names)
+    except TransportError as error:
+        return [Probe(_LIMITS, Verdict.WARN, f"unknown: {error}")]
+    new = [queue for queue, some in (limits or {}).items() if some is None]
+    found = [Probe(_LIMITS, Verdict.WARN, f"not known yet: {', '.join(new)}; ask again in a while")] if new else []
+    for queue, some in (limits or {}).items():
+        found += [queue_limit(queue, name, limit) for name, limit in (some or {}).items()]
+    return found or [Probe(_LIMITS, Verdict.OK, "none that drops messages")] * (limits is not None)
 
 
 # --- judging what was found ----------------------------------------------------------------------------------------
@@ -162,6 +177,15 @@ def old_snapshot(snapshot: OldSnapshot, product: str) -> Probe:
     return Probe("old snapshots", Verdict.WARN, found, f"end its transaction there, or the session itself: {end}")
 
 
+def queue_limit(queue: str, name: str, limit: int) -> Probe:
+    """Say what follows from a limit of a queue, by its name in policies of RabbitMQ."""
+    found, mend = f"{queue!r} has {name} {limit:,}", f"take {name} off the queue, or out of the policy that sets it"
+    if name != "delivery-limit":
+        return Probe(_LIMITS, Verdict.WARN, f"{found}: what is beyond it is dropped without a word", mend)
+    found += ": what came back nearly so often goes to the error queue, whatever tries it has left"
+    return Probe(_LIMITS, Verdict.OK, found) if limit > IMMEDIATE_RETRIES else Probe(_LIMITS, Verdict.WARN, found, mend)
+
+
 def _is(value: str, *those: str) -> bool:
     return value.lower() in those
 
@@ -224,16 +248,12 @@ def _rabbitmq(settings: Mapping[str, str]) -> Iterator[Probe]:
         yield Probe("broker alarm", Verdict.FAIL, f"the broker blocks publishers: {blocked}", mend)
     elif blocked is not None:
         yield Probe("broker alarm", Verdict.OK, "none: the broker takes messages")
-    free, limit = settings.get("disk_free"), settings.get("disk_free_limit")
-    if free is not None and limit is not None and free.isdigit() and limit.isdigit():
-        found = f"{int(free):,} bytes free on the broker, which blocks below {int(limit):,}"
-        low = int(free) < 2 * int(limit)
-        yield Probe("broker disk", Verdict.WARN if low else Verdict.OK, found, "make room soon" if low else "")
-    for name, value in settings.items():
-        queue = name.removeprefix("queue_type:")
-        if queue != name and value == "classic":
-            found = f"{queue!r} is a classic queue: it lives on one node, and is gone with its disk"
-            yield Probe("queue type", Verdict.WARN, found, "make it anew as a quorum queue, once it is empty")
+
+
+def _redis(settings: Mapping[str, str]) -> Iterator[Probe]:
+    if settings.get("maxmemory_policy", "").startswith("allkeys") and settings.get("maxmemory", "0") != "0":
+        found = f"{settings['maxmemory_policy']}: when its memory is full the server throws messages away"
+        yield Probe("eviction", Verdict.FAIL, found, "set maxmemory-policy noeviction")
 
 
 _JUDGES: Final[Mapping[str, Callable[[Mapping[str, str]], Iterator[Probe]]]] = {
@@ -241,4 +261,5 @@ _JUDGES: Final[Mapping[str, Callable[[Mapping[str, str]], Iterator[Probe]]]] = {
     "MariaDB": _mariadb,
     "SQL Server": _sql_server,
     "RabbitMQ": _rabbitmq,
+    "Redis": _redis,
 }

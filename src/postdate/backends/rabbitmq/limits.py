@@ -1,0 +1,73 @@
+"""Limits at which a queue drops messages, set by arguments and policies; AMQP tells neither. Source: ADR 0028."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+from postdate.backends.rabbitmq.login import Login
+from postdate.errors import TransportError
+
+DELIVERY_LIMIT: Final = "delivery-limit"
+_OTHERS: Final = ("max-length", "max-length-bytes", "message-ttl", "expires")
+_ANSWERS_WITHIN_SECONDS: Final = 2.0
+
+
+def read_limits(login: Login, version: str, queues: Sequence[str]) -> dict[str, dict[str, int] | None]:
+    """See :meth:`postdate.backends.rabbitmq.transport.RabbitMqTransport.limits_of`; blocks."""
+    port, place = login.management_port, f"the management interface at {login.host}:{login.management_port}"
+    if not port:
+        raise TransportError(f"{login.place} needs rabbitmq_management to tell: add ?management=15672 to the address")
+    kind = HTTPConnection if login.tls is None else partial(HTTPSConnection, context=login.tls)
+    secret = base64.b64encode(f"{login.user}:{login.password}".encode()).decode()
+    found: dict[str, dict[str, int] | None] = {}
+    with closing(kind(login.host, port, timeout=_ANSWERS_WITHIN_SECONDS)) as connection:
+        for name in queues:
+            path = f"/api/queues/{quote(login.virtual_host, safe='')}/{quote(name, safe='')}"
+            try:
+                connection.request("GET", path, headers={"Authorization": f"Basic {secret}"})
+                answer = connection.getresponse()
+                content = answer.read()
+                if answer.status == HTTPStatus.OK:
+                    found[name] = _limits_in(msgspec.json.decode(content, type=dict[str, Any]), version)
+                elif answer.status != HTTPStatus.NOT_FOUND:
+                    raise TransportError(
+                        f"{place} answers {answer.status}: user {login.user!r} needs the tag 'management'"
+                    )
+            except (OSError, HTTPException, msgspec.DecodeError) as error:
+                raise TransportError(f"{place} does not tell them: {error}") from error
+    return found
+
+
+def delivery_limit(said: Sequence[int], version: str) -> int | None:
+    """Return how often a message may come back to a quorum queue of which an argument, or a policy, ``said`` that."""
+    digits = re.match(r"\d+", version)
+    if digits is None or int(digits[0]) < 4:  # there is no limit unless one was said, and one below 0 is 0
+        return max(0, min(said)) if said else None
+    limit = max(said) if said and min(said) < 0 else min(said, default=20)
+    return limit if limit >= 0 else None
+
+
+def _limits_in(queue: Mapping[str, Any], version: str) -> dict[str, int] | None:
+    if "effective_policy_definition" not in queue:  # which is the case for the first seconds of a queue
+        return None
+    arguments: Mapping[str, Any] = queue.get("arguments") or {}
+    policy: Mapping[str, Any] = queue["effective_policy_definition"] or {}
+
+    def said(name: str) -> list[Any]:
+        return [place[key] for place, key in ((arguments, f"x-{name}"), (policy, name)) if key in place]
+
+    limits = {name: min(said(name)) for name in _OTHERS if said(name)}
+    if any(each.startswith("reject-publish") for each in said("overflow")):  # which senders notice
+        limits = {name: limit for name, limit in limits.items() if not name.startswith("max")}
+    limit = delivery_limit(said(DELIVERY_LIMIT), version) if queue.get("type") == "quorum" else None
+    return limits if limit is None else {DELIVERY_LIMIT: limit, **limits}

@@ -1,0 +1,415 @@
+"""Limits of a broker below what an endpoint is set to, and handlers that end their process: nothing is dropped."""
+
+import json
+import threading
+import uuid
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+from tests.rabbitmq_subjects import channel_of
+from tests.servers import LOOPBACK, RabbitMQ
+from tests.waiting import received, until
+
+from postdate import Endpoint, Envelope, Headers, Recoverability, SystemClock
+from postdate.backends.rabbitmq import wire
+from postdate.backends.rabbitmq.consuming import Attempts, Delivery
+from postdate.backends.rabbitmq.delays import came_to_be_delayed
+from postdate.backends.rabbitmq.limits import delivery_limit
+from postdate.backends.rabbitmq.login import parse_url
+from postdate.backends.rabbitmq.properties import Arrived, arrived
+from postdate.backends.rabbitmq.transport import RabbitMqReceiver, RabbitMqTransport
+from postdate.errors import ConfigurationError, TransportError
+from postdate.operations.doctor.checks import Verdict
+from postdate.operations.doctor.servers import limits_on_server
+
+pytest_plugins = ["tests.integration.rabbitmq_fixtures"]
+
+
+@dataclass
+class Work:
+    number: int
+
+
+@pytest.fixture
+def name(channel: BlockingChannel) -> Generator[str]:
+    """The name of an endpoint without queues."""
+    name = f"postdate.test.{uuid.uuid4()}"
+    yield name
+    for queue in (name, f"{name}.error"):
+        channel.queue_delete(queue)
+
+
+@asynccontextmanager
+async def transport_at(url: str, **settings) -> AsyncGenerator[RabbitMqTransport]:
+    transport = RabbitMqTransport(url, **settings)
+    try:
+        yield transport
+    finally:
+        await transport.close()
+
+
+def declare(channel: BlockingChannel, queue: str, **arguments: Any) -> None:
+    named = {f"x-{name.replace('_', '-')}": value for name, value in arguments.items()}
+    channel.queue_declare(queue, durable=True, arguments={"x-queue-type": "quorum", **named})
+
+
+def length(channel: BlockingChannel, queue: str) -> int:
+    count: int = channel.queue_declare(queue, passive=True).method.message_count
+    return count
+
+
+async def until_nobody_asks(receiver: RabbitMqReceiver) -> None:
+    """Return when the receiver has cancelled its consumers, as nobody has asked it for a while."""
+    await until(lambda: receiver._channel is not None and not receiver._channel._consumers)
+
+
+def interrupt(url: str, queue: str, times: int) -> None:
+    """Do what a process does that ends while it has a message in hand."""
+    for _ in range(times):
+        with channel_of(url) as other:
+            assert other.basic_get(queue)[0] is not None
+
+
+def endpoint_at(transport: RabbitMqTransport, name: str, immediate_retries: int) -> Endpoint:
+    settings = Recoverability(immediate_retries=immediate_retries, delayed_retries=0)
+    return Endpoint(name, transport=transport, error_queue=f"{name}.error", recoverability=settings)
+
+
+def error_copy(channel: BlockingChannel, name: str) -> dict[str, Any]:
+    """Return the headers of the one message in the error queue."""
+    method, properties, _ = channel.basic_get(f"{name}.error", auto_ack=True)
+    assert method is not None
+    assert method.message_count == 0
+    assert properties is not None
+    return dict(properties.headers or {})
+
+
+@pytest.mark.parametrize("arguments", [{"delivery_limit": 20}, {"delivery_limit": 5}, {"queue_type": "classic"}])
+async def test_a_message_is_tried_as_often_as_is_set_whatever_the_limit_of_its_queue(
+    rabbitmq_url: str, channel: BlockingChannel, name: str, arguments: dict[str, Any]
+) -> None:
+    """As with the 20 of RabbitMQ 4: after 21 tries of 26 the message was in no queue."""
+    declare(channel, name, **arguments)
+    tried = list[int]()
+    async with transport_at(rabbitmq_url) as transport:
+        endpoint = endpoint_at(transport, name, immediate_retries=25)
+
+        @endpoint.handler(Work)
+        async def work(message: Work, _: object) -> None:
+            tried.append(message.number)
+            raise ValueError(message.number)
+
+        async with endpoint:
+            await endpoint.send(Work(7), destination=name)
+            await until(lambda: length(channel, f"{name}.error"))
+    assert tried == [7] * 26
+    assert error_copy(channel, name)[Headers.EXCEPTION_TYPE] == "builtins.ValueError"
+    assert length(channel, name) == 0
+
+
+async def test_what_waits_behind_slow_handlers_does_not_come_back(
+    rabbitmq_url: str, channel: BlockingChannel, name: str
+) -> None:
+    """With 30 handlers at once, the broker counted 29 returns for messages that nobody had seen."""
+    declare(channel, name)
+    now = SystemClock().now()
+    async with transport_at(rabbitmq_url) as transport:
+        await transport.send([Envelope(name, f"{n}", {}, b"") for n in range(12)], now)
+        receiver = transport.receiver(name)
+        held = list[Any]()
+        while len(held) < 5:
+            held += await receiver.receive(5 - len(held))
+        await until_nobody_asks(receiver)
+        held += await receiver.receive(1)
+        await until_nobody_asks(receiver)
+        assert [each.envelope.message_id for each in held] == [f"{n}" for n in range(6)]
+        assert length(channel, name) == 6
+        others = [channel.basic_get(name)[0] for _ in range(6)]
+        assert [each is not None and each.redelivered for each in others] == [False] * 6
+        await receiver.close()
+
+
+async def test_what_is_pushed_ahead_stays_where_handlers_are_slow(
+    rabbitmq_url: str, channel: BlockingChannel, name: str
+) -> None:
+    declare(channel, name)
+    async with transport_at(rabbitmq_url, prefetch=5) as transport:
+        await transport.send([Envelope(name, f"{n}", {}, b"") for n in range(12)], SystemClock().now())
+        receiver = transport.receiver(name)
+        await receiver.receive(1)
+        await until_nobody_asks(receiver)
+        assert length(channel, name) == 6
+        again = await receiver.receive(9)
+        assert [(each.envelope.message_id, each.failures) for each in again] == [(f"{n}", 0) for n in range(1, 6)]
+        await receiver.close()
+
+
+async def test_a_message_given_back_goes_to_others_when_nobody_here_asks(
+    rabbitmq_url: str, channel: BlockingChannel, name: str
+) -> None:
+    declare(channel, name)
+    async with transport_at(rabbitmq_url) as transport, transport_at(rabbitmq_url) as another:
+        await transport.send([Envelope(name, "m", {}, b"")], SystemClock().now())
+        one, other = transport.receiver(name), another.receiver(name)
+        (held,) = await received(one, 1)
+        await one.roll_back(held)
+        (elsewhere,) = await received(other, 1)
+        assert (elsewhere.failures, elsewhere.unanswered) == (1, 1)
+        await one.close()
+        await other.close()
+
+
+@pytest.mark.parametrize(("interrupted", "handled"), [(5, 1), (6, 0)])
+async def test_a_message_whose_handler_ends_its_process_goes_to_the_error_queue_after_its_tries(
+    rabbitmq_url: str, channel: BlockingChannel, name: str, interrupted: int, handled: int
+) -> None:
+    """Six tries are configured; it was begun for ever, since a process that ends tells nobody of a failure."""
+    declare(channel, name)
+    begun = list[int]()
+    async with transport_at(rabbitmq_url) as transport:
+        endpoint = endpoint_at(transport, name, immediate_retries=5)
+
+        @endpoint.handler(Work)
+        async def work(message: Work, _: object) -> None:
+            begun.append(message.number)
+
+        await transport.create_queues([f"{name}.error"])
+        sender = Endpoint(f"{name}.sender", transport=transport, send_only=True)
+        async with sender:
+            await sender.send(Work(7), destination=name)
+            interrupt(rabbitmq_url, name, interrupted)
+            async with endpoint:
+                await until(lambda: length(channel, f"{name}.error") or begun)
+    assert begun == [7] * handled
+    assert length(channel, name) == 0
+    if not handled:
+        copy = error_copy(channel, name)
+        assert copy[Headers.ERROR_CODE] == "handling_interrupted"
+        assert "6 times without an answer" in copy[Headers.EXCEPTION_MESSAGE]
+
+
+# --- what the broker tells of limits ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def management(queues: dict[str, Any], status: int = 200) -> Generator[int]:
+    """Answer as the broker's plugin does; yield the port."""
+
+    class Answer(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            name = self.path.removeprefix("/api/queues/%2F/")
+            found = queues.get(name)
+            content = json.dumps(found).encode()
+            self.send_response(status if found is not None else 404)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_request(self, code: object = "-", size: object = "-") -> None:
+            """Say nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+async def expect_it_leaves(url: str, with_management: str, channel: BlockingChannel, name: str) -> None:
+    """Come back to a queue with a limit of four three times: the endpoint does not handle it, and it is not lost."""
+    begun = list[int]()
+    async with transport_at(with_management) as transport:
+        endpoint = endpoint_at(transport, name, immediate_retries=25)
+
+        @endpoint.handler(Work)
+        async def work(message: Work, _: object) -> None:
+            begun.append(message.number)
+
+        await transport.create_queues([f"{name}.error"])
+        sender = Endpoint(f"{name}.sender", transport=transport, send_only=True)
+        async with sender:
+            await sender.send(Work(7), destination=name)
+            interrupt(url, name, 3)
+            async with endpoint:
+                await until(lambda: length(channel, f"{name}.error") or begun)
+    assert begun == []
+    assert "its queue would drop it soon" in error_copy(channel, name)[Headers.EXCEPTION_MESSAGE]
+
+
+async def test_a_message_leaves_before_a_delivery_limit_by_a_policy_drops_it(
+    rabbitmq_url: str, channel: BlockingChannel, name: str
+) -> None:
+    """Tries are left, and a process that ends once more would be the end of the message."""
+    declare(channel, name, delivery_limit=4)
+    told = {name: {"type": "quorum", "arguments": {}, "effective_policy_definition": {"delivery-limit": 4}}}
+    with management(told) as port:
+        await expect_it_leaves(rabbitmq_url, f"{rabbitmq_url}?management={port}", channel, name)
+
+
+async def test_the_limits_of_queues_are_said(rabbitmq_url: str) -> None:
+    told = {
+        "orders": {
+            "type": "quorum",
+            "arguments": {"x-delivery-limit": 3, "x-max-length": 10},
+            "effective_policy_definition": {"delivery-limit": 20, "message-ttl": 60_000},
+        },
+        "full": {
+            "type": "classic",
+            "arguments": {"x-max-length": 10, "x-overflow": "reject-publish"},
+            "effective_policy_definition": [],
+        },
+        "new": {"type": "quorum", "arguments": {"x-max-length": 10}},
+    }
+    with management(told) as port:
+        async with transport_at(f"{rabbitmq_url}?management={port}") as transport:
+            limits = await transport.limits_of(["orders", "full", "new", "missing"])
+            said = await limits_on_server(transport, ["new", "orders"])
+    assert limits == {
+        "orders": {"delivery-limit": 3, "max-length": 10, "message-ttl": 60_000},
+        "full": {},
+        "new": None,
+    }
+    assert [each.result for each in said] == [Verdict.WARN] * 4
+    assert "not known yet: new" in said[0].found
+    assert "'orders' has delivery-limit 3" in said[1].found
+
+
+@pytest.mark.parametrize("status", [401, None])
+async def test_limits_that_cannot_be_read_are_said_to_be_unknown(rabbitmq_url: str, name: str, status: int) -> None:
+    with management({name: {}}, status or 500) as port:
+        asked = f"?management={port}" if status else ""
+        async with transport_at(rabbitmq_url + asked) as transport:
+            with pytest.raises(TransportError, match="the tag 'management'" if status else r"\?management=15672"):
+                await transport.limits_of([name])
+            (said,) = await limits_on_server(transport, [name])
+            assert said.result is Verdict.WARN
+            await transport.create_queues([name])
+            await transport.send([Envelope(name, "m", {}, b"")], SystemClock().now())
+            receiver = transport.receiver(name)
+            assert len(await received(receiver, 1)) == 1  # goes on without
+            await receiver.close()
+
+
+class Managed(RabbitMQ):
+    """A broker with its management interface."""
+
+    plugins = ("rabbitmq_management",)
+    _port_names = (*RabbitMQ._port_names, "management")
+
+    def _settings_of_plugins(self) -> dict[str, str]:
+        return {"management.tcp.ip": LOOPBACK, "management.tcp.port": f"{self.ports['management']}"}
+
+
+@pytest.mark.soak(
+    "starts a broker of its own with its management interface",
+    part="servers",
+    proven_by=(
+        "tests/integration/test_rabbitmq_limits.py::test_a_message_leaves_before_a_delivery_limit_by_a_policy_drops_it",
+        "tests/integration/test_rabbitmq_limits.py::test_the_limits_of_queues_are_said",
+    ),
+)
+async def test_a_broker_tells_its_limits_by_policy_and_by_argument(server_folder: Path) -> None:
+    server = Managed(server_folder / "rabbitmq")
+    server.start()
+    try:
+        policy = json.dumps({"delivery-limit": 4, "max-length": 10})
+        await anyio.to_thread.run_sync(server.control, "set_policy", "limits", "^orders", policy)
+        with channel_of(server.url) as channel:
+            declare(channel, "orders", delivery_limit=7)
+            url = f"{server.url}?management={server.ports['management']}"
+            async with transport_at(url) as transport:
+                told = {"orders": {"delivery-limit": 4, "max-length": 10}}
+
+                async def are_told() -> bool:  # of a new queue, after some seconds
+                    return await transport.limits_of(["orders", "missing"]) == told
+
+                await until(are_told)
+                await expect_it_leaves(server.url, url, channel, "orders")
+    finally:
+        server.kill()
+
+
+@pytest.mark.parametrize(
+    ("version", "said", "limit"),
+    [
+        ("3.13.7", [], None),
+        ("3.13.7", [-1], 0),
+        ("4.0.5", [], 20),
+        ("4.2.1", [-1], None),
+        ("4.2.1", [50, 7], 7),
+        ("4.3.0", [-1, 7], 7),
+        ("", [5], 5),
+    ],
+)
+def test_a_delivery_limit_is_what_the_version_makes_of_it(version: str, said: list[int], limit: int | None) -> None:
+    assert delivery_limit(said, version) == limit
+
+
+def test_the_port_of_the_management_interface_is_the_usual_one_beside_the_usual_one() -> None:
+    ports = [
+        parse_url(url).management_port
+        for url in ("amqp://host", "amqps://host", "amqp://host:5673", "amqp://h?management=9", "amqp://h?management=0")
+    ]
+    assert ports == [15672, 15671, 0, 9, 0]
+    with pytest.raises(ConfigurationError, match="management in the URL"):
+        parse_url("amqp://host?management=http")
+
+
+def table(**fields: int) -> bytes:
+    """Return the properties of a message with a table of numbers."""
+    content = b"".join(
+        wire.short_text(f"x-{name}-count") + b"l" + value.to_bytes(8, "big") for name, value in fields.items()
+    )
+    return (1 << 13).to_bytes(2, "big") + wire.long_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("properties", "returns", "counted"),
+    [
+        (table(delivery=3), 3, 3),  # until RabbitMQ 4.2, whatever it came back for
+        (table(acquired=3), 3, 0),  # from 4.3 on: given back by a nack
+        (table(acquired=3, delivery=1), 3, 1),
+        (table(), None, 0),
+    ],
+)
+def test_what_the_queue_counts_is_no_header_of_a_message_that_came_back(
+    properties: bytes, returns: int | None, counted: int
+) -> None:
+    delivery = Delivery(1, True, properties, b"", wire.short_text("delayed") + wire.short_text("key"))
+    for came in (arrived("orders", properties, b"", redelivered=True), came_to_be_delayed("delayed", "in", delivery)):
+        assert (came.returns, came.counted) == (returns, counted)
+        assert not [name for name in came.envelope.headers if "count" in name]
+
+
+def test_times_that_nobody_here_knows_of_are_unanswered() -> None:
+    attempts = Attempts()
+
+    def came(returns: int | None) -> tuple[int, int]:
+        return attempts.failures("orders", message(returns), redelivered=True)
+
+    def message(returns: int | None) -> Arrived:
+        return Arrived(Envelope("orders", "m", {}, b""), returns, has_id=True)
+
+    assert came(3) == (3, 3)
+    attempts.kept("orders", message(3), failures=4)  # tried again at once
+    assert came(3) == (4, 0)
+    attempts.kept("orders", message(3), failures=5, returns=1)  # given back to the queue
+    assert came(4) == (5, 0)
+    assert came(6) == (7, 2)
+    attempts.forget("orders", message(6))
+    assert came(None) == (1, 1)  # a classic queue does not count
+    attempts.kept("orders", message(None), failures=2)
+    assert came(None) == (2, 0)

@@ -1,0 +1,120 @@
+"""A message that came back without an answer again and again is not handled before the policy has decided about it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.waiting import until
+from typing_extensions import override
+
+from postdate import Endpoint, Headers, MemoryTransport, Outbox, Recoverability, SqliteOutbox
+from postdate.backends.azure.receiving import ReceiveMemory
+from postdate.backends.memory.transport import MemoryReceiver
+from postdate.core.recoverability import Decision, ImmediateRetry, MoveToError
+from postdate.errors import HandlingInterrupted
+from postdate.ports import Received
+from postdate.testing import VirtualClock
+
+
+class CameBack(MemoryReceiver):
+    """Says of each message how it came back."""
+
+    how: dict[str, Any]
+
+    @override
+    async def receive(self, limit: int) -> Sequence[Received]:
+        return [replace(each, **self.how) for each in await super().receive(limit)]
+
+
+class Queues(MemoryTransport):
+    """Gives out messages that came back.
+
+    Args:
+        how: see :class:`postdate.ports.Received`.
+    """
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__()
+        self.how = how
+
+    @override
+    def receiver(self, queue: str) -> MemoryReceiver:
+        receiver = CameBack(self, queue)
+        receiver.how = self.how
+        return receiver
+
+
+async def handled(clock: VirtualClock, queues: Queues, settings: Recoverability, outbox: Outbox | None) -> int:
+    """Return how often a message is handled before it has left its queue."""
+    mode, calls = "receive_only", list[bytes]()
+    endpoint = Endpoint(
+        "sales", transport=queues, transaction_mode=mode, recoverability=settings, clock=clock, outbox=outbox
+    )
+
+    @endpoint.handler(bytes)
+    async def handle(message: bytes, context: object) -> None:
+        calls.append(message)
+
+    async with endpoint:
+        await endpoint.send(b"body", destination="sales")
+
+        async def has_ended() -> bool:
+            return bool(calls) or (await queues.queue_lengths())["error"] > 0
+
+        await until(has_ended)
+    return len(calls)
+
+
+@pytest.mark.parametrize("with_outbox", [False, True], ids=["alone", "with an outbox"])
+@pytest.mark.parametrize(
+    ("how", "goes_on"),
+    [
+        ({"failures": 1, "unanswered": 1}, True),  # a restart
+        ({"failures": 5, "unanswered": 5}, True),
+        ({"failures": 6, "unanswered": 6}, False),
+        ({"failures": 6, "unanswered": 0}, True),  # the error queue was away, and the policy has had its say
+        ({"failures": 0, "unanswered": 0, "is_last": True}, False),
+    ],
+)
+async def test_after_its_tries_it_goes_to_the_error_queue_unhandled(
+    clock: VirtualClock, tmp_path: Path, how: dict[str, Any], goes_on: bool, with_outbox: bool
+) -> None:
+    queues, settings = Queues(**how), Recoverability(immediate_retries=5, delayed_retries=0)
+    outbox = Outbox(SqliteOutbox(tmp_path / "outbox.db", synchronous="normal")) if with_outbox else None
+    assert await handled(clock, queues, settings, outbox) == int(goes_on)
+    assert await queues.queue_lengths() == {"sales": 0, "error": int(not goes_on)}
+    if not goes_on:
+        (copy,) = await MemoryTransport.receiver(queues, "error").receive(1)
+        assert copy.envelope.headers[Headers.ERROR_CODE] == HandlingInterrupted.code
+
+
+@pytest.mark.parametrize(
+    ("decision", "is_last", "goes_on"),
+    [(ImmediateRetry(), False, True), (MoveToError(), False, False), (ImmediateRetry(), True, False)],
+)
+async def test_a_policy_of_the_application_decides(
+    clock: VirtualClock, decision: Decision, is_last: bool, goes_on: bool
+) -> None:
+    asked = list[tuple[type[BaseException], int]]()
+
+    def policy(error: BaseException, failures: int, *_: object) -> Decision:
+        asked.append((type(error), failures))
+        return decision
+
+    queues = Queues(failures=3, unanswered=2, is_last=is_last)
+    assert await handled(clock, queues, Recoverability(policy=policy, delayed_retries=0), None) == int(goes_on)
+    assert asked == [(HandlingInterrupted, 3)]
+    assert await queues.queue_lengths() == {"sales": 0, "error": int(not goes_on)}
+
+
+def test_azure_tells_how_often_a_message_was_given_out_and_this_process_how_often_it_gave_it_back() -> None:
+    memory = ReceiveMemory()
+    assert memory.failures("sales", "m", 1) == (0, 0)
+    assert memory.failures("sales", "m", 4) == (3, 3)
+    memory.give_back("sales", "m", failed=True)
+    memory.give_back("sales", "m", failed=False)
+    assert memory.failures("sales", "m", 6) == (4, 3)
+    memory.forget("sales", "m")
+    assert memory.failures("sales", "m", 6) == (5, 5)
