@@ -10,8 +10,8 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -157,6 +157,22 @@ class SqliteStoreSubject(StoreSubject):
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         return damage_row(self.path, "delayed_message", message_id, damage)
+
+    def refusals(self, store: DelayedMessageStore) -> Mapping[str, AbstractContextManager[object]]:
+        assert isinstance(store, SqliteStore)
+        return {
+            "read-only": _set(store, ("query_only = 1", "query_only = 0")),
+            "full": _set(store, ("max_page_count = 1", "max_page_count = 1000000000")),
+        }
+
+
+@contextmanager
+def _set(store: SqliteStore, pragmas: tuple[str, str]) -> Generator[None]:
+    """Give the connection that writes a setting, and after the block another."""
+    before, after = pragmas
+    store.file._writing_connection().execute(f"PRAGMA {before}")
+    yield
+    store.file._writing_connection().execute(f"PRAGMA {after}")
 
 
 class MemoryTransportSubject(TransportSubject):

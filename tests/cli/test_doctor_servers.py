@@ -84,6 +84,11 @@ def test_tables_must_be_those_of_this_version(there, result, said):
         ("RabbitMQ", {"disk_free": "9000", "disk_free_limit": "1000"}, {"broker disk": "ok"}),
         ("RabbitMQ", {"disk_free": "1500", "disk_free_limit": "1000"}, {"broker disk": "warn"}),
         ("RabbitMQ", {"queue_type:orders": "classic", "queue_type:error": "quorum"}, {"queue type": "warn"}),
+        ("PostgreSQL", {"transaction_read_only": "on"}, {"writes": "fail"}),
+        ("MariaDB", {"read_only": "1"}, {"writes": "fail"}),
+        ("SQL Server", {"updateability": "READ_ONLY"}, {"writes": "fail"}),
+        ("Redis", {"role": "slave"}, {"writes": "fail"}),
+        ("Redis", {"role": "master", "read_only": "0"}, {}),
         ("Something", {"fsync": "off"}, {}),
     ],
 )

@@ -26,7 +26,7 @@ from postdate import (
 from postdate.backends.memory.transport import MemoryReceiver, _has_ended
 from postdate.backends.sqlite.transport import LocalReceiver
 from postdate.clock import to_microseconds
-from postdate.errors import ClaimLost, PostdateError
+from postdate.errors import ClaimLost, PostdateError, StoreError
 from postdate.messages import decode_headers
 from postdate.pipeline.columns import INSTANT
 from postdate.pipeline.rows import restored
@@ -105,6 +105,14 @@ class ClaimsTwice(MemoryStore):
 class NewestFirst(MemoryStore):
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
         return list(reversed(await super().claim_due(now, limit)))
+
+
+class BlamesTheMessage(SqliteStore):
+    async def store(self, message: DelayedMessage, now: datetime) -> None:
+        try:
+            await super().store(message, now)
+        except StoreError as error:
+            raise StoreError(str(error)) from error
 
 
 class DropsUnicode(MemoryStore):
@@ -348,6 +356,7 @@ BROKEN_STORES: Broken = {
     "claims twice": (ClaimsTwice, "claims.a_claimed_message_is_hidden"),
     "claims twice among tasks": (ClaimsTwice, "claims.tasks_claim_each_message_once"),
     "swaps the order": (NewestFirst, "claims.oldest_first_up_to_the_limit"),
+    "blames the message": (BlamesTheMessage, "storing.what_a_store_says_of_itself_blames_no_message"),
     "drops unicode": (DropsUnicode, "storing.unicode_survives"),
     "accepts too large": (AcceptsTooLarge, "storing.too_large_is_refused"),
     "stores half a batch": (StoresHalfABatch, "storing.a_batch_with_one_too_large_is_refused_whole"),
@@ -416,6 +425,9 @@ class BrokenStoreSubject(StoreSubject):
 
     def damage(self, message_id, damage):
         return self._good.damage(message_id, damage)
+
+    def refusals(self, store):
+        return self._good.refusals(store) if self._is_sqlite() else {}
 
 
 @pytest.mark.parametrize("store_subject", ["SqliteStore"], indirect=True)

@@ -84,7 +84,8 @@ class DelayedMessageStore(Protocol):
         Guarantees:
             storing.a_message_is_unchanged, a_duplicate_is_refused, a_failed_message_may_come_back,
             too_large_is_refused, a_race_for_one_id_has_one_winner,
-            of_many_at_once_each_id_is_stored_once, what_is_stored_survives_closing.
+            of_many_at_once_each_id_is_stored_once, what_is_stored_survives_closing,
+            what_a_store_says_of_itself_blames_no_message.
         """
 
     @abstractmethod
