@@ -198,7 +198,7 @@ class LocalTransportSubject(TransportSubject):
         return SqliteStore(self.path, synchronous="normal")
 
     def damages(self) -> frozenset[Damage]:
-        return frozenset(Damage) - {Damage.FLIP}
+        return frozenset(Damage) - {Damage.DESTINATION, Damage.FLIP}
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         return damage_row(self.path, "queue_message", message_id, damage)
@@ -222,6 +222,9 @@ def damage_row(path: Path, table: str, message_id: str, damage: Damage) -> bytes
         if damage is Damage.CONTENT:
             file.execute("DELETE FROM content WHERE seq = ?", (content,))
             return b""
+        if damage is Damage.DESTINATION:
+            file.execute(f"UPDATE {table} SET destination = ' ' WHERE message_id = ?", (message_id,))
+            return b" "
         file.execute(f"UPDATE {table} SET due = ? WHERE message_id = ?", (_BEFORE_THE_CALENDAR, message_id))
         if table == "delayed_message":
             file.execute("UPDATE delayed_message SET attempt_at = due WHERE message_id = ?", (message_id,))

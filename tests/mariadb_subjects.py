@@ -15,6 +15,7 @@ from postdate.testing import Damage, StoreSubject
 
 DAMAGES = {
     Damage.HEADERS: ("headers = %(value)s", '{"a": "b'),
+    Damage.DESTINATION: ("destination = %(value)s", " "),
     Damage.DUE: ("due = %(value)s, attempt_at = %(value)s", -(10**18)),
 }
 """In which ways a row can be damaged; that content is gone cannot be: it is a part of the row that is never NULL."""

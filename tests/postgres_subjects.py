@@ -84,6 +84,10 @@ class PostgresStoreSubject(StoreSubject):
             f"UPDATE \"{table}\" SET due = '0044-03-15 12:00:00+00 BC', attempt_at = '0044-03-15 12:00:00+00 BC' "
             f"WHERE number = %(content)s RETURNING convert_to(due::text, 'UTF8')"
         )
+        if damage is Damage.DESTINATION:
+            due = f"""
+                UPDATE "{table}" SET destination = ' ' WHERE number = %(content)s
+                RETURNING convert_to(destination, 'UTF8')"""
         return damaged(self.url, self.schema, find, due, message_id, damage)
 
     def refusals(self, store: DelayedMessageStore) -> Mapping[str, AbstractContextManager[object]]:
@@ -121,7 +125,7 @@ class PostgresTransportSubject(TransportSubject):
         return PostgresTransport(self.url, schema=self.schema)
 
     def damages(self) -> frozenset[Damage]:
-        return frozenset(Damage) - {Damage.FLIP}
+        return frozenset(Damage) - {Damage.DESTINATION, Damage.FLIP}
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         find = "SELECT content FROM queue_message WHERE message_id = %s"

@@ -207,6 +207,17 @@ class ForgetsTheBytes(SqliteStore):
         return [replace(each, raw={}) for each in await super().quarantined(limit)]
 
 
+class SetsNothingAside(SqliteStore):
+    async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
+        return False
+
+
+class SetsAsideWithoutAClaim(SqliteStore):
+    async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
+        await super().set_aside(claim, reason, now)
+        return True
+
+
 class PutsAnythingBack(SqliteStore):
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
         if mending != Mending():
@@ -373,6 +384,8 @@ BROKEN_STORES: Broken = {
     "keeps the old checksum": (KeepsTheChecksumOfWhatWasThere, "quarantine.a_flipped_bit_is_noticed"),
     "mends without a checksum": (MendsWithoutAChecksum, "quarantine.a_flipped_bit_is_noticed"),
     "forgets the bytes": (ForgetsTheBytes, "quarantine.an_unreadable_message_is_set_aside_with_its_bytes"),
+    "sets nothing aside": (SetsNothingAside, "quarantine.what_no_queue_takes_is_set_aside"),
+    "sets aside without a claim": (SetsAsideWithoutAClaim, "quarantine.what_no_queue_takes_is_set_aside"),
     "puts anything back": (PutsAnythingBack, "quarantine.what_is_still_unreadable_stays_set_aside"),
     "never puts back": (NeverPutsBack, "quarantine.a_mended_message_is_put_back"),
     "checks what it reads": (ChecksWhatItReads, "quarantine.tightened_limits_refuse_nothing_that_is_stored"),

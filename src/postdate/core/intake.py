@@ -241,8 +241,8 @@ class Intake:
                 return
         envelope, refused = received.envelope, error
         for headers_of in (error_headers, error_headers_in_brief):
-            copy = self._error_copy(envelope, error, due, headers_of)
             try:
+                copy = self._error_copy(envelope, error, due, headers_of)
                 await self._receiver.commit(received, self._clock.now(), End(record=None, outgoing=[copy]))
             except MessageError as failure:
                 refused = failure

@@ -249,6 +249,22 @@ class ClaimingStore(DelayedMessageStore):
             claims.a_released_claim_counts_nothing, a_released_message_waits_until_then, a_released_claim_is_void.
         """
 
+    async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
+        """Set a held message aside that no queue takes, nor the error queue its copy; see :class:`Quarantine`.
+
+        Args:
+            claim: held by this process; another one is passed over.
+            reason: shown to the operator, and recorded.
+            now: UTC.
+
+        Returns:
+            Whether it is aside now; never with a store that is no :class:`Quarantine`.
+
+        Guarantees:
+            quarantine.what_no_queue_takes_is_set_aside.
+        """
+        return False
+
     def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
         """Call ``lost`` with the ids of messages whose claims are void from now on; returns the way to stop it.
 
