@@ -151,6 +151,29 @@ async def test_whatever_a_row_holds_the_service_lives_and_the_row_is_set_aside(
     await one_file.close()
 
 
+async def test_what_no_queue_takes_is_set_aside_and_goes_on_when_it_is_mended(tmp_path: Path) -> None:
+    """Headers that are too much for the queues, stored past them: neither the message nor a brief copy can leave."""
+    one_file, clock = OneFile(tmp_path / "one.db"), VirtualClock(NOW)
+    queues = MemoryTransport(largest_message_bytes=1_000)
+    large = DelayedMessage("large", NOW, "q", {"large": "x" * 400_000}, b"body")
+    await queues.create_queues(["q"])
+    await one_file.store.initialize("sales", TransactionMode.RECEIVE_ONLY)
+    await one_file.store.store_many([large, *messages(5)], NOW)
+    delivery = DelayedDelivery(one_file.store, number_of_retries=2)
+    async with Endpoint("sales", transport=queues, delayed_delivery=delivery, clock=clock):
+        await clock.advance(timedelta(minutes=5))
+        (aside,) = await one_file.store.quarantined(10)
+        assert aside.message_id == "large"
+        assert "nor its copy to the error queue (message_too_large" in aside.reason
+        assert await queues.queue_lengths() == {"q": 5, "error": 0, "sales": 0, "sales.timeouts": 0}
+        await one_file.store.put_back(aside.number, Mending(headers={"small": "x"}), clock.now())
+        await clock.advance(timedelta(minutes=5))
+    assert (await queues.queue_lengths())["q"] == 6
+    kinds = [each.kind for each in await one_file.store.history("large")]
+    assert kinds == [RecordKind.SCHEDULED, RecordKind.FAILED, RecordKind.RETURNED, RecordKind.DELIVERED]
+    await one_file.close()
+
+
 UNREADABLE_HEADERS = {
     "no UTF-8": b'{"NServiceBus.TimeToBeReceived": "\xff"}',
     "an escape in what is no UTF-8": b'{"a": "\\u00\xff"}',
