@@ -8,6 +8,7 @@ from typing import Final
 
 import psycopg
 
+from postdate.backends.postgres.sessions import POOLED
 from postdate.backends.rowlocks.errors import Meanings, meaning_of, told
 from postdate.errors import (
     PostdateError,
@@ -61,6 +62,8 @@ def translate(error: psycopg.Error, where: str) -> PostdateError:
     said, state = str(error).strip().partition("\n")[0] or type(error).__name__, error.sqlstate or ""
     of_driver = not state and isinstance(error, psycopg.OperationalError)
     meaning = StoreUnreachable if of_driver else meaning_of((state, state[:2]), _MEANINGS) or StoreError
+    if of_driver and "unsupported startup parameter" in said:  # the settings of each session; see sessions.py
+        said = POOLED
     found = told(meaning, said, where)
     return StoreNotWritable(f"{found}; {AFTER_AN_UPGRADE}") if meaning is StoreNotWritable else found
 
