@@ -82,6 +82,7 @@ class AzureTableStoreSubject(StoreSubject):
 
 _DAMAGED = {
     Damage.HEADERS: ("Headers", '{"a": "b'),
+    Damage.DESTINATION: ("Destination", " "),
     Damage.DUE: ("Due", "-0001-01-01T00:00:00.000000+00:00"),
 }
 

@@ -10,8 +10,8 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -158,6 +158,22 @@ class SqliteStoreSubject(StoreSubject):
     def damage(self, message_id: str, damage: Damage) -> bytes:
         return damage_row(self.path, "delayed_message", message_id, damage)
 
+    def refusals(self, store: DelayedMessageStore) -> Mapping[str, AbstractContextManager[object]]:
+        assert isinstance(store, SqliteStore)
+        return {
+            "read-only": _set(store, ("query_only = 1", "query_only = 0")),
+            "full": _set(store, ("max_page_count = 1", "max_page_count = 1000000000")),
+        }
+
+
+@contextmanager
+def _set(store: SqliteStore, pragmas: tuple[str, str]) -> Generator[None]:
+    """Give the connection that writes a setting, and after the block another."""
+    before, after = pragmas
+    store.file._writing_connection().execute(f"PRAGMA {before}")
+    yield
+    store.file._writing_connection().execute(f"PRAGMA {after}")
+
 
 class MemoryTransportSubject(TransportSubject):
     """The queues in memory: every handle is a new one."""
@@ -182,7 +198,7 @@ class LocalTransportSubject(TransportSubject):
         return SqliteStore(self.path, synchronous="normal")
 
     def damages(self) -> frozenset[Damage]:
-        return frozenset(Damage) - {Damage.FLIP}
+        return frozenset(Damage) - {Damage.DESTINATION, Damage.FLIP}
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         return damage_row(self.path, "queue_message", message_id, damage)
@@ -206,6 +222,9 @@ def damage_row(path: Path, table: str, message_id: str, damage: Damage) -> bytes
         if damage is Damage.CONTENT:
             file.execute("DELETE FROM content WHERE seq = ?", (content,))
             return b""
+        if damage is Damage.DESTINATION:
+            file.execute(f"UPDATE {table} SET destination = ' ' WHERE message_id = ?", (message_id,))
+            return b" "
         file.execute(f"UPDATE {table} SET due = ? WHERE message_id = ?", (_BEFORE_THE_CALENDAR, message_id))
         if table == "delayed_message":
             file.execute("UPDATE delayed_message SET attempt_at = due WHERE message_id = ?", (message_id,))

@@ -2,7 +2,8 @@
 
 import itertools
 import os
-from contextlib import closing
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
 
 from tests.damage import flipped
 
@@ -14,6 +15,7 @@ from postdate.testing import Damage, StoreSubject
 
 DAMAGES = {
     Damage.HEADERS: ("headers = %(value)s", '{"a": "b'),
+    Damage.DESTINATION: ("destination = %(value)s", " "),
     Damage.DUE: ("due = %(value)s, attempt_at = %(value)s", -(10**18)),
 }
 """In which ways a row can be damaged; that content is gone cannot be: it is a part of the row that is never NULL."""
@@ -56,6 +58,25 @@ class MariaDbStoreSubject(StoreSubject):
             change = f"UPDATE {pending} SET {column} WHERE message_id = %(id)s"
             assert session.change(change, {"id": message_id, "value": value})
         return value if isinstance(value, bytes) else str(value).encode()
+
+    def refusals(self, store: DelayedMessageStore) -> Mapping[str, AbstractContextManager[object]]:
+        numbers = {"read-only": ("HY000", 1290), "full": ("HY000", 1021), "lost row": ("HY000", 1020)}
+        numbers |= {"failing disk": ("HY000", 1030), "too many connections": ("08004", 1040)}
+        return {name: self._refusing(state, number) for name, (state, number) in numbers.items()}
+
+    @contextmanager
+    def _refusing(self, state: str, number: int) -> Generator[None]:
+        """Have a trigger answer for the server."""
+        with closing(MariaDbServer(self.url).connect()) as session:
+            ((table,),) = session.rows(f"SELECT name FROM {MariaDbNames(self.schema, 'any').of('store')}")
+            pending, trigger = (
+                MariaDbNames(self.schema, table).pending,
+                f"{quoted(self.schema)}.refuses".replace("%", "%%"),
+            )
+            says = f"SIGNAL SQLSTATE '{state}' SET MYSQL_ERRNO = {number}, MESSAGE_TEXT = 'as the server'"
+            session.change(f"CREATE TRIGGER {trigger} BEFORE INSERT ON {pending} FOR EACH ROW {says}", {})
+            yield
+            session.change(f"DROP TRIGGER {trigger}", {})
 
     def drop(self) -> None:
         drop_schema(self.url, self.schema)

@@ -2,6 +2,8 @@
 
 import itertools
 import os
+from collections.abc import Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 
 import psycopg
 
@@ -82,7 +84,29 @@ class PostgresStoreSubject(StoreSubject):
             f"UPDATE \"{table}\" SET due = '0044-03-15 12:00:00+00 BC', attempt_at = '0044-03-15 12:00:00+00 BC' "
             f"WHERE number = %(content)s RETURNING convert_to(due::text, 'UTF8')"
         )
+        if damage is Damage.DESTINATION:
+            due = f"""
+                UPDATE "{table}" SET destination = ' ' WHERE number = %(content)s
+                RETURNING convert_to(destination, 'UTF8')"""
         return damaged(self.url, self.schema, find, due, message_id, damage)
+
+    def refusals(self, store: DelayedMessageStore) -> Mapping[str, AbstractContextManager[object]]:
+        states = {"read-only": "25006", "full": "53100", "out of memory": "53200", "failing disk": "58030"}
+        states |= {"shutting down": "57P01", "serialization": "40001", "too many connections": "53300"}
+        return {name: self._refusing(state) for name, state in states.items()}
+
+    @contextmanager
+    def _refusing(self, state: str) -> Generator[None]:
+        """Have a trigger answer for the server."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute("SELECT set_config('search_path', quote_ident(%s), false)", (self.schema,))
+            connection.execute(
+                f"CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ "
+                f"BEGIN RAISE EXCEPTION 'as the server' USING ERRCODE = '{state}'; END $$".encode()
+            )
+            connection.execute("CREATE TRIGGER refuse BEFORE INSERT ON content EXECUTE FUNCTION refuse()")
+            yield
+            connection.execute("DROP FUNCTION refuse CASCADE")
 
     def drop(self) -> None:
         drop_schema(self.url, self.schema)
@@ -101,7 +125,7 @@ class PostgresTransportSubject(TransportSubject):
         return PostgresTransport(self.url, schema=self.schema)
 
     def damages(self) -> frozenset[Damage]:
-        return frozenset(Damage) - {Damage.FLIP}
+        return frozenset(Damage) - {Damage.DESTINATION, Damage.FLIP}
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         find = "SELECT content FROM queue_message WHERE message_id = %s"

@@ -37,6 +37,7 @@ class Prefix:
         field, value = {
             Damage.HEADERS: ("h", _DAMAGED_HEADERS),
             Damage.DUE: ("d", _BEFORE_THE_CALENDAR),
+            Damage.DESTINATION: ("q", b" "),
             Damage.FLIP: ("b", flipped(self._body(key))),
         }[damage]
         self.client.hset(key, field, value)
@@ -98,7 +99,7 @@ class RedisTransportSubject(TransportSubject):
         return RedisStore(self.prefix.login, table="conformance")
 
     def damages(self) -> frozenset[Damage]:
-        return frozenset(Damage) - {Damage.FLIP}
+        return frozenset(Damage) - {Damage.DESTINATION, Damage.FLIP}
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         (key,) = [

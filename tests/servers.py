@@ -1,4 +1,4 @@
-"""Private PostgreSQL, MariaDB, RabbitMQ and Redis servers on loopback: install, start, stop, kill.
+"""Private PostgreSQL, pgbouncer, MariaDB, RabbitMQ and Redis servers on loopback: install, start, stop, kill.
 
 A server lives in a directory of its own: what it stores in ``data``, its output in ``log``, and in ``server.json`` its
 ports and processes, so that any later Python process can find it, stop it, or see that it is gone. It has a session of
@@ -397,21 +397,7 @@ class PostgreSQL(Server):
         return self._answers("postgres")
 
     def _answers(self, database: str) -> bool:
-        """Log in and wait for ReadyForQuery, without needing a driver."""
-        settings = b"".join(word.encode() + b"\0" for word in ("user", "postdate", "database", database)) + b"\0"
-        try:
-            with socket.create_connection((LOOPBACK, self.port), ANSWERS_WITHIN_SECONDS) as connection:
-                connection.sendall(struct.pack("!II", 8 + len(settings), 3 << 16) + settings)
-                kind = b""
-                while kind != b"Z":
-                    kind, size = struct.unpack("!cI", receive(connection, 5))
-                    body = receive(connection, size - 4)
-                    if kind == b"E":
-                        return b"C53300\0" in body  # too many clients: it is busy, not down
-                connection.sendall(struct.pack("!cI", b"X", 4))
-        except OSError:
-            return False
-        return True
+        return _logs_in(self.port, database)
 
     def _create(self) -> None:
         new = self.directory / "data.new"
@@ -431,6 +417,78 @@ class PostgreSQL(Server):
     def _furnish(self) -> None:
         if not self.query("SELECT 1 FROM pg_database WHERE datname = 'postdate'", "postgres"):
             self.query("CREATE DATABASE postdate", "postgres")
+
+
+def _logs_in(port: int, database: str) -> bool:
+    """Log in to PostgreSQL and wait for ReadyForQuery, without needing a driver."""
+    settings = b"".join(word.encode() + b"\0" for word in ("user", "postdate", "database", database)) + b"\0"
+    try:
+        with socket.create_connection((LOOPBACK, port), ANSWERS_WITHIN_SECONDS) as connection:
+            connection.sendall(struct.pack("!II", 8 + len(settings), 3 << 16) + settings)
+            kind = b""
+            while kind != b"Z":
+                kind, size = struct.unpack("!cI", receive(connection, 5))
+                body = receive(connection, size - 4)
+                if kind == b"E":
+                    return b"C53300\0" in body  # too many clients: it is busy, not down
+            connection.sendall(struct.pack("!cI", b"X", 4))
+    except OSError:
+        return False
+    return True
+
+
+class PgBouncer(Server):
+    """Debian's pgbouncer before a PostgreSQL, in transaction mode, for all its databases.
+
+    Args:
+        postgres: the server behind it, which may be starting at the same time.
+        ignores: settings with which sessions begin and which are not passed on, as operators set it for some drivers;
+            others are refused.
+    """
+
+    name = "pgbouncer"
+    package = "pgbouncer"
+    account = "postgres"
+
+    def __init__(self, directory: Path, postgres: PostgreSQL, ignores: str = "options") -> None:
+        super().__init__(directory)
+        self._postgres, self._ignores = postgres, ignores
+
+    @classmethod
+    def is_installed(cls) -> bool:
+        return cls._program() is not None
+
+    @staticmethod
+    def _program() -> str | None:
+        return shutil.which("pgbouncer", path="/usr/sbin:/usr/bin:/usr/local/sbin:/usr/local/bin")
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postdate@{LOOPBACK}:{self.port}/postdate"
+
+    def answers(self) -> bool:
+        return _logs_in(self.port, "postdate")
+
+    def _create(self) -> None:
+        self._make_folder(self.data)
+
+    def _launch(self) -> None:
+        until(self._postgres.is_up, STARTS_WITHIN_SECONDS)
+        settings = {
+            "listen_addr": LOOPBACK,
+            "listen_port": self.port,
+            "unix_socket_dir": "",
+            "auth_type": "any",
+            "pool_mode": "transaction",
+            "max_client_conn": 200,
+            "ignore_startup_parameters": self._ignores,
+        }
+        lines = [f"{name} = {value}" for name, value in settings.items() if value]
+        behind = f"* = host={LOOPBACK} port={self._postgres.port} user=postdate"
+        file = self.directory / "pgbouncer.ini"
+        file.write_text("\n".join(["[databases]", behind, "[pgbouncer]", *lines, ""]), encoding="utf-8")
+        file.chmod(0o644)
+        self._start_daemon([self._program() or "pgbouncer", file])
 
 
 # --- MariaDB ----------------------------------------------------------------------------------------------------------

@@ -33,6 +33,13 @@ def postgres_url() -> Generator[str]:
 
 
 @pytest.fixture(scope="session")
+def pgbouncer_url(postgres_url: str) -> str:
+    """Return the address of the same database through a pooler: POSTDATE_PGBOUNCER_URL, or ``make services-up``'s."""
+    pooler = _url("pgbouncer", "POSTDATE_PGBOUNCER_URL")
+    return urlsplit(pooler)._replace(path=urlsplit(postgres_url).path).geturl()
+
+
+@pytest.fixture(scope="session")
 def mariadb_url() -> str:
     """Return where MariaDB is: POSTDATE_MARIADB_URL, or the server of ``make services-up``."""
     return _url("mariadb", "POSTDATE_MARIADB_URL")

@@ -20,13 +20,14 @@ from pathlib import Path
 
 from .azure_server import Azurite  # noqa: TID252 - as in servers.py
 from .machine import ServerError, place_for_servers  # noqa: TID252 - as in servers.py
-from .servers import MariaDB, PostgreSQL, RabbitMQ, Redis, Server, install_missing  # noqa: TID252
+from .servers import MariaDB, PgBouncer, PostgreSQL, RabbitMQ, Redis, Server, install_missing  # noqa: TID252
 
 PROJECT = Path(__file__).resolve().parent.parent
 URLS = PROJECT / ".services" / "urls.json"
 
 VARIABLES: Mapping[str, str] = {
     "postgres": "POSTDATE_POSTGRES_URL",
+    "pgbouncer": "POSTDATE_PGBOUNCER_URL",
     "mariadb": "POSTDATE_MARIADB_URL",
     "rabbitmq": "POSTDATE_RABBITMQ_URL",
     "redis": "POSTDATE_REDIS_URL",
@@ -43,8 +44,10 @@ class Services:
     def __init__(self) -> None:
         self.directory = _own_directory()
         rabbitmq, azurite = RabbitMQ(self.directory / "rabbitmq"), Azurite(self.directory / "azurite")
+        postgres = PostgreSQL(self.directory / "postgres")
         self.plain: dict[str, Server] = {
-            "postgres": PostgreSQL(self.directory / "postgres"),
+            "postgres": postgres,
+            "pgbouncer": PgBouncer(self.directory / "pgbouncer", postgres),
             "mariadb": MariaDB(self.directory / "mariadb"),
             "rabbitmq": rabbitmq,
             "redis": Redis(self.directory / "redis"),

@@ -20,18 +20,20 @@
     ├── StoreError
     │   ├── DuplicateMessage            the id is stored already; the first one is unchanged
     │   ├── SagaConflict                somebody else changed the saga meanwhile; nothing was kept
-    │   ├── StoreUnavailable            transient: locked, disk full, refuses for now
-    │   │   ├── StoreFull
-    │   │   └── StoreUnreachable        no connection, or no answer in time: never counted against a message
-    │   ├── StoreNotWritable            permissions or a read-only file system
-    │   ├── StoreNotSetUp               the tables are missing: run `postdate setup`
-    │   ├── StoreFromNewerVersion       written by a later Postdate
-    │   └── NotADatabase                the file is something else, or damaged
+    │   ├── StoreUnavailable            transient: refuses this for now
+    │   │   ├── StoreFull               an outage
+    │   │   ├── StoreTroubled           an outage: locked, a lost race, an internal error, a failing disk
+    │   │   └── StoreUnreachable        an outage: no connection, or no answer in time
+    │   │       └── StoreReadOnly       it takes no writes: a replica, or on its way to become one
+    │   ├── StoreNotWritable            an outage: permissions or a read-only file system
+    │   ├── StoreNotSetUp               an outage: the tables are missing: run `postdate setup`
+    │   ├── StoreFromNewerVersion       an outage: written by a later Postdate
+    │   └── NotADatabase                an outage: the file is something else, or damaged
     ├── TransportError
     │   ├── QueueNotFound
     │   ├── TransportUnavailable        transient
-    │   │   ├── DestinationUnavailable  this one queue takes nothing now: never counted against a message
-    │   │   └── TransportUnreachable    no connection, or no answer in time: never counted against a message
+    │   │   ├── DestinationUnavailable  an outage of this one queue, which takes nothing now
+    │   │   └── TransportUnreachable    an outage: no connection, or no answer in time
     │   └── ClaimLost                   another process took the message over; nothing was committed
     ├── TimeoutConcurrentlyProcessed    somebody else removed the timeout while it was being sent
     ├── MigrationConflict               another migration is on its way, or this one was begun differently
@@ -39,9 +41,10 @@
     ├── NotSupported                    an operation that this store or these queues do not offer
     └── PipelineError                   a bulk job was asked for something it cannot do
 
-``code`` is stable: logs, headers, the command line and exit documents use it. ``transient`` is the only
-thing retry code looks at: ``True`` means the same call may succeed later without anyone mending anything
-in the message or the configuration.
+``code`` is stable: logs, headers, the command line and exit documents use it. ``transient`` and ``outage`` are the only
+things retry code looks at. ``transient`` means that the same call may succeed later without anyone mending anything in
+the message or the configuration; ``outage``, that store or queues say it of themselves, whatever was asked of them: no
+message is to blame, so it is never counted against one.
 
 Source: house-style.md, "Errors".
 """
@@ -56,6 +59,7 @@ class PostdateError(Exception):
 
     code: ClassVar[str] = "postdate_error"
     transient: ClassVar[bool] = False
+    outage: ClassVar[bool] = False
 
 
 class MessageError(PostdateError):
@@ -171,7 +175,7 @@ class SagaConflict(StoreError):
 
 
 class StoreUnavailable(StoreError):
-    """The store did not answer or was locked too long. The call left nothing behind and may be repeated."""
+    """The store refuses this for now. The call left nothing behind and may be repeated."""
 
     code = "store_unavailable"
     transient = True
@@ -181,39 +185,55 @@ class StoreFull(StoreUnavailable):
     """The disk or database is full. The call left nothing behind; it succeeds once there is room."""
 
     code = "store_full"
+    outage = True
+
+
+class StoreTroubled(StoreUnavailable):
+    """The store has trouble with itself, maybe only at some rows: locked, a lost race, an internal error, its disk."""
+
+    code = "store_troubled"
+    outage = True
 
 
 class StoreUnreachable(StoreUnavailable):
-    """There is no connection to the server of the store, or it did not answer in time.
-
-    An outage: it says nothing about the message in hand, so it is never counted against one.
-    """
+    """There is no connection to the server of the store, or it did not answer in time."""
 
     code = "store_unreachable"
+    outage = True
+
+
+class StoreReadOnly(StoreUnreachable):
+    """The server that the address leads to takes no writes; its connections are dropped: the next may find another."""
+
+    code = "store_read_only"
 
 
 class StoreNotWritable(StoreError):
     """The store may not be written: permissions, or a read-only file system."""
 
     code = "store_not_writable"
+    outage = True
 
 
 class StoreNotSetUp(StoreError):
     """The tables of the store do not exist yet."""
 
     code = "store_not_set_up"
+    outage = True
 
 
 class StoreFromNewerVersion(StoreError):
     """The store was written by a later version of Postdate, which this one must not touch."""
 
     code = "store_from_newer_version"
+    outage = True
 
 
 class NotADatabase(StoreError):
     """The file exists and is not a database of Postdate, or it is damaged."""
 
     code = "not_a_database"
+    outage = True
 
 
 class TransportError(PostdateError):
@@ -236,23 +256,20 @@ class TransportUnavailable(TransportError):
 
 
 class DestinationUnavailable(TransportUnavailable):
-    """One queue takes nothing for now: it is full, or its node is away. Other queues of the server may take theirs.
-
-    An outage of that destination: never counted against a message; those for other destinations go on.
-    """
+    """One queue takes nothing for now: it is full, or its node is away. Other queues of the server may take theirs."""
 
     code = "destination_unavailable"
+    outage = True
 
 
 class TransportUnreachable(TransportUnavailable):
     """There is no connection to the server of the queues, or it did not answer in time: memory alarm, frozen, silent.
 
-    An outage: it says nothing about the message in hand, so it is never counted against one.
-
     What was sent just before the connection was lost may have arrived; it is sent again with the same id.
     """
 
     code = "transport_unreachable"
+    outage = True
 
 
 class ClaimLost(TransportError):

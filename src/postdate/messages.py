@@ -257,13 +257,16 @@ def decode_headers(text: str | bytes) -> dict[str, str]:
     """Return the headers of a JSON object of texts.
 
     Raises:
-        InvalidHeaders: not JSON, not an object, or a value that is no text.
+        InvalidHeaders: not JSON, not an object, a value that is no text, or an empty name.
     """
     try:
-        return _DECODE_HEADERS(text)
+        found = _DECODE_HEADERS(text)
     except (msgspec.MsgspecError, ValueError) as error:
         shown = text if isinstance(text, str) else text.decode(errors="replace")
         raise InvalidHeaders(f"headers must be a JSON object of texts, not {shown[:80]!r}: {error}") from error
+    if "" in found:
+        raise InvalidHeaders("a header has an empty name")
+    return found
 
 
 # The checksum of a row stands behind the JSON object of its headers, as white space: a tab, and its 32 bits as spaces
@@ -470,7 +473,12 @@ class DelayedMessage:
         expires_at: datetime | None,
         number_of_failures: int,
     ) -> Self:
-        """Return a message that was checked before a store kept it; times are aware and UTC. For stores only."""
+        """Return a message that was checked before a store kept it; times are aware and UTC. For stores only.
+
+        Refused is only what nothing can be made of, if somebody has changed the row: a blank id or destination.
+        """
+        if not (message_id.strip() and destination.strip()):
+            raise InvalidMessage(f"message id {message_id!r} or destination {destination!r} is blank")
         message = object.__new__(cls)
         put = object.__setattr__
         put(message, "message_id", message_id)
@@ -527,7 +535,9 @@ class Envelope:
         expires_at: datetime | None,
         due: datetime | None,
     ) -> Self:
-        """Return an envelope that was checked before a queue kept it; times are aware and UTC. For transports only."""
+        """Do the same as :meth:`DelayedMessage.restored` for a queue. For transports only."""
+        if not message_id.strip():
+            raise InvalidMessage("message id is blank")
         envelope = object.__new__(cls)
         put = object.__setattr__
         put(envelope, "destination", destination)

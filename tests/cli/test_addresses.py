@@ -312,3 +312,21 @@ def test_where_no_sql_is_needed_that_is_said(cli):
     ran = cli("setup", "--print-sql", "--store", "memory:", "--transport", "memory:")
     assert ran.status == 2
     assert "'memory:' needs no SQL" in ran.err
+
+
+# --- a pooler in between --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["setup"], ["run"], ["send", "q", "x", "--delay", "1h"]])
+def test_a_pooler_is_refused_in_one_sentence_that_names_the_setting(cli, pgbouncer_url, command):
+    refused = cli(*command, "--store", pgbouncer_url)
+    assert refused.status == 2
+    (said,) = [line for line in refused.err.splitlines() if "error [" in line]
+    assert "a pooler such as pgbouncer answers there" in said
+    assert "name host and port of PostgreSQL itself (store.address, option --store)" in said
+
+
+def test_doctor_tells_a_pooler(cli, pgbouncer_url):
+    ran = cli("doctor", "--store", pgbouncer_url)
+    assert ran.status == 1
+    assert "a pooler such as pgbouncer answers there" in ran.out

@@ -84,6 +84,11 @@ def test_tables_must_be_those_of_this_version(there, result, said):
         ("Redis", {"maxmemory": "1000", "maxmemory_policy": "volatile-lru"}, {}),
         ("RabbitMQ", {"blocked": ""}, {"broker alarm": "ok"}),
         ("RabbitMQ", {"blocked": "low on disk"}, {"broker alarm": "fail"}),
+        ("PostgreSQL", {"transaction_read_only": "on"}, {"writes": "fail"}),
+        ("MariaDB", {"read_only": "1"}, {"writes": "fail"}),
+        ("SQL Server", {"updateability": "READ_ONLY"}, {"writes": "fail"}),
+        ("Redis", {"role": "slave"}, {"writes": "fail"}),
+        ("Redis", {"role": "master", "read_only": "0"}, {}),
         ("Something", {"fsync": "off"}, {}),
     ],
 )

@@ -27,7 +27,7 @@ from postdate.backends.memory.transport import MemoryReceiver, _has_ended
 from postdate.backends.sqlite.observation import FileObserver
 from postdate.backends.sqlite.transport import LocalReceiver
 from postdate.clock import to_microseconds
-from postdate.errors import ClaimLost, ConfigurationError, DuplicateMessage, PostdateError
+from postdate.errors import ClaimLost, ConfigurationError, DuplicateMessage, PostdateError, StoreError
 from postdate.messages import decode_headers
 from postdate.pipeline.columns import INSTANT
 from postdate.pipeline.rows import restored
@@ -109,6 +109,14 @@ class ClaimsTwice(MemoryStore):
 class NewestFirst(MemoryStore):
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
         return list(reversed(await super().claim_due(now, limit)))
+
+
+class BlamesTheMessage(SqliteStore):
+    async def store(self, message: DelayedMessage, now: datetime) -> None:
+        try:
+            await super().store(message, now)
+        except StoreError as error:
+            raise StoreError(str(error)) from error
 
 
 class DropsUnicode(MemoryStore):
@@ -201,6 +209,17 @@ class ChecksTheDueTime(SqliteStore):
 class ForgetsTheBytes(SqliteStore):
     async def quarantined(self, limit: int) -> Sequence[Quarantined]:
         return [replace(each, raw={}) for each in await super().quarantined(limit)]
+
+
+class SetsNothingAside(SqliteStore):
+    async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
+        return False
+
+
+class SetsAsideWithoutAClaim(SqliteStore):
+    async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
+        await super().set_aside(claim, reason, now)
+        return True
 
 
 class PutsAnythingBack(SqliteStore):
@@ -412,6 +431,7 @@ BROKEN_STORES: Broken = {
     "claims twice": (ClaimsTwice, "claims.a_claimed_message_is_hidden"),
     "claims twice among tasks": (ClaimsTwice, "claims.tasks_claim_each_message_once"),
     "swaps the order": (NewestFirst, "claims.oldest_first_up_to_the_limit"),
+    "blames the message": (BlamesTheMessage, "storing.what_a_store_says_of_itself_blames_no_message"),
     "drops unicode": (DropsUnicode, "storing.unicode_survives"),
     "accepts too large": (AcceptsTooLarge, "storing.too_large_is_refused"),
     "stores half a batch": (StoresHalfABatch, "storing.a_batch_with_one_too_large_is_refused_whole"),
@@ -428,6 +448,8 @@ BROKEN_STORES: Broken = {
     "keeps the old checksum": (KeepsTheChecksumOfWhatWasThere, "quarantine.a_flipped_bit_is_noticed"),
     "mends without a checksum": (MendsWithoutAChecksum, "quarantine.a_flipped_bit_is_noticed"),
     "forgets the bytes": (ForgetsTheBytes, "quarantine.an_unreadable_message_is_set_aside_with_its_bytes"),
+    "sets nothing aside": (SetsNothingAside, "quarantine.what_no_queue_takes_is_set_aside"),
+    "sets aside without a claim": (SetsAsideWithoutAClaim, "quarantine.what_no_queue_takes_is_set_aside"),
     "puts anything back": (PutsAnythingBack, "quarantine.what_is_still_unreadable_stays_set_aside"),
     "never puts back": (NeverPutsBack, "quarantine.a_mended_message_is_put_back"),
     "checks what it reads": (ChecksWhatItReads, "quarantine.tightened_limits_refuse_nothing_that_is_stored"),
@@ -497,6 +519,9 @@ class BrokenStoreSubject(StoreSubject):
 
     def damage(self, message_id, damage):
         return self._good.damage(message_id, damage)
+
+    def refusals(self, store):
+        return self._good.refusals(store) if self._is_sqlite() else {}
 
 
 @pytest.mark.parametrize("store_subject", ["SqliteStore"], indirect=True)

@@ -5,6 +5,7 @@ import uuid
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
+from pathlib import Path
 
 import anyio
 import pytest
@@ -14,7 +15,7 @@ from tests.rabbitmq_subjects import channel_of
 from tests.servers import RabbitMQ
 from tests.waiting import until
 
-from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, MemoryStore, SystemClock
+from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, MemoryStore, SqliteStore, SystemClock
 from postdate.backends.rabbitmq.transport import RabbitMqTransport
 from postdate.errors import PostdateError, TransportUnavailable, TransportUnreachable
 from postdate.ports import RecordKind
@@ -74,7 +75,7 @@ async def alarm(server: RabbitMQ) -> AsyncGenerator[None]:
 
 
 @asynccontextmanager
-async def service(transport: RabbitMqTransport, store: MemoryStore) -> AsyncGenerator[Endpoint]:
+async def service(transport: RabbitMqTransport, store: MemoryStore | SqliteStore) -> AsyncGenerator[Endpoint]:
     """Deliver due messages with no retries: whatever counts against a message moves it to the error queue."""
     endpoint = Endpoint(
         f"outages.{uuid.uuid4()}",
@@ -90,13 +91,35 @@ async def until_logged(caplog: pytest.LogCaptureFixture, text: str) -> None:
     await until(lambda: text in caplog.text)
 
 
-async def store_due(store: MemoryStore, queue: str, count: int) -> None:
+async def store_due(store: MemoryStore | SqliteStore, queue: str, count: int) -> None:
     due = SystemClock().now() - SECOND
     await store.store_many([DelayedMessage(f"{n}", due, queue, {}, b"body") for n in range(count)], due)
 
 
-async def delivered(store: MemoryStore) -> int:
+async def delivered(store: MemoryStore | SqliteStore) -> int:
     return (await store.record_counts()).get(RecordKind.DELIVERED, 0)
+
+
+async def test_headers_larger_than_a_frame_that_came_past_the_queues_are_set_aside(
+    rabbitmq_url: str, channel: BlockingChannel, tmp_path: Path
+) -> None:
+    """Neither the message nor a brief copy of it has room in a frame: both were tried for ever."""
+    name = f"postdate.test.{uuid.uuid4()}"
+    channel.queue_declare(name, durable=True)
+    store = SqliteStore(tmp_path / "store.db", synchronous="normal")
+    await store.store(DelayedMessage("large", NOW, name, {"large": "x" * 200_000}), NOW)
+    await store_due(store, name, 5)
+    async with transport_at(rabbitmq_url) as transport, service(transport, store):
+        await until(store.quarantined_count)
+
+        async def others_arrived() -> bool:
+            return await delivered(store) == 5
+
+        await until(others_arrived)
+    (aside,) = await store.quarantined(10)
+    assert (aside.message_id, len(aside.raw["headers"]) > 200_000) == ("large", True)
+    await store.close()
+    channel.queue_delete(name)
 
 
 async def test_a_full_queue_moves_nothing_to_the_error_queue(rabbitmq_url: str, channel: BlockingChannel) -> None:

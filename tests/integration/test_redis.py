@@ -10,7 +10,7 @@ from typing import Any
 
 import anyio
 import pytest
-from redis.exceptions import BusyLoadingError, MovedError, ResponseError
+from redis.exceptions import AuthenticationError, BusyLoadingError, MovedError, ReadOnlyError, ResponseError
 from tests.lapsing_cases import answer, cases, drawn
 from tests.redis_subjects import Prefix
 from tests.servers import Redis
@@ -118,7 +118,10 @@ def test_an_address_that_cannot_be_is_refused(address: str) -> None:
     [
         (BusyLoadingError("Redis is loading the dataset in memory"), StoreUnreachable),
         (ResponseError("MISCONF Errors writing to the AOF file: No space left on device"), StoreFull),
-        (ResponseError("BUSY Redis is busy running a script."), StoreUnavailable),
+        (ResponseError("BUSY Redis is busy running a script."), StoreUnreachable),
+        (ResponseError("NOREPLICAS Not enough good replicas to write."), StoreUnreachable),
+        (AuthenticationError("invalid username-password pair"), StoreUnreachable),
+        (ReadOnlyError("You can't write against a read only replica."), StoreUnreachable),
         (MovedError("1 127.0.0.1:7000"), StoreError),
         (ResponseError("WRONGTYPE Operation against a key"), StoreError),
         (ConnectionResetError("reset"), StoreUnreachable),

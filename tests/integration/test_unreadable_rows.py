@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 from tests.waiting import patience
 
-from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, LocalTransport, SqliteStore, SystemClock
+from postdate import (
+    DelayedDelivery,
+    DelayedMessage,
+    Endpoint,
+    Envelope,
+    LocalTransport,
+    MemoryTransport,
+    SqliteStore,
+    SystemClock,
+    TransactionMode,
+)
 from postdate.backends.sqlite.observation import FileObserver
 from postdate.backends.sqlite.transport import DEAD_LETTERS
 from postdate.core.dispatcher import has_lapsed
@@ -65,6 +75,8 @@ DAMAGES = {
     "a due time that is no number": ["UPDATE TABLE SET due = 'soon' WHERE content = {}"],
     "an expiry before the calendar": ["UPDATE TABLE SET expires_at = -9223372036854775807 WHERE content = {}"],
     "failures that are no number": ["UPDATE TABLE SET failures = 'many' WHERE content = {}"],
+    "a header without a name": ['UPDATE content SET headers = \'{"": "b"}\' WHERE seq = {}'],
+    "a blank id": ["UPDATE TABLE SET message_id = ' ' WHERE content = {}"],
 }
 
 
@@ -77,7 +89,7 @@ async def test_whatever_is_damaged_in_a_waiting_row_the_others_are_claimed(damag
     assert [each.message.message_id for each in claims] == [f"m-{n}" for n in range(51) if n != 6]
     assert await one_file.store.quarantined_count() == 1
     (aside,) = await one_file.store.quarantined(10)
-    assert aside.message_id in {"m-6", "m\ufffd"}
+    assert aside.message_id in {"m-6", "m\ufffd", " "}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -103,6 +115,63 @@ async def test_damaged_headers_do_not_stop_a_move_that_judges_them(one_file: One
     one_file.damage('UPDATE content SET headers = \'{"NServiceBus.TimeToBeReceived": "b\' WHERE seq = 7')
     rule = Discarding(timedelta(0), lambda *_: False)
     assert (await one_file.store.move_due(LATER, 1_000, discarding=rule)).delivered == 51
+
+
+WHAT_NOBODY_COULD_HAVE_STORED = {
+    "no destination": "destination = ''",
+    "a blank destination": "destination = ' '",
+    "a destination that is too long": "destination = replace(hex(zeroblob(200)), '00', 'long')",
+    "NUL in the destination": "destination = 'a' || char(0)",
+    "an id that is too long": "message_id = replace(hex(zeroblob(200)), '00', 'long'), destination = 'nowhere'",
+    "NUL in the id": "message_id = 'm' || char(0), destination = 'nowhere'",
+}
+
+
+@pytest.mark.parametrize("is_at_destination", [False, True])
+async def test_whatever_a_row_holds_the_service_lives_and_the_row_is_set_aside(
+    tmp_path: Path, *, is_at_destination: bool
+) -> None:
+    """What reading accepts and making refuses: such a row had no error copy, and the service ended at every start."""
+    one_file, queues, clock = OneFile(tmp_path / "one.db"), MemoryTransport(), VirtualClock(NOW)
+    await one_file.store.initialize("sales", TransactionMode.RECEIVE_ONLY)
+    await one_file.store.store_many(messages(20), NOW)
+    for seq, change in enumerate(WHAT_NOBODY_COULD_HAVE_STORED.values(), 5):
+        one_file.damage(f"UPDATE delayed_message SET {change} WHERE seq = {seq}")
+    delivery = DelayedDelivery(
+        one_file.store, errors_return_to="destination" if is_at_destination else "timeouts_queue"
+    )
+    await queues.create_queues(["q"])
+    async with Endpoint("sales", transport=queues, delayed_delivery=delivery, clock=clock):
+        await clock.advance(timedelta(minutes=5))
+    lengths, aside = await queues.queue_lengths(), await one_file.store.quarantined_count()
+    assert lengths["q"] == 20 - len(WHAT_NOBODY_COULD_HAVE_STORED)
+    assert aside + lengths["error"] == len(WHAT_NOBODY_COULD_HAVE_STORED)
+    assert aside == len(WHAT_NOBODY_COULD_HAVE_STORED) or is_at_destination
+    assert (await one_file.store.statistics(clock.now())).pending == 0
+    await one_file.close()
+
+
+async def test_what_no_queue_takes_is_set_aside_and_goes_on_when_it_is_mended(tmp_path: Path) -> None:
+    """Headers that are too much for the queues, stored past them: neither the message nor a brief copy can leave."""
+    one_file, clock = OneFile(tmp_path / "one.db"), VirtualClock(NOW)
+    queues = MemoryTransport(largest_message_bytes=1_000)
+    large = DelayedMessage("large", NOW, "q", {"large": "x" * 400_000}, b"body")
+    await queues.create_queues(["q"])
+    await one_file.store.initialize("sales", TransactionMode.RECEIVE_ONLY)
+    await one_file.store.store_many([large, *messages(5)], NOW)
+    delivery = DelayedDelivery(one_file.store, number_of_retries=2)
+    async with Endpoint("sales", transport=queues, delayed_delivery=delivery, clock=clock):
+        await clock.advance(timedelta(minutes=5))
+        (aside,) = await one_file.store.quarantined(10)
+        assert aside.message_id == "large"
+        assert "nor its copy to the error queue (message_too_large" in aside.reason
+        assert await queues.queue_lengths() == {"q": 5, "error": 0, "sales": 0, "sales.timeouts": 0}
+        await one_file.store.put_back(aside.number, Mending(headers={"small": "x"}), clock.now())
+        await clock.advance(timedelta(minutes=5))
+    assert (await queues.queue_lengths())["q"] == 6
+    kinds = [each.kind for each in await one_file.store.history("large")]
+    assert kinds == [RecordKind.SCHEDULED, RecordKind.FAILED, RecordKind.RETURNED, RecordKind.DELIVERED]
+    await one_file.close()
 
 
 UNREADABLE_HEADERS = {

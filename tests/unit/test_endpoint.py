@@ -21,6 +21,7 @@ from postdate import (
     SqliteStore,
     TransactionMode,
 )
+from postdate.backends.postgres.store import PostgresStore
 from postdate.errors import (
     ConfigurationError,
     DelayConflict,
@@ -582,6 +583,17 @@ async def test_headers_that_no_queue_takes_are_refused_when_they_are_sent(memory
         await endpoint.send(Pay(1), headers={"large": "x" * 1_200}, **timing)
         await memory.clock.advance(2 * SECOND)
     assert [message for message, *_ in memory.handled] == [Pay(1)]
+
+
+async def test_they_are_refused_in_a_transaction_of_the_application_too() -> None:
+    """The message goes past the queues into the store, which would take it."""
+    store = PostgresStore("postgresql://nobody.invalid/database")
+    endpoint = Endpoint("sales", transport=NarrowTransport(), delayed_delivery=DelayedDelivery(store))
+    with pytest.raises(MessageTooLarge, match="more than the 2,000"):
+        await endpoint.send(
+            b"", destination="sales", headers={"large": "x" * 2_000}, delay=SECOND, transaction=object()
+        )
+    await store.close()
 
 
 async def test_a_delay_for_ever_waits_and_disturbs_nobody(memory: Surroundings) -> None:

@@ -23,8 +23,15 @@ from postdate.core.intake import Intake
 from postdate.endpoint.sending import through_queue
 from postdate.errors import (
     ClaimLost,
+    NotADatabase,
     PostdateError,
     QueueNotFound,
+    StoreFromNewerVersion,
+    StoreFull,
+    StoreNotSetUp,
+    StoreNotWritable,
+    StoreReadOnly,
+    StoreTroubled,
     StoreUnavailable,
     StoreUnreachable,
     TransportUnavailable,
@@ -274,6 +281,21 @@ async def test_what_its_queue_would_drop_soon_goes_to_the_error_queue_while_the_
     await bench.intake.handle(replace(received, is_last=True))
     assert bench.ids("error") == ["m-1"]
     assert bench.ids(QUEUE) == []
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [StoreFull, StoreReadOnly, StoreTroubled, StoreNotWritable, StoreNotSetUp, StoreFromNewerVersion, NotADatabase],
+)
+async def test_whatever_a_store_says_of_itself_the_message_stays_in_hand(bench, kind: type[PostdateError]) -> None:
+    bench.store.faults.add(Fault("store", kind("of itself")))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(bench.intake.handle, await arrive(bench, bench.message("m-1", 600)))
+        await bench.clock.advance(120 * SECOND)
+        assert bench.ids("error") == []
+        bench.store.faults.clear()
+        await bench.clock.advance(30 * SECOND)
+    assert await bench.memory.get("m-1") is not None
 
 
 async def test_a_call_that_fails_just_after_a_store_is_back_is_soon_tried_again(bench) -> None:

@@ -18,6 +18,7 @@ from postdate.errors import (
     PostdateError,
     StoreFull,
     StoreNotSetUp,
+    StoreTroubled,
     StoreUnavailable,
 )
 
@@ -201,7 +202,9 @@ def test_whatever_ends_the_connection_another_number_follows(
     assert len([record for record in caplog.records if "lost the connection" in record.message]) == 1
 
 
-@pytest.mark.parametrize("error", [StoreNotSetUp("no table"), StoreFull("full"), Conflict("deadlock")])
+@pytest.mark.parametrize(
+    "error", [StoreNotSetUp("no table"), StoreFull("full"), StoreTroubled("internal error"), Conflict("deadlock")]
+)
 def test_what_is_not_wrong_with_the_connection_does_not_end_it(
     liveness: Liveness, tables: FewTables, error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:

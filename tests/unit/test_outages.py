@@ -647,13 +647,15 @@ def test_of_sql_server_what_no_server_said_is_unreachable_and_what_one_said_is_n
     from postdate.backends.sqlserver.errors import translate
 
     assert translate(OSError("refused"), "there").code == "store_unreachable"
-    assert [translate(_said(number), "there").code for number in (40613, 8645)] == [
+    assert [translate(_said(*said), "there").code for said in ((40613, 20), (3906, 16), (8645, 17), (8152, 16))] == [
         "store_unreachable",
-        "store_unavailable",
+        "store_read_only",
+        "store_troubled",
+        "store_error",
     ]
 
 
-def _said(number: int) -> Exception:
+def _said(number: int, severity: int) -> Exception:
     error = Exception("text")
-    error.number = number  # pyright: ignore[reportAttributeAccessIssue]
+    error.number, error.severity = number, severity  # pyright: ignore[reportAttributeAccessIssue]
     return error

@@ -597,20 +597,21 @@ class Dispatcher:
     async def _move_to_error(self, batch: Batch, claim: Claim, error: PostdateError) -> GivingBack | None:
         """Send the error copy, then remove: when the error queue fails, too, the message stays (row 41).
 
-        A copy that is too much for the error queue goes in brief. If even that is refused the message stays, and waits
-        longer each time: there is no other place for it.
+        A copy that is too much for the error queue goes in brief. If even that is refused, or none can be made of what
+        its row holds, the store sets the message aside; where it cannot, the message stays, and waits longer each time.
         """
         failure: PostdateError | None = None
         for headers_of in (error_headers, error_headers_in_brief):
             if not self._is_ours(batch, claim):
                 return None
-            copy = error_copy(claim.message, error, self._settings, self._clock.now(), headers_of)
-            failure = await self._send_copy(claim, copy, reason_of(error))
+            failure = await self._send_copy(claim, error, headers_of)
             if not isinstance(failure, MessageError):
                 break
         if failure is None:
             self._refused.succeeded(self._clock.monotonic())
             log.error("message %s moved to error queue %s", claim.message.message_id, self._settings.error_queue)
+            return None
+        if isinstance(failure, MessageError) and await self._set_aside(claim, error, failure):
             return None
         self._refused.failed(failure, self._clock.monotonic())
         self._failure_rate.failure(failure, self._clock.monotonic())
@@ -620,7 +621,26 @@ class Dispatcher:
             return self._still_doomed(claim, error, again)
         return again
 
-    async def _send_copy(self, claim: Claim, copy: Envelope, detail: str) -> PostdateError | None:
+    async def _set_aside(self, claim: Claim, error: PostdateError, failure: PostdateError) -> bool:
+        """Set a message aside that no queue takes; return whether that was done."""
+        reason = f"it cannot be sent ({reason_of(error)}), nor its copy to the error queue ({reason_of(failure)})"
+        now = self._clock.now()
+        try:
+            if not await self.asking.call(lambda: self._store.set_aside(claim, reason, now)):
+                return False
+        except PostdateError as refused:
+            log.error("message %s cannot be set aside: %s", claim.message.message_id, refused)
+            return False
+        self._journal.ended(OUTCOME_RECORDS[Outcome.FAILED], [claim.message], now, reason)
+        log.error("message %s is set aside (`postdate errors` shows it): %s", claim.message.message_id, reason)
+        return True
+
+    async def _send_copy(self, claim: Claim, error: PostdateError, headers_of: ErrorHeaders) -> PostdateError | None:
+        detail = reason_of(error)
+        try:
+            copy = error_copy(claim.message, error, self._settings, self._clock.now(), headers_of)
+        except MessageError as failure:  # its row holds what nobody could have stored
+            return failure
         if self._enlisting is not None:
             return await self._send_enlisted(claim, copy, Outcome.FAILED, detail)
         (failure,) = await within(self._clock, self._longest_send, lambda: self._send([copy])) or [

@@ -20,8 +20,8 @@ from postdate.clock import Clock, later
 from postdate.core.circuit_breaker import FailureRate
 from postdate.core.guard import Guard
 from postdate.core.journal import Journal
-from postdate.core.recoverability import is_outage, retry_delay
-from postdate.errors import PostdateError
+from postdate.core.recoverability import retry_delay
+from postdate.errors import PostdateError, StoreUnreachable
 from postdate.messages import DelayedMessage
 from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, Outcome, RecordKind
 from postdate.runtime.outage_log import OutageLog
@@ -402,7 +402,7 @@ class Finisher:
             return
         in_a_row = 0
         rest = deque(sorted(some, key=lambda left: left.failures))
-        if len(some) == 1 or is_outage(error):
+        if len(some) == 1 or isinstance(error, StoreUnreachable):
             self._remember_again(some, error, are_their_own=are_their_own)
             return
         while rest and in_a_row < _ALONE:  # one that cannot be removed keeps none of the others

@@ -29,7 +29,6 @@ from postdate.errors import (
     NotADelayedMessage,
     PostdateError,
     QueueNotFound,
-    StoreNotSetUp,
     StoreUnreachable,
 )
 from postdate.messages import DelayedMessage, Envelope, Headers, from_delay_headers, to_envelope
@@ -150,8 +149,8 @@ class Intake:
     async def handle(self, received: Received) -> None:
         """Store the message, or send it on at once when it is due already (row 36), or deal with the failure.
 
-        While the store cannot be reached the message stays in hand: a broker counts how often one was given back, and
-        some drop it at the twentieth time. One that is near that goes to the error queue.
+        While the store takes nothing, whatever it says of itself, the message stays in hand: a broker counts how often
+        one was given back, and some drop it at the twentieth time. One that is near that goes to the error queue.
 
         Raises:
             PostdateError: it could not be taken off the queue. What was stored by then is found stored when it comes
@@ -170,7 +169,7 @@ class Intake:
             is_new = False  # whether the attempt stored it is not known
 
     async def _try(self, received: Received, message: DelayedMessage, *, is_new: bool) -> bool:
-        """Return whether the message is dealt with; if not, the store cannot be reached, and a pause has passed."""
+        """Return whether the message is dealt with; if not, the store takes nothing now, and a pause has passed."""
         end = _STORED
         try:
             end = await self._store_or_send(message, is_new=is_new)
@@ -181,7 +180,7 @@ class Intake:
                 return await self._try(received, message, is_new=False)  # the store keeps it until its queue has room
             if end.outgoing and is_outage(error):
                 raise  # the queues cannot be reached, whatever the store can: the pump waits for them
-            if not received.is_last and (is_outage(error) or isinstance(error, StoreNotSetUp)):
+            if not received.is_last and is_outage(error):
                 await self._wait_for_store(error)
                 return False
             if end.outgoing:
@@ -247,8 +246,8 @@ class Intake:
                 return
         envelope, refused = received.envelope, error
         for headers_of in (error_headers, error_headers_in_brief):
-            copy = self._error_copy(envelope, error, due, headers_of)
             try:
+                copy = self._error_copy(envelope, error, due, headers_of)
                 await self._receiver.commit(received, self._clock.now(), End(record=None, outgoing=[copy]))
             except MessageError as failure:
                 refused = failure

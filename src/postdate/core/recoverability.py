@@ -15,13 +15,10 @@ from typing import Final, TypeAlias, cast
 
 from postdate.errors import (
     ConfigurationError,
-    DestinationUnavailable,
     InvalidTimestamp,
     MessageError,
     PostdateError,
     QueueNotFound,
-    StoreUnreachable,
-    TransportUnreachable,
 )
 from postdate.messages import Headers, check_headers, format_timestamp, parse_timestamp
 
@@ -223,8 +220,8 @@ def after_dispatch_failed(error: PostdateError, failures: int, number_of_retries
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether a server or a queue takes nothing now: no message is to blame, so none is given up for it."""
-    return isinstance(error, (StoreUnreachable, TransportUnreachable, DestinationUnavailable))
+    """Return whether store or queues say it of themselves: no message is to blame, so none is given up for it."""
+    return isinstance(error, PostdateError) and error.outage
 
 
 def retry_delay(failures: int, error: BaseException | None = None) -> timedelta:

@@ -48,7 +48,7 @@ class PolicyFailed(Exception):
 
 def is_lasting(error: PostdateError) -> bool:
     """Return whether the same call would fail again, however long one waits, and the message is still ours."""
-    return not error.transient and not isinstance(error, ClaimLost)
+    return not (error.transient or error.outage or isinstance(error, ClaimLost))
 
 
 def cancels_itself(received: Received) -> bool:

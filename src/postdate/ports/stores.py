@@ -84,7 +84,8 @@ class DelayedMessageStore(Protocol):
         Guarantees:
             storing.a_message_is_unchanged, a_duplicate_is_refused, a_failed_message_may_come_back,
             too_large_is_refused, a_race_for_one_id_has_one_winner,
-            of_many_at_once_each_id_is_stored_once, what_is_stored_survives_closing.
+            of_many_at_once_each_id_is_stored_once, what_is_stored_survives_closing,
+            what_a_store_says_of_itself_blames_no_message.
         """
 
     @abstractmethod
@@ -249,6 +250,22 @@ class ClaimingStore(DelayedMessageStore):
         Guarantees:
             claims.a_released_claim_counts_nothing, a_released_message_waits_until_then, a_released_claim_is_void.
         """
+
+    async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
+        """Set a held message aside that no queue takes, nor the error queue its copy; see :class:`Quarantine`.
+
+        Args:
+            claim: held by this process; another one is passed over.
+            reason: shown to the operator, and recorded.
+            now: UTC.
+
+        Returns:
+            Whether it is aside now; never with a store that is no :class:`Quarantine`.
+
+        Guarantees:
+            quarantine.what_no_queue_takes_is_set_aside.
+        """
+        return False
 
     def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
         """Call ``lost`` with the ids of messages whose claims are void from now on; returns the way to stop it.

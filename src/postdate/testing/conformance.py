@@ -87,6 +87,8 @@ class Damage(enum.Enum):
     """A due time before the calendar begins: the message is due, and cannot be read."""
     CONTENT = "content"
     """Headers and body are gone, the rest of the row is there."""
+    DESTINATION = "destination"
+    """Nothing but spaces; of messages of a store alone."""
     FLIP = "flip"
     """One bit of the body is another; noticed by adapters that keep a checksum with what they store."""
 

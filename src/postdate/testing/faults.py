@@ -128,6 +128,10 @@ class FaultyStore(ClaimingStore):
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
         return await self.faults.run("release", lambda: self._store.release(claims, attempt_at))
 
+    @override
+    async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
+        return await self.faults.run("set_aside", lambda: self._store.set_aside(claim, reason, now))
+
     @property
     @override
     def capabilities(self) -> StoreCapabilities:

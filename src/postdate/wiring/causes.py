@@ -43,6 +43,7 @@ _CAUSES: Final = (
         r"did not answer|timed? ?out|timeouterror|no route to host|unreachable",
         "can the server be reached from here? look at host, port and firewall",
     ),
+    Cause("a pooler such as", "correct host and port", is_setting=True),
     Cause(r'role ".*" does not exist', "name a user that the server has, as in user@host", is_setting=True),
     Cause(r'database ".*" does not exist', "create the database, or correct its name", is_setting=True),
     Cause(r"cannot open database", "create the database, or correct its name", is_setting=True),

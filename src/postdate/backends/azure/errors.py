@@ -24,7 +24,7 @@ from postdate.errors import (
     QueueNotFound,
     StoreError,
     StoreNotSetUp,
-    StoreUnavailable,
+    StoreTroubled,
     StoreUnreachable,
     TransportError,
     TransportUnreachable,
@@ -64,7 +64,7 @@ QUEUES: Final = Meanings(
     TransportUnreachable, DestinationUnavailable, missing=QueueNotFound, exists=TransportError, other=TransportError
 )
 TABLES: Final = Meanings(
-    StoreUnreachable, StoreUnavailable, missing=StoreNotSetUp, exists=DuplicateMessage, other=StoreError
+    StoreUnreachable, StoreTroubled, missing=StoreNotSetUp, exists=DuplicateMessage, other=StoreError
 )
 
 

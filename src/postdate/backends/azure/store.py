@@ -375,6 +375,15 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         held = await self._holding.still_held([claim], self._opened.leases)
         return bool(held) and await self._retry(held[0], attempt_at, now, reason)
 
+    @override
+    async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
+        held = await self._holding.still_held([claim], self._opened.leases)
+        for each in held:
+            entity = each.waiting.entity(checksum=self._checksum)
+            await self._opened.quarantine.set_aside(entity, InvalidMessage(reason), now)
+        self._holding.let_go(held)
+        return bool(held)
+
     async def _retry(self, held: Held, attempt_at: datetime, now: datetime, reason: str) -> bool:
         rooms, old = self._opened, held.waiting
         new = old.after_failure(attempt_at, old.records + rooms.records.records_of_a_retry)

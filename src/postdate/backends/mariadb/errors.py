@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Final
 
 import pymysql
 
 from postdate.backends.rowlocks import Conflict
-from postdate.backends.rowlocks.errors import Meaning, meaning_of
+from postdate.backends.rowlocks.errors import Meanings, meaning_of, told
 from postdate.errors import (
     MessageTooLarge,
     PostdateError,
@@ -18,7 +18,8 @@ from postdate.errors import (
     StoreFull,
     StoreNotSetUp,
     StoreNotWritable,
-    StoreUnavailable,
+    StoreReadOnly,
+    StoreTroubled,
     StoreUnreachable,
 )
 
@@ -27,27 +28,33 @@ class LockedTooLong(Conflict):
     """Somebody had a row locked for longer than we wait."""
 
 
-_MEANINGS: Final[Mapping[Meaning, frozenset[int]]] = {
+_MEANINGS: Final[Meanings] = {
     LockedTooLong: frozenset({1205}),
     Conflict: frozenset({1213, 1020}),  # deadlock; record has changed since last read
     StoreNotSetUp: frozenset({1049, 1051, 1054, 1146}),
     StoreFull: frozenset({1021, 1038, 1041, 1114}),
-    StoreNotWritable: frozenset({1044, 1045, 1142, 1143, 1227, 1290, 1698, 1792, 1836}),
+    StoreNotWritable: frozenset({1044, 1045, 1142, 1143, 1227, 1698}),
+    StoreReadOnly: frozenset({1290, 1792, 1836, 4047}),
     MessageTooLarge: frozenset({1153, 1301}),
     # The server goes, is full of connections, or ended ours. What the driver itself says follows below.
     StoreUnreachable: frozenset(
         {1040, 1053, 1077, 1079, 1080, 1129, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1226, 1927}
     ),
-    StoreUnavailable: frozenset({1317, 1969}),  # it ended our statement
+    # It ended our statement, or gave up by itself. Classes: connection, a general error, login, transaction, ended.
+    StoreTroubled: frozenset({"08", "HY", "28", "40", "70"}),
 }
+"""What the server says of itself. The other classes are about what was asked for, or a trigger of somebody else."""
 
 
 def translate(error: pymysql.Error, where: str) -> PostdateError:
     """Return what went wrong with the database ``where`` (without its password) and what to do about it."""
     number, said = _number_and_text(error)
-    found = meaning_of(number, said, where, _MEANINGS)
-    if found is not None:
-        return found
+    # Some general errors are about the data, such as a text that its column cannot have: the driver knows which.
+    is_of_data = isinstance(error, pymysql.DataError | pymysql.IntegrityError | pymysql.NotSupportedError)
+    state: str = "" if is_of_data else getattr(error, "sqlstate", None) or ""
+    meaning = meaning_of((number, state[:2]), _MEANINGS)
+    if meaning is not None:
+        return told(meaning, said, where)
     # Without a number it is the driver that speaks: the packets are out of order.
     is_out_of_order = number == 0 and isinstance(error, pymysql.err.InternalError)
     if 2000 <= number < 2100 or isinstance(error, pymysql.err.InterfaceError) or is_out_of_order:

@@ -23,7 +23,7 @@ _PACKET_ROOM: Final = 64 * 1024
 _STATEMENT_BYTES: Final = 1024 * 1024
 """How long one statement gets if its rows allow it: longer ones are not faster."""
 _ROWS_AT_ONCE: Final = 2_000
-_SETTINGS: Final = ("innodb_flush_log_at_trx_commit", "sync_binlog", "log_bin", "max_allowed_packet")
+_SETTINGS: Final = ("innodb_flush_log_at_trx_commit", "sync_binlog", "log_bin", "max_allowed_packet", "read_only")
 _OLD_SECONDS: Final = 60
 # A transaction at READ COMMITTED looks anew with each statement and keeps nothing.
 _OLD_SNAPSHOTS: Final = (

@@ -24,7 +24,7 @@ from postdate.backends.postgres.expiring import Reaper
 from postdate.backends.postgres.listening import HOLDS_AT_MOST, Life, Listener
 from postdate.backends.postgres.names import DEFAULT_SCHEMA, SchemaNames, foundation, mark_done, quoted, sql, steps
 from postdate.backends.postgres.pool import PostgresPool
-from postdate.backends.postgres.sessions import mark
+from postdate.backends.postgres.sessions import check_unpooled, mark
 from postdate.errors import ConfigurationError, StoreUnavailable
 from postdate.persistence.migrations import Step, run
 from postdate.ports import Recording
@@ -221,6 +221,7 @@ class Access:
         """Return a connection of the caller's own, in autocommit mode, that waits for answers however long it takes."""
         with translated(self.where):
             connection = psycopg.Connection[Any].connect(self.conninfo, autocommit=True, **settings)
+            check_unpooled(connection)
             connection.prepare_threshold = 2
             return connection
 

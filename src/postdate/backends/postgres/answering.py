@@ -4,7 +4,8 @@ The driver waits for its socket in short turns. A connection of ours counts the 
 call has its deadline without a thread or a timer, and what answers at once pays a tenth of a microsecond. A connection
 that is given up is closed, and so are the idle ones beside it, which most likely lead into the same silence. What it
 left behind on the server, a statement that waits for a lock or a transaction with its row locks, is ended by the next
-connection: before that nobody knows what became of it. Source: ADR 0019, point 3.
+connection: before that nobody knows what became of it. One that answers read-only is given up, too, with those beside
+it: after a fail-over the next may find another server. Source: ADR 0019, points 3 and 4.
 """
 
 from __future__ import annotations
@@ -54,6 +55,9 @@ log = logging.getLogger("postdate.postgres")
 
 class NoAnswer(psycopg.OperationalError):
     """The server has said nothing for too long; the connection is closed, and what it did last is in doubt."""
+
+
+_LEADS_NOWHERE: Final = (NoAnswer, psycopg.errors.ReadOnlySqlTransaction)
 
 
 class GivenUp:
@@ -193,7 +197,7 @@ class BoundedConnection(psycopg.Connection[Any]):
             return super().wait(gen, interval)
         try:
             return super().wait(_watched(gen, self.answers, patient=self.patient), _TURN_SECONDS)
-        except NoAnswer:
+        except _LEADS_NOWHERE:
             self.answers.given_up.add(self)
             raise
 
@@ -213,7 +217,7 @@ class BoundedAsyncConnection(psycopg.AsyncConnection[Any]):
             return await super().wait(gen, interval)
         try:
             return await super().wait(_watched(gen, self.answers, patient=self.patient), _TURN_SECONDS)
-        except NoAnswer:
+        except _LEADS_NOWHERE:
             self.answers.given_up.add(self)
             raise
 

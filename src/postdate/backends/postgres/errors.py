@@ -4,34 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Final
 
 import psycopg
 
+from postdate.backends.postgres.sessions import POOLED
+from postdate.backends.rowlocks.errors import Meanings, meaning_of, told
 from postdate.errors import (
     PostdateError,
     StoreError,
     StoreFull,
     StoreNotSetUp,
     StoreNotWritable,
+    StoreReadOnly,
+    StoreTroubled,
     StoreUnavailable,
     StoreUnreachable,
     TransportUnavailable,
     TransportUnreachable,
 )
 
-_PASSING_CLASSES = frozenset({"08", "40", "53", "55", "57", "58", "XX"})
-"""Connection, serialization, resources, object not in the state, intervention, system: later it may go well."""
-
 _CONFLICTS = frozenset({"40001", "40P01", "22012"})
 """Serialization, deadlock, and the division by zero with which a move says that a row changed under its hands."""
 
-_UNREACHABLE = frozenset({"53300", "57P01", "57P02", "57P03", "57P05", "25P03", "25P04", "55P03", "57014"})
-"""No connection is free, the server is going down or coming up, or it has ended a session, a wait for a lock or a
-statement because that took too long by a setting of the role: no answer in time, and nothing about what was asked."""
-
-_FULL = frozenset({"53100", "53200"})
 _MISSING = frozenset({"42P01", "3F000", "42703", "42704", "3D000"})
-_FORBIDDEN = frozenset({"42501", "25006", "28000", "28P01"})
+_FORBIDDEN = frozenset({"42501", "28000", "28P01"})
+
+_MEANINGS: Final[Meanings] = {
+    StoreNotSetUp: _MISSING,
+    StoreNotWritable: _FORBIDDEN,
+    StoreReadOnly: frozenset({"25006"}),
+    StoreFull: frozenset({"53100", "53200"}),
+    # Classes: connection; resources, as when no connection is free; intervention, as when the server goes down or comes
+    # up, or ends a statement. And sessions and waits for locks that it ended because they took too long by a setting.
+    StoreUnreachable: frozenset({"08", "53", "57", "25P03", "25P04", "55P03"}),
+    # Serialization, object not in the state, system (its disk), configuration file, internal.
+    StoreTroubled: frozenset({"40", "22012", "55", "58", "F0", "XX"}),
+}
+"""What the server says of itself. The other classes are about what was asked for, or a trigger of somebody else."""
 
 
 def is_conflict(error: psycopg.Error) -> bool:
@@ -49,23 +59,18 @@ def is_refused(error: psycopg.Error) -> bool:
 
 def translate(error: psycopg.Error, where: str) -> PostdateError:
     """Return what went wrong with the database ``where`` (without its password) and what to do about it."""
-    said, state = str(error).strip().partition("\n")[0], error.sqlstate or ""
-    if state in _MISSING:
-        return StoreNotSetUp(f"{where} lacks tables of Postdate ({said}); run `postdate setup`")
-    if state in _FULL:
-        return StoreFull(f"{where} has no room ({said}); nothing was written; make room and go on")
-    if state in _FORBIDDEN:
-        return StoreNotWritable(f"{where} refuses ({said}); check user, password and grants; {AFTER_AN_UPGRADE}")
-    if state in _UNREACHABLE or state[:2] == "08" or (not state and isinstance(error, psycopg.OperationalError)):
-        return StoreUnreachable(f"{where}: {said or type(error).__name__}")
-    if state[:2] in _PASSING_CLASSES:
-        return StoreUnavailable(f"{where}: {said or type(error).__name__}")
-    return StoreError(f"{where}: {said}")
+    said, state = str(error).strip().partition("\n")[0] or type(error).__name__, error.sqlstate or ""
+    of_driver = not state and isinstance(error, psycopg.OperationalError)
+    meaning = StoreUnreachable if of_driver else meaning_of((state, state[:2]), _MEANINGS) or StoreError
+    if of_driver and "unsupported startup parameter" in said:  # the settings of each session; see sessions.py
+        said = POOLED
+    found = told(meaning, said, where)
+    return StoreNotWritable(f"{found}; {AFTER_AN_UPGRADE}") if meaning is StoreNotWritable else found
 
 
 def of_queues(error: StoreUnavailable) -> TransportUnavailable:
     """Return what a failure of the database means for the queues in it."""
-    kind = TransportUnreachable if isinstance(error, StoreUnreachable) else TransportUnavailable
+    kind = TransportUnreachable if error.outage else TransportUnavailable
     return kind(str(error))
 
 

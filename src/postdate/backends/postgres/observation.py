@@ -27,7 +27,7 @@ from postdate.ports import Observer, OldSnapshot, Process, Queued, ServerFacts, 
 
 T = TypeVar("T")
 
-_SETTINGS: Final = ("fsync", "full_page_writes", "synchronous_commit")
+_SETTINGS: Final = ("fsync", "full_page_writes", "synchronous_commit", "transaction_read_only")
 _OLD: Final = timedelta(minutes=1)
 """Younger snapshots are everywhere and matter to nobody."""
 _FAR_BEHIND: Final = 100_000

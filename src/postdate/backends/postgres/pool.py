@@ -30,7 +30,7 @@ from postdate.backends.postgres.answering import (
     GivenUp,
     NoAnswer,
 )
-from postdate.backends.postgres.sessions import address_of
+from postdate.backends.postgres.sessions import address_of, check_unpooled
 from postdate.runtime.threads import in_thread
 
 _MOST_IDLE: Final = 16
@@ -115,6 +115,7 @@ class PostgresPool:
         connection.prepare_threshold = 2
         connection.opened_at, connection.answers = time.monotonic(), answers
         try:
+            check_unpooled(connection)
             if self.given_up:
                 self.given_up.end(connection)
         except BaseException:

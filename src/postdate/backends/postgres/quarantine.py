@@ -103,10 +103,12 @@ class QuarantineStatements:
             FROM gone AS g JOIN {self._given} USING (number) WHERE {wanted}"""
 
     def from_store(self, table: str) -> bytes:
-        """Return what sets waiting messages aside that the transaction has locked."""
+        """Return what sets waiting messages aside that the transaction has locked, or a holder has leased."""
         pending = self._names.of(table)
         return sql(f"""
-            WITH gone AS (DELETE FROM {pending} WHERE number = ANY(%(numbers)s::bigint[]) RETURNING *),
+            WITH gone AS (
+                DELETE FROM {pending} WHERE number = ANY(%(numbers)s::bigint[])
+                    AND holder IS NOT DISTINCT FROM %(holder)s::bigint RETURNING *),
             kept AS ({self._kept}
                 SELECT %(now)s, e.reason, %(store)s::smallint, NULL, g.number, g.message_id, g.destination, g.due,
                     g.expires_at, g.failures, c.headers, c.body
@@ -167,12 +169,15 @@ class Aside:
         if body is None:
             raise InvalidMessage(f"the body of message {self.message_id!r} is gone")
         opened(headers, body)
+        destination = mending.destination or self.destination
+        if destination is not None and not destination.strip():
+            raise InvalidMessage(f"the destination of message {self.message_id!r} is blank")
         return {
             "id": self.message_id,
             "headers": headers,
             "body": body,
             "due": due,
-            "destination": mending.destination or self.destination,
+            "destination": destination,
             "expires_at": self.expires_at,
             "failures": self.failures,
             "now": now,

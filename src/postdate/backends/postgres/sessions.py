@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import secrets
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -19,6 +20,11 @@ from postdate.backends.postgres.names import LONGEST_NAME_BYTES
 from postdate.errors import ConfigurationError
 
 _MARK_BYTES: Final = 8
+
+POOLED: Final = (
+    "a pooler such as pgbouncer answers there, and Postdate needs sessions of its own, for locks, LISTEN and prepared "
+    "statements: name host and port of PostgreSQL itself"
+)
 
 _DEFAULTS: Final = {
     "connect_timeout": "5",
@@ -67,6 +73,19 @@ def carries(name: str, wanted: str) -> str:
     """
     digits = 2 * _MARK_BYTES
     return f"({wanted} ~ '^[0-9a-f]{{{digits}}}$' AND right({name}, {digits}) = {wanted})"
+
+
+def check_unpooled(connection: psycopg.Connection[Any]) -> None:
+    """Refuse a new connection that a pooler has given a number which is none of the server's; one round trip.
+
+    Raises:
+        psycopg.OperationalError: the connection is closed.
+    """
+    with ExitStack() as failing:
+        failing.callback(connection.close)
+        if connection.execute("SELECT pg_backend_pid()").fetchone() != (connection.pgconn.backend_pid,):
+            raise psycopg.OperationalError(POOLED)
+        failing.pop_all()
 
 
 @dataclass(frozen=True, slots=True)

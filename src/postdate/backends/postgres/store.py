@@ -360,7 +360,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
         rows = connection.execute(self._sql.claim, values, prepare=True, binary=True)
         found, bad = read(rows, 0, _numbered)
         if bad:
-            values = {**named(bad), "now": now, "store": self._store_id(connection)}
+            values = {**named(bad), "now": now, "holder": None, "store": self._store_id(connection)}
             if not self._setting_aside.do(connection, self._sql.set_aside, values, bad):
                 holder = self.database.listener().holder()
                 self._claims.left_some = True
@@ -428,6 +428,15 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
             return bool(done)
 
         return await in_thread(give_back)
+
+    @override
+    async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
+        def put(connection: Connection, numbers: Sequence[int], holder: int | None) -> int:
+            bad = [Unreadable(number, reason) for number in numbers]
+            values = {**named(bad), "now": now, "holder": holder, "store": self._store_id(connection)}
+            return connection.execute(self._sql.set_aside, values).fetchall()[0][0]
+
+        return bool(await in_thread(self._claims.settle, [claim], put))
 
     @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:

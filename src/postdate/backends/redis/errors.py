@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,10 +12,8 @@ from postdate.errors import (
     PostdateError,
     StoreError,
     StoreFull,
-    StoreUnavailable,
     StoreUnreachable,
     TransportError,
-    TransportUnavailable,
     TransportUnreachable,
 )
 
@@ -24,20 +23,18 @@ class RedisMeanings:
     """Which errors of Postdate the answers of the server are to a store, or to queues.
 
     Args:
-        unreachable: there is no answer, or the server cannot work for anybody now.
-        unavailable: it answers, but not to this now.
+        unreachable: there is no answer, or the server says of itself that it does not work for us now.
         full: its memory or its disk is full.
         other: anything else; trying again does not help.
     """
 
     unreachable: type[PostdateError]
-    unavailable: type[PostdateError]
     full: type[PostdateError]
     other: type[PostdateError]
 
 
-STORE: Final = RedisMeanings(StoreUnreachable, StoreUnavailable, StoreFull, StoreError)
-QUEUES: Final = RedisMeanings(TransportUnreachable, TransportUnavailable, TransportUnreachable, TransportError)
+STORE: Final = RedisMeanings(StoreUnreachable, StoreFull, StoreError)
+QUEUES: Final = RedisMeanings(TransportUnreachable, TransportUnreachable, TransportError)
 
 _ELSEWHERE: Final = (exceptions.MovedError, exceptions.AskError)
 _OUTAGES: Final = (
@@ -48,6 +45,8 @@ _OUTAGES: Final = (
     exceptions.MasterDownError,
     exceptions.InvalidResponse,
 )
+_OF_ITSELF: Final = re.compile("(?!WRONGTYPE|BUSYKEY|BUSYGROUP|NOGROUP)[A-Z]{4,} ")
+"""How an answer begins that is about the server; the driver knows those about what was asked for by other words."""
 
 
 def translate(error: Exception, meanings: RedisMeanings, place: str) -> PostdateError:
@@ -60,9 +59,9 @@ def translate(error: Exception, meanings: RedisMeanings, place: str) -> Postdate
     """
     said = _first_line(error)
     if isinstance(error, exceptions.AuthenticationError | exceptions.AuthorizationError):
-        kind, text = meanings.unavailable, f"refuses us: {said}; check user and password of the address"
+        kind, text = meanings.unreachable, f"refuses us: {said}; check user and password of the address"
     elif isinstance(error, exceptions.NoPermissionError):
-        kind, text = meanings.unavailable, f"refuses us: {said}; our user needs all commands on keys of the prefix"
+        kind, text = meanings.unreachable, f"refuses us: {said}; our user needs all commands on keys of the prefix"
     elif isinstance(error, _ELSEWHERE):
         kind, text = meanings.other, f"is a node of a cluster, and the keys of this prefix are on another: {said}"
     elif isinstance(error, exceptions.OutOfMemoryError):
@@ -70,11 +69,13 @@ def translate(error: Exception, meanings: RedisMeanings, place: str) -> Postdate
     elif said.startswith("MISCONF"):
         kind, text = meanings.full, f"cannot write to its disk and takes nothing until it can: {said}"
     elif isinstance(error, exceptions.ReadOnlyError):
-        kind, text = meanings.unreachable, "is a replica and may not be written; the address must lead to the master"
+        kind, text = meanings.unreachable, "is a read-only replica, maybe after a fail-over; name the master's address"
     elif said.startswith("BUSY "):
-        kind, text = meanings.unavailable, f"is busy with a script of somebody else: {said}"
+        kind, text = meanings.unreachable, f"is busy with a script of somebody else: {said}"
     elif isinstance(error, (*_OUTAGES, OSError)):
         kind, text = meanings.unreachable, f"cannot be reached: {said}"
+    elif _OF_ITSELF.match(said):
+        kind, text = meanings.unreachable, f"does not work for us now: {said}"
     else:
         kind, text = meanings.other, f"does not do what was asked: {said}"
     return kind(f"{place} {text}")

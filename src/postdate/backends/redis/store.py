@@ -279,6 +279,15 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
         return done
 
     @override
+    async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
+        message_id, done = claim.message.message_id, 0
+        for each in self._own([claim]):
+            call = (f"s{self._place}", self._level, instant(now), f"{self._place}:m:{message_id}", message_id)
+            done = await self._server.run("aside", *call, str(each.token), reason)
+        self._let_go([claim])
+        return bool(done)
+
+    @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
         attempt = "" if attempt_at is None else instant(attempt_at)
         freed: int = await self._server.run("release", self._place, attempt, *finish_parts(self._own(claims)))

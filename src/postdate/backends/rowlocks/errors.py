@@ -1,8 +1,8 @@
-"""What the numbers of servers' errors mean, and what is said then, for every server alike."""
+"""What the errors of servers mean, by number or by class, and what is said then, for every server alike."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from postdate.errors import (
@@ -11,21 +11,28 @@ from postdate.errors import (
     StoreFull,
     StoreNotSetUp,
     StoreNotWritable,
+    StoreReadOnly,
 )
 
 Meaning = type[PostdateError]
+Meanings = Mapping[Meaning, Collection[int | str]]
+"""Which errors of ours the numbers and classes of a server's errors are; those of a class are told apart by number."""
 
-_SAID: Final[Mapping[type[PostdateError], str]] = {
+_SAID: Final[Mapping[Meaning, str]] = {
     StoreNotSetUp: "{where} lacks tables of Postdate ({said}); run `postdate setup`",
     StoreFull: "{where} has no room ({said}); nothing was written; make room and go on",
     StoreNotWritable: "{where} refuses ({said}); check user, password and grants",
+    StoreReadOnly: "{where} is read-only ({said}): after a fail-over it is a replica now, or somebody has set it so; "
+    "the address must lead to the server that takes writes",
     MessageTooLarge: "{where} refuses ({said}); raise the server's max_allowed_packet",
 }
 
 
-def meaning_of(number: int, said: str, where: str, meanings: Mapping[Meaning, frozenset[int]]) -> PostdateError | None:
-    """Return the error for a number; ``None``: it is in none of ``meanings``."""
-    for meaning, numbers in meanings.items():
-        if number in numbers:
-            return meaning(_SAID.get(meaning, "{where}: {said}").format(where=where, said=said))
-    return None
+def told(meaning: Meaning, said: str, where: str) -> PostdateError:
+    """Return the error with what the server ``where`` (without its password) has said and what to do about it."""
+    return meaning(_SAID.get(meaning, "{where}: {said}").format(where=where, said=said))
+
+
+def meaning_of(keys: Iterable[int | str], meanings: Meanings) -> Meaning | None:
+    """Return what an error means: the first of its ``keys`` that is known decides; ``None``: none is."""
+    return next((meaning for key in keys for meaning, known in meanings.items() if key in known), None)

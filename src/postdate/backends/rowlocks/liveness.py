@@ -28,7 +28,7 @@ from typing import Any, Final, Protocol
 from postdate.backends.rowlocks.claims import Claims, LeasingTables, LockedBatch
 from postdate.backends.rowlocks.next_due import NextDue
 from postdate.backends.rowlocks.parts import Conflict, SessionSource
-from postdate.errors import PostdateError, StoreFull, StoreUnreachable
+from postdate.errors import PostdateError, StoreFull, StoreTroubled, StoreUnreachable
 
 _LOOK_EVERY_SECONDS: Final = 0.1
 _FREE_EVERY_SECONDS: Final = 1.0
@@ -192,7 +192,7 @@ class Liveness:
         except Conflict:  # with another who does the same
             session.rollback()
         except PostdateError as error:
-            if error.transient and not isinstance(error, StoreFull):
+            if error.transient and not isinstance(error, StoreFull | StoreTroubled):
                 raise
             session.rollback()
             if name not in self._troubled:

@@ -359,6 +359,17 @@ class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, Scannab
         return bool(done)
 
     @override
+    async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
+        def put(session: Any, numbers: Sequence[int], holder: int | None) -> int:
+            found = self._tables.lock(session, claim.message.message_id)
+            if found is None or found.number not in numbers or found.holder != holder:
+                return 0
+            self._tables.set_aside(session, {found.number: reason}, to_microseconds(now))
+            return 1
+
+        return bool(await in_thread(self._claims.settle, [claim], put))
+
+    @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
         then = _microseconds(attempt_at)
 

@@ -14,24 +14,25 @@ from postdate.errors import (
     StoreFull,
     StoreNotSetUp,
     StoreNotWritable,
-    StoreUnavailable,
+    StoreTroubled,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
 _PRIMARY_CODE = 0xFF
-_PASSING = frozenset(
+_ABOUT_WHAT_WAS_ASKED = frozenset(
     {
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_NOMEM,
-        sqlite3.SQLITE_INTERRUPT,
-        sqlite3.SQLITE_PROTOCOL,
-        sqlite3.SQLITE_SCHEMA,
+        0,  # the driver itself
+        sqlite3.SQLITE_ERROR,
+        sqlite3.SQLITE_TOOBIG,
+        sqlite3.SQLITE_CONSTRAINT,
+        sqlite3.SQLITE_MISMATCH,
+        sqlite3.SQLITE_MISUSE,
+        sqlite3.SQLITE_RANGE,
     }
 )
+"""Everything else SQLite says of itself: locked, out of memory, a failing disk, interrupted."""
 
 
 def is_busy(error: sqlite3.Error) -> bool:
@@ -71,9 +72,7 @@ def _by_code(code: int, said: str, path: Path) -> PostdateError:
         )
     if code in {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}:
         return damaged(path, said)
-    if code in _PASSING:
-        return StoreUnavailable(f"{path}: {said}")
-    return StoreError(f"{path}: {said}")
+    return (StoreError if code in _ABOUT_WHAT_WAS_ASKED else StoreTroubled)(f"{path}: {said}")
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from postdate.backends.sqlite.quarantine import FileQuarantine, looked_at
 from postdate.backends.sqlite.recording import insert, insert_or_revive, record, signal_if_first
 from postdate.backends.sqlite.rows import WAITING_COLUMNS, Row, message_of, nearest_instant
 from postdate.backends.sqlite.scanning import read_scan, scan_parts
-from postdate.backends.sqlite.setting_aside import WAITING, claimed
+from postdate.backends.sqlite.setting_aside import WAITING, claimed, set_aside
 from postdate.backends.sqlite.waiting import first_due, next_attempt, statistics
 from postdate.clock import EARLIEST, to_microseconds
 from postdate.errors import ClaimLost, DuplicateMessage, InvalidMessage, MessageTooLarge, PostdateError
@@ -287,6 +287,16 @@ class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableSto
             )
 
         return await self.file.write(give_back)
+
+    @override
+    async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
+        def put(tx: Transaction) -> bool:
+            held = tx.execute(f"SELECT seq FROM delayed_message WHERE {_HELD}", _held_by(tx, claim)).fetchone()
+            if held is not None:
+                set_aside(tx, WAITING, {held[0]: reason}, to_microseconds(now))
+            return held is not None
+
+        return await self.file.write(put)
 
     @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:

@@ -125,7 +125,8 @@ class SqlServerStatements(RowLockStatements):
     now = "SELECT {time}"
     facts = (
         "SELECT CAST(SERVERPROPERTY('ProductVersion') AS nvarchar(128)), {time}, "
-        "(SELECT delayed_durability_desc FROM sys.databases WHERE database_id = DB_ID())"
+        "(SELECT delayed_durability_desc FROM sys.databases WHERE database_id = DB_ID()), "
+        "CAST(DATABASEPROPERTYEX(DB_NAME(), 'Updateability') AS nvarchar(128))"
     )
     snapshots = "SELECT snapshot_isolation_state FROM sys.databases WHERE database_id = DB_ID()"
 

@@ -129,8 +129,9 @@ class SqlServerTables(RowLockTables):
                 self._told.add(holder)
 
     def _said(self, session: Any) -> tuple[str, int, dict[str, str]]:
-        ((version, now, durability),) = session.rows(self._sqlserver.facts)
-        return version, now, {"delayed_durability": str(durability), "isolation": "READ-COMMITTED"}
+        ((version, now, durability, writes),) = session.rows(self._sqlserver.facts)
+        settings = {"delayed_durability": str(durability), "isolation": "READ-COMMITTED", "updateability": str(writes)}
+        return version, now, settings
 
     @override
     def scan(self, session: Any, scan: Scan, part: ScanPart, page: int) -> Iterable[list[tuple[Any, ...]]]:

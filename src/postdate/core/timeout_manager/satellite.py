@@ -16,7 +16,7 @@ import anyio
 from postdate.clock import Clock
 from postdate.core.guard import calling_transport
 from postdate.core.recoverability import ErrorHeaders, Host, error_headers, error_headers_in_brief, is_outage
-from postdate.errors import ClaimLost, MessageError, MessageTooLarge, PostdateError, StoreNotSetUp, TransportUnreachable
+from postdate.errors import ClaimLost, MessageError, MessageTooLarge, PostdateError, TransportUnreachable
 from postdate.messages import Envelope
 from postdate.ports import End, Received, Receiver
 from postdate.runtime.metrics import NO_METRICS, Metrics
@@ -108,9 +108,9 @@ class Satellite:
     async def handle(self, received: Received) -> None:
         """Do the step and take the message off the queue; or try again later; or move it to the error queue.
 
-        While a server cannot be reached, or the storage is not set up yet, no message is to blame: it stays in hand,
-        and no attempt is counted. A message that is wrong goes to the error queue at once. Everything else is tried
-        :data:`ATTEMPTS` times.
+        While a server cannot be reached, or says of itself that it takes nothing, no message is to blame: it stays in
+        hand, and no attempt is counted. A message that is wrong goes to the error queue at once. Everything else is
+        tried :data:`ATTEMPTS` times.
 
         Raises:
             TransportUnreachable: for the pump, which waits for the queues.
@@ -134,7 +134,7 @@ class Satellite:
         except (TransportUnreachable, ClaimLost):
             raise
         except PostdateError as error:
-            if not received.is_last and (is_outage(error) or isinstance(error, StoreNotSetUp)):
+            if not received.is_last and is_outage(error):
                 self._outage.failed(error, self._clock.monotonic())
                 return False
             await self._failed(received, error)

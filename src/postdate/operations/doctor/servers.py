@@ -31,6 +31,10 @@ _LIMITS: Final = "queue limits"
 _ISOLATION: Final = ("isolation", "transaction_isolation", "tx_isolation")
 """The level of Postdate's own sessions, or else the server's; its name differs from version to version."""
 
+_TAKES_NO_WRITES: Final = re.compile("on|1|slave|read_only.*", re.IGNORECASE)
+_WRITES: Final = ("in_recovery", "transaction_read_only", "read_only", "updateability", "role")
+"""What says so, of each server."""
+
 
 async def look_at_server(name: str, adapter: object, clock: Clock, *, judges: bool = False) -> tuple[list[Probe], bool]:
     """Return the checks of the server that an adapter uses, and whether there is any use in asking on.
@@ -100,6 +104,10 @@ def judged(facts: ServerFacts) -> Iterator[Probe]:
     """Yield what follows from what a server says of itself."""
     if facts.schema_version is not None and facts.newest_schema_version is not None:
         yield schema(facts.schema_version, facts.newest_schema_version)
+    if any(_TAKES_NO_WRITES.fullmatch(facts.settings.get(name, "")) for name in _WRITES):
+        found = "the server is read-only, a standby, or recovers: nothing can be stored or delivered"
+        mend = "after a fail-over, have the address lead to the server that takes writes; or undo what has set it so"
+        yield Probe("writes", Verdict.FAIL, found, mend)
     judge = _JUDGES.get(facts.product)
     if judge is not None:
         yield from judge(facts.settings)
@@ -197,9 +205,6 @@ def _postgresql(settings: Mapping[str, str]) -> Iterator[Probe]:
     if _is(settings.get("full_page_writes", "on"), "off"):
         found = "full_page_writes is off: loss of power can damage pages for good"
         yield Probe("full page writes", Verdict.WARN, found, "set full_page_writes = on in postgresql.conf")
-    if _is(settings.get("in_recovery", "off"), "on"):
-        found = "the server is a standby, or recovers: it can be read, and nothing can be stored or delivered"
-        yield Probe("recovery", Verdict.FAIL, found, "connect to the primary server, or wait until it has recovered")
     commit = settings.get("synchronous_commit")
     if commit is not None:
         if _is(commit, "off"):

@@ -57,6 +57,7 @@ MENDED = {
     Damage.HEADERS: Mending(headers={"mended": "é"}),
     Damage.DUE: Mending(due=NOW),
     Damage.CONTENT: Mending(headers={"mended": "é"}, body=b"mended"),
+    Damage.DESTINATION: Mending(destination=QUEUE),
     Damage.FLIP: Mending(body=b"mended"),
 }
 
@@ -111,6 +112,7 @@ async def _move_beside(
         await _store_damaged(subject, store, damages)
         for _ in range(len(_GOOD) + len(damages)):  # enough, however few of a batch can be moved
             await move(_AT_ONCE)
+        expect_equal(ids(await store.claim_due(NOW + SECOND, 100)), [], "claims of what could not be moved")
         receiver, received = transport.receiver(QUEUE), list[str]()
         with in_time("receiving what was moved beside damaged messages"):
             while len(received) < len(_GOOD):
@@ -245,6 +247,32 @@ async def a_mended_message_is_put_back(subject: StoreSubject) -> None:
             if operator is not None:
                 kinds = [each.kind.name for each in await operator.history(_bad(damage))]
                 expect_equal(kinds, ["SCHEDULED", "FAILED", "RETURNED", "DELIVERED"], "history")
+
+
+@quarantine
+async def what_no_queue_takes_is_set_aside(subject: StoreSubject) -> None:
+    """By who has claimed it, not by who has given it back: its bytes and the reason are kept; it can be put back."""
+    async with claiming(subject) as store:
+        found = quarantining(subject, store)
+        await store.store_many([message("large", NOW - SECOND, body=b"\0body"), message("other")], NOW)
+        given_back, other = await store.claim_due(NOW + SECOND, 10)
+        await store.release([given_back], None)
+        expect(
+            not await store.set_aside(given_back, "too large", NOW), "a claim that was given back sets nothing aside"
+        )
+        claim = await claim_one(store)
+        done = await store.set_aside(claim, "too large", NOW)
+        expect_equal(done, found is not None, "set aside, by a store that is a Quarantine")
+        if found is None:
+            return
+        expect(not await store.set_aside(claim, "too large", NOW), "nothing is set aside twice")
+        await store.finish([other], Outcome.DELIVERED, NOW)
+        expect_equal(await store.next_attempt(), None, "next attempt")
+        (aside,) = await found[0].quarantined(10)
+        expect_equal((aside.message_id, aside.reason), ("large", "too large"), "set aside")
+        expect(b"\0body" in aside.raw.values(), f"the body is kept, got {sorted(aside.raw)}")
+        await found[0].put_back(aside.number, Mending(destination="another"), NOW)
+        expect_equal((await claim_one(store)).message.destination, "another", "destination of what was put back")
 
 
 @quarantine

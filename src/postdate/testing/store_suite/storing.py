@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from datetime import timedelta, timezone
+from functools import partial
 
 import anyio
 from anyio import to_thread
 
 from postdate.core.repetitions import is_stored
-from postdate.errors import DuplicateMessage, MessageTooLarge
+from postdate.errors import DuplicateMessage, MessageTooLarge, PostdateError
 from postdate.messages import DelayedMessage, encode_headers
 from postdate.ports import ClaimingStore, Outcome, Recording, RecordKind, capabilities_of
-from postdate.testing.conformance import Topic, expect, expect_equal, expect_error
+from postdate.testing.conformance import ConformanceFailure, Topic, expect, expect_equal, expect_error
 from postdate.testing.store_suite.subject import (
     MICROSECOND,
     NOW,
@@ -304,6 +305,23 @@ async def a_batch_with_one_too_large_is_refused_whole(subject: StoreSubject) -> 
         with expect_error(MessageTooLarge, "a batch with one message over the limit"):
             await store.store_many(batch, NOW)
         expect_equal(ids(await store.claim_due(NOW + SECOND, 10)), [], "stored messages")
+
+
+@storing
+async def what_a_store_says_of_itself_blames_no_message(subject: StoreSubject) -> None:
+    """Read-only, or full, it refuses to store with an error that is an outage; once it is not, it stores the same."""
+    async with claiming(subject) as store:
+        for name, refusing in subject.refusals(store).items():
+            refused = message(name, body=bytes(200_000))
+            with refusing:
+                for do in (partial(store.store, refused, NOW), partial(store.store_many, [refused], NOW)):
+                    try:
+                        await do()
+                    except PostdateError as error:
+                        expect(error.outage, f"{name} is an outage, not {type(error).__name__}: {error}")
+                    else:
+                        raise ConformanceFailure(f"{name}: nothing was raised by {do}")
+            await store.store(refused, NOW)
 
 
 @storing

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
@@ -65,6 +65,10 @@ class StoreSubject(ABC):
         With :attr:`Damage.DUE` the message stays due: its due time lies before the calendar begins.
         """
         raise NotImplementedError(f"{type(self).__name__} must define damage(): it says that it can damage rows")
+
+    def refusals(self, store: DelayedMessageStore) -> Mapping[str, AbstractContextManager[object]]:
+        """Return by name in which ways this storage alone can be kept from taking writes, within a block, if any."""
+        return {}
 
 
 @asynccontextmanager
