@@ -15,6 +15,11 @@ from postdate.pipeline.delay.operator import DelayOptions, delay
 _READ = ("json", "csv", "parquet")
 _WRITTEN = ("json", "parquet")
 
+_ANY_AGE = "1000000d"
+"""Files are read however old they are: tools that move, copy or unpack files keep their times. Spark would ignore
+without a word those that are a week older than the newest. It remembers the names of all instead, which its log in the
+checkpoint does anyhow."""
+
 
 @dataclass(frozen=True, slots=True)
 class DelayTarget:
@@ -50,7 +55,7 @@ def read_directory(
     format: str = "json",  # noqa: A002 - Spark's word
     files_at_once: int = 100,
 ) -> DataFrame:
-    """Return the stream of the files of a directory: those that are there, then those that come.
+    """Return the stream of the files of a directory: those that are there, then those that come, whatever their times.
 
     Put files in by renaming them, whole: Spark reads each name once.
 
@@ -69,7 +74,7 @@ def read_directory(
     if files_at_once < 1:
         raise PipelineError(f"files_at_once={files_at_once} is below 1")
     # A value that is malformed must not become a null that looks like a row without a due time.
-    reader = spark.readStream.option("maxFilesPerTrigger", files_at_once).option("mode", "FAILFAST")
+    reader = spark.readStream.options(maxFilesPerTrigger=files_at_once, maxFileAge=_ANY_AGE, mode="FAILFAST")
     if format == "csv":
         reader = reader.option("header", value=True)
     try:
