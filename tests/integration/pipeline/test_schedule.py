@@ -13,8 +13,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from postdate.errors import PipelineError
 from postdate.messages import DelayedMessage
+from postdate.pipeline.files import read_input
 from postdate.pipeline.local_time import Ambiguous, LocalTimes, Nonexistent
-from postdate.pipeline.schedule import ColumnMapping, Rejects, ScheduleJob, ScheduleResult, read_input, schedule
+from postdate.pipeline.schedule import ColumnMapping, Rejects, ScheduleJob, ScheduleResult, schedule
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports import AdministrableStore
 from postdate.wiring import open_store
@@ -182,6 +183,41 @@ def test_local_times_are_what_zoneinfo_makes_of_them(
         n: (clock.replace(tzinfo=tz).astimezone(UTC) - epoch) // timedelta(microseconds=1)
         for n, clock in enumerate(clock_times)
     }
+
+
+def test_times_outside_of_the_calendar_are_set_aside_whole_and_stop_nothing(
+    spark: SparkSession, store: StoreSpec, now: datetime, tmp_path: Path
+) -> None:
+    """What programs write for "never": text a few hours too late, and the last timestamp and date that there are."""
+    never, last, good = "9999-12-31T23:59:59-05:00", "timestamp_micros(9223372036854775807)", "2026-04-01T12:00:00Z"
+    of_texts = spark.sql(
+        f"""
+        SELECT *, 'orders' destination, 'x' body FROM VALUES
+          ('fine', '{good}', NULL), ('never', '{never}', NULL), ('before all', '0001-01-01T00:00:00+01:00', NULL),
+          ('for ever', '{good}', {last}) AS (message_id, due, expires_at)
+        """
+    )
+    of_clocks = spark.sql(
+        f"""
+        SELECT *, 'orders' destination, 'x' body FROM VALUES
+          ('by a clock', timestamp_ntz'2026-04-01 08:00:00', NULL), ('late', timestamp_ntz'9999-12-31 23:00:00', NULL),
+          ('last', cast({last} AS timestamp_ntz), NULL),
+          ('last day', timestamp_ntz'2026-04-01 08:00:00', date_from_unix_date(2147483647))
+          AS (message_id, due, expires_at)
+        """
+    )
+    for rows, zone, accepted in ((of_texts, None, "fine"), (of_clocks, LocalTimes("America/New_York"), "by a clock")):
+        rejects = Rejects(tmp_path / accepted)
+        result = schedule(rows, ScheduleJob(store, now, local_times=zone, rejects=rejects))
+        assert counts(result) == (4, 1, 0)
+        assert result.set_aside == {"time_out_of_range": 2, "expiry_time_out_of_range": 1}
+        message = stored(store, accepted)
+        assert message is not None
+        assert message.due == datetime.fromisoformat(good)
+        written = [json.loads(line) for file in rejects.path.glob("*.json") for line in file.read_text().splitlines()]
+        assert all("outside the years 1 to 9999" in row["detail"] and row["body"] == "x" for row in written)
+        if rows is of_texts:
+            assert {row["message_id"]: row["due"] for row in written}["never"] == never
 
 
 def test_files_are_read_by_the_end_of_their_name(
