@@ -26,6 +26,10 @@ _REASONS: Final = tuple(
             r"Number of column in CSV header.*\s*Header length: (\d+), schema size: (\d+)\s*CSV file: (\S+)",
             rf"\3 has \1 columns, and others are read as \2: {_SAME_COLUMNS}",
         ),
+        (
+            r"reading file (\S+)\. .* Parquet column \[(.*)\]\. Expected Spark type (timestamp\w*), actual .* INT64",
+            r"\1 has no microseconds in \2: for nanoseconds, as of pandas, say \3_ltz(9) or \3_ntz(9) in the schema",
+        ),
         (r"^([A-Z]\w*(?:Error|Exception)): (.*)", r"\1: \2"),
     )
 )

@@ -19,9 +19,11 @@ from pyspark.sql.types import DataType, DateType, StringType, TimestampNTZType, 
 from postdate.clock import to_microseconds
 from postdate.errors import PipelineError
 
-_TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.:][0-9]{1,6})?)?"
+_TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.:][0-9]{1,9})?)?"
 _OFFSET = r" ?(Z|[+-][0-9]{2}(:?[0-9]{2})?)$"
-_AT_THE_ENDS = r"^(0000|0001-01-01|9999-12-31)"
+_BELOW_A_MICROSECOND = r"\.[0-9]{6}[0-9]*[1-9]"
+_TO_MICROSECONDS = len("2026-03-29T02:30:00.000000")
+_AT_THE_ENDS = "0001-01-01", "9999-12-31"
 _MICROSECONDS = to_microseconds(datetime.min.replace(tzinfo=UTC)), to_microseconds(datetime.max.replace(tzinfo=UTC))
 _DAY_MICROSECONDS = timedelta(days=1) // timedelta(microseconds=1)
 _DAYS = _MICROSECONDS[0] // _DAY_MICROSECONDS, _MICROSECONDS[1] // _DAY_MICROSECONDS
@@ -106,7 +108,10 @@ def read_time(column: Column, data_type: DataType, local_times: LocalTimes | Non
         clock = F.when(_within(F.unix_date(column), _DAYS), column).cast("timestamp")
         number, bounds, day = F.unix_date(column), _DAYS, 1
     elif isinstance(data_type, StringType):
-        return _in_calendar(_read_text(column, local_times), F.trim(column).rlike(_AT_THE_ENDS))
+        return _in_calendar(
+            _read_text(column, local_times),
+            F.substring(F.trim(column), 1, 10).isin(*_AT_THE_ENDS) | column.contains("0000-"),
+        )
     else:
         raise PipelineError(f"a time must be a timestamp, a date or a text, not {data_type.simpleString()}")
     shown = F.when(_within(number, bounds), clock)
@@ -125,8 +130,9 @@ def _in_calendar(read: ReadTime, near_the_ends: Column) -> ReadTime:
         near_the_ends: which are to be looked at, told from what costs little: Spark reads a time anew for each look.
     """
     within = F.coalesce(_within(F.unix_micros(read.instant), _MICROSECONDS), F.lit(False))
-    outside = F.when(near_the_ends & ~within, F.lit("time_out_of_range"))
-    return ReadTime(F.when(~near_the_ends | within, read.instant), F.coalesce(read.problem, outside))
+    outside = F.when(near_the_ends, F.when(~within, F.lit("time_out_of_range")))
+    instant = F.when(near_the_ends, F.when(within, read.instant)).otherwise(read.instant)
+    return ReadTime(instant, F.coalesce(read.problem, outside))
 
 
 def _read_text(column: Column, local_times: LocalTimes | None) -> ReadTime:
@@ -138,8 +144,11 @@ def _read_text(column: Column, local_times: LocalTimes | None) -> ReadTime:
     malformed = (
         text.isNotNull() & instant.isNull() & F.coalesce(~without | text.try_cast("timestamp").isNull(), F.lit(True))
     )
+    # Spark drops what is below a microsecond: the next one, so that nothing is early.
+    more = (F.length(column) > _TO_MICROSECONDS) & column.rlike(_BELOW_A_MICROSECOND)
+    read = F.coalesce(instant, local.instant)
     return ReadTime(
-        F.coalesce(instant, local.instant),
+        F.when(more, read + F.lit(timedelta(microseconds=1))).otherwise(read),
         F.when(malformed, F.lit("malformed_time")).when(instant.isNull(), local.problem),
     )
 

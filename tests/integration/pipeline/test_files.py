@@ -16,6 +16,7 @@ from postdate.errors import PipelineError
 from postdate.pipeline.columns import INSTANT
 from postdate.pipeline.failures import told_in_one_line, watched
 from postdate.pipeline.files import read_directory, read_input
+from postdate.pipeline.local_time import LocalTimes
 from postdate.pipeline.schedule import ColumnMapping, ScheduleJob, schedule
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import Scan
@@ -134,4 +135,41 @@ def test_files_that_do_not_agree_on_a_type_are_refused_in_a_line(spark: SparkSes
     put_table(rows, "2.parquet", due=pa.array([1]))
     with pytest.raises(PipelineError, match=r"cannot read '.*rows': .*TIMESTAMP.*BIGINT") as refused:
         read_input(spark, str(rows), "parquet")
+    assert "\n" not in str(refused.value)
+
+
+def test_nanoseconds_are_rounded_up_so_that_nothing_is_early(
+    spark: SparkSession, store: StoreSpec, now: datetime, rows: Path, tmp_path: Path
+) -> None:
+    """As pandas writes times by default, with a zone and without one."""
+    second = 1_775_044_800_000_000
+    names, nanoseconds = ("whole", "more", "before 1970"), [second * 1_000, second * 1_000 + 1, -1_999]
+    due, by_a_clock = pa.array(nanoseconds, pa.timestamp("ns", "UTC")), pa.array(nanoseconds, pa.timestamp("ns"))
+    put_table(
+        rows,
+        "1.parquet",
+        message_id=pa.array(names),
+        due=due,
+        shown=by_a_clock,
+        several=pa.array([[1]] * 3).cast(pa.list_(pa.timestamp("ns"))),
+    )
+    messages = read_input(spark, str(rows), "parquet")
+    columns = ColumnMapping(destination="=orders", body=None, headers=None, expires_at="shown")
+    result = schedule(messages, ScheduleJob(store, now, columns, LocalTimes("UTC")))
+    assert (result.accepted, result.set_aside) == (3, {})
+    at = {"whole": second, "more": second + 1, "before 1970": -1}
+    assert stored(store, "message_id", "due", "expires_at") == sorted((name, us, us) for name, us in at.items())
+    schema = "message_id string, due timestamp_ltz(9), shown timestamp_ntz(9)"
+    stream = read_directory(spark, str(rows), schema, "parquet")
+    came = streamed(stream.selectExpr("message_id", "unix_micros(due) AS due"), tmp_path)
+    assert {row["message_id"]: row["due"] for row in came} == at
+
+
+def test_a_stream_says_what_is_in_nanoseconds_and_how_to_declare_it(
+    spark: SparkSession, rows: Path, tmp_path: Path
+) -> None:
+    put_table(rows, "1.parquet", id=pa.array(["a"]), due=pa.array([1], pa.timestamp("ns", "UTC")))
+    said = r"1\.parquet has no microseconds in due: .* timestamp_ltz\(9\)"
+    with pytest.raises(PipelineError, match=said) as refused:
+        streamed(read_directory(spark, str(rows), "id string, due timestamp", "parquet"), tmp_path)
     assert "\n" not in str(refused.value)

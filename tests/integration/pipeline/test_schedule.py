@@ -75,6 +75,19 @@ def test_columns_may_have_any_name_and_a_queue_may_be_fixed(table: Table, store:
     assert message.destination == "orders"
 
 
+def test_nanoseconds_in_texts_are_rounded_up_so_that_nothing_is_early(
+    table: Table, store: StoreSpec, now: datetime
+) -> None:
+    """Seven digits are written by .NET, nine by Java."""
+    texts = {"net": "12:00:00.0000019+02:00", "java": "12:00:00.000001001Z", "even": "12:00:00.000001000Z"}
+    rows = table(*((name, f"2026-04-01T{text}", "orders", "x") for name, text in texts.items()))
+    assert counts(schedule(rows, ScheduleJob(store, now))) == (3, 3, 0)
+    for name, (hour, microsecond) in {"net": (10, 2), "java": (12, 2), "even": (12, 1)}.items():
+        message = stored(store, name)
+        assert message is not None
+        assert message.due == datetime(2026, 4, 1, hour, 0, 0, microsecond, tzinfo=UTC)
+
+
 def test_headers_and_expiry_are_taken_over(spark: SparkSession, store: StoreSpec, now: datetime) -> None:
     row = ("a", "2026-04-01T12:00:00Z", "orders", '{"k": "v"}', "2026-04-01 14:00:00:000005 Z")
     rows = spark.createDataFrame([row], ["message_id", "due", "destination", "headers", "expires_at"])
