@@ -87,6 +87,11 @@ def arrow_schema(what: str, columns: Sequence[str] = ()) -> pa.Schema:
     return pa.schema([schema.field(column) for column in columns]) if columns else schema
 
 
+def quoted(name: str) -> str:
+    """Return the name of a column as Spark SQL takes it, whatever is in it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def spark_schema(schema: pa.Schema) -> str:
     """Return an Arrow schema of this module in Spark's words."""
     return ", ".join(f"{field.name} {_SPARK_TYPES[field.type]}" for field in schema)

@@ -6,25 +6,49 @@ import re
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Final
 
-from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from postdate.config import without_secrets
 from postdate.errors import PipelineError
 
-_OURS = re.compile(r"^(?:[\w.]*\.)?postdate\.errors\.\w+: (.*)", re.MULTILINE)
-_OF_PYTHON = re.compile(r"^([A-Z]\w*(?:Error|Exception)): (.*)", re.MULTILINE)
+_SAME_COLUMNS: Final = "all files of a folder, and the schema if there is one, have the same columns in the same order"
+_REASONS: Final = tuple(
+    (re.compile(pattern, re.MULTILINE), said)
+    for pattern, said in (
+        (r"^(?:[\w.]*\.)?postdate\.errors\.\w+: (.*)", r"\1"),
+        (
+            r"CSV header does not conform.*\s*Header: (.*)\s*Schema: (.*)\s*Expected: .*\s*CSV file: (\S+)",
+            rf"\3 has the columns \1, and others are read as \2: {_SAME_COLUMNS}",
+        ),
+        (
+            r"Number of column in CSV header.*\s*Header length: (\d+), schema size: (\d+)\s*CSV file: (\S+)",
+            rf"\3 has \1 columns, and others are read as \2: {_SAME_COLUMNS}",
+        ),
+        (
+            r"reading file (\S+)\. .* Parquet column \[(.*)\]\. Expected Spark type (timestamp\w*), actual .* INT64",
+            r"\1 has no microseconds in \2: for nanoseconds, as of pandas, say \3_ltz(9) or \3_ntz(9) in the schema",
+        ),
+        (r"^([A-Z]\w*(?:Error|Exception)): (.*)", r"\1: \2"),
+    )
+)
+"""What is looked for in the texts of an error, first things first, and what is said of the last that is found."""
+
+_NAMED: Final = re.compile(r"\[[A-Z][A-Z_.]+\] .*?SQLSTATE: \w+", re.DOTALL)
 
 
 def cause(error: BaseException) -> str:
     """Return why a job failed, without tracebacks and without passwords."""
-    text = str(error)
-    for pattern in (_OURS, _OF_PYTHON):
-        found = list(pattern.finditer(text))
-        if found:
-            return without_secrets(": ".join(found[-1].groups()))
-    return without_secrets(text.strip().partition("\n")[0])
+    texts, link = [str(error)], error
+    while link := getattr(link, "_cause", None):  # what Spark keeps of Java's causes; a query tells the first one only
+        texts.append(str(link))
+    text = "\n".join(texts)
+    for pattern, said in _REASONS:
+        if found := list(pattern.finditer(text)):
+            return without_secrets(found[-1].expand(said))
+    named = _NAMED.search(text)
+    return without_secrets(" ".join(named[0].split()) if named else text.strip().partition("\n")[0])
 
 
 def watched(query: StreamingQuery, what: str, stop: threading.Event) -> None:
@@ -43,15 +67,17 @@ def watched(query: StreamingQuery, what: str, stop: threading.Event) -> None:
 
 @contextmanager
 def told_in_one_line(what: str) -> Generator[None]:
-    """Raise what Spark raises in the block as an error of ours: a job has failed, and why.
+    """Raise what Spark raises in the block as an error of ours: what is wrong, and why.
 
     Args:
-        what: failed, as in ``the sweep has failed``.
+        what: is wrong, as in ``the sweep has failed``.
 
     Raises:
-        PipelineError: from Spark's own error.
+        PipelineError: from Spark's own error, or that of the bridge to Java, which has one type for most of Java's.
     """
     try:
         yield
-    except PySparkException as error:
-        raise PipelineError(f"{what} has failed: {cause(error)}") from error
+    except Exception as error:
+        if not type(error).__module__.startswith(("pyspark.", "py4j.")):
+            raise
+        raise PipelineError(f"{what}: {cause(error)}") from error

@@ -8,18 +8,26 @@ occurs twice.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 from pyspark.sql.types import DataType, DateType, StringType, TimestampNTZType, TimestampType
 
+from postdate.clock import to_microseconds
 from postdate.errors import PipelineError
 
-_TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.:][0-9]{1,6})?)?"
+_TIME = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.:][0-9]{1,9})?)?"
 _OFFSET = r" ?(Z|[+-][0-9]{2}(:?[0-9]{2})?)$"
+_BELOW_A_MICROSECOND = r"\.[0-9]{6}[0-9]*[1-9]"
+_TO_MICROSECONDS = len("2026-03-29T02:30:00.000000")
+_AT_THE_ENDS = "0001-01-01", "9999-12-31"
+_MICROSECONDS = to_microseconds(datetime.min.replace(tzinfo=UTC)), to_microseconds(datetime.max.replace(tzinfo=UTC))
+_DAY_MICROSECONDS = timedelta(days=1) // timedelta(microseconds=1)
+_DAYS = _MICROSECONDS[0] // _DAY_MICROSECONDS, _MICROSECONDS[1] // _DAY_MICROSECONDS
+"""The years 1 to 9999, which a message can have, counted from 1970."""
 _AT_MOST_A_DAY = timedelta(hours=25)
 """Longer than any time by which clocks were ever set back (a day, at the date line)."""
 
@@ -73,11 +81,11 @@ class ReadTime:
     Args:
         instant: timestamp; null where there is none, or where ``problem`` says why not.
         problem: code of what is wrong, or null: ``malformed_time``, ``time_without_zone``, ``nonexistent_local_time``,
-            ``ambiguous_local_time``.
+            ``ambiguous_local_time``, ``time_out_of_range`` (outside the years 1 to 9999, which a message can have).
     """
 
     instant: Column
-    problem: Column
+    problem: Column = field(default_factory=lambda: F.lit(None).cast("string"))
 
 
 def read_time(column: Column, data_type: DataType, local_times: LocalTimes | None) -> ReadTime:
@@ -92,12 +100,39 @@ def read_time(column: Column, data_type: DataType, local_times: LocalTimes | Non
         PipelineError: the column has another type.
     """
     if isinstance(data_type, TimestampType):
-        return ReadTime(column, F.lit(None).cast("string"))
-    if isinstance(data_type, (TimestampNTZType, DateType)):
-        return _read_local(column.cast("timestamp"), local_times)
-    if isinstance(data_type, StringType):
-        return _read_text(column, local_times)
-    raise PipelineError(f"a time must be a timestamp, a date or a text, not {data_type.simpleString()}")
+        return _in_calendar(ReadTime(column), ~_within(F.unix_micros(column), _MICROSECONDS))
+    if isinstance(data_type, TimestampNTZType):
+        clock = column.cast("timestamp")
+        number, bounds, day = F.unix_micros(clock), _MICROSECONDS, _DAY_MICROSECONDS
+    elif isinstance(data_type, DateType):
+        clock = F.when(_within(F.unix_date(column), _DAYS), column).cast("timestamp")
+        number, bounds, day = F.unix_date(column), _DAYS, 1
+    elif isinstance(data_type, StringType):
+        return _in_calendar(
+            _read_text(column, local_times),
+            F.substring(F.trim(column), 1, 10).isin(*_AT_THE_ENDS) | column.contains("0000-"),
+        )
+    else:
+        raise PipelineError(f"a time must be a timestamp, a date or a text, not {data_type.simpleString()}")
+    shown = F.when(_within(number, bounds), clock)
+    return _in_calendar(_read_local(shown, local_times), ~_within(number, (bounds[0] + day, bounds[1] - day)))
+
+
+def _within(number: Column, bounds: tuple[int, int]) -> Column:
+    return number.between(*bounds)
+
+
+def _in_calendar(read: ReadTime, near_the_ends: Column) -> ReadTime:
+    """Return only instants that a message can have.
+
+    Args:
+        read: what was read.
+        near_the_ends: which are to be looked at, told from what costs little: Spark reads a time anew for each look.
+    """
+    within = F.coalesce(_within(F.unix_micros(read.instant), _MICROSECONDS), F.lit(False))
+    outside = F.when(near_the_ends, F.when(~within, F.lit("time_out_of_range")))
+    instant = F.when(near_the_ends, F.when(within, read.instant)).otherwise(read.instant)
+    return ReadTime(instant, F.coalesce(read.problem, outside))
 
 
 def _read_text(column: Column, local_times: LocalTimes | None) -> ReadTime:
@@ -109,8 +144,11 @@ def _read_text(column: Column, local_times: LocalTimes | None) -> ReadTime:
     malformed = (
         text.isNotNull() & instant.isNull() & F.coalesce(~without | text.try_cast("timestamp").isNull(), F.lit(True))
     )
+    # Spark drops what is below a microsecond: the next one, so that nothing is early.
+    more = (F.length(column) > _TO_MICROSECONDS) & column.rlike(_BELOW_A_MICROSECOND)
+    read = F.coalesce(instant, local.instant)
     return ReadTime(
-        F.coalesce(instant, local.instant),
+        F.when(more, read + F.lit(timedelta(microseconds=1))).otherwise(read),
         F.when(malformed, F.lit("malformed_time")).when(instant.isNull(), local.problem),
     )
 

@@ -25,6 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the name every Spark prog
 from pyspark.sql.types import BinaryType, MapType, StringType
 
 from postdate.errors import PipelineError
+from postdate.pipeline.columns import quoted
 from postdate.pipeline.lapsing import end_of_time_to_be_received
 from postdate.pipeline.local_time import LocalTimes, read_time
 from postdate.pipeline.plain import plain
@@ -158,29 +159,6 @@ class ScheduleJob:
             raise PipelineError(f"{self.report} is there already; name a new directory for the report")
 
 
-def read_input(spark: SparkSession, path: str, input_format: str | None = None) -> DataFrame:
-    """Read a file or directory of messages; CSV has a header line, and all its columns are texts.
-
-    Args:
-        spark: any session.
-        path: of a file or directory.
-        input_format: ``csv``, ``json`` (one object a line) or ``parquet``; by the end of the name by default.
-
-    Raises:
-        PipelineError: the format is none of these, or cannot be told.
-    """
-    name = input_format or Path(path).name.removesuffix(".gz").rpartition(".")[2].lower()
-    match name:
-        case "csv":
-            return spark.read.csv(path, header=True, multiLine=True, escape='"')
-        case "json" | "jsonl" | "ndjson":
-            return spark.read.option("primitivesAsString", value=True).json(path)
-        case "parquet":
-            return spark.read.parquet(path)
-        case _:
-            raise PipelineError(f"cannot tell the format of {path!r}; say csv, json or parquet")
-
-
 def schedule(messages: DataFrame, job: ScheduleJob) -> ScheduleResult:
     """Store every row of ``messages`` that is a message, and set the others aside.
 
@@ -230,11 +208,11 @@ def _checked(messages: DataFrame, columns: ColumnMapping, local_times: LocalTime
     over ``limit`` bytes goes no further than this: a few of them would fill the memory of every later step.
     """
     types = {column.name: column.dataType for column in messages.schema}
-    due = read_time(F.col(_quoted(columns.due)), types[columns.due], local_times)
+    due = read_time(F.col(quoted(columns.due)), types[columns.due], local_times)
     reasons = [due.problem]
     expires_at: Column = F.lit(None).cast("timestamp")
     if columns.expires_at is not None:
-        expiry = read_time(F.col(_quoted(columns.expires_at)), types[columns.expires_at], local_times)
+        expiry = read_time(F.col(quoted(columns.expires_at)), types[columns.expires_at], local_times)
         expires_at = expiry.instant
         reasons.append(F.when(expiry.problem.isNotNull(), F.concat(F.lit("expiry_"), expiry.problem)))
     headers, headers_problem = _headers(messages, columns.headers)
@@ -250,7 +228,7 @@ def _checked(messages: DataFrame, columns: ColumnMapping, local_times: LocalTime
     ]
     reason = F.coalesce(*_missing(columns), *reasons)
     return messages.select(
-        F.col(_quoted(columns.message_id)).cast("string").alias("message_id"),
+        F.col(quoted(columns.message_id)).cast("string").alias("message_id"),
         _destination(columns.destination).alias("destination"),
         due.instant.alias("due"),
         expires_at.alias("expires_at"),
@@ -269,18 +247,14 @@ def _require_columns(messages: DataFrame, columns: ColumnMapping) -> None:
         raise PipelineError(f"the input has no column {missing[0]!r}; it has {', '.join(messages.columns)}")
 
 
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
 def _destination(name: str) -> Column:
-    return F.lit(name[1:]) if name.startswith("=") else F.col(_quoted(name)).cast("string")
+    return F.lit(name[1:]) if name.startswith("=") else F.col(quoted(name)).cast("string")
 
 
 def _missing(columns: ColumnMapping) -> list[Column]:
     required = {
-        "missing_id": F.col(_quoted(columns.message_id)).cast("string"),
-        "missing_due": F.col(_quoted(columns.due)).cast("string"),
+        "missing_id": F.col(quoted(columns.message_id)).cast("string"),
+        "missing_due": F.col(quoted(columns.due)).cast("string"),
         "missing_destination": _destination(columns.destination),
     }
     return [F.when(column.isNull() | (F.trim(column) == ""), F.lit(reason)) for reason, column in required.items()]
@@ -291,7 +265,7 @@ def _headers(messages: DataFrame, name: str | None) -> tuple[Column, Column]:
     no_problem = F.lit(None).cast("string")
     if name is None:
         return F.lit(None).cast("map<string,string>"), no_problem
-    column, data_type = F.col(_quoted(name)), messages.schema[name].dataType
+    column, data_type = F.col(quoted(name)), messages.schema[name].dataType
     if isinstance(data_type, MapType):
         return column.cast("map<string,string>"), no_problem
     if isinstance(data_type, StringType):
@@ -304,7 +278,7 @@ def _headers(messages: DataFrame, name: str | None) -> tuple[Column, Column]:
 def _body(messages: DataFrame, name: str | None) -> Column:
     if name is None:
         return F.lit(None).cast("binary")
-    column, data_type = F.col(_quoted(name)), messages.schema[name].dataType
+    column, data_type = F.col(quoted(name)), messages.schema[name].dataType
     if isinstance(data_type, BinaryType):
         return column
     if isinstance(data_type, StringType):
@@ -313,7 +287,7 @@ def _body(messages: DataFrame, name: str | None) -> Column:
 
 
 def _shown(messages: DataFrame, columns: ColumnMapping, too_large: Column) -> Column:
-    """Return the row in texts: what is written when it is set aside; of a body that is too large, its beginning."""
+    """Return the row in texts, as it was, for what is set aside; of a body that is too large, its beginning."""
     named = {name: F.lit(None).cast("string") for name in _SHOWN}
     for name, column in asdict(columns).items():
         if column is None:
@@ -322,10 +296,10 @@ def _shown(messages: DataFrame, columns: ColumnMapping, too_large: Column) -> Co
             named[name] = F.lit(column[1:])
             continue
         is_map = isinstance(messages.schema[column].dataType, MapType)
-        value = F.col(_quoted(column))
+        value = F.col(quoted(column))
         named[name] = F.to_json(value) if is_map else value.cast("string")
-    beginning = F.concat(F.substring(named["body"], 1, _BEGINNING_CHARACTERS), F.lit("…"))
-    named["body"] = F.when(too_large, beginning).otherwise(named["body"])
+    beginning = F.make_valid_utf8(F.substring(named["body"], 1, _BEGINNING_CHARACTERS))
+    named["body"] = F.when(too_large, F.concat(beginning, F.lit("…")))  # others need not be UTF-8: Python shows them
     return F.struct(*(named[name].alias(name) for name in _SHOWN))
 
 
@@ -334,7 +308,7 @@ def _candidates(messages: DataFrame, columns: ColumnMapping) -> DataFrame:
 
     Only the column of ids is read, and eight bytes of each are shuffled.
     """
-    id_ = F.col(_quoted(columns.message_id)).cast("string")
+    id_ = F.col(quoted(columns.message_id)).cast("string")
     checksums = messages.where(id_.isNotNull()).select(F.xxhash64(id_).alias("id_checksum"))
     return checksums.groupBy("id_checksum").count().where("count > 1").select("id_checksum")
 
@@ -396,10 +370,11 @@ def _store(store: OpenStore, batch: pa.RecordBatch, now: datetime) -> pa.RecordB
 
 def _set_aside(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     """Return the rows that Spark SQL found a reason against; those in conflict have no texts of their own."""
-    return [
-        {"reason": row["reason"], "detail": _DETAILS.get(row["reason"], ""), **(row["shown"] or _in_texts(row))}
-        for row in batch.to_pylist()
-    ]
+    rows = list[dict[str, Any]]()
+    for row in batch.to_pylist():
+        shown = {name: text for name, text in (row["shown"] or {}).items() if text is not None}
+        rows.append({"reason": row["reason"], "detail": _DETAILS.get(row["reason"], ""), **_in_texts(row), **shown})
+    return rows
 
 
 def _refused(batch: pa.RecordBatch, bad: list[BadRow]) -> list[dict[str, Any]]:
@@ -423,14 +398,19 @@ def _in_texts(row: Mapping[str, Any]) -> dict[str, str | None]:
     }
 
 
+_DETAILS_OF_TIMES: Mapping[str, str] = {
+    "malformed_time": "is not ISO 8601, or no such time exists",
+    "time_without_zone": "has no offset from UTC; give it one, or name the zone of such times",
+    "time_out_of_range": "is outside the years 1 to 9999 of UTC; give a time in them",
+    "nonexistent_local_time": "is one that clocks never showed: they were set forward over it",
+    "ambiguous_local_time": "is one that clocks showed twice: they were set back over it",
+}
 _DETAILS: Mapping[str, str] = {
+    **{reason: f"the due time {detail}" for reason, detail in _DETAILS_OF_TIMES.items()},
+    **{f"expiry_{reason}": f"the expiry {detail}" for reason, detail in _DETAILS_OF_TIMES.items()},
     "missing_id": "the message id is missing or blank",
     "missing_due": "the due time is missing or blank",
     "missing_destination": "the destination is missing or blank",
-    "malformed_time": "the due time is not ISO 8601, or no such time exists",
-    "time_without_zone": "the due time has no offset from UTC; give it one, or name the zone of such times",
-    "nonexistent_local_time": "clocks never showed this due time: they were set forward over it",
-    "ambiguous_local_time": "clocks showed this due time twice: they were set back over it",
     "conflicting_rows": "this id stands in the input with differing content",
     "invalid_headers": "the headers are no JSON object",
     "lapses_before_due": "its time to be received, which counts from its time sent, ends before it is due",

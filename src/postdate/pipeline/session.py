@@ -44,6 +44,15 @@ logger.writing.name = org.apache.spark.sql.execution.datasources.v2.WriteToDataS
 logger.writing.level = off
 logger.files.name = org.apache.spark.sql.execution.datasources.FileFormatWriter
 logger.files.level = off
+# What a task fails of is told by its job, in a line; these would tell the same in pages.
+logger.tasks.name = org.apache.spark.executor.Executor
+logger.tasks.level = off
+logger.stages.name = org.apache.spark.scheduler.TaskSetManager
+logger.stages.level = off
+logger.batches.name = org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution
+logger.batches.level = off
+logger.aborting.name = org.apache.spark.util.Utils
+logger.aborting.level = off
 # Stopped in the middle of cleaning up, it complains of that; what it has not cleaned goes with the session.
 logger.cleaning.name = org.apache.spark.ContextCleaner
 logger.cleaning.level = off

@@ -135,7 +135,7 @@ def sweep(
     require_utc(spark)
     check_sweep(spec)
     started, as_of, n = time.perf_counter(), SystemClock().now(), _slots(spark, slots)
-    with told_in_one_line("the sweep"):
+    with told_in_one_line("the sweep has failed"):
         if ledger is None:
             rows = _one_a_task(spark, n).mapInArrow(_counting(spec), _COUNTS_SCHEMA).collect()
             counts = {name: sum(row[name] for row in rows) for name in _COUNTED}

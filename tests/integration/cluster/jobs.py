@@ -11,8 +11,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from postdate.pipeline.audit import audit
+from postdate.pipeline.files import read_input
 from postdate.pipeline.frames import scan_frame, scan_parts
-from postdate.pipeline.schedule import Rejects, ScheduleJob, ScheduleResult, read_input, schedule
+from postdate.pipeline.schedule import Rejects, ScheduleJob, ScheduleResult, schedule
 from postdate.pipeline.source import register
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports import ScanPart

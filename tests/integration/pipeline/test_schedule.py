@@ -13,8 +13,9 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from postdate.errors import PipelineError
 from postdate.messages import DelayedMessage
+from postdate.pipeline.files import read_input
 from postdate.pipeline.local_time import Ambiguous, LocalTimes, Nonexistent
-from postdate.pipeline.schedule import ColumnMapping, Rejects, ScheduleJob, ScheduleResult, read_input, schedule
+from postdate.pipeline.schedule import ColumnMapping, Rejects, ScheduleJob, ScheduleResult, schedule
 from postdate.pipeline.stores import StoreSpec
 from postdate.ports import AdministrableStore
 from postdate.wiring import open_store
@@ -74,6 +75,19 @@ def test_columns_may_have_any_name_and_a_queue_may_be_fixed(table: Table, store:
     assert message.destination == "orders"
 
 
+def test_nanoseconds_in_texts_are_rounded_up_so_that_nothing_is_early(
+    table: Table, store: StoreSpec, now: datetime
+) -> None:
+    """Seven digits are written by .NET, nine by Java."""
+    texts = {"net": "12:00:00.0000019+02:00", "java": "12:00:00.000001001Z", "even": "12:00:00.000001000Z"}
+    rows = table(*((name, f"2026-04-01T{text}", "orders", "x") for name, text in texts.items()))
+    assert counts(schedule(rows, ScheduleJob(store, now))) == (3, 3, 0)
+    for name, (hour, microsecond) in {"net": (10, 2), "java": (12, 2), "even": (12, 1)}.items():
+        message = stored(store, name)
+        assert message is not None
+        assert message.due == datetime(2026, 4, 1, hour, 0, 0, microsecond, tzinfo=UTC)
+
+
 def test_headers_and_expiry_are_taken_over(spark: SparkSession, store: StoreSpec, now: datetime) -> None:
     row = ("a", "2026-04-01T12:00:00Z", "orders", '{"k": "v"}', "2026-04-01 14:00:00:000005 Z")
     rows = spark.createDataFrame([row], ["message_id", "due", "destination", "headers", "expires_at"])
@@ -126,6 +140,25 @@ def test_a_message_over_the_limit_of_the_store_is_set_aside(
     row = ("big", datetime(2026, 4, 1, tzinfo=UTC), "orders", bytes(16 * 1024 * 1024))
     rows = spark.createDataFrame([row], "message_id string, due timestamp, destination string, body binary")
     assert schedule(rows, ScheduleJob(store, now)).set_aside == {"message_too_large": 1}
+
+
+def test_bodies_that_are_no_text_are_set_aside_with_their_rows(
+    spark: SparkSession, store: StoreSpec, now: datetime, tmp_path: Path
+) -> None:
+    rows = spark.sql(
+        """
+        SELECT *, 'orders' destination FROM VALUES
+          ('small', 'tomorrow', unhex('61ff')), ('large', '2026-04-01T12:00:00Z', unhex(repeat('ff', 5000)))
+          AS (message_id, due, body)
+        """
+    )
+    small = StoreSpec(store.address, synchronous=store.synchronous, largest_message_bytes=4_000)
+    rejects = Rejects(tmp_path / "rejected")
+    result = schedule(rows, ScheduleJob(small, now, rejects=rejects))
+    assert result.set_aside == {"malformed_time": 1, "message_too_large": 1}
+    written = [json.loads(line) for file in rejects.path.glob("*.json") for line in file.read_text().splitlines()]
+    bodies = {row["message_id"]: row["body"] for row in written}
+    assert bodies == {"small": "a\\xff", "large": "\ufffd" * 1_000 + "…"}
 
 
 def test_a_message_that_expires_before_it_is_due_is_set_aside(
@@ -182,6 +215,41 @@ def test_local_times_are_what_zoneinfo_makes_of_them(
         n: (clock.replace(tzinfo=tz).astimezone(UTC) - epoch) // timedelta(microseconds=1)
         for n, clock in enumerate(clock_times)
     }
+
+
+def test_times_outside_of_the_calendar_are_set_aside_whole_and_stop_nothing(
+    spark: SparkSession, store: StoreSpec, now: datetime, tmp_path: Path
+) -> None:
+    """What programs write for "never": text a few hours too late, and the last timestamp and date that there are."""
+    never, last, good = "9999-12-31T23:59:59-05:00", "timestamp_micros(9223372036854775807)", "2026-04-01T12:00:00Z"
+    of_texts = spark.sql(
+        f"""
+        SELECT *, 'orders' destination, 'x' body FROM VALUES
+          ('fine', '{good}', NULL), ('never', '{never}', NULL), ('before all', '0001-01-01T00:00:00+01:00', NULL),
+          ('for ever', '{good}', {last}) AS (message_id, due, expires_at)
+        """
+    )
+    of_clocks = spark.sql(
+        f"""
+        SELECT *, 'orders' destination, 'x' body FROM VALUES
+          ('by a clock', timestamp_ntz'2026-04-01 08:00:00', NULL), ('late', timestamp_ntz'9999-12-31 23:00:00', NULL),
+          ('last', cast({last} AS timestamp_ntz), NULL),
+          ('last day', timestamp_ntz'2026-04-01 08:00:00', date_from_unix_date(2147483647))
+          AS (message_id, due, expires_at)
+        """
+    )
+    for rows, zone, accepted in ((of_texts, None, "fine"), (of_clocks, LocalTimes("America/New_York"), "by a clock")):
+        rejects = Rejects(tmp_path / accepted)
+        result = schedule(rows, ScheduleJob(store, now, local_times=zone, rejects=rejects))
+        assert counts(result) == (4, 1, 0)
+        assert result.set_aside == {"time_out_of_range": 2, "expiry_time_out_of_range": 1}
+        message = stored(store, accepted)
+        assert message is not None
+        assert message.due == datetime.fromisoformat(good)
+        written = [json.loads(line) for file in rejects.path.glob("*.json") for line in file.read_text().splitlines()]
+        assert all("outside the years 1 to 9999" in row["detail"] and row["body"] == "x" for row in written)
+        if rows is of_texts:
+            assert {row["message_id"]: row["due"] for row in written}["never"] == never
 
 
 def test_files_are_read_by_the_end_of_their_name(

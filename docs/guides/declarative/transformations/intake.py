@@ -24,7 +24,8 @@ def is_message() -> Column:
 @dp.temporary_view
 def incoming() -> DataFrame:
     """Rows of the files as they arrive; a due time that is none, or has no offset from UTC, becomes null."""
-    rows = spark.readStream.schema("message_id string, destination string, due string, body string").json("incoming")
+    files = spark.readStream.option("maxFileAge", "1000000d")  # else Spark skips what is a week older than the newest
+    rows = files.schema("message_id string, destination string, due string, body string").json("incoming")
     has_offset = F.col("due").rlike(r"(Z|[+-]\d\d:\d\d)$")
     return rows.withColumn("due", F.when(has_offset, F.try_to_timestamp("due")))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from postdate.cli.command import Use, group
-from postdate.errors import ConfigurationError, PipelineError
+from postdate.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from postdate.pipeline.session import SparkSession
@@ -65,22 +65,17 @@ def on_spark(
 ) -> T:
     """Start Spark, do the job, stop Spark; what Spark says is wrong is said in one line."""
     with extra_installed():
+        from postdate.pipeline.failures import told_in_one_line
         from postdate.pipeline.session import FOR_LONG_JOBS, spark_session
     from rich.console import Console
 
-    with Console(stderr=True).status("Spark is working …"):
-        try:
-            with spark_session(
-                cores=cluster.cores, master=cluster.master, conf={**(FOR_LONG_JOBS if long else {}), **(conf or {})}
-            ) as session:
-                return job(session)
-        except Exception as error:
-            # Known by its home: Spark itself is imported in the pipeline only.
-            if type(error).__module__.startswith("pyspark.errors"):
-                from postdate.pipeline.failures import cause
-
-                raise PipelineError(f"the job has failed: {cause(error)}") from error
-            raise
+    settings = {**(FOR_LONG_JOBS if long else {}), **(conf or {})}
+    with (
+        Console(stderr=True).status("Spark is working …"),
+        told_in_one_line("the job has failed"),
+        spark_session(cores=cluster.cores, master=cluster.master, conf=settings) as session,
+    ):
+        return job(session)
 
 
 @contextmanager

@@ -105,7 +105,8 @@ def schedule(
 
     def job(spark: SparkSession) -> ScheduleResult:
         from postdate.clock import SystemClock
-        from postdate.pipeline.schedule import Rejects, ScheduleJob, read_input
+        from postdate.pipeline.files import read_input
+        from postdate.pipeline.schedule import Rejects, ScheduleJob
         from postdate.pipeline.schedule import schedule as run
 
         messages = read_input(spark, source, None if input_format is None else input_format.value)

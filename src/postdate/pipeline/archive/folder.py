@@ -20,7 +20,8 @@ from filelock import FileLock, Timeout
 from pyspark.sql import DataFrame, SparkSession
 
 from postdate.errors import PipelineError
-from postdate.pipeline.audit.sources import ARCHIVE_MARK, told_of_reading
+from postdate.pipeline.audit.sources import ARCHIVE_MARK
+from postdate.pipeline.failures import told_in_one_line
 from postdate.pipeline.stores import StoreSpec
 
 RECORD_SCHEMA = (
@@ -126,7 +127,7 @@ class ArchiveFolder:
         return self._read(spark, run)
 
     def _read(self, spark: SparkSession, path: Path) -> DataFrame:
-        with told_of_reading(f"the archive {path}"):
+        with told_in_one_line(f"the archive {path} cannot be read as Parquet"):
             found = spark.read.schema(f"{RECORD_SCHEMA}, day string").parquet(str(path))
         return found.select(*COLUMNS, "day")
 

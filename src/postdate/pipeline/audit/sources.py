@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StringType, StructType, TimestampType
 
 from postdate.errors import PipelineError
-from postdate.pipeline.failures import cause
+from postdate.pipeline.failures import told_in_one_line
 
 ARCHIVE_MARK = "_archive.json"
 """File in a folder that says that it is an archive, even if there is nothing in it yet."""
 
-_NAMED_ERROR = re.compile(r"\[[A-Z][A-Z_.]+\](.*)")
 _TYPES = {
     "kind": StringType(),
     "message_id": StringType(),
@@ -50,28 +47,10 @@ def open_records(spark: SparkSession, path: str | Path) -> DataFrame:
             return spark.createDataFrame([], _OF_NONE)
         if folder.is_dir() and not any(folder.rglob("*")):
             raise PipelineError(f"there are no records at {shown}: the folder is empty")
-    with told_of_reading(f"the records at {shown}"):
+    with told_in_one_line(f"the records at {shown} cannot be read as Parquet"):
         found = spark.read.parquet(shown)
     _check_columns(shown, found.schema)
     return found
-
-
-@contextmanager
-def told_of_reading(what: str) -> Generator[None]:
-    """Say in one line why Spark cannot read something.
-
-    Raises:
-        PipelineError: from Spark's own error.
-    """
-    try:
-        yield
-    except Exception as error:
-        # A damaged file is told by the bridge to Java, whose errors have no types of their own.
-        if not type(error).__module__.startswith(("pyspark.", "py4j.")):
-            raise
-        named = _NAMED_ERROR.search(str(error))
-        reason = cause(error) if named is None else named[1].strip()
-        raise PipelineError(f"{what} cannot be read as Parquet: {reason}") from error
 
 
 def _check_columns(shown: str, schema: StructType) -> None:

@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from postdate.errors import PipelineError
 from postdate.pipeline.delay.operator import DelayOptions, delay
 
-_READ = ("json", "csv", "parquet")
 _WRITTEN = ("json", "parquet")
 
 
@@ -43,41 +42,6 @@ class DelayTarget:
             raise PipelineError(f"a trigger of {self.trigger} is too short; a micro-batch takes some 100 ms at least")
 
 
-def read_directory(
-    spark: SparkSession,
-    path: str,
-    schema: str,
-    format: str = "json",  # noqa: A002 - Spark's word
-    files_at_once: int = 100,
-) -> DataFrame:
-    """Return the stream of the files of a directory: those that are there, then those that come.
-
-    Put files in by renaming them, whole: Spark reads each name once.
-
-    Args:
-        spark: a session in UTC.
-        path: of the directory.
-        schema: in Spark's words, such as ``id string, due timestamp``. A CSV file has a header line.
-        format: ``json`` (one object a line), ``csv`` or ``parquet``.
-        files_at_once: how many files a micro-batch takes at most, which bounds the memory it needs.
-
-    Raises:
-        PipelineError: the directory is missing, or the format or the schema is none.
-    """
-    if format not in _READ:
-        raise PipelineError(f"rows are read from json, csv or parquet, not {format!r}")
-    if files_at_once < 1:
-        raise PipelineError(f"files_at_once={files_at_once} is below 1")
-    # A value that is malformed must not become a null that looks like a row without a due time.
-    reader = spark.readStream.option("maxFilesPerTrigger", files_at_once).option("mode", "FAILFAST")
-    if format == "csv":
-        reader = reader.option("header", value=True)
-    try:
-        return reader.schema(schema).format(format).load(path)
-    except PySparkException as failed:
-        raise PipelineError(f"cannot read {path!r} with the schema {schema!r}: {failed}") from failed
-
-
 def run_delay(
     source: DataFrame,
     target: DelayTarget,
@@ -91,7 +55,8 @@ def run_delay(
     To stop it gracefully call ``stop()``; it may as well be killed. Started again with the same target it goes on.
 
     Args:
-        source: as :func:`postdate.pipeline.delay.delay` takes it; :func:`read_directory` makes one.
+        source: as :func:`postdate.pipeline.delay.delay` takes it, for example from
+            :func:`postdate.pipeline.files.read_directory`.
         target: where the rows go, and where they wait.
         due: see :func:`postdate.pipeline.delay.delay`, likewise the others.
         id: the column that ``cancel`` refers to.

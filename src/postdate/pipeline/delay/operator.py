@@ -26,6 +26,7 @@ from pyspark.sql.types import (
 )
 
 from postdate.errors import PipelineError
+from postdate.pipeline.columns import quoted
 from postdate.pipeline.delay.packing import PACKED, SLOT, Packing, packs_cancels, packs_rows, unpacks
 from postdate.pipeline.delay.processor import EMITTED, Delaying
 from postdate.pipeline.delay.slot import Cancelling
@@ -144,9 +145,9 @@ def delay(
         packed = df.mapInArrow(packs_rows(packing), PACKED)
     else:
         cancelling = Cancelling(id, options.keep_cancels // timedelta(milliseconds=1))
-        number = F.pmod(F.xxhash64(_quoted(id)), F.lit(len(slots))).cast("int").alias(SLOT)
+        number = F.pmod(F.xxhash64(quoted(id)), F.lit(len(slots))).cast("int").alias(SLOT)
         packed = df.select("*", number).mapInArrow(packs_rows(packing), PACKED)
-        packed = packed.union(cancel.select(_quoted(id), number).mapInArrow(packs_cancels(slots), PACKED))
+        packed = packed.union(cancel.select(quoted(id), number).mapInArrow(packs_cancels(slots), PACKED))
     kept = {
         "cancel": cancelling is not None,
         "columns": df.schema.simpleString(),
@@ -238,7 +239,3 @@ def _slot_keys(spark: SparkSession, count: int) -> tuple[int, ...]:
         for key, partition in enumerate(row.partitions):
             keys.setdefault(partition, key)
     return tuple(keys[number] for number in range(count))
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -150,7 +150,7 @@ class SparkTasks:
 
 
 def _collected(frame: DataFrame, kind: type[T]) -> list[T]:
-    with told_in_one_line("the migration"):
+    with told_in_one_line("the migration has failed"):
         return [msgspec.json.decode(row[0], type=kind) for row in frame.collect()]
 
 

@@ -1,0 +1,175 @@
+"""Files of rows: a table and a stream read them by the same rules, whole, by the names of their columns, at any age."""
+
+import json
+import os
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from postdate.errors import PipelineError
+from postdate.pipeline.columns import INSTANT
+from postdate.pipeline.failures import told_in_one_line, watched
+from postdate.pipeline.files import read_directory, read_input
+from postdate.pipeline.local_time import LocalTimes
+from postdate.pipeline.schedule import ColumnMapping, ScheduleJob, schedule
+from postdate.pipeline.stores import StoreSpec, opened
+from postdate.ports import Scan
+
+DUE = "2026-04-01T12:00:00Z"
+DAY_SECONDS = 86_400
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    (tmp_path / "rows").mkdir()
+    return tmp_path / "rows"
+
+
+def put(folder: Path, name: str, text: str) -> Path:
+    """Put a file into a folder that a stream reads, whole."""
+    hidden = folder / f".{name}"
+    hidden.write_text(text, encoding="utf-8")
+    return hidden.rename(folder / name)
+
+
+def streamed(stream: DataFrame, place: Path) -> list[dict[str, Any]]:
+    """Return all rows of a stream so far, where it ended before or from its beginning."""
+    writer = stream.writeStream.option("checkpointLocation", str(place / "state")).format("json")
+    watched(writer.trigger(availableNow=True).start(str(place / "out")), "the query", threading.Event())
+    files = sorted((place / "out").glob("part-*.json"))
+    return [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def stored(spec: StoreSpec, *columns: str) -> list[tuple[Any, ...]]:
+    with opened(spec) as store:
+        scannable = store.scannable()
+        parts, scan = scannable.scan_parts("pending", 1), Scan("pending", columns)
+        return sorted(row for part in parts for page in scannable.scan(scan, part, 1_000) for row in page)
+
+
+def test_files_that_are_older_than_others_are_read_at_any_age(spark: SparkSession, rows: Path, tmp_path: Path) -> None:
+    """As ``mv``, ``cp -p`` and archives leave them; Spark's own source skips what is a week older than the newest."""
+
+    def so_far() -> list[str]:
+        return sorted(row["id"] for row in streamed(read_directory(spark, str(rows), "id string"), tmp_path))
+
+    put(rows, "new.json", '{"id": "new"}\n')
+    assert so_far() == ["new"]
+    now = (rows / "new.json").stat().st_mtime
+    for name, age in (("ten days", 10 * DAY_SECONDS), ("of 1970", now)):
+        old = put(rows, f"{name}.json", json.dumps({"id": name}))
+        os.utime(old, (now - age, now - age))
+    assert so_far() == ["new", "of 1970", "ten days"]
+
+
+# --- CSV -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_refuses_a_file_whose_columns_are_in_another_order(
+    spark: SparkSession, rows: Path, tmp_path: Path
+) -> None:
+    put(rows, "1.csv", f"text,due,id\nhello,{DUE},a\n")
+    stream = read_directory(spark, str(rows), "id string, due timestamp, text string", "csv")
+    said = r"1\.csv has the columns text, due, id, and others are read as id, due, text: "
+    with pytest.raises(PipelineError, match=said) as refused:
+        streamed(stream, tmp_path)
+    assert "\n" not in str(refused.value)
+    assert not list((tmp_path / "out").glob("part-*"))
+
+
+@pytest.mark.parametrize(
+    ("header", "said"),
+    [
+        ("message_id,due,body,destination", "has the columns message_id, due, "),
+        ("message_id,due,destination", "has [34] columns, "),
+    ],
+)
+def test_a_folder_whose_files_have_other_columns_is_refused_before_anything_is_stored(
+    spark: SparkSession, store: StoreSpec, now: datetime, rows: Path, header: str, said: str
+) -> None:
+    put(rows, "1.csv", f"message_id,due,destination,body\na,{DUE},orders,hello\n")
+    put(rows, "2.csv", f"{header}\nb,{DUE},hello,orders\n")
+    with pytest.raises(PipelineError, match=rf"[12]\.csv {said}"), told_in_one_line("the job has failed"):
+        schedule(read_input(spark, str(rows), "csv"), ScheduleJob(store, now))
+    assert stored(store, "message_id") == []
+
+
+def test_quotes_and_line_breaks_are_read_by_the_same_rules(spark: SparkSession, rows: Path, tmp_path: Path) -> None:
+    put(rows, "1.csv", 'id,text\na,"x ""y"", z\nsecond \\line"\nb,"c:\\"\n')
+    expected = [("a", 'x "y", z\nsecond \\line'), ("b", "c:\\")]
+    table = read_input(spark, str(rows), "csv").collect()
+    assert sorted((row["id"], row["text"]) for row in table) == expected
+    stream = streamed(read_directory(spark, str(rows), "id string, text string", "csv"), tmp_path)
+    assert sorted((row["id"], row["text"]) for row in stream) == expected
+
+
+# --- Parquet ---------------------------------------------------------------------------------------------------------
+
+
+def put_table(folder: Path, name: str, **columns: Any) -> None:
+    pq.write_table(pa.table(columns), folder / f".{name}")
+    (folder / f".{name}").rename(folder / name)
+
+
+def test_files_that_lack_columns_take_none_from_the_others(
+    spark: SparkSession, store: StoreSpec, now: datetime, rows: Path
+) -> None:
+    due = pa.array([datetime(2026, 4, 1, tzinfo=UTC)], INSTANT)
+    whole = {"headers": pa.array(['{"k":"v"}']), "body": pa.array([b"x"])}
+    put_table(rows, "1.parquet", message_id=pa.array(["bare"]), due=due)
+    put_table(rows, "2.parquet", message_id=pa.array(["whole"]), due=due, **whole)
+    messages = read_input(spark, str(rows), "parquet")
+    columns = ColumnMapping(destination="=orders", expires_at=None)
+    assert schedule(messages, ScheduleJob(store, now, columns)).accepted == 2
+    assert stored(store, "message_id", "headers", "body") == [("bare", "{}", b""), ("whole", '{"k":"v"}', b"x")]
+
+
+def test_files_that_do_not_agree_on_a_type_are_refused_in_a_line(spark: SparkSession, rows: Path) -> None:
+    put_table(rows, "1.parquet", due=pa.array([datetime(2026, 4, 1, tzinfo=UTC)], INSTANT))
+    put_table(rows, "2.parquet", due=pa.array([1]))
+    with pytest.raises(PipelineError, match=r"cannot read '.*rows': .*TIMESTAMP.*BIGINT") as refused:
+        read_input(spark, str(rows), "parquet")
+    assert "\n" not in str(refused.value)
+
+
+def test_nanoseconds_are_rounded_up_so_that_nothing_is_early(
+    spark: SparkSession, store: StoreSpec, now: datetime, rows: Path, tmp_path: Path
+) -> None:
+    """As pandas writes times by default, with a zone and without one."""
+    second = 1_775_044_800_000_000
+    names, nanoseconds = ("whole", "more", "before 1970"), [second * 1_000, second * 1_000 + 1, -1_999]
+    due, by_a_clock = pa.array(nanoseconds, pa.timestamp("ns", "UTC")), pa.array(nanoseconds, pa.timestamp("ns"))
+    put_table(
+        rows,
+        "1.parquet",
+        message_id=pa.array(names),
+        due=due,
+        shown=by_a_clock,
+        several=pa.array([[1]] * 3).cast(pa.list_(pa.timestamp("ns"))),
+    )
+    messages = read_input(spark, str(rows), "parquet")
+    columns = ColumnMapping(destination="=orders", body=None, headers=None, expires_at="shown")
+    result = schedule(messages, ScheduleJob(store, now, columns, LocalTimes("UTC")))
+    assert (result.accepted, result.set_aside) == (3, {})
+    at = {"whole": second, "more": second + 1, "before 1970": -1}
+    assert stored(store, "message_id", "due", "expires_at") == sorted((name, us, us) for name, us in at.items())
+    schema = "message_id string, due timestamp_ltz(9), shown timestamp_ntz(9)"
+    stream = read_directory(spark, str(rows), schema, "parquet")
+    came = streamed(stream.selectExpr("message_id", "unix_micros(due) AS due"), tmp_path)
+    assert {row["message_id"]: row["due"] for row in came} == at
+
+
+def test_a_stream_says_what_is_in_nanoseconds_and_how_to_declare_it(
+    spark: SparkSession, rows: Path, tmp_path: Path
+) -> None:
+    put_table(rows, "1.parquet", id=pa.array(["a"]), due=pa.array([1], pa.timestamp("ns", "UTC")))
+    said = r"1\.parquet has no microseconds in due: .* timestamp_ltz\(9\)"
+    with pytest.raises(PipelineError, match=said) as refused:
+        streamed(read_directory(spark, str(rows), "id string, due timestamp", "parquet"), tmp_path)
+    assert "\n" not in str(refused.value)
