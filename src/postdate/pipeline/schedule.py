@@ -287,7 +287,7 @@ def _body(messages: DataFrame, name: str | None) -> Column:
 
 
 def _shown(messages: DataFrame, columns: ColumnMapping, too_large: Column) -> Column:
-    """Return the row in texts: what is written when it is set aside; of a body that is too large, its beginning."""
+    """Return the row in texts, as it was, for what is set aside; of a body that is too large, its beginning."""
     named = {name: F.lit(None).cast("string") for name in _SHOWN}
     for name, column in asdict(columns).items():
         if column is None:
@@ -298,8 +298,8 @@ def _shown(messages: DataFrame, columns: ColumnMapping, too_large: Column) -> Co
         is_map = isinstance(messages.schema[column].dataType, MapType)
         value = F.col(quoted(column))
         named[name] = F.to_json(value) if is_map else value.cast("string")
-    beginning = F.concat(F.substring(named["body"], 1, _BEGINNING_CHARACTERS), F.lit("…"))
-    named["body"] = F.when(too_large, beginning).otherwise(named["body"])
+    beginning = F.make_valid_utf8(F.substring(named["body"], 1, _BEGINNING_CHARACTERS))
+    named["body"] = F.when(too_large, F.concat(beginning, F.lit("…")))  # others need not be UTF-8: Python shows them
     return F.struct(*(named[name].alias(name) for name in _SHOWN))
 
 
@@ -370,10 +370,12 @@ def _store(store: OpenStore, batch: pa.RecordBatch, now: datetime) -> pa.RecordB
 
 def _set_aside(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     """Return the rows that Spark SQL found a reason against; those in conflict have no texts of their own."""
-    return [
-        {"reason": row["reason"], "detail": _DETAILS.get(row["reason"], ""), **(row["shown"] or _in_texts(row))}
-        for row in batch.to_pylist()
-    ]
+    rows = list[dict[str, Any]]()
+    for row in batch.to_pylist():
+        shown: Mapping[str, str | None] = row["shown"] or {}
+        texts = {**_in_texts(row), **{name: text for name, text in shown.items() if text is not None}}
+        rows.append({"reason": row["reason"], "detail": _DETAILS.get(row["reason"], ""), **texts})
+    return rows
 
 
 def _refused(batch: pa.RecordBatch, bad: list[BadRow]) -> list[dict[str, Any]]:

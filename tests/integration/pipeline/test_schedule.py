@@ -142,6 +142,25 @@ def test_a_message_over_the_limit_of_the_store_is_set_aside(
     assert schedule(rows, ScheduleJob(store, now)).set_aside == {"message_too_large": 1}
 
 
+def test_bodies_that_are_no_text_are_set_aside_with_their_rows(
+    spark: SparkSession, store: StoreSpec, now: datetime, tmp_path: Path
+) -> None:
+    rows = spark.sql(
+        """
+        SELECT *, 'orders' destination FROM VALUES
+          ('small', 'tomorrow', unhex('61ff')), ('large', '2026-04-01T12:00:00Z', unhex(repeat('ff', 5000)))
+          AS (message_id, due, body)
+        """
+    )
+    small = StoreSpec(store.address, synchronous=store.synchronous, largest_message_bytes=4_000)
+    rejects = Rejects(tmp_path / "rejected")
+    result = schedule(rows, ScheduleJob(small, now, rejects=rejects))
+    assert result.set_aside == {"malformed_time": 1, "message_too_large": 1}
+    written = [json.loads(line) for file in rejects.path.glob("*.json") for line in file.read_text().splitlines()]
+    bodies = {row["message_id"]: row["body"] for row in written}
+    assert bodies == {"small": "a\\xff", "large": "\ufffd" * 1_000 + "…"}
+
+
 def test_a_message_that_expires_before_it_is_due_is_set_aside(
     spark: SparkSession, store: StoreSpec, now: datetime
 ) -> None:
