@@ -64,6 +64,8 @@ def read_input(spark: SparkSession, path: str, input_format: str | None = None) 
     with told_in_one_line(f"cannot read {path!r}"):
         rows = reader.load(path)
         if name == "csv":  # of JSON Spark looks at all lines, and has the column where it is needed
+            # Spark changes names that are empty or there twice: they would differ from those of their own file.
+            reader = reader.option("enforceSchema", len(rows.inputFiles()) == 1)
             rows = reader.schema(StructType([*rows.schema, StructField(MALFORMED, StringType())])).load(path)
         return _in_microseconds(rows)
 
@@ -106,6 +108,7 @@ def read_directory(
 
 
 def _know_nanoseconds(spark: SparkSession) -> None:
+    """Switch on what Spark 4.3 calls a preview; for as long as the session lives, because plans are made later."""
     spark.conf.set("spark.sql.timestampNanosTypes.enabled", "true")
 
 

@@ -109,6 +109,13 @@ def test_quotes_and_line_breaks_are_read_by_the_same_rules(spark: SparkSession, 
     assert sorted((row["id"], row["text"]) for row in stream) == expected
 
 
+def test_a_file_alone_may_have_names_twice_and_empty_ones(spark: SparkSession, rows: Path) -> None:
+    """As spreadsheets write them, often at the end of the line."""
+    file = put(rows, "1.csv", "id,text,text,\na,x,y,\n")
+    (row,) = read_input(spark, str(file)).collect()
+    assert tuple(row) == ("a", "x", "y", None, None)
+
+
 NO_ROWS = {
     "1.csv": (f"message_id,due,body\na,{DUE},x\n", [f"b,{DUE},hello, world", f"c,{DUE}"]),
     "1.json": (json.dumps({"message_id": "a", "due": DUE, "body": "x"}) + "\n", ['{"message_id": "b"', "c"]),
