@@ -16,10 +16,14 @@ from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
+from pyspark.sql.types import StringType, StructField, StructType
 
 from postdate.errors import PipelineError
 from postdate.pipeline.columns import quoted
 from postdate.pipeline.failures import told_in_one_line
+
+MALFORMED: Final = "_corrupt_record"
+"""Spark's name of a column that has, of a line of text that is no row, all of it, and is null in rows."""
 
 _RULES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
@@ -40,7 +44,7 @@ _NANOSECONDS: Final = re.compile(r"(timestamp_[ln]tz)\([789]\)", re.IGNORECASE)
 
 
 def read_input(spark: SparkSession, path: str, input_format: str | None = None) -> DataFrame:
-    """Read a file or directory of messages; all columns of CSV and of JSON are texts.
+    """Read a file or directory of messages; all columns of CSV and of JSON are texts, :data:`MALFORMED` among them.
 
     Args:
         spark: any session.
@@ -56,8 +60,14 @@ def read_input(spark: SparkSession, path: str, input_format: str | None = None) 
     if name not in _RULES:
         raise PipelineError(f"cannot tell the format of {path!r}; say csv, json or parquet")
     _know_nanoseconds(spark)
+    reader = spark.read.format(name).options(**_RULES[name], columnNameOfCorruptRecord=MALFORMED)
     with told_in_one_line(f"cannot read {path!r}"):
-        return _in_microseconds(spark.read.format(name).options(**_RULES[name]).load(path))
+        rows = reader.load(path)
+        if name == "csv":  # of JSON Spark looks at all lines, and has the column where it is needed
+            # Spark changes names that are empty or there twice: they would differ from those of their own file.
+            reader = reader.option("enforceSchema", len(rows.inputFiles()) == 1)
+            rows = reader.schema(StructType([*rows.schema, StructField(MALFORMED, StringType())])).load(path)
+        return _in_microseconds(rows)
 
 
 def read_directory(
@@ -98,6 +108,7 @@ def read_directory(
 
 
 def _know_nanoseconds(spark: SparkSession) -> None:
+    """Switch on what Spark 4.3 calls a preview; for as long as the session lives, because plans are made later."""
     spark.conf.set("spark.sql.timestampNanosTypes.enabled", "true")
 
 

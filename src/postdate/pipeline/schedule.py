@@ -26,6 +26,7 @@ from pyspark.sql.types import BinaryType, MapType, StringType
 
 from postdate.errors import PipelineError
 from postdate.pipeline.columns import quoted
+from postdate.pipeline.files import MALFORMED
 from postdate.pipeline.lapsing import end_of_time_to_be_received
 from postdate.pipeline.local_time import LocalTimes, read_time
 from postdate.pipeline.plain import plain
@@ -34,17 +35,13 @@ from postdate.pipeline.session import require_utc
 from postdate.pipeline.stores import OpenStore, StoreSpec, opened
 
 pc: Any = pyarrow.compute  # the stubs do not know what its functions do with plain values
-_OUTCOME_SCHEMA = (
-    "stored long, already_there long, reason string, detail string, "
-    "message_id string, destination string, due string, expires_at string, headers string, body string"
-)
+_SHOWN = ("message_id", "destination", "due", "expires_at", "headers", "body", "row")
+_TEXTS = ("reason", "detail", *_SHOWN)
+_OUTCOME_SCHEMA = f"stored long, already_there long, {', '.join(f'{name} string' for name in _TEXTS)}"
 _OUTCOME_ARROW = pa.schema(
-    [("stored", pa.int64()), ("already_there", pa.int64())]
-    + [(name, pa.string()) for name in ("reason", "detail")]
-    + [(name, pa.string()) for name in ("message_id", "destination", "due", "expires_at", "headers", "body")]
+    [("stored", pa.int64()), ("already_there", pa.int64()), *((name, pa.string()) for name in _TEXTS)]
 )
 _REPORT_SCHEMA = "outcome string, reason string, rows long"
-_SHOWN = ("message_id", "destination", "due", "expires_at", "headers", "body")
 _BEGINNING_CHARACTERS = 1_000
 _REJECTED_FORMATS = frozenset({"json", "parquet"})
 
@@ -86,7 +83,8 @@ class Rejects:
 
     Args:
         path: of a directory, which must not exist yet.
-        format: ``json`` or ``parquet``. Columns: ``reason`` (a stable code), ``detail``, and the row as text.
+        format: ``json`` or ``parquet``. Columns: ``reason`` (a stable code), ``detail``, and the row as texts; of a
+            line of a file that is no row all of it, as ``row``.
     """
 
     path: Path
@@ -209,7 +207,7 @@ def _checked(messages: DataFrame, columns: ColumnMapping, local_times: LocalTime
     """
     types = {column.name: column.dataType for column in messages.schema}
     due = read_time(F.col(quoted(columns.due)), types[columns.due], local_times)
-    reasons = [due.problem]
+    reasons = [*_missing(columns), due.problem]
     expires_at: Column = F.lit(None).cast("timestamp")
     if columns.expires_at is not None:
         expiry = read_time(F.col(quoted(columns.expires_at)), types[columns.expires_at], local_times)
@@ -226,7 +224,9 @@ def _checked(messages: DataFrame, columns: ColumnMapping, local_times: LocalTime
         F.when(too_large, F.lit("message_too_large")),
         F.when(lapses, F.lit("lapses_before_due")),
     ]
-    reason = F.coalesce(*_missing(columns), *reasons)
+    if MALFORMED in messages.columns:
+        reasons.insert(0, F.when(F.col(MALFORMED).isNotNull(), F.lit("malformed_row")))
+    reason = F.coalesce(*reasons)
     return messages.select(
         F.col(quoted(columns.message_id)).cast("string").alias("message_id"),
         _destination(columns.destination).alias("destination"),
@@ -244,7 +244,8 @@ def _require_columns(messages: DataFrame, columns: ColumnMapping) -> None:
     named = [name for name in asdict(columns).values() if name is not None and not name.startswith("=")]
     missing = [name for name in named if name not in messages.columns]
     if missing:
-        raise PipelineError(f"the input has no column {missing[0]!r}; it has {', '.join(messages.columns)}")
+        names = [name for name in messages.columns if name != MALFORMED]
+        raise PipelineError(f"the input has no column {missing[0]!r}; it has {', '.join(names)}")
 
 
 def _destination(name: str) -> Column:
@@ -298,6 +299,8 @@ def _shown(messages: DataFrame, columns: ColumnMapping, too_large: Column) -> Co
         is_map = isinstance(messages.schema[column].dataType, MapType)
         value = F.col(quoted(column))
         named[name] = F.to_json(value) if is_map else value.cast("string")
+    if MALFORMED in messages.columns:
+        named["row"] = F.col(MALFORMED)
     beginning = F.make_valid_utf8(F.substring(named["body"], 1, _BEGINNING_CHARACTERS))
     named["body"] = F.when(too_large, F.concat(beginning, F.lit("…")))  # others need not be UTF-8: Python shows them
     return F.struct(*(named[name].alias(name) for name in _SHOWN))
@@ -372,8 +375,9 @@ def _set_aside(batch: pa.RecordBatch) -> list[dict[str, Any]]:
     """Return the rows that Spark SQL found a reason against; those in conflict have no texts of their own."""
     rows = list[dict[str, Any]]()
     for row in batch.to_pylist():
-        shown = {name: text for name, text in (row["shown"] or {}).items() if text is not None}
-        rows.append({"reason": row["reason"], "detail": _DETAILS.get(row["reason"], ""), **_in_texts(row), **shown})
+        shown: Mapping[str, str | None] = row["shown"] or {}
+        texts = {**_in_texts(row), **{name: text for name, text in shown.items() if text is not None}}
+        rows.append({"reason": row["reason"], "detail": _DETAILS.get(row["reason"], ""), **texts})
     return rows
 
 
@@ -406,6 +410,7 @@ _DETAILS_OF_TIMES: Mapping[str, str] = {
     "ambiguous_local_time": "is one that clocks showed twice: they were set back over it",
 }
 _DETAILS: Mapping[str, str] = {
+    "malformed_row": "the line has more or fewer cells than the header line, or is no JSON object",
     **{reason: f"the due time {detail}" for reason, detail in _DETAILS_OF_TIMES.items()},
     **{f"expiry_{reason}": f"the expiry {detail}" for reason, detail in _DETAILS_OF_TIMES.items()},
     "missing_id": "the message id is missing or blank",
@@ -432,7 +437,7 @@ def _result(outcomes: DataFrame, job: ScheduleJob, started: float) -> ScheduleRe
     set_aside = {reason: row["rows"] for reason, row in sorted(rows.items())}
     written, rejects = None, job.rejects
     if set_aside and rejects is not None:
-        rejected = outcomes.where(F.col("reason").isNotNull()).select("reason", "detail", *_SHOWN)
+        rejected = outcomes.where(F.col("reason").isNotNull()).select(*_TEXTS)
         rejected.write.format(rejects.format).save(str(rejects.path))
         written = str(rejects.path)
     result = ScheduleResult(

@@ -17,7 +17,7 @@ from postdate.pipeline.columns import INSTANT
 from postdate.pipeline.failures import told_in_one_line, watched
 from postdate.pipeline.files import read_directory, read_input
 from postdate.pipeline.local_time import LocalTimes
-from postdate.pipeline.schedule import ColumnMapping, ScheduleJob, schedule
+from postdate.pipeline.schedule import ColumnMapping, Rejects, ScheduleJob, schedule
 from postdate.pipeline.stores import StoreSpec, opened
 from postdate.ports import Scan
 
@@ -107,6 +107,36 @@ def test_quotes_and_line_breaks_are_read_by_the_same_rules(spark: SparkSession, 
     assert sorted((row["id"], row["text"]) for row in table) == expected
     stream = streamed(read_directory(spark, str(rows), "id string, text string", "csv"), tmp_path)
     assert sorted((row["id"], row["text"]) for row in stream) == expected
+
+
+def test_a_file_alone_may_have_names_twice_and_empty_ones(spark: SparkSession, rows: Path) -> None:
+    """As spreadsheets write them, often at the end of the line."""
+    file = put(rows, "1.csv", "id,text,text,\na,x,y,\n")
+    (row,) = read_input(spark, str(file)).collect()
+    assert tuple(row) == ("a", "x", "y", None, None)
+
+
+NO_ROWS = {
+    "1.csv": (f"message_id,due,body\na,{DUE},x\n", [f"b,{DUE},hello, world", f"c,{DUE}"]),
+    "1.json": (json.dumps({"message_id": "a", "due": DUE, "body": "x"}) + "\n", ['{"message_id": "b"', "c"]),
+}
+
+
+@pytest.mark.parametrize("name", NO_ROWS)
+def test_lines_that_are_no_rows_are_set_aside_whole(
+    spark: SparkSession, store: StoreSpec, now: datetime, rows: Path, tmp_path: Path, name: str
+) -> None:
+    """A body with a comma that nobody has quoted would be cut, and a line that ends too early would have none."""
+    good, bad = NO_ROWS[name]
+    file = put(rows, name, good + "\n".join(bad) + "\n")
+    columns = ColumnMapping(destination="=orders", headers=None, expires_at=None)
+    job = ScheduleJob(store, now, columns, rejects=Rejects(tmp_path / "rejected"))
+    result = schedule(read_input(spark, str(file)), job)
+    assert (result.accepted, result.set_aside) == (1, {"malformed_row": 2})
+    assert stored(store, "message_id", "body") == [("a", b"x")]
+    written = (tmp_path / "rejected").glob("*.json")
+    lines = [json.loads(line) for part in written for line in part.read_text(encoding="utf-8").splitlines()]
+    assert sorted(row["row"] for row in lines) == sorted(bad)
 
 
 # --- Parquet ---------------------------------------------------------------------------------------------------------
