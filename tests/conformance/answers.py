@@ -36,6 +36,10 @@ _QUEUED_COUNT = "receiving.a_message_rolled_back_is_received_again"
 _COUNTS = (_STORED_COUNT, _QUEUED_COUNT)
 _ASIDE = "quarantine.an_unreadable_message_holds_up_nothing"
 _EARLIER, _ELSEWHERE = "claims.what_is_due_earlier_wakes", "claims.other_processes_are_woken"
+_DURING_A_LOOK = "claims.what_is_stored_during_a_look_is_not_slept_over"
+_WAKES = (_EARLIER, _DURING_A_LOOK, _ELSEWHERE)
+_NO_QUEUE = "quarantine.what_no_queue_takes_is_set_aside"
+_REFUSALS = "storing.what_a_store_says_of_itself_blames_no_message"
 _QUEUES_WAKE = "capabilities.other_processes_are_woken"
 _PUSHED = "receiving.receiving_waits_for_a_message"
 _IN = "integration"
@@ -51,20 +55,19 @@ ANSWERS: Mapping[str, Mapping[str, Answer]] = {
         ),
         "counts": Answer("the row, of store and queue", _COUNTS),
         "outage": Answer(
-            "a file that is locked for long, or may not be written",
+            "whatever SQLite says of itself: locked for long, not writable, full, a failing disk",
             (
+                _REFUSALS,
                 f"{_IN}/test_trouble.py::test_a_database_locked_for_long_is_unavailable_and_then_works_again",
                 f"{_IN}/test_trouble.py::test_what_may_not_be_written_is_refused_clearly_and_works_again_after_mending",
             ),
         ),
-        "aside": Answer("the row, of store and queue, with its bytes", (_ASIDE,)),
+        "aside": Answer("the row, of store and queue, with its bytes; and what no queue takes", (_ASIDE, _NO_QUEUE)),
         "full": Answer(
             "nothing is stored, and all goes on once there is room",
             (f"{_IN}/test_trouble.py::test_an_endpoint_on_a_full_disk_goes_on_when_there_is_room_again",),
         ),
-        "wakes": Answer(
-            "whoever commits, by a datagram on the loopback interface", (_EARLIER, _ELSEWHERE, _QUEUES_WAKE)
-        ),
+        "wakes": Answer("whoever commits, by a datagram on the loopback interface", (*_WAKES, _QUEUES_WAKE)),
     },
     "PostgreSQL": {
         "beats": Answer(
@@ -73,18 +76,20 @@ ANSWERS: Mapping[str, Mapping[str, Answer]] = {
         ),
         "counts": Answer("the row, of store and queue", _COUNTS),
         "outage": Answer(
-            "no connection, no answer, a limit of the role",
+            "no connection, no answer, and whatever the server says of itself, by the class of its error",
             (
+                _REFUSALS,
+                f"{_IN}/test_read_only.py::test_what_the_server_says_of_itself_is_told_by_its_class",
                 f"{_IN}/test_postgres_silence.py::test_delivery_goes_on_when_all_connections_are_forgotten",
                 f"{_IN}/test_postgres_silence.py::test_limits_of_the_role_are_no_failure_of_a_message",
             ),
         ),
-        "aside": Answer("the row, of store and queue, with its bytes", (_ASIDE,)),
+        "aside": Answer("the row, of store and queue, with its bytes; and what no queue takes", (_ASIDE, _NO_QUEUE)),
         "full": Answer(
             "nothing is stored, and all goes on once there is room",
             ("faults/test_faults.py::test_every_promise_holds_through",),
         ),
-        "wakes": Answer("the commit, by a notification", (_EARLIER, _ELSEWHERE, _QUEUES_WAKE)),
+        "wakes": Answer("the commit, by a notification", (*_WAKES, _QUEUES_WAKE)),
     },
     "MariaDB": {
         "beats": Answer(
@@ -93,16 +98,17 @@ ANSWERS: Mapping[str, Mapping[str, Answer]] = {
         ),
         "counts": Answer("the row", (_STORED_COUNT,)),
         "outage": Answer(
-            "no connection, no answer", (f"{_IN}/test_locking_silence.py::test_a_frozen_server_is_an_outage",)
+            "as in PostgreSQL",
+            (_REFUSALS, f"{_IN}/test_locking_silence.py::test_a_frozen_server_is_an_outage"),
         ),
-        "aside": Answer("the row, with its bytes", (_ASIDE,)),
+        "aside": Answer("the row, with its bytes; and what no queue takes", (_ASIDE, _NO_QUEUE)),
         "full": Answer(
             "as in SQLite, by the number of the error",
             (f"{_IN}/test_mariadb.py::test_errors_of_the_server_are_translated",),
         ),
         "wakes": Answer(
             "the thread asks ten times a second, as the server does not call; a commit of this process, at once",
-            (_EARLIER, _ELSEWHERE),
+            _WAKES,
         ),
     },
     "SQL Server": {
@@ -112,23 +118,31 @@ ANSWERS: Mapping[str, Mapping[str, Answer]] = {
         ),
         "counts": Answer("the row", (_STORED_COUNT,)),
         "outage": Answer(
-            "no connection, no answer", (f"{_IN}/test_sqlserver.py::test_errors_of_the_server_are_translated",)
+            "as in PostgreSQL, by number and severity",
+            (f"{_IN}/test_sqlserver.py::test_errors_of_the_server_are_translated",),
         ),
-        "aside": Answer("the row, with its bytes", (_ASIDE,)),
+        "aside": Answer("the row, with its bytes; and what no queue takes", (_ASIDE, _NO_QUEUE)),
         "full": Answer(
             "as in SQLite, by the number of the error",
             (f"{_IN}/test_sqlserver.py::test_errors_of_the_server_are_translated",),
         ),
-        "wakes": Answer("as in MariaDB", (_EARLIER, _ELSEWHERE)),
+        "wakes": Answer("as in MariaDB", _WAKES),
     },
     "RabbitMQ": {
         "beats": Answer(
-            "the broker, by the connection and its heartbeats",
-            (f"{_IN}/test_rabbitmq.py::test_a_receiver_notices_a_silent_broker_by_its_heartbeats",),
+            "a thread, on the connection",
+            (
+                f"{_IN}/test_rabbitmq.py::test_a_receiver_notices_a_silent_broker_by_its_heartbeats",
+                f"{_IN}/test_rabbitmq.py::test_a_receiver_whose_event_loop_stands_keeps_what_it_holds",
+            ),
         ),
         "counts": Answer(
             "the broker in a quorum queue, beside this process; in a classic one, which does not count, this process",
-            (_QUEUED_COUNT, f"{_IN}/test_rabbitmq.py::test_what_another_process_gave_back_counts_as_a_failure_of_it"),
+            (
+                _QUEUED_COUNT,
+                f"{_IN}/test_rabbitmq.py::test_what_another_process_gave_back_counts_as_a_failure_of_it",
+                f"{_IN}/test_rabbitmq_limits.py::test_a_message_whose_handler_ends_its_process_goes_to_the_error_queue_after_its_tries",
+            ),
         ),
         "outage": Answer(
             "no connection, no confirm, an alarm; a full queue, of its messages alone",
@@ -154,7 +168,7 @@ ANSWERS: Mapping[str, Mapping[str, Answer]] = {
     },
     "Azure Storage": {
         "beats": Answer(
-            "a task that renews leases of 15 s, and hides what was received anew",
+            "a task of the event loop, which renews leases of 15 s, and hides what was received anew",
             (
                 _DIES,
                 f"{_IN}/azure/test_lease.py::test_row_80_a_lease_is_renewed_many_times",
@@ -179,6 +193,7 @@ ANSWERS: Mapping[str, Mapping[str, Answer]] = {
             "the entity of the table; what no queue of Azure can have read ends in the error queue",
             (
                 _ASIDE,
+                _NO_QUEUE,
                 f"{_IN}/azure/test_queues.py::test_what_is_in_no_envelope_ends_in_the_error_queue_with_the_reason",
             ),
         ),
@@ -190,7 +205,7 @@ ANSWERS: Mapping[str, Mapping[str, Answer]] = {
         ),
         "wakes": Answer(
             "this process itself; others look, less often the longer nothing comes: Azure does not call",
-            (_EARLIER, _ELSEWHERE, _QUEUES_WAKE),
+            (*_WAKES, _QUEUES_WAKE),
         ),
     },
     "MSMQ": {
@@ -217,23 +232,37 @@ ANSWERS: Mapping[str, Mapping[str, Answer]] = {
     },
     "Redis": {
         "beats": Answer(
-            "this process, which tells the server; not heard for 60 s, others take over",
-            (_DIES, f"{_IN}/test_redis.py::test_who_was_frozen_loses_what_it_held_and_is_told"),
+            "a thread, which tells the server; not heard for 60 s, others take over",
+            (
+                _DIES,
+                f"{_IN}/test_redis.py::test_who_was_frozen_loses_what_it_held_and_is_told",
+                f"{_IN}/test_redis.py::test_a_process_shows_that_it_lives_while_its_event_loop_stands",
+            ),
         ),
         "counts": Answer("the hash of the message, of store and queue", _COUNTS),
         "outage": Answer(
-            "no connection, no answer, a replica",
+            "no connection, no answer, and whatever the server says of itself, by the word its error begins with",
             (
                 f"{_IN}/test_redis.py::test_what_the_server_says_is_an_outage_or_not",
                 f"{_IN}/test_redis.py::test_a_master_that_became_a_replica_is_an_outage",
             ),
         ),
-        "aside": Answer("the hash, of store and queue, with its bytes", (_ASIDE,)),
-        "full": Answer(
-            "nothing is stored, and all goes on once there is room",
-            (f"{_IN}/test_redis.py::test_a_full_server_takes_nothing_and_loses_nothing",),
+        "aside": Answer(
+            "the key, of whatever type, of store and queue, with its bytes; and what no queue takes",
+            (
+                _ASIDE,
+                _NO_QUEUE,
+                f"{_IN}/test_redis_foreign_keys.py::test_a_foreign_key_in_a_store_is_as_any_message_that_cannot_be_read",
+            ),
         ),
-        "wakes": Answer("the script that stores, by publishing", (_EARLIER, _ELSEWHERE, _QUEUES_WAKE)),
+        "full": Answer(
+            "nothing is stored or sent; what makes room goes on",
+            (
+                f"{_IN}/test_redis.py::test_a_full_server_takes_nothing_and_loses_nothing",
+                f"{_IN}/test_redis_full.py::test_an_endpoint_that_starts_on_a_full_server_empties_it",
+            ),
+        ),
+        "wakes": Answer("the script that stores, by publishing", (*_WAKES, _QUEUES_WAKE)),
     },
     "memory": {
         "beats": Answer("nobody: what it holds ends with the process", ("claims.a_claimed_message_is_hidden",)),
@@ -243,7 +272,7 @@ ANSWERS: Mapping[str, Mapping[str, Answer]] = {
         ),
         "aside": Answer("nothing: it has no rows that could be damaged", (_ASIDE,)),
         "full": Answer("the memory of the process has an end, and then the process", ("storing.too_large_is_refused",)),
-        "wakes": Answer("whoever stores or sends", (_EARLIER, _PUSHED)),
+        "wakes": Answer("whoever stores or sends", (_EARLIER, _DURING_A_LOOK, _PUSHED)),
     },
 }
 
