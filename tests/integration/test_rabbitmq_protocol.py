@@ -2,10 +2,12 @@
 
 import asyncio
 import math
+import socket
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import cast
+from unittest.mock import Mock
 
 import anyio
 import pytest
@@ -13,7 +15,7 @@ from tests.waiting import patience, until
 
 from postdate import Envelope
 from postdate.backends.rabbitmq import wire
-from postdate.backends.rabbitmq.connection import AmqpConnection, Channel, ChannelClosed
+from postdate.backends.rabbitmq.connection import AmqpConnection, Channel, ChannelClosed, _sent
 from postdate.backends.rabbitmq.consuming import ConsumingChannel, Delivery
 from postdate.backends.rabbitmq.login import parse_url
 from postdate.backends.rabbitmq.properties import UNREADABLE, Arrived, arrived
@@ -129,6 +131,36 @@ async def test_an_answer_that_came_while_the_event_loop_stood_is_in_time(monkeyp
         channel = await link.open_channel(Channel)
         await channel.call(wire.CONFIRM_SELECT, b"\0", wire.CONFIRM_SELECT_OK, 0)
         await link.close()
+
+
+async def test_what_the_server_said_while_the_event_loop_stood_is_read_before_it_is_taken_for_dead() -> None:
+    async with broker(lambda method, channel, send: None) as url:
+        link = await AmqpConnection.open(parse_url(url), 60)
+        link.heard_at = before = link.loop.time() - 60
+        link._listen(1)
+        assert link.ended is None
+        link.heard_at = link.loop.time()
+        link._listen(1, before)
+        assert link.ended is None
+        link.heard_at = before
+        link._listen(1, before)
+        assert isinstance(link.ended, TransportUnreachable)
+        await link.close()
+
+
+async def test_a_heartbeat_never_waits_for_its_socket() -> None:
+    """It has the lock over writes: neither a server that reads nothing nor a default of the process keeps it."""
+    here, there = socket.socketpair()
+    with here, there:
+        here.setblocking(False)
+        with suppress(BlockingIOError):
+            while True:
+                here.send(bytes(65_536))
+        socket.setdefaulttimeout(600)
+        try:
+            assert _sent(Mock(get_extra_info=lambda _: here), b"beat") == 0
+        finally:
+            socket.setdefaulttimeout(None)
 
 
 async def test_a_connection_that_ends_with_the_answer_to_a_consumer_is_noticed_by_who_waits_for_messages() -> None:

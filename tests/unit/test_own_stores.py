@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,6 +19,7 @@ from postdate.ports import ClaimingStore, Outcome, capabilities_of
 from postdate.testing import Check, Fault, FaultyTransport, StoreSubject, VirtualClock, contract_checks, store_checks
 
 SECOND = timedelta(seconds=1)
+NOW = datetime(2026, 4, 1, 12, tzinfo=UTC)
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "own-store.md"
 DOWN = TransportUnavailable("down")
 
@@ -96,6 +97,24 @@ async def test_what_is_stored_while_the_next_due_time_is_asked_for_is_not_slept_
 
     (check,) = [each for each in store_checks() if each.name == "what_is_stored_during_a_look_is_not_slept_over"]
     await check(InBatches(AnswersLate))
+
+
+async def test_what_is_stored_during_a_look_is_in_its_answer_and_asks_for_no_other_look() -> None:
+    class StoresMeanwhile(STORES["DictStore"]):  # type: ignore[misc]
+        async def next_due(self) -> datetime | None:
+            due = await super().next_due()
+            for days in (7, 3):
+                await store.store(DelayedMessage(f"in {days} days", NOW + timedelta(days=days), "q"), NOW)
+            return due
+
+    store, woken = SimpleStore(StoresMeanwhile()), list[bool]()
+    await store.initialize("e", TransactionMode.RECEIVE_ONLY)
+    stop = await store.listen(lambda: woken.append(True))
+    assert await store.next_attempt() == NOW + timedelta(days=3)
+    assert woken == []
+    await store.store(DelayedMessage("tomorrow", NOW + timedelta(days=1), "q"), NOW)
+    assert woken == [True]
+    stop()
 
 
 # --- end to end -------------------------------------------------------------------------------------------------------

@@ -103,9 +103,9 @@ async def test_a_policy_of_the_application_decides(
         asked.append((type(error), failures))
         return decision
 
-    queues = Queues(failures=3, unanswered=2, is_last=is_last)
+    queues = Queues(failures=7, unanswered=6, is_last=is_last)
     assert await handled(clock, queues, Recoverability(policy=policy, delayed_retries=0), None) == int(goes_on)
-    assert asked == [(HandlingInterrupted, 3)]
+    assert asked == [(HandlingInterrupted, 7)]
     assert await queues.queue_lengths() == {"sales": 0, "error": int(not goes_on)}
 
 

@@ -94,6 +94,7 @@ class SimpleStore(ClaimingStore):
         self._wakes: list[Wake] = []
         self._looked: datetime | None = None
         self._announced: datetime | None = None
+        self._during_look: list[datetime] | None = None
 
     @property
     @override
@@ -129,7 +130,9 @@ class SimpleStore(ClaimingStore):
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         with calling_store(self._store):
             await self._store.store(message, now)
-        if self._announced is None or message.due < self._announced:
+        if self._during_look is not None:
+            self._during_look.append(message.due)
+        elif self._announced is None or message.due < self._announced:
             self._announced = message.due
             for wake in self._wakes:
                 wake()
@@ -245,13 +248,16 @@ class SimpleStore(ClaimingStore):
     @override
     async def next_attempt(self) -> datetime | None:
         """Return when to look again; see :data:`LOOK_BEHIND_HELD` and specification row 57."""
-        self._announced = None  # what is stored while the store is asked may not be in its answer: that wakes
-        due = await self.next_due()
+        stored = self._during_look = []  # while the store is asked: it may not be in its answer
+        try:
+            due = await self.next_due()
+        finally:
+            self._during_look = None
         if due is not None and self._looked is not None and due < self._looked:
             # Held here, held elsewhere, or stored just now; nobody can tell what follows. Look soon, never at once.
             due = self._looked + LOOK_BEHIND_HELD
         times = [kept.attempt_at for kept in self._kept.values()]
-        self._announced = min([*times, *(each for each in (due, self._announced) if each is not None)], default=None)
+        self._announced = min([*times, *stored, *([] if due is None else [due])], default=None)
         return self._announced
 
     @override

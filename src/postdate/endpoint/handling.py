@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from typing import Final
 
 import anyio
 
@@ -40,6 +41,10 @@ from postdate.ports import End, Received, RecordKind, TransactionMode, Work
 
 log = logging.getLogger("postdate.endpoint")
 
+RESTARTS_BORNE: Final = 5
+"""A message may come back so often without an answer before its policy is asked: processes and brokers are restarted,
+and the one that stands first in its queue comes back to it from each process that is stopped meanwhile."""
+
 
 @dataclass(frozen=True, slots=True)
 class Handling:
@@ -61,7 +66,7 @@ class Handling:
 
     def unhandled(self, received: Received) -> Settlement | None:
         """Return what the policy decides when a handler ended its process and so raised nothing; ``None``: go on."""
-        if received.unanswered <= 1 and not received.is_last:  # any process is restarted now and then
+        if received.unanswered <= RESTARTS_BORNE and not received.is_last:
             return None
         times, limit = received.unanswered or "many", "; its queue would drop it soon" if received.is_last else ""
         error = HandlingInterrupted(

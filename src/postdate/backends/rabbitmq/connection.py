@@ -323,21 +323,24 @@ class AmqpConnection(asyncio.Protocol):
 
     def _beat(self) -> bool:
         """Show that we are alive, in a thread, where nothing else of ours waits for its turn to be sent."""
+        if self.loop.is_closed() and self._beats is not None:  # nobody is left to handle what is held
+            self._beats.stop()
+            return False
         with self._writing:
             transport, idle = self._transport, not self._wrote
             self._wrote = False
             if idle and self.ended is None and transport is not None and not transport.get_write_buffer_size():
                 beat = wire.HEARTBEAT_FRAME
-                beat = self._unsent or (beat if self._tls is None else self._tls.sealed(beat))
-                self._unsent = beat[_sent(transport, beat) :]
-        if self.loop.is_closed() and self._beats is not None:  # nobody is left to handle what is held
-            self._beats.stop()
+                self._unsent = self._unsent or (beat if self._tls is None else self._tls.sealed(beat))
+                self._unsent = self._unsent[_sent(transport, self._unsent) :]
         return False
 
-    def _listen(self, seconds: float) -> None:
-        """See whether the server is alive; what it said while the event loop stood has been heard just before."""
+    def _listen(self, seconds: float, heard_at: float | None = None) -> None:
+        """See whether the server is alive; what it said while the event loop stood is read before it is given up."""
         if self.loop.time() - self.heard_at < 4 * seconds:
             self._listening = self.loop.call_later(seconds, self._listen, seconds)
+        elif heard_at != self.heard_at:
+            self._listening = self.loop.call_later(_READ_WITHIN_SECONDS, self._listen, seconds, self.heard_at)
         else:
             self.abandon(TransportUnreachable(f"{self.login.place} has been silent for {4 * seconds:g} s"))
 
@@ -495,6 +498,7 @@ def node_away(error: ChannelClosed, queue: str) -> DestinationUnavailable:
 def _sent(transport: asyncio.Transport, content: bytes) -> int:
     """Send into the socket of a transport that has nothing to send itself; return how much it took."""
     end = socket.socket(fileno=transport.get_extra_info("socket").fileno())
+    end.settimeout(0)  # whatever the default of the process is
     try:
         return end.send(content)
     except BlockingIOError:  # the server reads nothing now

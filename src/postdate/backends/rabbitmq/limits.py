@@ -15,7 +15,7 @@ from urllib.parse import quote
 import msgspec
 
 from postdate.backends.rabbitmq.login import Login
-from postdate.errors import TransportError
+from postdate.errors import TransportError, TransportUnreachable
 
 DELIVERY_LIMIT: Final = "delivery-limit"
 _OTHERS: Final = ("max-length", "max-length-bytes", "message-ttl", "expires")
@@ -44,7 +44,7 @@ def read_limits(login: Login, version: str, queues: Sequence[str]) -> dict[str, 
                         f"{place} answers {answer.status}: user {login.user!r} needs the tag 'management'"
                     )
             except (OSError, HTTPException, msgspec.DecodeError) as error:
-                raise TransportError(f"{place} does not tell them: {error}") from error
+                raise TransportUnreachable(f"{place} does not tell them: {error}") from error
     return found
 
 

@@ -228,7 +228,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
             try:
                 await self.limits_of([queue])
             except TransportError as error:
-                self._asks_for_limits = False
+                self._asks_for_limits = isinstance(error, TransportUnreachable)  # it may be there the next time
                 log.info("limits of queues by policies are not known: %s", error)
 
     @override
