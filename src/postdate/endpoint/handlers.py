@@ -65,21 +65,30 @@ class Handlers:
 def _watched(calling: Coroutine[Any, Any, None], received: Received) -> Generator[Any, Any, None]:
     step: Callable[[Any], Any] = calling.send
     given: Any = None
+    began = time.monotonic()
     while True:
-        began = time.monotonic()
         try:
             waits_for = step(given)
         except StopIteration:
             if time.monotonic() - began >= _STANDS_AFTER_SECONDS:
+                _log_standing(began, received)
                 yield from asyncio.sleep(_LOOKS_ROUND_SECONDS).__await__()
             return
-        finally:
-            given, stood = None, time.monotonic() - began
-            if stood >= _STANDS_AFTER_SECONDS:
-                kind = received.envelope.headers.get(Headers.ENCLOSED_MESSAGE_TYPES, "bytes")
-                text = "the event loop stood for %.0f s, in the handler of %s %s: have a thread do what blocks"
-                log.warning(text, stood, kind, received.envelope.message_id)
+        except BaseException:
+            _log_standing(began, received)
+            raise
+        _log_standing(began, received)
         try:
-            step, given = calling.send, (yield waits_for)
+            given = yield waits_for
+            step = calling.send
         except BaseException as error:  # noqa: BLE001 - raised where it belongs, in the handler
             step, given = calling.throw, error
+        began = time.monotonic()
+
+
+def _log_standing(began: float, received: Received) -> None:
+    stood = time.monotonic() - began
+    if stood >= _STANDS_AFTER_SECONDS:
+        kind = received.envelope.headers.get(Headers.ENCLOSED_MESSAGE_TYPES, "bytes")
+        text = "the event loop stood for %.0f s, in the handler of %s %s: have a thread do what blocks"
+        log.warning(text, stood, kind, received.envelope.message_id)

@@ -150,7 +150,7 @@ class WatchedReceiver(Receiver):
     @override
     async def settle(self, endings: Sequence[Ending]) -> Sequence[Exception | None]:
         errors = await self.watch.call(self._receiver.settle(endings), self._receiver, TransportUnreachable)
-        if not any(isinstance(error, DuplicateMessage) for error in errors):
+        if not any(errors):
             return errors
         return [
             (await Receiver.settle(self, [ending]))[0] if isinstance(error, DuplicateMessage) else error
