@@ -163,6 +163,20 @@ async def test_a_heartbeat_never_waits_for_its_socket() -> None:
             socket.setdefaulttimeout(None)
 
 
+async def test_the_thread_of_heartbeats_ends_with_the_loop_of_its_handlers() -> None:
+    """Else a connection that nobody closed would keep what it holds, for nobody, as long as the process lives."""
+    async with broker(lambda method, channel, send: None) as url:
+        link = await AmqpConnection.open(parse_url(url), 60)
+        closed, beats = asyncio.new_event_loop(), link._beats
+        closed.close()
+        link.loop, real = closed, link.loop
+        link._beat()
+        link.loop = real
+        assert beats is not None
+        assert beats._stopped.is_set()
+        await link.close()
+
+
 async def test_a_connection_that_ends_with_the_answer_to_a_consumer_is_noticed_by_who_waits_for_messages() -> None:
     def script(method: Method, channel: int, send: Send) -> None:
         if method == wire.BASIC_QOS:
