@@ -176,7 +176,7 @@ ANSWERS: Mapping[str, Mapping[str, Answer]] = {
             ),
         ),
         "counts": Answer(
-            "the entity in the table; in a queue Azure, but for those times when this process gave it back uncounted",
+            "the entity in the table; in a queue Azure, and the text of the message, which says how each time ended",
             (
                 *_COUNTS,
                 f"{_IN}/azure/test_queues.py::test_what_a_dead_process_held_is_free_when_its_time_has_run_out_and_counts_as_a_failure",

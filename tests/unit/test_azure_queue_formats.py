@@ -283,7 +283,7 @@ def test_any_other_text_is_kept_whole_and_says_why_it_is_none(text: str) -> None
         ("hello", "neither JSON nor UTF-8 in base64"),
         (base64.b64encode(b"\xff\xfe\xfd").decode(), "neither JSON nor UTF-8"),
         (base64.b64encode(b"hello").decode(), "no JSON"),
-        (base64.b64encode(b"[1]").decode(), "no object"),
+        (base64.b64encode(b"[1]").decode(), "no JSON object (Expected `object`, got `array`)"),
         ('{"OrderId": 5}', "neither Headers nor Body"),
         ('{"Headers": [], "Body": ""}', "Headers is no JSON object"),
         ('{"Headers": {"a": 1}, "Body": ""}', "must be str"),

@@ -1,7 +1,10 @@
 """A message that came back without an answer again and again is not handled before the policy has decided about it."""
 
+import base64
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +12,8 @@ import pytest
 from tests.waiting import until
 from typing_extensions import override
 
-from postdate import Endpoint, Headers, MemoryTransport, Outbox, Recoverability, SqliteOutbox
-from postdate.backends.azure.receiving import ReceiveMemory
+from postdate import Endpoint, Envelope, Headers, MemoryTransport, Outbox, Recoverability, SqliteOutbox
+from postdate.backends.azure.envelope import from_text, given_back, returns_in, to_text
 from postdate.backends.memory.transport import MemoryReceiver
 from postdate.core.recoverability import Decision, ImmediateRetry, MoveToError
 from postdate.errors import HandlingInterrupted
@@ -109,12 +112,34 @@ async def test_a_policy_of_the_application_decides(
     assert await queues.queue_lengths() == {"sales": 0, "error": int(not goes_on)}
 
 
-def test_azure_tells_how_often_a_message_was_given_out_and_this_process_how_often_it_gave_it_back() -> None:
-    memory = ReceiveMemory()
-    assert memory.failures("sales", "m", 1) == (0, 0)
-    assert memory.failures("sales", "m", 4) == (3, 3)
-    memory.give_back("sales", "m", failed=True)
-    memory.give_back("sales", "m", failed=False)
-    assert memory.failures("sales", "m", 6) == (4, 3)
-    memory.forget("sales", "m")
-    assert memory.failures("sales", "m", 6) == (5, 5)
+def test_azure_tells_how_often_a_message_was_given_out_and_its_text_how_often_it_was_given_back() -> None:
+    sent = Envelope("sales", "m", {"kind": "test"}, b"body", due=datetime(2026, 1, 31, tzinfo=UTC))
+    text = to_text(sent)
+    assert returns_in(text, 3) == (3, 3)
+    once = given_back(text, 4, failures=4, unanswered=3)
+    assert once is not None
+    assert from_text("sales", "native", once) == sent
+    assert [returns_in(once, n) for n in (4, 6)] == [(4, 3), (6, 5)]
+    assert returns_in(once, 1) == (1, 1)  # it was copied: what is said of it was said of another
+    twice = given_back(once, 5, failures=4, unanswered=3)
+    assert twice is not None
+    assert returns_in(twice, 5) == (4, 3)
+    assert given_back(json.dumps({"Body": "A" * 60_000}), 1, 1, 0) is None  # in base64, it has no room for it
+
+
+@pytest.mark.parametrize("said", ['"none"', "[1, 2]", '["3", 0, 0]', "null", f"{'[' * 900}{']' * 900}"])
+@pytest.mark.parametrize("ours", ['{{"GivenBack": {}}}', "{}"])
+def test_what_others_say_in_azures_envelope_counts_nothing_and_stays(ours: str, said: str) -> None:
+    theirs = f'"Headers": {{}}, "Theirs": [1.10, {said}]'
+    text = f'{{{theirs}, "Postdate": {ours.format(said)}}}'
+    assert returns_in(text, 2) == (2, 2)
+    again = given_back(text, 3, failures=1, unanswered=0)
+    assert again is not None
+    assert returns_in(again, 3) == (1, 0)
+    kept = base64.b64decode(again).decode()
+    assert all(each in kept for each in ("1.10", said))
+
+
+@pytest.mark.parametrize("text", ["é", "[]", '{"Postdate": {"GivenBack": [1, 1, 0]', "[" * 2000])
+def test_of_what_is_no_envelope_azure_alone_counts(text: str) -> None:
+    assert returns_in(text, 2) == (2, 2)

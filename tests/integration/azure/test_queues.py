@@ -374,13 +374,21 @@ async def test_a_message_stays_held_for_as_long_as_it_takes_and_then_can_be_comm
 async def test_what_a_dead_process_held_is_free_when_its_time_has_run_out_and_counts_as_a_failure(
     login: AzureLogin, queue: str, plain: QueueServiceClient
 ) -> None:
-    """A receive by a process that dies at once is a receive by the plain SDK: nobody renews it."""
-    async with transport_at(login) as transport:
-        await send(transport, envelope(queue, "orphan"))
+    """A receive by a process that dies at once is a receive by the plain SDK: nobody renews it.
+
+    What living processes gave back, with a failure or without, is told apart from that by all others.
+    """
+    sent = envelope(queue, "orphan", due=NOW)
+    async with transport_at(login) as transport, transport_at(login) as elsewhere:
+        await send(transport, sent)
+        for failed in (True, False, True):
+            receiver = elsewhere.receiver(queue)
+            await receiver.roll_back((await receive(receiver))[0], failed=failed)
+            await receiver.close()
         assert await plain.get_queue_client(queue).receive_message(visibility_timeout=1) is not None
         receiver = transport.receiver(queue)
         (received,) = await receive(receiver)
-        assert (received.envelope.message_id, received.failures) == ("orphan", 1)
+        assert (received.envelope, received.failures, received.unanswered) == (sent, 3, 1)
         await receiver.commit(received, NOW)
 
 

@@ -2,8 +2,8 @@
 
 ``Id``, ``Headers`` and ``Body`` (base64) say all; ``CorrelationId``, ``ReplyToAddress``, ``MessageIntent``,
 ``IdForCorrelation``, ``Recoverable`` and ``TimeToBeReceived`` repeat headers for those who look for them there. What
-the object has no place for - when the message was due, and when it expires, to the microsecond - is in ``Postdate``,
-which others leave alone. Source: specification 3.2, 3.8.
+the object has no place for - when the message was due, and when it expires, to the microsecond; and what is known of
+how often it came back - is in ``Postdate``, which others leave alone. Source: specification 3.2, 3.8; ADR 0028.
 
 What comes may be the object without base64, with other names in it, or lack all but ``Body``. A text that is nothing
 of the kind is a message all the same: its body is the text, and the header ``azure.unreadable`` says why it is none of
@@ -16,9 +16,10 @@ import base64
 import binascii
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -44,6 +45,10 @@ LARGEST_MESSAGE_BYTES: Final = (LARGEST_TEXT_BYTES * 3 // 4 - _OVERHEAD_BYTES) *
 """Headers and body of this size fit, whichever of them is large: a body takes a third more, twice over."""
 
 UNREADABLE: Final = "azure.unreadable"
+
+_OURS: Final = "Postdate"
+_GIVEN_BACK: Final = "GivenBack"
+_Value = TypeVar("_Value")
 
 _INTENTS: Final = {"Send": 1, "Publish": 2, "Subscribe": 3, "Unsubscribe": 4, "Reply": 5}
 _COPIED_BYTES: Final = 256
@@ -127,7 +132,7 @@ def _as_json(envelope: Envelope) -> bytes:
     ours = {"Due": envelope.due, "ExpiresAt": envelope.expires_at}
     kept = {name: format_timestamp(instant) for name, instant in ours.items() if instant is not None}
     if kept:
-        wrapper["Postdate"] = kept
+        wrapper[_OURS] = kept
     return msgspec.json.encode(wrapper)
 
 
@@ -160,8 +165,7 @@ def _unwrapped(queue: str, native_id: str, text: str) -> Envelope:
     if body is None and "Headers" not in wrapper:
         raise InvalidMessage("the JSON object has neither Headers nor Body")
     headers = _headers(wrapper)
-    ours = wrapper.get("Postdate")
-    times = cast("dict[str, object]", ours) if isinstance(ours, dict) else dict[str, object]()
+    times = _ours(wrapper)
     return Envelope(
         queue,
         _id(wrapper.get("Id"), native_id),
@@ -172,7 +176,41 @@ def _unwrapped(queue: str, native_id: str, text: str) -> Envelope:
     )
 
 
-def _wrapper(text: str) -> Mapping[str, object]:
+def given_back(text: str, given_out: int, failures: int, unanswered: int) -> str | None:
+    """Return the text of a message that says what it has behind it; see :func:`returns_in`.
+
+    ``None``: Azure would not take so long a text. So this return will count as one without an answer.
+    """
+    times = {name: each for name, each in _ours(_wrapper(text)).items() if isinstance(each, str)}
+    ours = {**times, _GIVEN_BACK: (given_out, failures, unanswered)}
+    as_it_came = _wrapper(text, msgspec.Raw)  # with numbers as they were written, and nested as deep as it likes
+    said = base64.b64encode(msgspec.json.encode({**as_it_came, _OURS: ours})).decode("ascii")
+    return said if len(said) <= LARGEST_TEXT_BYTES else None
+
+
+def returns_in(text: str, given_out: int) -> tuple[int, int]:
+    """Return how often handling a message has failed, and how many of these times ended without an answer.
+
+    Azure counts how often it was given out, and not how that ended: whoever gives it back writes that into its text.
+
+    Args:
+        text: of the message.
+        given_out: how often, until now.
+    """
+    known = failures = unanswered = 0
+    with suppress(ValueError, PostdateError, RecursionError):
+        said = msgspec.convert(_ours(_wrapper(text)).get(_GIVEN_BACK), tuple[int, int, int])
+        if said[0] <= given_out:  # else it was said of a message that somebody has copied
+            known, failures, unanswered = said
+    return failures + given_out - known, unanswered + given_out - known
+
+
+def _ours(wrapper: Mapping[str, object]) -> Mapping[str, object]:
+    ours = wrapper.get(_OURS)
+    return cast("dict[str, object]", ours) if isinstance(ours, dict) else {}
+
+
+def _wrapper(text: str, values: type[_Value] = object) -> Mapping[str, _Value]:
     """Return the JSON object in a text, with or without base64 around it."""
     plain = text.lstrip(_BOM)
     if not plain.lstrip().startswith("{"):
@@ -181,12 +219,9 @@ def _wrapper(text: str) -> Mapping[str, object]:
         except (binascii.Error, UnicodeDecodeError) as error:
             raise InvalidMessage(f"neither JSON nor UTF-8 in base64 ({error})") from error
     try:
-        found: object = msgspec.json.decode(plain)
+        return msgspec.json.decode(plain, type=dict[str, values])
     except msgspec.DecodeError as error:
-        raise InvalidMessage(f"no JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise InvalidMessage("JSON, but no object")
-    return cast("Mapping[str, object]", found)
+        raise InvalidMessage(f"no JSON object ({error})") from error
 
 
 def _headers(wrapper: Mapping[str, object]) -> dict[str, str]:

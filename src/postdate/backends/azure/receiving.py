@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final
 import anyio
 from typing_extensions import override
 
-from postdate.backends.azure.envelope import from_text
+from postdate.backends.azure.envelope import UNREADABLE, from_text, given_back, returns_in
 from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS
 from postdate.backends.azure.service import QueueService, refuse_work
 from postdate.errors import ClaimLost, PostdateError, QueueNotFound, TransportError
@@ -46,32 +46,11 @@ SendAll = Callable[[Sequence[Envelope], datetime], Awaitable[None]]
 
 
 class ReceiveMemory:
-    """What this process knows of messages and Azure does not, for the last ``limit`` of each kind.
-
-    Azure counts how often a message was given out. That counts as failures, except those times when this process gave
-    it back without one. And a message whose handling was finished, but which could not be deleted, is not handled
-    again.
-    """
+    """The last ``limit`` messages whose handling was finished, but which could not be deleted: not handled again."""
 
     def __init__(self, limit: int = 10_000) -> None:
         self._limit = limit
-        self._given_back: OrderedDict[tuple[str, str], tuple[int, int]] = OrderedDict()
         self._finished: OrderedDict[tuple[str, str], None] = OrderedDict()
-
-    def failures(self, queue: str, native_id: str, given_out: int) -> tuple[int, int]:
-        """Return how often handling a message failed, as far as is known, and of which of these nobody here knows."""
-        forgiven, failed = self._given_back.get((queue, native_id), (0, 0))
-        failures = max(0, given_out - 1 - forgiven)
-        return failures, max(0, failures - failed)
-
-    def give_back(self, queue: str, native_id: str, *, failed: bool) -> None:
-        """Remember that a message is given back, with a failure or without."""
-        key = queue, native_id
-        forgiven, failures = self._given_back.get(key, (0, 0))
-        self._given_back[key] = (forgiven + (not failed), failures + failed)
-        self._given_back.move_to_end(key)
-        if len(self._given_back) > self._limit:
-            self._given_back.popitem(last=False)
 
     def finish(self, queue: str, native_id: str) -> None:
         """Remember that a message only has to be deleted."""
@@ -85,7 +64,6 @@ class ReceiveMemory:
 
     def forget(self, queue: str, native_id: str) -> None:
         """Forget a message that is gone."""
-        self._given_back.pop((queue, native_id), None)
         self._finished.pop((queue, native_id), None)
 
 
@@ -99,6 +77,8 @@ class MessageWithReceipt:
         until: end of the time for which it is hidden, on the loop's clock.
         expires: when the queue drops it, on the same clock, give or take a second; infinite: never.
         received: what was handed out.
+        given_out: how often, with this time.
+        text: of the message.
         lost: why it is not held any more.
     """
 
@@ -107,6 +87,8 @@ class MessageWithReceipt:
     until: float
     expires: float
     received: Received
+    given_out: int
+    text: str
     lost: str = ""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -204,16 +186,15 @@ class AzureQueueReceiver(Receiver):
         return [hold for hold in holds if hold not in finished]
 
     def _hold(self, message: QueueMessage, until: float, seconds: int) -> MessageWithReceipt:
-        native_id, receipt = str(message.id), str(message.pop_receipt)
-        envelope = from_text(self._queue, native_id, str(message.content))
-        failures, unanswered = self._memory.failures(self._queue, native_id, message.dequeue_count or 1)
+        native_id, receipt, text = str(message.id), str(message.pop_receipt), str(message.content)
+        envelope, given_out = from_text(self._queue, native_id, text), message.dequeue_count or 1
+        failures, unanswered = returns_in(text, given_out - 1) if given_out > 1 else (0, 0)
         expires = float("inf")
         if message.expires_on is not None and message.next_visible_on is not None:
             # Both by Azure's clock, which so need not be ours.
             expires = until + (message.expires_on - message.next_visible_on) / _SECOND
-        hold = MessageWithReceipt(
-            native_id, receipt, until, expires, Received(envelope, failures, object(), unanswered)
-        )
+        received = Received(envelope, failures, object(), unanswered)
+        hold = MessageWithReceipt(native_id, receipt, until, expires, received, given_out, text)
         self._held[hold.received.token] = hold
         return hold
 
@@ -271,10 +252,11 @@ class AzureQueueReceiver(Receiver):
             except TransportError as error:  # tried again, until it is known to be somebody else's
                 log.warning("message %s in %s cannot be held for longer now: %s", hold.native_id, self._queue, error)
 
-    async def _hide(self, hold: MessageWithReceipt, seconds: int) -> None:
+    async def _hide(self, hold: MessageWithReceipt, seconds: int, text: str | None = None) -> None:
+        """Hide a message for so long from now on, with another text, if any."""
         with self._service.asking(self._queue):
             answer = await self._service.queue(self._queue).update_message(
-                hold.native_id, hold.receipt, visibility_timeout=seconds
+                hold.native_id, hold.receipt, text, visibility_timeout=seconds
             )
         hold.receipt = str(answer.pop_receipt)
 
@@ -331,12 +313,14 @@ class AzureQueueReceiver(Receiver):
             await self._give_back(self._what_holds(received), failed=failed)
 
     async def _give_back(self, hold: MessageWithReceipt, *, failed: bool) -> None:
+        text, received = None, hold.received
+        if UNREADABLE not in received.envelope.headers:  # of which the text is all there is
+            text = given_back(hold.text, hold.given_out, received.failures + failed, received.unanswered)
         async with hold.turn:
             if not hold.lost:
                 with suppress(ClaimLost, QueueNotFound):
-                    await self._hide(hold, 0)
+                    await self._hide(hold, 0, text)
             self._drop(hold)
-        self._memory.give_back(self._queue, hold.native_id, failed=failed)
         self._service.announce(self._queue)
 
     @override
