@@ -414,7 +414,7 @@ def test_times_that_nobody_here_knows_of_are_unanswered() -> None:
         return attempts.failures("orders", message(returns), redelivered=True)
 
     def message(returns: int | None) -> Arrived:
-        return Arrived(Envelope("orders", "m", {}, b""), returns, has_id=True)
+        return Arrived(Envelope("orders", "m", {}, b""), returns, has_id=True, counted=returns or 0)
 
     assert came(3) == (3, 3)
     attempts.kept("orders", message(3), failures=4)  # tried again at once
@@ -423,6 +423,22 @@ def test_times_that_nobody_here_knows_of_are_unanswered() -> None:
     assert came(4) == (5, 0)
     assert came(6) == (7, 2)
     attempts.forget("orders", message(6))
-    assert came(None) == (1, 1)  # a classic queue does not count
+    assert came(None) == (1, 0)  # a classic queue does not count
     attempts.kept("orders", message(None), failures=2)
     assert came(None) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("properties", "failures"),
+    [
+        (table(delivery=7), (7, 7)),  # until RabbitMQ 4.2 a nack of another process is not told from its end
+        (table(acquired=7), (7, 0)),  # from 4.3 on it is
+        (table(acquired=7, delivery=2), (7, 2)),
+    ],
+    ids=["until 4.2", "given back", "given back and left"],
+)
+def test_what_others_gave_back_is_no_answer_only_where_the_queue_cannot_tell(
+    properties: bytes, failures: tuple[int, int]
+) -> None:
+    came = arrived("orders", properties, b"", redelivered=True)
+    assert Attempts().failures("orders", came, redelivered=True) == failures

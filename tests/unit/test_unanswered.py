@@ -4,7 +4,7 @@ import base64
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from postdate.backends.azure.envelope import from_text, given_back, returns_in, 
 from postdate.backends.memory.transport import MemoryReceiver
 from postdate.core.recoverability import Decision, ImmediateRetry, MoveToError
 from postdate.errors import HandlingInterrupted
+from postdate.messages import format_timestamp
 from postdate.ports import Received
 from postdate.testing import VirtualClock
 
@@ -91,6 +92,23 @@ async def test_after_its_tries_it_goes_to_the_error_queue_unhandled(
     if not goes_on:
         (copy,) = await MemoryTransport.receiver(queues, "error").receive(1)
         assert copy.envelope.headers[Headers.ERROR_CODE] == HandlingInterrupted.code
+
+
+@pytest.mark.parametrize("with_outbox", [False, True], ids=["alone", "with an outbox"])
+async def test_what_has_expired_is_discarded_however_often_it_came_back(
+    clock: VirtualClock, tmp_path: Path, with_outbox: bool
+) -> None:
+    """It went to the error queue; what has not expired still does."""
+    queues, settings = Queues(failures=6, unanswered=6), Recoverability(immediate_retries=5, delayed_retries=0)
+    outbox = Outbox(SqliteOutbox(tmp_path / "outbox.db", synchronous="normal")) if with_outbox else None
+    sent = format_timestamp(clock.now() - timedelta(seconds=10))
+    headers = {Headers.TIME_SENT: sent, Headers.TIME_TO_BE_RECEIVED: "00:00:05"}
+    await queues.create_queues(["sales"])
+    await queues.send([Envelope("sales", "expired", headers, b"body")], clock.now())
+    assert await handled(clock, queues, settings, outbox) == 0
+    assert await queues.queue_lengths() == {"sales": 0, "error": 1}
+    (copy,) = await MemoryTransport.receiver(queues, "error").receive(1)
+    assert copy.envelope.message_id != "expired"
 
 
 @pytest.mark.parametrize(

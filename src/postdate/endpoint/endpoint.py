@@ -404,7 +404,7 @@ class Endpoint:
         await prepare_outbox(outbox, self.name, set_up=self._create_queues)
         self._clean_up = [OutboxCleanUp(outbox, self.name, self.clock)]
         steps = Steps(handling.call, handling.send_first, handling.recovered, handling.unhandled)
-        return OutboxHandling(self.outgoing, self._endings, outbox, steps).handle
+        return OutboxHandling(self.outgoing, outbox, steps).handle
 
     def _check_expiring_types(self) -> None:
         expiring = self.outgoing.times_to_be_received.expiring()

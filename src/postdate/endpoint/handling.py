@@ -37,7 +37,7 @@ from postdate.errors import (
     TransportUnreachable,
 )
 from postdate.messages import DelayedMessage, Envelope, Headers, parse_timestamp
-from postdate.ports import End, Received, RecordKind, TransactionMode, Work
+from postdate.ports import HANDLED, End, Received, RecordKind, TransactionMode, Work
 
 log = logging.getLogger("postdate.endpoint")
 
@@ -58,15 +58,27 @@ class Handling:
 
     async def handle(self, received: Received) -> Settlement | None:
         """See :data:`postdate.core.receive.settlements.Step`."""
+        unhandled = self.unhandled(received)
         if self.outgoing.mode is not TransactionMode.NONE:
-            return self.unhandled(received) or await self._handle(received)
-        if await self._is_taken(received):
-            await self._end_taken(received, await self._handle(received))
+            return unhandled or await self._handle(received)
+        discarded = unhandled.end if unhandled is not None and unhandled.refused is None else None
+        await self.receiver.commit(received, self.outgoing.clock.now(), discarded or HANDLED)
+        await self._end_taken(received, unhandled or await self._handle(received))
         return None
 
     def unhandled(self, received: Received) -> Settlement | None:
-        """Return what the policy decides when a handler ended its process and so raised nothing; ``None``: go on."""
-        if received.unanswered <= RESTARTS_BORNE and not received.is_last:
+        """Return how a message ends without being handled; ``None``: go on.
+
+        That is what has expired, and what came back without an answer until the policy says that it has failed.
+        """
+        try:
+            reason = self.endings.discard_reason(received)
+        except InvalidTimestamp as error:
+            return self.recovered(received, error)
+        if reason is not None:
+            return Settlement(self.endings.discarded(received, reason))
+        is_borne = received.unanswered <= RESTARTS_BORNE and not received.is_last
+        if is_borne or self.outgoing.mode is TransactionMode.NONE:  # in which it does not come back
             return None
         times, limit = received.unanswered or "many", "; its queue would drop it soon" if received.is_last else ""
         error = HandlingInterrupted(
@@ -97,7 +109,8 @@ class Handling:
         """
         context = HandlerContext(self.outgoing, received)
         try:
-            end = await self._end(received, context)
+            outgoing = await self._outgoing(received, context)
+            end = self.outgoing.end_of(outgoing, RecordKind.HANDLED, also=context.work)
         except (SagaConflict, SagaStoreUnreachable):
             raise
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
@@ -136,18 +149,6 @@ class Handling:
 
     # --- in transaction mode ``none`` ---------------------------------------------------------------------------------
 
-    async def _is_taken(self, received: Received) -> bool:
-        """Take a message off its queue before it is handled; return whether it is to be."""
-        try:
-            reason = self.endings.discard_reason(received)
-        except InvalidTimestamp as error:
-            await self.receiver.commit(received, self.outgoing.clock.now(), End(RecordKind.HANDLED))
-            await self._end_taken(received, self.recovered(received, error))
-            return False
-        end = End(RecordKind.HANDLED) if reason is None else self.endings.discarded(received, reason)
-        await self.receiver.commit(received, self.outgoing.clock.now(), end)
-        return reason is None
-
     async def _end_taken(self, received: Received, settlement: Settlement | None) -> None:
         """Do what was decided about a message that is off its queue: there is no second try (specification 6)."""
         while settlement is not None and settlement.end is not None and settlement.refused is not None:
@@ -161,13 +162,6 @@ class Handling:
                 return
 
     # --- what handling consists of ------------------------------------------------------------------------------------
-
-    async def _end(self, received: Received, context: HandlerContext) -> End:
-        # Asked before of what is off its queue already: by now its time may be over, and it must be handled.
-        reason = None if self.outgoing.mode is TransactionMode.NONE else self.endings.discard_reason(received)
-        if reason is not None:
-            return self.endings.discarded(received, reason)
-        return self.outgoing.end_of(await self._outgoing(received, context), RecordKind.HANDLED, also=context.work)
 
     async def call(self, received: Received, business: BusinessTransaction) -> Handled:
         """Call the handlers, in a transaction of the outbox."""

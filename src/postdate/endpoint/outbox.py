@@ -20,14 +20,12 @@ from postdate.core.guard import calling_store
 from postdate.core.receive.settlements import Afterwards, Settlement
 from postdate.core.recoverability import is_outage
 from postdate.endpoint.cancelling import is_being_cancelled
-from postdate.endpoint.endings import MessageEndings
 from postdate.endpoint.outgoing import OutgoingMessages
 from postdate.endpoint.retries import cancels_itself, is_lasting
 from postdate.endpoint.saga_handling import CONFLICTS_BORNE, SagaStoreUnreachable
 from postdate.endpoint.settings import check_above_zero
 from postdate.errors import (
     ConfigurationError,
-    InvalidTimestamp,
     NotSupported,
     PostdateError,
     SagaConflict,
@@ -179,6 +177,7 @@ class Steps:
         call: calls the handlers.
         send: sends and stores what an end says, outside of the receive transaction.
         recovered: decides, by recoverability, about a message that failed.
+        unhandled: decides whether a message ends without being handled; ``None``: it does not.
     """
 
     call: Callable[[Received, BusinessTransaction], Awaitable[Handled]]
@@ -194,9 +193,8 @@ class OutboxHandling:
     which pauses: no message is to blame for them. All others are failures of the message.
     """
 
-    def __init__(self, outgoing: OutgoingMessages, endings: MessageEndings, outbox: Outbox, steps: Steps) -> None:
-        self._outgoing, self._endings = outgoing, endings
-        self._store, self._steps = outbox.store, steps
+    def __init__(self, outgoing: OutgoingMessages, outbox: Outbox, steps: Steps) -> None:
+        self._outgoing, self._store, self._steps = outgoing, outbox.store, steps
 
     async def handle(self, received: Received) -> Settlement:
         """Handle a message, or what is left to be done of it; see :data:`postdate.core.receive.settlements.Step`."""
@@ -237,12 +235,6 @@ class OutboxHandling:
 
         What its handlers want to be done afterwards is added to ``afterwards``.
         """
-        try:
-            reason = self._endings.discard_reason(received)
-        except InvalidTimestamp as error:
-            return self._steps.recovered(received, error)
-        if reason is not None:
-            return Settlement(self._endings.discarded(received, reason))
         unhandled = self._steps.unhandled(received)
         if unhandled is not None:
             return unhandled

@@ -270,7 +270,8 @@ class ConsumingChannel(Channel):
 class Attempts:
     """How often handling each message failed, as far as this process and the broker together know.
 
-    A quorum queue counts how often a message came back, for whatever reason; a classic queue only says that it did.
+    A quorum queue counts how often a message came back, for whatever reason, and from RabbitMQ 4.3 on how often without
+    an answer; a classic queue only says that it came back.
     What this process gave back it remembers, with the reason, for the last ``limit`` messages.
 
     Args:
@@ -282,12 +283,12 @@ class Attempts:
         self._known: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
 
     def failures(self, queue: str, arrived: Arrived, *, redelivered: bool) -> tuple[int, int]:
-        """Return how often handling failed before; and of these, how often elsewhere, or by the end of a connection."""
+        """Return how often handling failed before; and of these, how often without an answer that is known of."""
         if not redelivered:
             return 0, 0
         failures, returns = self._known.get(_key(queue, arrived), (0, -1 if arrived.returns is None else 0))
         unknown = max(0, (arrived.returns or 0) - returns)  # 1 of a classic queue, which does not say how often
-        return failures + unknown, unknown
+        return failures + unknown, min(unknown, arrived.counted)
 
     def kept(self, queue: str, arrived: Arrived, failures: int, returns: int = 0) -> None:
         """Remember what a message has behind it that was given back, to this process or, with 1 return, the queue."""

@@ -350,7 +350,8 @@ class Arrived:
         envelope: of it.
         returns: how often it came back to a quorum queue, or ``None``: the queue does not say.
         has_id: whether its id is its own; otherwise it has a new one at every arrival.
-        counted: how many of these times count towards the delivery limit of the queue: from RabbitMQ 4.3 on not all.
+        counted: how many of these times count towards the delivery limit of the queue: from RabbitMQ 4.3 on only those
+            without an answer.
     """
 
     envelope: Envelope
