@@ -111,7 +111,7 @@ class UnknownMessageType(MessageError, LookupError):
 
 
 class HandlingInterrupted(PostdateError):
-    """A message came back again and again without an answer: its process ended, or lost its connection."""
+    """A message came back again and again without an answer: its process ended, or lost its connection or claim."""
 
     code = "handling_interrupted"
 

@@ -367,7 +367,7 @@ async def test_a_server_that_cannot_prove_who_it_is_is_told_no_password(rabbitmq
 async def test_a_message_that_loses_its_claim_whenever_it_is_handled_ends_in_the_error_queue(
     rabbitmq_url: str, queue: str, channel: BlockingChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postdate.core.receive.pump._LOSSES_BORNE", 2)
+    monkeypatch.setattr("postdate.endpoint.handling.RESTARTS_BORNE", 2)
     errors = f"{queue}.error"
     settings = Recoverability(immediate_retries=0, delayed_retries=0, error_queue=errors)
     async with transport_at(rabbitmq_url) as transport, transport_at(rabbitmq_url) as elsewhere:
@@ -380,7 +380,7 @@ async def test_a_message_that_loses_its_claim_whenever_it_is_handled_ends_in_the
         async with endpoint:
             await endpoint.send(b"slow", destination=queue)
             (failed,) = await receive(elsewhere.receiver(errors), 1)
-    assert failed.envelope.headers[Headers.EXCEPTION_TYPE].endswith("ClaimLost")
+    assert failed.envelope.headers[Headers.ERROR_CODE] == "handling_interrupted"
     channel.queue_delete(errors)
 
 

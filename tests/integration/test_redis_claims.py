@@ -322,7 +322,7 @@ async def test_a_message_without_a_queue_ends_in_the_error_queue(
 async def test_a_message_that_loses_its_claim_whenever_it_is_handled_ends_in_the_error_queue(
     transport: RedisTransport, prefix: Prefix, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("postdate.core.receive.pump._LOSSES_BORNE", 2)
+    monkeypatch.setattr("postdate.endpoint.handling.RESTARTS_BORNE", 2)
     settings = Recoverability(immediate_retries=0, delayed_retries=0)
     endpoint = Endpoint("done", transport=transport, recoverability=settings)
 
@@ -334,7 +334,7 @@ async def test_a_message_that_loses_its_claim_whenever_it_is_handled_ends_in_the
         await endpoint.send(b"slow", destination="done")
         await until(lambda: ready(prefix, "error"))
     assert ready(prefix) == 0
-    assert "moved to error queue error: ClaimLost: its claim was lost whenever it was handled" in caplog.text
+    assert "moved to error queue error: HandlingInterrupted: it came back 3 times without an answer" in caplog.text
 
 
 class MuchLater(SystemClock):

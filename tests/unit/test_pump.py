@@ -183,22 +183,30 @@ async def test_more_is_received_than_is_handled_at_once_while_that_takes_moments
 
 
 class Losing(Holding):
-    """Has one message whose queue counts nothing: its claim is lost whenever it was handled, until it has failed."""
+    """Has one message: its claim is lost whenever it was handled, until it has failed.
 
-    def __init__(self) -> None:
+    Args:
+        counts: the queue counts that.
+    """
+
+    def __init__(self, *, counts: bool) -> None:
         super().__init__()
+        self.counts, self.lost = counts, 0
         self.there, self.news, self.ends = True, anyio.Event(), list[RecordKind | None]()
 
     async def receive(self, limit: int) -> Sequence[Received]:
         while not self.there:
             await self.news.wait()
         self.there = False
-        return [Received(Envelope("sales", "message"), 0, object())]
+        counted = self.lost if self.counts else 0
+        return [Received(Envelope("sales", "message"), counted, object(), counted)]
 
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
         if end.record is RecordKind.HANDLED:
+            self.lost += 1
             raise ClaimLost("it is no longer held here")
         self.ends.append(end.record)
+        self.lost = 0
 
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
         self.come()
@@ -210,32 +218,27 @@ class Losing(Holding):
         self.news = anyio.Event()
 
 
+@pytest.mark.parametrize("counts", [True, False], ids=["counted by its queue", "counted here"])
 @pytest.mark.parametrize("prefetches", [True, False], ids=["ended in batches", "ended alone"])
 async def test_a_message_that_loses_its_claim_whenever_it_is_handled_has_failed_in_the_end_and_begins_anew_later(
-    clock: VirtualClock, *, prefetches: bool
+    clock: VirtualClock, *, prefetches: bool, counts: bool
 ) -> None:
-    receiver, failures, failed = Losing(), list[int](), list[int]()
+    receiver, came = Losing(counts=counts), list[tuple[int, int]]()
 
     async def handle(received: Received) -> Settlement:
-        failures.append(received.failures)
-        return Settlement(HANDLED)
-
-    def decide(received: Received, error: Exception) -> Settlement:
-        assert isinstance(error, ClaimLost)
-        failed.append(received.failures)
-        return Settlement(End(RecordKind.FAILED))
+        came.append((received.failures, received.unanswered))
+        return Settlement(HANDLED if received.unanswered < 3 else End(RecordKind.FAILED))
 
     breaker = RepeatedFailures("Receive", "failed", SECOND, lambda text, error: None, NO_METRICS)
-    pump = MessagePump(receiver, handle, 4, clock, breaker, "sales", prefetches=prefetches, failed=decide)
+    pump = MessagePump(receiver, handle, 4, clock, breaker, "sales", prefetches=prefetches)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(pump.run)
         await clock.advance(60 * SECOND)
-        assert failures == list(range(10))
-        assert failed == [10]
+        assert came == [(n, n) for n in range(4)]
         assert receiver.ends == [RecordKind.FAILED]
         receiver.come()  # from the error queue, by an operator
         await clock.advance(60 * SECOND)
-        assert failures == list(range(10)) * 2
+        assert came == [(n, n) for n in range(4)] * 2
         tasks.cancel_scope.cancel()
 
 

@@ -395,10 +395,7 @@ class Endpoint:
         handling = Handling(self.outgoing, self._endings, self._handlers, self.audit, receiver)
         handle = handling.handle if self._outbox is None else await self._with_outbox(self._outbox, handling)
         ahead = self.transport.capabilities.prefetches
-        failed = None if self.mode is TransactionMode.NONE else handling.recovered
-        self._pump = MessagePump(
-            receiver, handle, self._concurrency, self.clock, breaker, self.name, prefetches=ahead, failed=failed
-        )
+        self._pump = MessagePump(receiver, handle, self._concurrency, self.clock, breaker, self.name, prefetches=ahead)
 
     async def _with_outbox(self, outbox: Outbox, handling: Handling) -> Step:
         await prepare_outbox(outbox, self.name, set_up=self._create_queues)

@@ -82,8 +82,8 @@ class Handling:
             return None
         times, limit = received.unanswered or "many", "; its queue would drop it soon" if received.is_last else ""
         error = HandlingInterrupted(
-            f"it came back {times} times without an answer: the process that handled it ended, or lost its connection"
-            f"{limit}; see why, then let it be handled again: postdate errors return"
+            f"it came back {times} times without an answer: the process that handled it ended, lost its connection, or "
+            f"took too long and lost its claim{limit}; see why, then let it be handled again: postdate errors return"
         )
         settlement = self.recovered(replace(received, failures=max(0, received.failures - 1)), error)
         return None if settlement is BACK else settlement

@@ -68,7 +68,8 @@ class Received:
         envelope: the message; ``destination`` is the queue it was in.
         failures: how often handling it failed before, as far as the transport knows.
         token: fences the hold.
-        unanswered: of these, how often another process had it, or the connection to one ended; 0 where nobody counts.
+        unanswered: of these, how often it came back without an answer: who had it ended, or lost connection or claim.
+            Also from other processes, where the queue does not tell these apart; 0 where nobody counts.
         is_last: the queue drops it when it comes back, or comes back twice: so it is not handled.
     """
 

@@ -23,7 +23,7 @@ from postdate.clock import Clock, in_real_time
 from postdate.core.circuit_breaker import PAUSE_ARMED, RepeatedFailures
 from postdate.core.guard import LETTING_GO, GuardedCall, calling_transport, raise_of_transport
 from postdate.core.left_behind import leave_behind
-from postdate.core.receive.settlements import Failed, Settlement, Step
+from postdate.core.receive.settlements import Settlement, Step
 from postdate.core.receive.settling import Ended, Settler
 from postdate.core.receive.watching import WatchedReceiver
 from postdate.core.recoverability import is_outage
@@ -42,9 +42,6 @@ _NOT_TO_BLAME: Final = (ClaimLost, StoreUnavailable, TransportUnavailable)
 _MOST_UNSETTLED: Final = 2_000
 """No more are received while so many wait for their end."""
 
-_LOSSES_BORNE: Final = 10
-"""Times that a message may lose its claim while it is handled: in outages of its queue it is not to blame."""
-
 _LOSSES_REMEMBERED: Final = 10_000
 
 
@@ -60,7 +57,6 @@ class MessagePump:
         queue: its name, for logs.
         prefetches: receive more than is handled at once, as long as it is handled within moments; and end messages in
             batches.
-        failed: decides about a message whose claim was lost, again and again, while it was handled; ``None``: nobody.
     """
 
     def __init__(  # noqa: PLR0913 - the parts
@@ -73,12 +69,11 @@ class MessagePump:
         queue: str,
         *,
         prefetches: bool = False,
-        failed: Failed | None = None,
     ) -> None:
         self._reading = Prefetch(concurrency) if prefetches else None
         self._receiver = receiver if isinstance(receiver, WatchedReceiver) else WatchedReceiver(receiver, clock)
         self._step, self._concurrency = step, concurrency
-        self._failed, self._lost = failed, dict[str, int]()
+        self._lost = dict[str, int]()
         self._clock, self._breaker, self._queue = clock, breaker, queue
         self._letting_go = in_real_time(clock, LETTING_GO)
         self._stop = anyio.Event()
@@ -286,10 +281,10 @@ class MessagePump:
     async def _handle_one(self, received: Received) -> None:
         self._busy += 1
         try:
-            failed = self._failed if self._lost and received.envelope.message_id in self._lost else None
-            settlement = await (self._step(received) if failed is None else self._handle_again(received, failed))
+            counted = self._with_losses(received) if self._lost else received
+            settlement = await self._step(counted)
             if settlement is not None:
-                if self._settler is not None and settlement.end is not None and failed is None:
+                if self._settler is not None and settlement.end is not None and counted is received:
                     self._settler.put(received, settlement)
                 else:
                     await self._end_alone(received, settlement)
@@ -301,19 +296,20 @@ class MessagePump:
                 self._reading.handled += 1
             self._made_room()
 
-    async def _handle_again(self, received: Received, failed: Failed) -> Settlement | None:
-        counted = replace(received, failures=max(received.failures, self._lost[received.envelope.message_id]))
-        if counted.failures >= _LOSSES_BORNE:
-            settlement = failed(counted, ClaimLost("its claim was lost whenever it was handled: that takes too long"))
-            if settlement.end is not None:
-                return settlement
-        return await self._step(counted)
+    def _with_losses(self, received: Received) -> Received:
+        """Return a message with the claims that it lost here, as far as its queue has not counted as many itself."""
+        id_ = received.envelope.message_id
+        lost = self._lost.get(id_, 0) - received.unanswered
+        if lost <= 0:
+            self._lost.pop(id_, None)
+            return received
+        return replace(received, failures=received.failures + lost, unanswered=received.unanswered + lost)
 
     def _note_loss(self, received: Received, error: Exception) -> None:
-        """Count a claim lost while its message was handled: no handler has raised that, and few queues count it."""
-        id_ = received.envelope.message_id
+        """Count a claim that was lost when its message, handled, was to end: few queues count it."""
         if isinstance(error, ClaimLost):
-            self._lost[id_] = max(received.failures, self._lost.pop(id_, 0)) + 1
+            id_ = received.envelope.message_id
+            self._lost[id_] = self._lost.pop(id_, 0) + 1
             if len(self._lost) > _LOSSES_REMEMBERED:
                 del self._lost[next(iter(self._lost))]
 
@@ -327,6 +323,7 @@ class MessagePump:
                     await self._receiver.commit(received, self._clock.now(), settlement.end)
                     self._lost.pop(received.envelope.message_id, None)
             except PostdateError as error:
+                self._note_loss(received, error)
                 if settlement.refused is None:
                     raise
                 settlement = await settlement.refused(received, error)
@@ -388,7 +385,6 @@ class MessagePump:
             raise
         except PostdateError as error:
             self._not_done(received, "was not finished", error)
-            self._note_loss(received, error)
             await self._pause_after(error)
             await self._give_back(received, failed=not is_outage(error))
 

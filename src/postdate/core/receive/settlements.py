@@ -31,9 +31,6 @@ class Settlement:
 
 Refused: TypeAlias = Callable[[Received, PostdateError], Awaitable[Settlement | None]]
 
-Failed: TypeAlias = Callable[[Received, Exception], Settlement]
-"""Decides about a message whose handling has failed."""
-
 Step: TypeAlias = Callable[[Received], Awaitable[Settlement | None]]
 """Handles one message; ``None``: it has dealt with its end, too. What it raises is a failure of the queues or of
 itself, not of a handler: the message goes back after a pause."""
