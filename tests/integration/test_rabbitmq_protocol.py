@@ -508,6 +508,69 @@ async def test_a_message_that_cannot_be_read_keeps_nothing_beside_it_from_being_
     assert set(receiver._held) == {each.token for each in received}
 
 
+def pushed(tag: int, channel: int, **counts: int) -> bytes:
+    """Return what pushes a message to the first consumer of a channel; one that came back has counts."""
+    arguments = short_text("postdate-1") + wire.uint64(tag) + bytes((bool(counts),)) + short_text("") + short_text("q")
+    fields = b"".join(short_text(f"x-{name}-count") + b"l" + wire.uint64(count) for name, count in counts.items())
+    properties = (1 << 13).to_bytes(2, "big") + wire.long_bytes(fields)
+    header = wire.HEADER_FRAME.pack(wire.HEADER, channel, len(properties) + 12, 60, 0, 0)
+    return method_frame(channel, wire.BASIC_DELIVER, arguments) + header + properties + wire.END
+
+
+class Pushing:
+    """Pushes messages to whoever consumes, and notes all that it is told from then on."""
+
+    def __init__(self, count: int, **counts: int) -> None:
+        self.count, self.counts, self.told = count, counts, list[Method]()
+
+    def __call__(self, method: Method, channel: int, send: Send) -> None:
+        self.told.append(method)
+        if method == wire.BASIC_QOS:
+            send(method_frame(channel, wire.BASIC_QOS_OK))
+        if method == wire.BASIC_CONSUME:
+            messages = b"".join(pushed(tag, channel, **self.counts) for tag in range(1, self.count + 1))
+            send(method_frame(channel, wire.BASIC_CONSUME_OK, short_text("postdate-1")) + messages)
+            self.told.clear()
+        if method == wire.CHANNEL_CLOSE:
+            send(method_frame(channel, wire.CHANNEL_CLOSE_OK))
+
+
+@pytest.mark.parametrize(
+    ("limits", "minutes"), [({}, 21), ({"message-ttl": 60_000}, 2)], ids=["the answer", "the queue"]
+)
+async def test_what_is_pushed_ahead_goes_back_before_the_broker_has_waited_too_long_for(
+    skip: Callable[[float], None], limits: dict[str, int], minutes: int
+) -> None:
+    """It stayed as long as handlers took, and after half an hour the broker took all that the channel held."""
+    script = Pushing(3)
+    async with broker(script) as url:
+        transport = RabbitMqTransport(f"{url}?heartbeat=0", prefetch=2)
+        transport.limits["q"] = limits
+        receiver = transport.receiver("q")
+        await receiver.receive(1)
+        await until(lambda: wire.BASIC_CANCEL in script.told)  # nobody has asked for a while
+        channel = receiver._channel
+        assert channel is not None
+        assert len(channel._pushed) == 2
+        skip(60 * minutes)
+        await until(lambda: script.told.count(wire.BASIC_NACK) == 2)
+        await transport.close()
+
+
+async def test_what_was_given_back_is_not_kept_ahead() -> None:
+    script = Pushing(3)
+    async with broker(script) as url:
+        transport = RabbitMqTransport(url, prefetch=2)
+        receiver = transport.receiver("q")
+        (first,) = await receiver.receive(1)
+        await receiver.roll_back(first)
+        await until(lambda: wire.BASIC_NACK in script.told)
+        channel = receiver._channel
+        assert channel is not None
+        assert [each.tag for each in channel._pushed] == [2, 3]
+        await transport.close()
+
+
 async def test_nobody_listens() -> None:
     async with broker(lambda *_: None) as url:
         pass

@@ -18,7 +18,8 @@ from postdate.backends.rabbitmq.login import Login
 from postdate.errors import TransportError, TransportUnreachable
 
 DELIVERY_LIMIT: Final = "delivery-limit"
-_OTHERS: Final = ("max-length", "max-length-bytes", "message-ttl", "expires")
+TIME_TO_LIVE: Final = "message-ttl"
+_OTHERS: Final = ("max-length", "max-length-bytes", TIME_TO_LIVE, "expires")
 _ANSWERS_WITHIN_SECONDS: Final = 2.0
 
 

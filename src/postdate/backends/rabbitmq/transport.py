@@ -20,6 +20,7 @@ in the error queue, and what is returned from there, do not expire. Source: spec
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -40,7 +41,7 @@ from postdate.backends.rabbitmq.connection import (
 )
 from postdate.backends.rabbitmq.consuming import Attempts, ConsumingChannel, Delivery
 from postdate.backends.rabbitmq.delays import came_to_be_delayed, expired_queue, intake_queue, to_be_delayed
-from postdate.backends.rabbitmq.limits import DELIVERY_LIMIT, delivery_limit, read_limits
+from postdate.backends.rabbitmq.limits import DELIVERY_LIMIT, TIME_TO_LIVE, delivery_limit, read_limits
 from postdate.backends.rabbitmq.login import parse_url
 from postdate.backends.rabbitmq.observation import lengths_of, server_facts
 from postdate.backends.rabbitmq.properties import Arrived, arrived, unreadable
@@ -88,7 +89,8 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
             :mod:`postdate.backends.rabbitmq.login`.
         queue_type: of the queues that it creates: ``quorum`` (replicated, counts what is given back) or ``classic``.
         largest_message_bytes: of headers and body together.
-        prefetch: messages that the broker pushes to a receiver beyond what it asked for; they are hidden from others.
+        prefetch: messages that the broker pushes to a receiver beyond what it asked for; they are hidden from others,
+            for 20 minutes at most.
         confirm_window: messages of one :meth:`send` on the way to the broker at once; the rest wait.
         confirms_within: after this a message without a confirm counts as not sent, though it may still arrive.
     """
@@ -296,7 +298,7 @@ class RabbitMqReceiver(Receiver):
             self._held.clear()
             await self._transport.learn_limits(self._queue)
             channel = await link.open_channel(self._make)
-            channel.unwanted = partial(self._unwanted, channel)
+            channel.unwanted, channel.time_to_live = partial(self._unwanted, channel), self._time_to_live
             if self._channel is None or self._channel.ended is not None:
                 self._channel = channel
             else:  # another task was faster
@@ -305,6 +307,9 @@ class RabbitMqReceiver(Receiver):
 
     def _make(self, link: AmqpConnection, number: int) -> ConsumingChannel:
         return ConsumingChannel(link, number, self._queue, self._transport.prefetch)
+
+    def _time_to_live(self) -> float:
+        return (self._transport.limits.get(self._queue) or {}).get(TIME_TO_LIVE, math.inf) / 1_000
 
     def _hold(self, channel: ConsumingChannel, delivery: Delivery) -> Received:
         held = self._seen(channel, delivery)
