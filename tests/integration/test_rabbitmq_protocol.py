@@ -557,6 +557,31 @@ async def test_what_is_pushed_ahead_goes_back_before_the_broker_has_waited_too_l
         await transport.close()
 
 
+@pytest.mark.parametrize("first", [{"q": None}, TransportUnreachable("away")], ids=["a new queue", "an outage"])
+async def test_limits_that_are_unknown_are_asked_for_again_when_a_message_comes_back(
+    monkeypatch: pytest.MonkeyPatch, skip: Callable[[float], None], first: dict[str, None] | Exception
+) -> None:
+    """In the first seconds of a queue nobody tells, and its receiver did not ask again: a policy was not known."""
+    answers = [first, {"q": {"delivery-limit": 4}}]
+
+    def tell(*_: object) -> object:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("postdate.backends.rabbitmq.transport.read_limits", tell)
+    async with broker(Pushing(1, delivery=3)) as url:
+        transport = RabbitMqTransport(f"{url}?heartbeat=0&management=1")
+        receiver = transport.receiver("q")
+        await receiver._open()
+        skip(31)  # who did not answer is left alone for a while
+        (received,) = await receiver.receive(1)
+        assert received.is_last
+        assert answers == []
+        await transport.close()
+
+
 async def test_what_was_given_back_is_not_kept_ahead() -> None:
     script = Pushing(3)
     async with broker(script) as url:

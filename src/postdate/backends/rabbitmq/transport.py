@@ -79,6 +79,8 @@ log = logging.getLogger("postdate.rabbitmq")
 
 QUEUE_TYPES: Final = ("quorum", "classic")
 _CONNECTS_WITHIN_SECONDS = 5.0
+_ASKS_AGAIN_SECONDS = 30.0
+"""After it did not answer, the management interface is left alone for so long: messages wait while it is asked."""
 
 
 class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
@@ -118,7 +120,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
         self.consuming = PersistentConnection(login, _CONNECTS_WITHIN_SECONDS, "receiving")
         self.attempts = Attempts()
         self.limits: dict[str, Mapping[str, int] | None] = {}
-        self._asks_for_limits = login.management_port > 0
+        self._asks_from = 0.0 if login.management_port > 0 else math.inf
         self.prefetch = prefetch
         self._queue_type = queue_type
         self._place = login.place
@@ -226,11 +228,12 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
 
     async def learn_limits(self, queue: str) -> None:
         """Find out when a message has to leave a queue lest it is dropped."""
-        if self._asks_for_limits:
+        now = anyio.current_time()
+        if now >= self._asks_from:
             try:
                 await self.limits_of([queue])
             except TransportError as error:
-                self._asks_for_limits = isinstance(error, TransportUnreachable)  # it may be there the next time
+                self._asks_from = now + _ASKS_AGAIN_SECONDS if isinstance(error, TransportUnreachable) else math.inf
                 log.info("limits of queues by policies are not known: %s", error)
 
     @override
@@ -287,7 +290,12 @@ class RabbitMqReceiver(Receiver):
                 await channel.begin(limit)
                 self._has_failed = False
                 return []
-            return [self._hold(channel, delivery) for delivery in await channel.receive(limit)]
+            pushed = await channel.receive(limit)
+            unknown = self._transport.limits.get(self._queue) is None
+            if unknown and any(each.redelivered and each.seen is None for each in pushed):
+                with anyio.CancelScope(shield=True):  # what was pushed is to be held
+                    await self._transport.learn_limits(self._queue)
+            return [self._hold(channel, delivery) for delivery in pushed]
         except PostdateError:
             self._has_failed = True
             raise
