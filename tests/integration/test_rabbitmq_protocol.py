@@ -13,7 +13,7 @@ import anyio
 import pytest
 from tests.waiting import patience, until
 
-from postdate import Envelope
+from postdate import Envelope, SystemClock
 from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.connection import AmqpConnection, Channel, ChannelClosed, _sent
 from postdate.backends.rabbitmq.consuming import ConsumingChannel, Delivery
@@ -22,6 +22,9 @@ from postdate.backends.rabbitmq.properties import UNREADABLE, Arrived, arrived
 from postdate.backends.rabbitmq.publishing import PublishingChannel, Sending
 from postdate.backends.rabbitmq.transport import RabbitMqReceiver, RabbitMqTransport
 from postdate.backends.rabbitmq.wire import Arguments, FrameReader, Method, method_frame, short_text
+from postdate.core.circuit_breaker import RepeatedFailures
+from postdate.core.receive.pump import MessagePump
+from postdate.core.receive.settlements import Settlement
 from postdate.errors import (
     ConfigurationError,
     DestinationUnavailable,
@@ -29,6 +32,8 @@ from postdate.errors import (
     TransportUnavailable,
     TransportUnreachable,
 )
+from postdate.ports import HANDLED, Received
+from postdate.runtime.metrics import NO_METRICS
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -579,6 +584,29 @@ async def test_limits_that_are_unknown_are_asked_for_again_when_a_message_comes_
         (received,) = await receiver.receive(1)
         assert received.is_last
         assert answers == []
+        await transport.close()
+
+
+async def test_nothing_is_pushed_to_a_pump_that_stops_while_its_handler_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker pushed the next message for each that was acknowledged, and counted that it came back."""
+    monkeypatch.setattr("postdate.backends.rabbitmq.consuming._IDLE_SECONDS", 600)
+    script, begun, may_end = Pushing(3), anyio.Event(), anyio.Event()
+
+    async def handle(received: Received) -> Settlement:
+        begun.set()
+        await may_end.wait()
+        return Settlement(HANDLED)
+
+    async with broker(script) as url:
+        transport = RabbitMqTransport(url, prefetch=2)
+        breaker = RepeatedFailures("Receive", "failed", SECOND, lambda text, error: None, NO_METRICS)
+        pump = MessagePump(transport.receiver("q"), handle, 1, SystemClock(), breaker, "q")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pump.run)
+            await begun.wait()
+            pump.stop()
+            may_end.set()
+        assert script.told[:4] == [wire.BASIC_CANCEL, wire.BASIC_NACK, wire.BASIC_NACK, wire.BASIC_ACK]
         await transport.close()
 
 

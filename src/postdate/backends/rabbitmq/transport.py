@@ -395,6 +395,12 @@ class RabbitMqReceiver(Receiver):
         self._give_back(held, held.received.failures)
 
     @override
+    def stop(self) -> None:
+        """See :meth:`postdate.ports.Receiver.stop`; what ends from here on makes room for others, not here."""
+        if self._channel is not None:
+            self._channel.stop_pushing()
+
+    @override
     async def close(self) -> None:
         """See :meth:`postdate.ports.Receiver.close`; without a connection all is free already."""
         channel, self._channel = self._channel, None
