@@ -153,6 +153,25 @@ async def test_what_the_server_said_while_the_event_loop_stood_is_read_before_it
         await link.close()
 
 
+@pytest.mark.parametrize("closes", [False, True], ids=["used", "closed"])
+async def test_a_connection_is_left_when_its_transport_is_used_from_another_event_loop(*, closes: bool) -> None:
+    """Its thread went on sending heartbeats: the broker kept what it held for as long as the process lived."""
+    async with broker(lambda method, channel, send: None) as url:
+        line = RabbitMqTransport(url).consuming
+        link = await line.link()
+        assert link._beats is not None
+        thread = link._beats._thread
+        assert thread is not None
+
+        async def elsewhere() -> None:
+            if not closes:
+                await line.link()
+            await line.close()
+
+        await anyio.to_thread.run_sync(asyncio.run, elsewhere())
+        await until(lambda: link.ended is not None and not thread.is_alive())
+
+
 async def test_a_heartbeat_never_waits_for_its_socket() -> None:
     """It has the lock over writes: neither a server that reads nothing nor a default of the process keeps it."""
     here, there = socket.socketpair()

@@ -243,6 +243,14 @@ class AmqpConnection(asyncio.Protocol):
             if self._transport is not None:
                 await asyncio.shield(self._over)
 
+    def leave(self) -> None:
+        """End the connection from outside of its event loop, which may stand, or have ended: no heartbeat follows."""
+        if self._beats is not None:
+            self._beats.stop()
+        with suppress(RuntimeError):  # its loop is closed
+            error = TransportUnreachable(f"{self.login.place} is spoken to from another event loop now")
+            self.loop.call_soon_threadsafe(self.abandon, error)
+
     @property
     def is_silent(self) -> bool:
         """Whether nothing came for longer than a server that lives keeps silent: it sends heartbeats at least."""
@@ -614,6 +622,8 @@ class PersistentConnection:
         """
         loop = asyncio.get_running_loop()
         if self._loop is not loop or self._turn is None:  # a link lives and dies with its event loop
+            if self._link is not None:
+                self._link.leave()
             self._loop, self._turn, self._link = loop, asyncio.Lock(), None
         if self._link is not None and self._link.ended is None:
             return self._link
@@ -644,5 +654,7 @@ class PersistentConnection:
         """End the link, for good."""
         self._closed = True
         link, self._link = self._link, None
-        if link is not None and self._loop is asyncio.get_running_loop():
+        if link is not None and link.loop is asyncio.get_running_loop():
             await link.close()
+        elif link is not None:
+            link.leave()
