@@ -2,15 +2,19 @@
 
 import asyncio
 import math
+import re
 import socket
+import ssl
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import cast
 from unittest.mock import Mock
 
 import anyio
 import pytest
+from tests.tds_server import issue
 from tests.waiting import patience, until
 
 from postdate import Envelope, SystemClock
@@ -170,6 +174,25 @@ async def test_a_connection_is_left_when_its_transport_is_used_from_another_even
 
         await anyio.to_thread.run_sync(asyncio.run, elsewhere())
         await until(lambda: link.ended is not None and not thread.is_alive())
+
+
+async def test_what_a_server_says_before_tls_breaks_is_told_with_that_and_so_is_the_server(tmp_path: Path) -> None:
+    certificates, context = issue(tmp_path, "127.0.0.1"), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.certificate, certificates.key)
+    heard, said = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = context.wrap_bio(heard, said, server_side=True)
+    link = AmqpConnection(parse_url(f"amqps://127.0.0.1?cacertfile={certificates.authority}"))
+    link.connection_made(Mock(write=heard.write))
+    with suppress(ssl.SSLWantReadError):
+        server.do_handshake()
+    link.data_received(said.read())
+    server.do_handshake()
+    server.write(method_frame(0, wire.CONNECTION_CLOSE, wire.uint16(320) + short_text("going down") + bytes(4)))
+    link.data_received(said.read() + b"no TLS")
+    assert re.search(r"closed the connection: 320 going down: \[SSL", str(link.ended))
+    assert server.read() == wire.PROTOCOL_HEADER
+    with pytest.raises(ssl.SSLError, match="(?i)alert"):
+        server.read()
 
 
 async def test_a_heartbeat_never_waits_for_its_socket() -> None:

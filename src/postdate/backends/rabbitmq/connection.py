@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import ssl
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -170,8 +169,8 @@ class AmqpConnection(asyncio.Protocol):
                     self._control(_method_of(payload), Arguments(payload))
         except MalformedFrame as error:
             self.abandon(error)
-        except ssl.SSLError as error:
-            self.abandon(TransportUnreachable(f"{self.login.place} cannot be reached: {error}"))
+        if self._tls is not None and self._tls.broken is not None:
+            self.abandon(TransportUnreachable(f"{self.login.place} cannot be reached"))
 
     def pause_writing(self) -> None:
         """Hold senders back: the socket takes no more."""
@@ -355,6 +354,8 @@ class AmqpConnection(asyncio.Protocol):
     def _end(self, error: PostdateError) -> None:
         if self.ended is not None:
             return
+        if self._tls is not None and self._tls.broken is not None:  # the server may have said more with it
+            error = TransportUnreachable(f"{error}: {self._tls.broken}")
         self.ended = error
         self._may_go_on.set()
         if not self.opened.done():

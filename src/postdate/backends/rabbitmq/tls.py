@@ -16,14 +16,13 @@ class Tls:
 
     def __init__(self, context: ssl.SSLContext, host: str, first: bytes) -> None:
         self._in, self._out, self._first = ssl.MemoryBIO(), ssl.MemoryBIO(), first
+        self.broken: ssl.SSLError | None = None
+        """Why nothing more is said: the server cannot prove who it is, refuses us, or breaks the protocol."""
+
         self._session = context.wrap_bio(self._in, self._out, server_hostname=host)
 
     def opened(self, content: bytes) -> tuple[bytes, bytes]:
-        """Return what the server says with so many bytes more, and what is to be sent because of them.
-
-        Raises:
-            ssl.SSLError: it cannot prove who it is, or breaks the protocol.
-        """
+        """Return what the server says with so many bytes more, and what is to be sent because of them."""
         self._in.write(content)
         said = b""
         try:
@@ -34,11 +33,13 @@ class Tls:
                 said += chunk
         except ssl.SSLWantReadError:
             pass
+        except ssl.SSLError as error:
+            self.broken = error
         return said, self._out.read()
 
     def sealed(self, content: bytes) -> bytes:
-        """Return the bytes to be sent for some of ours."""
-        left = memoryview(content)
+        """Return the bytes to be sent for some of ours: none when it is broken."""
+        left = memoryview(content if self.broken is None else b"")
         while left:  # a record at a time
             left = left[self._session.write(left) :]
         return self._out.read()
