@@ -191,7 +191,7 @@ async def test_what_a_server_says_before_tls_breaks_is_told_with_that_and_so_is_
     link.data_received(said.read() + b"no TLS")
     assert re.search(r"closed the connection: 320 going down: \[SSL", str(link.ended))
     assert server.read() == wire.PROTOCOL_HEADER
-    with pytest.raises(ssl.SSLError, match="(?i)alert"):
+    with pytest.raises(ssl.SSLError, match=r"(?i)alert"):
         server.read()
 
 
