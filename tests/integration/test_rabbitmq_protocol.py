@@ -19,11 +19,12 @@ from tests.waiting import patience, until
 
 from postdate import Envelope, SystemClock
 from postdate.backends.rabbitmq import wire
-from postdate.backends.rabbitmq.connection import AmqpConnection, Channel, ChannelClosed, _sent
+from postdate.backends.rabbitmq.connection import AmqpConnection, Channel, ChannelClosed
 from postdate.backends.rabbitmq.consuming import ConsumingChannel, Delivery
 from postdate.backends.rabbitmq.login import parse_url
 from postdate.backends.rabbitmq.properties import UNREADABLE, Arrived, arrived
 from postdate.backends.rabbitmq.publishing import PublishingChannel, Sending
+from postdate.backends.rabbitmq.stream import _sent
 from postdate.backends.rabbitmq.transport import RabbitMqReceiver, RabbitMqTransport
 from postdate.backends.rabbitmq.wire import Arguments, FrameReader, Method, method_frame, short_text
 from postdate.core.circuit_breaker import RepeatedFailures
@@ -66,7 +67,7 @@ async def skip(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 @pytest.fixture
 def trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a server that says nothing not be taken for a silent one, however much time is skipped."""
-    monkeypatch.setattr("postdate.backends.rabbitmq.connection._LATE_SECONDS", math.inf)
+    monkeypatch.setattr("postdate.backends.rabbitmq.stream._LATE_SECONDS", math.inf)
 
 
 @asynccontextmanager
@@ -134,7 +135,7 @@ async def answers_after(
 
 async def test_an_answer_that_came_while_the_event_loop_stood_is_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the clock it is late, and it has not been read yet: here the broker says nothing before the time is over."""
-    monkeypatch.setattr("postdate.backends.rabbitmq.connection._READ_WITHIN_SECONDS", math.inf)
+    monkeypatch.setattr("postdate.backends.rabbitmq.stream.READ_WITHIN_SECONDS", math.inf)
     async with broker(lambda method, channel, send: None) as url:
         link = await AmqpConnection.open(parse_url(url), 60)
         channel = await link.open_channel(Channel)

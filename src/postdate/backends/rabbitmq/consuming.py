@@ -13,14 +13,7 @@ from typing import Final
 from typing_extensions import override
 
 from postdate.backends.rabbitmq import wire
-from postdate.backends.rabbitmq.connection import (
-    NOT_FOUND,
-    AmqpConnection,
-    Channel,
-    ChannelClosed,
-    is_node_away,
-    node_away,
-)
+from postdate.backends.rabbitmq.connection import NOT_FOUND, AmqpConnection, Channel, ChannelClosed, node_away
 from postdate.backends.rabbitmq.properties import Arrived, seconds_to_live
 from postdate.backends.rabbitmq.wire import Arguments, Method, ack_frame, method_frame, requeue_frame
 from postdate.errors import PostdateError, QueueNotFound
@@ -33,9 +26,6 @@ _IDLE_SECONDS: Final = 0.1
 
 _KEPT_SECONDS: Final = 20 * 60.0
 """What was pushed before that is not kept here any longer: the broker waits 30 minutes for an answer, by default."""
-
-_LOOKS_AGAIN_SECONDS: Final = 1.0
-"""While nobody asks, what is ahead is looked at so often: it may have become too old to be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +109,7 @@ class ConsumingChannel(Channel):
             raise
         finally:
             self._waiting -= 1
-        pushed = self._pushed
-        return [pushed.popleft() for _ in range(min(limit, len(pushed)))]
+        return [self._pushed.popleft() for _ in range(min(limit, len(self._pushed)))]
 
     async def begin(self, limit: int) -> None:
         """Return when the broker has agreed to push; raises what :meth:`receive` raises."""
@@ -155,12 +144,12 @@ class ConsumingChannel(Channel):
             self._look_later()
             await self.call(wire.BASIC_CONSUME, arguments, wire.BASIC_CONSUME_OK)
         except ChannelClosed as error:
-            if is_node_away(error):
-                raise node_away(error, self._queue) from error
+            away = node_away(error, self._queue)
+            if away is not None:
+                raise away from error
             if error.reply_code == NOT_FOUND:
-                raise QueueNotFound(
-                    f"there is no queue {self._queue!r}; create it: postdate setup --queue {self._queue}"
-                ) from error
+                text = f"there is no queue {self._queue!r}; create it: postdate setup --queue {self._queue}"
+                raise QueueNotFound(text) from error
             raise
 
     def _stop_if_idle(self) -> None:
@@ -168,12 +157,11 @@ class ConsumingChannel(Channel):
         if idle:
             self.stop_pushing(self._ahead)
         if self._consumers or self._pushed:
-            self._look_later(_LOOKS_AGAIN_SECONDS if idle else _IDLE_SECONDS)
+            self._look_later()
 
-    def _look_later(self, seconds: float = _IDLE_SECONDS) -> None:
-        if self._idle is not None:
-            self._idle.cancel()
-        self._idle = self.link.loop.call_later(seconds, self._stop_if_idle)
+    def _look_later(self) -> None:
+        if self._idle is None:
+            self._idle = self.link.loop.call_later(_IDLE_SECONDS, self._stop_if_idle)
 
     def stop_pushing(self, ahead: int = 0) -> None:
         """Take back what was asked for, and give back what was pushed and not received.

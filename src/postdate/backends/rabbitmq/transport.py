@@ -32,13 +32,7 @@ import anyio
 from typing_extensions import override
 
 from postdate.backends.rabbitmq.address import EVENT_PREFIX, PREFIXES, parse_address
-from postdate.backends.rabbitmq.connection import (
-    LARGEST_FRAME,
-    AmqpConnection,
-    ChannelClosed,
-    PersistentConnection,
-    declare_queue,
-)
+from postdate.backends.rabbitmq.connection import LARGEST_FRAME, ChannelClosed, PersistentConnection
 from postdate.backends.rabbitmq.consuming import Attempts, ConsumingChannel, Delivery
 from postdate.backends.rabbitmq.delays import came_to_be_delayed, expired_queue, intake_queue, to_be_delayed
 from postdate.backends.rabbitmq.limits import DELIVERY_LIMIT, TIME_TO_LIVE, delivery_limit, read_limits
@@ -47,7 +41,7 @@ from postdate.backends.rabbitmq.observation import lengths_of, server_facts
 from postdate.backends.rabbitmq.properties import Arrived, arrived, unreadable
 from postdate.backends.rabbitmq.publisher import Publisher
 from postdate.backends.rabbitmq.publishing import largest_headers, why_not
-from postdate.backends.rabbitmq.topology import declare_intake, subscribe
+from postdate.backends.rabbitmq.topology import declare_intake, declare_queue, subscribe
 from postdate.errors import (
     ClaimLost,
     ConfigurationError,
@@ -305,16 +299,14 @@ class RabbitMqReceiver(Receiver):
         if self._channel is None or self._channel.ended is not None:
             self._held.clear()
             await self._transport.learn_limits(self._queue)
-            channel = await link.open_channel(self._make)
+            queue, ahead = self._queue, self._transport.prefetch
+            channel = await link.open_channel(lambda link, number: ConsumingChannel(link, number, queue, ahead))
             channel.unwanted, channel.time_to_live = partial(self._unwanted, channel), self._time_to_live
             if self._channel is None or self._channel.ended is not None:
                 self._channel = channel
             else:  # another task was faster
                 channel.close(TransportUnreachable("this channel is not needed"))
         return self._channel
-
-    def _make(self, link: AmqpConnection, number: int) -> ConsumingChannel:
-        return ConsumingChannel(link, number, self._queue, self._transport.prefetch)
 
     def _time_to_live(self) -> float:
         return (self._transport.limits.get(self._queue) or {}).get(TIME_TO_LIVE, math.inf) / 1_000
@@ -410,11 +402,7 @@ class RabbitMqReceiver(Receiver):
         with suppress(TransportError), anyio.CancelScope(shield=True):
             unseen = [self._seen(channel, delivery) for delivery in await channel.stop()]
             held_here, self._held = self._held, {}  # what is committed from here on is not held any more
-            for held in sorted([*held_here.values(), *unseen], key=_tag):
+            for held in sorted([*held_here.values(), *unseen], key=lambda held: held.delivery.tag):
                 self._give_back(held, held.received.failures)
             await channel.close_in_good_order()
         self._held.clear()
-
-
-def _tag(held: _Held) -> int:
-    return held.delivery.tag
