@@ -3,8 +3,8 @@
 import json
 import threading
 import uuid
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -13,8 +13,8 @@ from typing import Any
 import anyio
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
-from tests.rabbitmq_subjects import channel_of
-from tests.servers import LOOPBACK, RabbitMQ
+from tests.rabbitmq_subjects import channel_of, transport_at
+from tests.servers import LOOPBACK, RabbitMQ, started
 from tests.waiting import received, until
 
 from postdate import Endpoint, Envelope, Headers, Recoverability, SystemClock
@@ -44,15 +44,6 @@ def name(channel: BlockingChannel) -> Generator[str]:
     yield name
     for queue in (name, f"{name}.error"):
         channel.queue_delete(queue)
-
-
-@asynccontextmanager
-async def transport_at(url: str, **settings) -> AsyncGenerator[RabbitMqTransport]:
-    transport = RabbitMqTransport(url, **settings)
-    try:
-        yield transport
-    finally:
-        await transport.close()
 
 
 def declare(channel: BlockingChannel, queue: str, **arguments: Any) -> None:
@@ -335,9 +326,7 @@ class Managed(RabbitMQ):
     ),
 )
 async def test_a_broker_tells_its_limits_by_policy_and_by_argument(server_folder: Path) -> None:
-    server = Managed(server_folder / "rabbitmq")
-    server.start()
-    try:
+    with started(Managed(server_folder / "rabbitmq")) as server:
         policy = json.dumps({"delivery-limit": 4, "max-length": 10})
         await anyio.to_thread.run_sync(server.control, "set_policy", "limits", "^orders", policy)
         with channel_of(server.url) as channel:
@@ -351,8 +340,6 @@ async def test_a_broker_tells_its_limits_by_policy_and_by_argument(server_folder
 
                 await until(are_told)
                 await expect_it_leaves(server.url, url, channel, "orders")
-    finally:
-        server.kill()
 
 
 @pytest.mark.parametrize(
