@@ -162,7 +162,7 @@ async def test_what_the_server_said_while_the_event_loop_stood_is_read_before_it
 async def test_a_connection_is_left_when_its_transport_is_used_from_another_event_loop(*, closes: bool) -> None:
     """Its thread went on sending heartbeats: the broker kept what it held for as long as the process lived."""
     async with broker(lambda method, channel, send: None) as url:
-        line = RabbitMqTransport(url).consuming
+        line = RabbitMqTransport(f"{url}?heartbeat=600").consuming  # it is not ended because this broker has none
         link = await line.link()
         assert link._beats is not None
         thread = link._beats._thread
@@ -175,6 +175,7 @@ async def test_a_connection_is_left_when_its_transport_is_used_from_another_even
 
         await anyio.to_thread.run_sync(asyncio.run, elsewhere())
         await until(lambda: link.ended is not None and not thread.is_alive())
+        assert "another event loop" in str(link.ended)
 
 
 async def test_what_a_server_says_before_tls_breaks_is_told_with_that_and_so_is_the_server(tmp_path: Path) -> None:
