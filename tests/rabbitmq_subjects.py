@@ -1,7 +1,7 @@
-"""RabbitMqTransport as a subject of the conformance suite, one test at a time on one server."""
+"""RabbitMqTransport as a subject of the conformance suite, one test at a time on one server, and for other tests."""
 
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
@@ -59,6 +59,16 @@ def _take_turn(connection: pika.BlockingConnection) -> None:
         return True
 
     Eventually()(taken, "others have had their turn")
+
+
+@asynccontextmanager
+async def transport_at(url: str, **settings) -> AsyncGenerator[RabbitMqTransport]:
+    """Make queues of a server, and close them."""
+    transport = RabbitMqTransport(url, **settings)
+    try:
+        yield transport
+    finally:
+        await transport.close()
 
 
 @contextmanager

@@ -16,11 +16,11 @@ import socket
 import struct
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from .machine import (  # noqa: TID252 - the type checker's root for these files is tests/ itself
     LOOPBACK,
@@ -339,6 +339,19 @@ def receive(connection: socket.socket, size: int) -> bytes:
             raise ConnectionError("closed by the server")
         parts += part
     return bytes(parts)
+
+
+S = TypeVar("S", bound=Server)
+
+
+@contextmanager
+def started(server: S) -> Generator[S]:
+    """Start a server that is nobody else's, and end it."""
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
 
 
 # --- PostgreSQL -------------------------------------------------------------------------------------------------------

@@ -1,11 +1,20 @@
-"""A broker as another client sees it, and a queue of the test's own on it: for the modules that name it as a plugin."""
+"""A broker as another client sees it, a queue and a broker of the test's own: for modules that name it as a plugin."""
 
 import uuid
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from tests.rabbitmq_subjects import channel_of
+from tests.servers import RabbitMQ, started
+
+
+@pytest.fixture
+def own_broker(server_folder: Path) -> Generator[RabbitMQ]:
+    """A broker of the test's own, to be killed."""
+    with started(RabbitMQ(server_folder / "rabbitmq")) as server:
+        yield server
 
 
 @pytest.fixture

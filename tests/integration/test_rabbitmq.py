@@ -3,8 +3,7 @@
 import ssl
 import uuid
 from collections import Counter
-from collections.abc import AsyncGenerator, Generator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Generator, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -17,6 +16,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from tests.proxy import FaultyLink
+from tests.rabbitmq_subjects import transport_at
 from tests.servers import RabbitMQ
 from tests.tds_server import issue
 from tests.waiting import Eventually, until
@@ -58,15 +58,6 @@ def link(rabbitmq_url: str) -> Generator[FaultyLink]:
     where = urlsplit(rabbitmq_url)
     with FaultyLink(where.hostname or "", where.port or 0) as link:
         yield link
-
-
-@asynccontextmanager
-async def transport_at(url: str, **settings) -> AsyncGenerator[RabbitMqTransport]:
-    transport = RabbitMqTransport(url, **settings)
-    try:
-        yield transport
-    finally:
-        await transport.close()
 
 
 def through(link: FaultyLink, url: str) -> str:
@@ -463,40 +454,35 @@ async def test_queues_are_declared_durable(rabbitmq_url: str, channel: BlockingC
         "tests/integration/test_rabbitmq.py::test_a_connection_cut_under_many_sends_loses_nothing_confirmed",
     ),
 )
-async def test_kill_9_of_the_broker_loses_nothing_confirmed(server_folder: Path) -> None:
-    server = RabbitMQ(server_folder / "rabbitmq")
-    server.start()
+async def test_kill_9_of_the_broker_loses_nothing_confirmed(own_broker: RabbitMQ) -> None:
     confirmed: dict[str, list[str]] = {"quorum": [], "classic": []}
-    try:
-        for kind in confirmed:
-            async with transport_at(server.url, queue_type=kind) as transport:
-                await transport.create_queues([kind])
-        # A quorum queue that is a second old when its node is killed does not come back (RabbitMQ 3.10).
-        await anyio.to_thread.run_sync(server.stop)
-        await anyio.to_thread.run_sync(server.start)
-        async with transport_at(server.url) as transport:
-            enough = anyio.Event()
+    for kind in confirmed:
+        async with transport_at(own_broker.url, queue_type=kind) as transport:
+            await transport.create_queues([kind])
+    # A quorum queue that is a second old when its node is killed does not come back (RabbitMQ 3.10).
+    await anyio.to_thread.run_sync(own_broker.stop)
+    await anyio.to_thread.run_sync(own_broker.start)
+    async with transport_at(own_broker.url) as transport:
+        enough = anyio.Event()
 
-            async def send_until_it_fails(kind: str) -> None:
-                for batch in range(10_000):
-                    names = [f"{batch}-{n}" for n in range(50)]
-                    answers = await transport.send([envelope(kind, name) for name in names], NOW)
-                    confirmed[kind] += [name for name, answer in zip(names, answers, strict=True) if answer is None]
-                    if all(len(names) > 1_000 for names in confirmed.values()):
-                        enough.set()
-                    if any(answers):
-                        return
+        async def send_until_it_fails(kind: str) -> None:
+            for batch in range(10_000):
+                names = [f"{batch}-{n}" for n in range(50)]
+                answers = await transport.send([envelope(kind, name) for name in names], NOW)
+                confirmed[kind] += [name for name, answer in zip(names, answers, strict=True) if answer is None]
+                if all(len(names) > 1_000 for names in confirmed.values()):
+                    enough.set()
+                if any(answers):
+                    return
 
-            async with anyio.create_task_group() as tasks:
-                for kind in confirmed:
-                    tasks.start_soon(send_until_it_fails, kind)
-                await enough.wait()
-                await anyio.to_thread.run_sync(server.kill)
-            await anyio.to_thread.run_sync(server.start)
-            for kind, names in confirmed.items():
-                await drain(transport, kind, names)
-    finally:
-        server.kill()
+        async with anyio.create_task_group() as tasks:
+            for kind in confirmed:
+                tasks.start_soon(send_until_it_fails, kind)
+            await enough.wait()
+            await anyio.to_thread.run_sync(own_broker.kill)
+        await anyio.to_thread.run_sync(own_broker.start)
+        for kind, names in confirmed.items():
+            await drain(transport, kind, names)
 
 
 # --- messages of others -----------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """What expires in queues of RabbitMQ: what the broker is told, as another client sees it, and what it makes of it."""
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -9,6 +8,7 @@ import anyio
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
+from tests.rabbitmq_subjects import transport_at
 from tests.waiting import until
 from typing_extensions import override
 
@@ -25,15 +25,6 @@ NOW = datetime(2000, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 MILLISECOND, SECOND, DAY = timedelta(milliseconds=1), timedelta(seconds=1), timedelta(days=1)
 ODD = {"amqp.priority": "1"}
 """A header that takes the long way to the properties of a message."""
-
-
-@asynccontextmanager
-async def transport_at(url: str, *, prefetch: int = 0) -> AsyncGenerator[RabbitMqTransport]:
-    transport = RabbitMqTransport(url, prefetch=prefetch)
-    try:
-        yield transport
-    finally:
-        await transport.close()
 
 
 def lasting(queue: str, span: timedelta | None, message_id: str = "m", **more: str) -> Envelope:

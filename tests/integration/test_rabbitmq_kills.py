@@ -22,6 +22,7 @@ from tests.servers import RabbitMQ
 from postdate import DelayedMessage, Headers, SqliteStore, SystemClock
 from postdate.ports import RecordKind
 
+pytest_plugins = ["tests.integration.rabbitmq_fixtures"]
 pytestmark = pytest.mark.soak(
     "kills brokers, services and consumers at random moments",
     part="kills",
@@ -45,19 +46,14 @@ def now() -> datetime:
 
 
 @pytest.fixture
-def broker(server_folder: Path) -> Generator[RabbitMQ]:
+def broker(own_broker: RabbitMQ) -> RabbitMQ:
     """A broker of the test's own with the queues; a quorum queue a second old would not survive a kill (3.10)."""
-    server = RabbitMQ(server_folder / "rabbitmq")
-    try:
-        server.start()
-        with channel_of(server.url) as channel:
-            for name in QUEUES:
-                channel.queue_declare(name, durable=True, arguments={"x-queue-type": "quorum"})
-        server.stop()
-        server.start()
-        yield server
-    finally:
-        server.kill()
+    with channel_of(own_broker.url) as channel:
+        for name in QUEUES:
+            channel.queue_declare(name, durable=True, arguments={"x-queue-type": "quorum"})
+    own_broker.stop()
+    own_broker.start()
+    return own_broker
 
 
 class Site:

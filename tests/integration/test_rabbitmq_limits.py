@@ -3,8 +3,8 @@
 import json
 import threading
 import uuid
-from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -13,8 +13,8 @@ from typing import Any
 import anyio
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
-from tests.rabbitmq_subjects import channel_of
-from tests.servers import LOOPBACK, RabbitMQ
+from tests.rabbitmq_subjects import channel_of, transport_at
+from tests.servers import LOOPBACK, RabbitMQ, started
 from tests.waiting import received, until
 
 from postdate import Endpoint, Envelope, Headers, Recoverability, SystemClock
@@ -25,7 +25,7 @@ from postdate.backends.rabbitmq.limits import delivery_limit
 from postdate.backends.rabbitmq.login import parse_url
 from postdate.backends.rabbitmq.properties import Arrived, arrived
 from postdate.backends.rabbitmq.transport import RabbitMqReceiver, RabbitMqTransport
-from postdate.errors import ConfigurationError, TransportError
+from postdate.errors import ConfigurationError, TransportError, TransportUnreachable
 from postdate.operations.doctor.checks import Verdict
 from postdate.operations.doctor.servers import limits_on_server
 
@@ -44,15 +44,6 @@ def name(channel: BlockingChannel) -> Generator[str]:
     yield name
     for queue in (name, f"{name}.error"):
         channel.queue_delete(queue)
-
-
-@asynccontextmanager
-async def transport_at(url: str, **settings) -> AsyncGenerator[RabbitMqTransport]:
-    transport = RabbitMqTransport(url, **settings)
-    try:
-        yield transport
-    finally:
-        await transport.close()
 
 
 def declare(channel: BlockingChannel, queue: str, **arguments: Any) -> None:
@@ -210,6 +201,8 @@ def management(queues: dict[str, Any], status: int = 200) -> Generator[int]:
             found = queues.get(name)
             content = json.dumps(found).encode()
             self.send_response(status if found is not None else 404)
+            if found is None:  # where there is no such queue, and not where there is no such page
+                self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
@@ -287,13 +280,24 @@ async def test_the_limits_of_queues_are_said(rabbitmq_url: str) -> None:
     assert "'orders' has delivery-limit 3" in said[1].found
 
 
-@pytest.mark.parametrize("status", [401, None])
-async def test_limits_that_cannot_be_read_are_said_to_be_unknown(rabbitmq_url: str, name: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("status", "told", "passes"),
+    [
+        (None, r"\?management=15672", False),
+        (401, "answers 401 Unauthorized: user 'guest' needs the tag 'management'", False),
+        (404, r"answers 404 Not Found: it is none; add \?management=PORT", False),
+        (503, "answers 503 Service Unavailable: ask again in a while", True),
+    ],
+)
+async def test_limits_that_cannot_be_read_are_said_to_be_unknown(
+    rabbitmq_url: str, name: str, status: int | None, told: str, *, passes: bool
+) -> None:
     with management({name: {}}, status or 500) as port:
         asked = f"?management={port}" if status else ""
         async with transport_at(rabbitmq_url + asked) as transport:
-            with pytest.raises(TransportError, match="the tag 'management'" if status else r"\?management=15672"):
+            with pytest.raises(TransportError, match=told) as refused:
                 await transport.limits_of([name])
+            assert isinstance(refused.value, TransportUnreachable) is passes
             (said,) = await limits_on_server(transport, [name])
             assert said.result is Verdict.WARN
             await transport.create_queues([name])
@@ -335,9 +339,7 @@ class Managed(RabbitMQ):
     ),
 )
 async def test_a_broker_tells_its_limits_by_policy_and_by_argument(server_folder: Path) -> None:
-    server = Managed(server_folder / "rabbitmq")
-    server.start()
-    try:
+    with started(Managed(server_folder / "rabbitmq")) as server:
         policy = json.dumps({"delivery-limit": 4, "max-length": 10})
         await anyio.to_thread.run_sync(server.control, "set_policy", "limits", "^orders", policy)
         with channel_of(server.url) as channel:
@@ -351,8 +353,6 @@ async def test_a_broker_tells_its_limits_by_policy_and_by_argument(server_folder
 
                 await until(are_told)
                 await expect_it_leaves(server.url, url, channel, "orders")
-    finally:
-        server.kill()
 
 
 @pytest.mark.parametrize(

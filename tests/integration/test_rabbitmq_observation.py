@@ -1,31 +1,21 @@
 """What RabbitMqTransport tells an operator: what the broker is, whether it takes messages, how long queues are."""
 
 import uuid
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
-from tests.servers import RabbitMQ
+from tests.rabbitmq_subjects import transport_at
+from tests.servers import RabbitMQ, started
 
 from postdate import Envelope
 from postdate.backends.rabbitmq.address import exchange_address
-from postdate.backends.rabbitmq.transport import RabbitMqTransport
 from postdate.errors import TransportUnavailable
 
 pytest_plugins = ["tests.integration.rabbitmq_fixtures"]
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
-
-
-@asynccontextmanager
-async def transport_at(url: str):
-    transport = RabbitMqTransport(url)
-    try:
-        yield transport
-    finally:
-        await transport.close()
 
 
 async def test_queues_are_counted_and_those_that_do_not_exist_are_left_out(rabbitmq_url: str, queue: str) -> None:
@@ -99,11 +89,7 @@ class FullBroker(RabbitMQ):
     proven_by="tests/integration/test_rabbitmq_protocol.py::test_what_a_broker_says_that_takes_no_messages_is_told",
 )
 async def test_a_broker_with_an_alarm_says_why_it_takes_no_messages(server_folder: Path) -> None:
-    broker = FullBroker(server_folder / "rabbitmq")
-    try:
-        broker.start()
+    with started(FullBroker(server_folder / "rabbitmq")) as broker:
         async with transport_at(broker.url) as transport:
             assert (await transport.server_facts()).settings == {"blocked": "low on disk"}
             assert await transport.lengths_of(["orders"]) == {}
-    finally:
-        broker.kill()

@@ -11,8 +11,8 @@ import anyio
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from tests.machine import folder_for_servers
-from tests.rabbitmq_subjects import channel_of
-from tests.servers import RabbitMQ
+from tests.rabbitmq_subjects import channel_of, transport_at
+from tests.servers import RabbitMQ, started
 from tests.waiting import until
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, MemoryStore, SqliteStore, SystemClock
@@ -29,22 +29,8 @@ SECOND = timedelta(seconds=1)
 @pytest.fixture(scope="module")
 def server() -> Generator[RabbitMQ]:
     """A broker of our own, which may be brought into trouble."""
-    with folder_for_servers() as folder:
-        server = RabbitMQ(folder / "rabbitmq")
-        server.start()
-        try:
-            yield server
-        finally:
-            server.kill()
-
-
-@asynccontextmanager
-async def transport_at(url: str, **settings) -> AsyncGenerator[RabbitMqTransport]:
-    transport = RabbitMqTransport(url, **settings)
-    try:
-        yield transport
-    finally:
-        await transport.close()
+    with folder_for_servers() as folder, started(RabbitMQ(folder / "rabbitmq")) as server:
+        yield server
 
 
 def envelopes(queue: str, count: int) -> list[Envelope]:

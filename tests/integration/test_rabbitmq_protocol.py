@@ -2,26 +2,34 @@
 
 import asyncio
 import math
+import re
 import socket
+import ssl
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import cast
 from unittest.mock import Mock
 
 import anyio
 import pytest
+from tests.tds_server import issue
 from tests.waiting import patience, until
 
-from postdate import Envelope
+from postdate import Envelope, SystemClock
 from postdate.backends.rabbitmq import wire
-from postdate.backends.rabbitmq.connection import AmqpConnection, Channel, ChannelClosed, _sent
+from postdate.backends.rabbitmq.connection import AmqpConnection, Channel, ChannelClosed
 from postdate.backends.rabbitmq.consuming import ConsumingChannel, Delivery
 from postdate.backends.rabbitmq.login import parse_url
 from postdate.backends.rabbitmq.properties import UNREADABLE, Arrived, arrived
 from postdate.backends.rabbitmq.publishing import PublishingChannel, Sending
+from postdate.backends.rabbitmq.stream import _sent
 from postdate.backends.rabbitmq.transport import RabbitMqReceiver, RabbitMqTransport
 from postdate.backends.rabbitmq.wire import Arguments, FrameReader, Method, method_frame, short_text
+from postdate.core.circuit_breaker import RepeatedFailures
+from postdate.core.receive.pump import MessagePump
+from postdate.core.receive.settlements import Settlement
 from postdate.errors import (
     ConfigurationError,
     DestinationUnavailable,
@@ -29,6 +37,8 @@ from postdate.errors import (
     TransportUnavailable,
     TransportUnreachable,
 )
+from postdate.ports import HANDLED, Received
+from postdate.runtime.metrics import NO_METRICS
 
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -57,7 +67,7 @@ async def skip(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 @pytest.fixture
 def trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a server that says nothing not be taken for a silent one, however much time is skipped."""
-    monkeypatch.setattr("postdate.backends.rabbitmq.connection._LATE_SECONDS", math.inf)
+    monkeypatch.setattr("postdate.backends.rabbitmq.stream._LATE_SECONDS", math.inf)
 
 
 @asynccontextmanager
@@ -125,7 +135,7 @@ async def answers_after(
 
 async def test_an_answer_that_came_while_the_event_loop_stood_is_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the clock it is late, and it has not been read yet: here the broker says nothing before the time is over."""
-    monkeypatch.setattr("postdate.backends.rabbitmq.connection._READ_WITHIN_SECONDS", math.inf)
+    monkeypatch.setattr("postdate.backends.rabbitmq.stream.READ_WITHIN_SECONDS", math.inf)
     async with broker(lambda method, channel, send: None) as url:
         link = await AmqpConnection.open(parse_url(url), 60)
         channel = await link.open_channel(Channel)
@@ -146,6 +156,45 @@ async def test_what_the_server_said_while_the_event_loop_stood_is_read_before_it
         link._listen(1, before)
         assert isinstance(link.ended, TransportUnreachable)
         await link.close()
+
+
+@pytest.mark.parametrize("closes", [False, True], ids=["used", "closed"])
+async def test_a_connection_is_left_when_its_transport_is_used_from_another_event_loop(*, closes: bool) -> None:
+    """Its thread went on sending heartbeats: the broker kept what it held for as long as the process lived."""
+    async with broker(lambda method, channel, send: None) as url:
+        line = RabbitMqTransport(f"{url}?heartbeat=600").consuming  # it is not ended because this broker has none
+        link = await line.link()
+        assert link._beats is not None
+        thread = link._beats._thread
+        assert thread is not None
+
+        async def elsewhere() -> None:
+            if not closes:
+                await line.link()
+            await line.close()
+
+        await anyio.to_thread.run_sync(asyncio.run, elsewhere())
+        await until(lambda: link.ended is not None and not thread.is_alive())
+        assert "another event loop" in str(link.ended)
+
+
+async def test_what_a_server_says_before_tls_breaks_is_told_with_that_and_so_is_the_server(tmp_path: Path) -> None:
+    certificates, context = issue(tmp_path, "127.0.0.1"), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.certificate, certificates.key)
+    heard, said = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = context.wrap_bio(heard, said, server_side=True)
+    link = AmqpConnection(parse_url(f"amqps://127.0.0.1?cacertfile={certificates.authority}"))
+    link.connection_made(Mock(write=heard.write))
+    with suppress(ssl.SSLWantReadError):
+        server.do_handshake()
+    link.data_received(said.read())
+    server.do_handshake()
+    server.write(method_frame(0, wire.CONNECTION_CLOSE, wire.uint16(320) + short_text("going down") + bytes(4)))
+    link.data_received(said.read() + b"no TLS")
+    assert re.search(r"closed the connection: 320 going down: \[SSL", str(link.ended))
+    assert server.read() == wire.PROTOCOL_HEADER
+    with pytest.raises(ssl.SSLError, match=r"(?i)alert"):
+        server.read()
 
 
 async def test_a_heartbeat_never_waits_for_its_socket() -> None:
@@ -520,6 +569,117 @@ async def test_a_message_that_cannot_be_read_keeps_nothing_beside_it_from_being_
     assert [each.envelope.body for each in received] == [b"first", b"bad", b"last"]
     assert list(received[1].envelope.headers) == [UNREADABLE]
     assert set(receiver._held) == {each.token for each in received}
+
+
+def pushed(tag: int, channel: int, **counts: int) -> bytes:
+    """Return what pushes a message to the first consumer of a channel; one that came back has counts."""
+    arguments = short_text("postdate-1") + wire.uint64(tag) + bytes((bool(counts),)) + short_text("") + short_text("q")
+    fields = b"".join(short_text(f"x-{name}-count") + b"l" + wire.uint64(count) for name, count in counts.items())
+    properties = (1 << 13).to_bytes(2, "big") + wire.long_bytes(fields)
+    header = wire.HEADER_FRAME.pack(wire.HEADER, channel, len(properties) + 12, 60, 0, 0)
+    return method_frame(channel, wire.BASIC_DELIVER, arguments) + header + properties + wire.END
+
+
+class Pushing:
+    """Pushes messages to whoever consumes, and notes all that it is told from then on."""
+
+    def __init__(self, count: int, **counts: int) -> None:
+        self.count, self.counts, self.told = count, counts, list[Method]()
+
+    def __call__(self, method: Method, channel: int, send: Send) -> None:
+        self.told.append(method)
+        if method == wire.BASIC_QOS:
+            send(method_frame(channel, wire.BASIC_QOS_OK))
+        if method == wire.BASIC_CONSUME:
+            messages = b"".join(pushed(tag, channel, **self.counts) for tag in range(1, self.count + 1))
+            send(method_frame(channel, wire.BASIC_CONSUME_OK, short_text("postdate-1")) + messages)
+            self.told.clear()
+        if method == wire.CHANNEL_CLOSE:
+            send(method_frame(channel, wire.CHANNEL_CLOSE_OK))
+
+
+@pytest.mark.parametrize(
+    ("limits", "minutes"), [({}, 21), ({"message-ttl": 60_000}, 2)], ids=["the answer", "the queue"]
+)
+async def test_what_is_pushed_ahead_goes_back_before_the_broker_has_waited_too_long_for(
+    skip: Callable[[float], None], limits: dict[str, int], minutes: int
+) -> None:
+    """It stayed as long as handlers took, and after half an hour the broker took all that the channel held."""
+    script = Pushing(3)
+    async with broker(script) as url:
+        transport = RabbitMqTransport(f"{url}?heartbeat=0", prefetch=2)
+        transport.limits["q"] = limits
+        receiver = transport.receiver("q")
+        await receiver.receive(1)
+        await until(lambda: wire.BASIC_CANCEL in script.told)  # nobody has asked for a while
+        channel = receiver._channel
+        assert channel is not None
+        assert len(channel._pushed) == 2
+        skip(60 * minutes)
+        await until(lambda: script.told.count(wire.BASIC_NACK) == 2)
+        await transport.close()
+
+
+@pytest.mark.parametrize("first", [{"q": None}, TransportUnreachable("away")], ids=["a new queue", "an outage"])
+async def test_limits_that_are_unknown_are_asked_for_again_when_a_message_comes_back(
+    monkeypatch: pytest.MonkeyPatch, skip: Callable[[float], None], first: dict[str, None] | Exception
+) -> None:
+    """In the first seconds of a queue nobody tells, and its receiver did not ask again: a policy was not known."""
+    answers = [first, {"q": {"delivery-limit": 4}}]
+
+    def tell(*_: object) -> object:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr("postdate.backends.rabbitmq.transport.read_limits", tell)
+    async with broker(Pushing(1, delivery=3)) as url:
+        transport = RabbitMqTransport(f"{url}?heartbeat=0&management=1")
+        receiver = transport.receiver("q")
+        await receiver._open()
+        skip(31)  # who did not answer is left alone for a while
+        (received,) = await receiver.receive(1)
+        assert received.is_last
+        assert answers == []
+        await transport.close()
+
+
+async def test_nothing_is_pushed_to_a_pump_that_stops_while_its_handler_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker pushed the next message for each that was acknowledged, and counted that it came back."""
+    monkeypatch.setattr("postdate.backends.rabbitmq.consuming._IDLE_SECONDS", 600)
+    script, begun, may_end = Pushing(3), anyio.Event(), anyio.Event()
+
+    async def handle(received: Received) -> Settlement:
+        begun.set()
+        await may_end.wait()
+        return Settlement(HANDLED)
+
+    async with broker(script) as url:
+        transport = RabbitMqTransport(url, prefetch=2)
+        breaker = RepeatedFailures("Receive", "failed", SECOND, lambda text, error: None, NO_METRICS)
+        pump = MessagePump(transport.receiver("q"), handle, 1, SystemClock(), breaker, "q")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pump.run)
+            await begun.wait()
+            pump.stop()
+            may_end.set()
+        assert script.told[:4] == [wire.BASIC_CANCEL, wire.BASIC_NACK, wire.BASIC_NACK, wire.BASIC_ACK]
+        await transport.close()
+
+
+async def test_what_was_given_back_is_not_kept_ahead() -> None:
+    script = Pushing(3)
+    async with broker(script) as url:
+        transport = RabbitMqTransport(url, prefetch=2)
+        receiver = transport.receiver("q")
+        (first,) = await receiver.receive(1)
+        await receiver.roll_back(first)
+        await until(lambda: wire.BASIC_NACK in script.told)
+        channel = receiver._channel
+        assert channel is not None
+        assert [each.tag for each in channel._pushed] == [2, 3]
+        await transport.close()
 
 
 async def test_nobody_listens() -> None:

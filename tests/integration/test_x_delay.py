@@ -31,6 +31,8 @@ from postdate.errors import ConfigurationError
 from postdate.operations.error_queue import returned_copy
 from postdate.ports import DelayExchange, End, MessageFilter
 
+pytest_plugins = ["tests.integration.rabbitmq_fixtures"]
+
 now = SystemClock().now
 NEVER = 10**10
 """Milliseconds: far beyond 32 bits, and beyond this test."""
@@ -476,33 +478,27 @@ async def test_what_keeps_delays_is_declared_durable(site: Site) -> None:
         "tests/integration/test_rabbitmq.py::test_a_receiver_whose_connection_is_cut_receives_again",
     ),
 )
-async def test_messages_survive_a_restart_of_the_broker(server_folder: Path, tmp_path: Path) -> None:
-    server = RabbitMQ(server_folder / "broker")
-
+async def test_messages_survive_a_restart_of_the_broker(own_broker: RabbitMQ, tmp_path: Path) -> None:
     def site_on(channel: BlockingChannel) -> Site:
-        return Site(server.url, "x", channel, lambda: SqliteStore(tmp_path / "x.db", synchronous="normal"))
+        return Site(own_broker.url, "x", channel, lambda: SqliteStore(tmp_path / "x.db", synchronous="normal"))
 
     async def restart() -> None:
-        await anyio.to_thread.run_sync(server.stop)
-        await anyio.to_thread.run_sync(server.start)
+        await anyio.to_thread.run_sync(own_broker.stop)
+        await anyio.to_thread.run_sync(own_broker.start)
 
-    server.start()
-    try:
-        with channel_of(server.url) as channel:
-            queue = site_on(channel).queue("orders")
-            async with site_on(channel).service():
-                pass
-            site_on(channel).publish(queue, {"x-delay": 10}, b"in the queue", delivery_mode=2)
-        await restart()
-        with channel_of(server.url) as channel:
-            site = site_on(channel)
-            async with site.service():
-                assert (await site.arrived(queue))[1] == b"in the queue"
-                site.publish(queue, {"x-delay": 3_000}, b"in the store")
-                await until(lambda: site.length("x.intake") == 0)
-                site.channel.connection.close()
-                await restart()
-                with channel_of(server.url) as again:
-                    assert (await site_on(again).arrived(queue))[1] == b"in the store"
-    finally:
-        server.kill()
+    with channel_of(own_broker.url) as channel:
+        queue = site_on(channel).queue("orders")
+        async with site_on(channel).service():
+            pass
+        site_on(channel).publish(queue, {"x-delay": 10}, b"in the queue", delivery_mode=2)
+    await restart()
+    with channel_of(own_broker.url) as channel:
+        site = site_on(channel)
+        async with site.service():
+            assert (await site.arrived(queue))[1] == b"in the queue"
+            site.publish(queue, {"x-delay": 3_000}, b"in the store")
+            await until(lambda: site.length("x.intake") == 0)
+            site.channel.connection.close()
+            await restart()
+            with channel_of(own_broker.url) as again:
+                assert (await site_on(again).arrived(queue))[1] == b"in the store"

@@ -187,6 +187,12 @@ class Receiver(ABC):
             receiving.a_message_rolled_back_is_received_again, a_message_rolled_back_wakes_others.
         """
 
+    def stop(self) -> None:  # noqa: B027 - most receivers have nothing to do
+        """Have nothing more come: from here on this receiver only ends what it holds. At once, without waiting.
+
+        By default nothing, for receivers to which nothing comes that was not asked for.
+        """
+
     @abstractmethod
     async def close(self) -> None:
         """Give back everything still held.

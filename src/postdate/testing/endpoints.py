@@ -374,5 +374,8 @@ class _WatchedReceiver:
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
         await self._receiver.roll_back(received, failed=failed)
 
+    def stop(self) -> None:
+        self._receiver.stop()
+
     async def close(self) -> None:
         await self._receiver.close()

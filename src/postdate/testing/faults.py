@@ -296,6 +296,10 @@ class FaultyReceiver(Receiver):
         await self._faults.run("roll_back", lambda: self._receiver.roll_back(received, failed=failed))
 
     @override
+    def stop(self) -> None:
+        self._receiver.stop()
+
+    @override
     async def close(self) -> None:
         """Pass on: what ends must end."""
         await self._receiver.close()

@@ -10,7 +10,7 @@ import anyio
 from typing_extensions import override
 
 from postdate.backends.rabbitmq import wire
-from postdate.backends.rabbitmq.connection import AmqpConnection, Channel
+from postdate.backends.rabbitmq.connection import AmqpConnection
 from postdate.backends.rabbitmq.login import parse_url
 from postdate.ports.benchmarks import BenchmarkTarget
 
@@ -34,7 +34,6 @@ class RabbitMqTarget(BenchmarkTarget):
 
     async def _delete(self, queues: Sequence[str]) -> None:
         link = await AmqpConnection.open(parse_url(self.address), _CONNECTS_WITHIN_SECONDS)
-        channel = await link.open_channel(Channel)
         for queue in queues:
-            await channel.call(_QUEUE_DELETE, b"\0\0" + wire.short_text(queue) + b"\0", _QUEUE_DELETE_OK)
+            await link.ask(_QUEUE_DELETE, b"\0\0" + wire.short_text(queue) + b"\0", _QUEUE_DELETE_OK)
         await link.close()

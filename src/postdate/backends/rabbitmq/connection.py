@@ -1,29 +1,21 @@
-"""A connection to RabbitMQ and its channels, in the event loop of whoever opens it.
-
-Only its heartbeats are sent by a thread: while a handler keeps the event loop, the server must hear of us, and what it
-says meanwhile waits in the socket. Source: ADR 0029.
-"""
+"""A connection to RabbitMQ and its channels, in the event loop of whoever opens it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import ssl
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from importlib.metadata import version
-from typing import Final, TypeVar, cast
+from typing import Final, TypeVar
 
 import anyio
+from typing_extensions import override
 
 from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.login import Login
-from postdate.backends.rabbitmq.tls import Tls
+from postdate.backends.rabbitmq.stream import READ_WITHIN_SECONDS, Stream
 from postdate.backends.rabbitmq.wire import Arguments, FrameReader, MalformedFrame, Method, method_frame
 from postdate.errors import DestinationUnavailable, PostdateError, TransportUnavailable, TransportUnreachable
-from postdate.runtime.housekeeping import Chore, Housekeeping
 from postdate.runtime.outage_log import OutageLog
 
 ANSWERS_WITHIN_SECONDS = 15.0
@@ -32,15 +24,6 @@ ANSWERS_WITHIN_SECONDS = 15.0
 CLOSES_WITHIN_SECONDS = 2.0
 _LONGEST_PAUSE_SECONDS = 1.0
 """Between two attempts to connect: a server that is back is found out within this."""
-
-_LATE_SECONDS = 2.0
-"""How late a heartbeat may be before a server that owes an answer besides is taken for dead."""
-
-_SILENT_SECONDS = 12.0
-"""The same where there are no heartbeats: nothing came for so long."""
-
-_READ_WITHIN_SECONDS = 0.5
-"""What has come while the event loop stood, however late it is."""
 
 CONTENT_TOO_LARGE: Final = 311
 NOT_FOUND: Final = 404
@@ -73,7 +56,7 @@ class ChannelClosed(TransportUnreachable):
         self.reply_code, self.text = reply_code, text
 
 
-class AmqpConnection(asyncio.Protocol):
+class AmqpConnection(Stream):
     """One connection. Its end is told to all of its channels; a new one is a new object.
 
     Args:
@@ -81,28 +64,14 @@ class AmqpConnection(asyncio.Protocol):
     """
 
     def __init__(self, login: Login) -> None:
-        self.login = login
-        self.ended: PostdateError | None = None
+        super().__init__(login)
         self.blocked: str | None = None
         self.server: dict[str, str] = {}
         self.frame_limit = LARGEST_FRAME
-        self.loop = asyncio.get_running_loop()
         self._channels: dict[int, Channel] = {}
         self._channel_limit = _MOST_CHANNELS
-        self._transport: asyncio.Transport | None = None
         self._reader = FrameReader(LARGEST_FRAME)
         self.opened: asyncio.Future[None] = self.loop.create_future()
-        self._over: asyncio.Future[None] = self.loop.create_future()
-        self._may_go_on = asyncio.Event()
-        self._may_go_on.set()
-        self.heard_at = self.loop.time()
-        self._writing = threading.Lock()
-        self._tls = None if login.tls is None else Tls(login.tls, login.host, wire.PROTOCOL_HEADER)
-        self._unsent = b""
-        self._wrote = True
-        self._alive_within = _SILENT_SECONDS
-        self._listening: asyncio.TimerHandle | None = None
-        self._beats: Housekeeping | None = None
 
     @classmethod
     async def open(cls, login: Login, within_seconds: float) -> AmqpConnection:
@@ -111,96 +80,20 @@ class AmqpConnection(asyncio.Protocol):
         Raises:
             TransportUnavailable: the server does not answer, or does not let us in.
         """
-        link: AmqpConnection | None = None
         try:
             async with asyncio.timeout(within_seconds):
                 loop = asyncio.get_running_loop()
                 _, link = await loop.create_connection(lambda: cls(login), login.host, login.port)
-                await link.opened
+                try:
+                    await link.opened
+                except BaseException:
+                    await link.abort()
+                    raise
         except TimeoutError as error:
-            if link is not None:
-                await link.abort()
             raise TransportUnreachable(f"{login.place} did not answer within {within_seconds:g} s") from error
         except OSError as error:
             raise TransportUnreachable(f"{login.place} cannot be reached: {error}") from error
-        except BaseException:
-            if link is not None:
-                await link.abort()
-            raise
         return link
-
-    # --- events of the loop
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin to speak AMQP."""
-        self._transport = cast("asyncio.Transport", transport)
-        if self._tls is None:
-            self._transport.write(wire.PROTOCOL_HEADER)
-        else:
-            self.data_received(b"")
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Tell everybody."""
-        self._end(
-            TransportUnreachable(f"the connection to {self.login.place} was lost: {exc or 'closed by the server'}")
-        )
-        if self._listening is not None:
-            self._listening.cancel()
-        with self._writing:  # its thread sends nothing from here on into a socket that is closed next
-            if self._beats is not None:
-                self._beats.stop()
-        if not self._over.done():
-            self._over.set_result(None)
-
-    def data_received(self, data: bytes) -> None:
-        """Hand each frame to its channel."""
-        self.heard_at = self.loop.time()
-        try:
-            if self._tls is not None and self._transport is not None:
-                with self._writing:
-                    data, answer = self._tls.opened(data)
-                    self._transport.write(self._unsent + answer)
-                    self._unsent = b""
-            for kind, number, payload in self._reader.frames(data):
-                if number:
-                    channel = self._channels.get(number)
-                    if channel is not None:
-                        channel.frame(kind, payload)
-                elif kind == wire.METHOD:
-                    self._control(_method_of(payload), Arguments(payload))
-        except MalformedFrame as error:
-            self.abandon(error)
-        except ssl.SSLError as error:
-            self.abandon(TransportUnreachable(f"{self.login.place} cannot be reached: {error}"))
-
-    def pause_writing(self) -> None:
-        """Hold senders back: the socket takes no more."""
-        self._may_go_on.clear()
-
-    def resume_writing(self) -> None:
-        """Let senders go on."""
-        self._may_go_on.set()
-
-    # --- for channels
-
-    def write(self, content: bytes) -> None:
-        """Send bytes; without effect on a connection that has ended."""
-        if self.ended is None and self._transport is not None:
-            with self._writing:
-                self._wrote = True
-                content = content if self._tls is None else self._tls.sealed(content)
-                self._transport.write(self._unsent + content if self._unsent else content)
-                self._unsent = b""
-
-    async def flushed(self) -> None:
-        """Wait until the socket takes more.
-
-        Raises:
-            TransportUnavailable: the connection has ended.
-        """
-        await self._may_go_on.wait()
-        if self.ended is not None:
-            raise self.ended
 
     async def open_channel(
         self, make: Callable[[AmqpConnection, int], C], within_seconds: float = ANSWERS_WITHIN_SECONDS
@@ -223,6 +116,21 @@ class AmqpConnection(asyncio.Protocol):
             raise
         return channel
 
+    async def ask(
+        self, method: Method, arguments: bytes, answer: Method, within_seconds: float = ANSWERS_WITHIN_SECONDS
+    ) -> Arguments:
+        """Ask for one thing on a channel of its own, which is all that the server closes where it refuses.
+
+        Raises:
+            ChannelClosed: it refuses.
+            TransportUnavailable: the connection has ended, or the server does not answer.
+        """
+        channel = await self.open_channel(Channel, within_seconds)
+        try:
+            return await channel.call(method, arguments, answer, within_seconds)
+        finally:
+            channel.close(TransportUnreachable("this channel has done its work"))
+
     def forget(self, channel: Channel) -> None:
         """Let the number of a channel be used again."""
         if self._channels.get(channel.number) is channel:
@@ -236,28 +144,30 @@ class AmqpConnection(asyncio.Protocol):
                 await asyncio.shield(self._over)
             await self.abort()
 
-    async def abort(self) -> None:
-        """End the connection at once."""
-        with anyio.CancelScope(shield=True):
-            self._abort()
-            if self._transport is not None:
-                await asyncio.shield(self._over)
+    # --- what the server says
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether nothing came for longer than a server that lives keeps silent: it sends heartbeats at least."""
-        return self.loop.time() - self.heard_at > self._alive_within
+    @override
+    def on_bytes(self, content: bytes) -> None:
+        """Hand each frame to its channel."""
+        try:
+            for kind, number, payload in self._reader.frames(content):
+                if number:
+                    channel = self._channels.get(number)
+                    if channel is not None:
+                        channel.frame(kind, payload)
+                elif kind == wire.METHOD:
+                    self._control(_method_of(payload), Arguments(payload))
+        except MalformedFrame as error:
+            self.abandon(error)
 
-    def abandon(self, error: PostdateError) -> None:
-        """End the connection at once, without waiting: whoever needs one gets another."""
-        self._end(error)
-        self._abort()
-
-    def _abort(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    # --- the connection itself
+    @override
+    def on_end(self, error: PostdateError) -> None:
+        """Tell whoever waits for it to be open, and all channels."""
+        if not self.opened.done():
+            self.opened.set_exception(error)
+            self.opened.exception()  # whoever gave up waiting does not ask any more
+        for channel in list(self._channels.values()):
+            channel.end(error)
 
     def _control(self, method: Method, arguments: Arguments) -> None:
         if method == wire.CONNECTION_START:
@@ -271,24 +181,14 @@ class AmqpConnection(asyncio.Protocol):
             reason = f"{arguments.unsigned(2)} {arguments.short_text()}"
             self.write(method_frame(0, wire.CONNECTION_CLOSE_OK))
             self._end(TransportUnreachable(f"{self.login.place} closed the connection: {reason}"))
-            self._close_stream()
+            self._transport.close()
         elif method == wire.CONNECTION_CLOSE_OK:
             self._end(TransportUnreachable("the connection was closed here"))
-            self._close_stream()
-        elif method == wire.CONNECTION_BLOCKED:
-            self.blocked = arguments.short_text()
-            self._tell_of_block()
-        elif method == wire.CONNECTION_UNBLOCKED:
-            self.blocked = None
-            self._tell_of_block()
-
-    def _tell_of_block(self) -> None:
-        for channel in list(self._channels.values()):
-            channel.on_block()
-
-    def _close_stream(self) -> None:
-        if self._transport is not None:
             self._transport.close()
+        elif method in {wire.CONNECTION_BLOCKED, wire.CONNECTION_UNBLOCKED}:
+            self.blocked = arguments.short_text() if method == wire.CONNECTION_BLOCKED else None
+            for channel in list(self._channels.values()):
+                channel.on_block()
 
     def _start(self, arguments: Arguments) -> None:
         arguments.take(2)
@@ -296,8 +196,7 @@ class AmqpConnection(asyncio.Protocol):
         self.server = {_text(field.name): _text(field.value) for field in told if field.kind == b"S"}
         mechanisms = arguments.long_bytes().split()
         if b"PLAIN" not in mechanisms:
-            self._end(TransportUnreachable(f"{self.login.place} takes no password: {mechanisms}"))
-            self._abort()
+            self.abandon(TransportUnreachable(f"{self.login.place} takes no password: {mechanisms}"))
             return
         properties = wire.table(
             {"product": "Postdate", "version": version("postdate"), "platform": "Python", "capabilities": _CAPABILITIES}
@@ -315,45 +214,7 @@ class AmqpConnection(asyncio.Protocol):
         host = wire.short_text(self.login.virtual_host)
         self.write(method_frame(0, wire.CONNECTION_OPEN, host + b"\0\0"))
         if seconds:
-            self._alive_within = seconds / 2 + _LATE_SECONDS
-            self._listen(seconds / 2)
-            chores = [Chore("cannot send heartbeats", self._beat)]
-            self._beats = Housekeeping(f"{self.login.place} is", seconds / 2, chores)
-            self._beats.start()
-
-    def _beat(self) -> bool:
-        """Show that we are alive, in a thread, where nothing else of ours waits for its turn to be sent."""
-        if self.loop.is_closed() and self._beats is not None:  # nobody is left to handle what is held
-            self._beats.stop()
-            return False
-        with self._writing:
-            transport, idle = self._transport, not self._wrote
-            self._wrote = False
-            if idle and self.ended is None and transport is not None and not transport.get_write_buffer_size():
-                beat = wire.HEARTBEAT_FRAME
-                self._unsent = self._unsent or (beat if self._tls is None else self._tls.sealed(beat))
-                self._unsent = self._unsent[_sent(transport, self._unsent) :]
-        return False
-
-    def _listen(self, seconds: float, heard_at: float | None = None) -> None:
-        """See whether the server is alive; what it said while the event loop stood is read before it is given up."""
-        if self.loop.time() - self.heard_at < 4 * seconds:
-            self._listening = self.loop.call_later(seconds, self._listen, seconds)
-        elif heard_at != self.heard_at:
-            self._listening = self.loop.call_later(_READ_WITHIN_SECONDS, self._listen, seconds, self.heard_at)
-        else:
-            self.abandon(TransportUnreachable(f"{self.login.place} has been silent for {4 * seconds:g} s"))
-
-    def _end(self, error: PostdateError) -> None:
-        if self.ended is not None:
-            return
-        self.ended = error
-        self._may_go_on.set()
-        if not self.opened.done():
-            self.opened.set_exception(error)
-            self.opened.exception()  # whoever gave up waiting does not ask any more
-        for channel in list(self._channels.values()):
-            channel.end(error)
+            self._keep_alive(seconds / 2)
 
 
 class Channel:
@@ -392,7 +253,7 @@ class Channel:
                 try:
                     return await asyncio.wait_for(asyncio.shield(self._answer), within_seconds)
                 except TimeoutError as error:
-                    await asyncio.wait({self._answer}, timeout=_READ_WITHIN_SECONDS)
+                    await asyncio.wait({self._answer}, timeout=READ_WITHIN_SECONDS)
                     if self._answer.done():
                         return self._answer.result()
                     self._answer.cancel()
@@ -485,26 +346,11 @@ class Channel:
 C = TypeVar("C", bound=Channel)
 
 
-def is_node_away(error: ChannelClosed) -> bool:
-    """Return whether a queue is known and the node that it lives on is not there: the server says 404 then, too."""
-    return error.reply_code == NOT_FOUND and "inaccessible" in error.text
-
-
-def node_away(error: ChannelClosed, queue: str) -> DestinationUnavailable:
-    """Return the error of :func:`is_node_away`."""
+def node_away(error: ChannelClosed, queue: str) -> DestinationUnavailable | None:
+    """Return an error where a queue is known and the node that it lives on is not there: a 404, too."""
+    if error.reply_code != NOT_FOUND or "inaccessible" not in error.text:
+        return None
     return DestinationUnavailable(f"the node of queue {queue!r} is away: {error.reply_code} {error.text}")
-
-
-def _sent(transport: asyncio.Transport, content: bytes) -> int:
-    """Send into the socket of a transport that has nothing to send itself; return how much it took."""
-    end = socket.socket(fileno=transport.get_extra_info("socket").fileno())
-    end.settimeout(0)  # whatever the default of the process is
-    try:
-        return end.send(content)
-    except BlockingIOError:  # the server reads nothing now
-        return 0
-    finally:
-        end.detach()
 
 
 def _method_of(payload: bytes) -> Method:
@@ -513,75 +359,6 @@ def _method_of(payload: bytes) -> Method:
 
 def _text(content: bytes) -> str:
     return content.decode(errors="backslashreplace")
-
-
-async def declare_exchange_passively(
-    link: AmqpConnection, exchange: str, within_seconds: float = ANSWERS_WITHIN_SECONDS
-) -> None:
-    """Return if the exchange exists.
-
-    Raises:
-        ChannelClosed: it does not (404), or we may not know.
-        TransportUnavailable: the server does not answer.
-    """
-    channel = await link.open_channel(Channel, within_seconds)
-    passive = b"\x01"
-    arguments = b"\0\0" + wire.short_text(exchange) + wire.short_text("direct") + passive + bytes(4)
-    try:
-        await channel.call(wire.EXCHANGE_DECLARE, arguments, wire.EXCHANGE_DECLARE_OK, within_seconds)
-    finally:
-        channel.close(TransportUnreachable("this channel has done its work"))
-
-
-async def declare_queue(link: AmqpConnection, queue: str, queue_type: str, **more: str) -> None:
-    """Create a durable queue; one that exists stays as it is.
-
-    Args:
-        link: the connection.
-        queue: its name.
-        queue_type: of RabbitMQ.
-        more: arguments of the declaration, with underscores for hyphens.
-
-    Raises:
-        ChannelClosed: we may not, or the name is reserved.
-        TransportUnavailable: the server does not answer.
-    """
-    channel = await link.open_channel(Channel)
-    passive, durable, name = b"\x01", b"\x02", wire.short_text(queue)
-    try:
-        is_there = False
-        with suppress(ChannelClosed):
-            await channel.call(wire.QUEUE_DECLARE, b"\0\0" + name + passive + bytes(4), wire.QUEUE_DECLARE_OK)
-            is_there = True
-        if is_there:
-            await _compare_queue_type(link, queue, queue_type)
-            return
-        channel = await link.open_channel(Channel)
-        arguments = (
-            b"\0\0"
-            + name
-            + durable
-            + wire.table({"x-queue-type": queue_type, **{name.replace("_", "-"): more[name] for name in more}})
-        )
-        await channel.call(wire.QUEUE_DECLARE, arguments, wire.QUEUE_DECLARE_OK)
-    except ChannelClosed as error:
-        if error.reply_code != PRECONDITION_FAILED:  # somebody else created it just now, as another type
-            raise
-    finally:
-        channel.close(TransportUnreachable("this channel has done its work"))
-
-
-async def _compare_queue_type(link: AmqpConnection, queue: str, queue_type: str) -> None:
-    """Say so when a queue is of another type than the one that was asked for: it stays as it is, with its messages."""
-    channel = await link.open_channel(Channel)
-    arguments = b"\0\0" + wire.short_text(queue) + b"\x02" + wire.table({"x-queue-type": queue_type})
-    try:
-        await channel.call(wire.QUEUE_DECLARE, arguments, wire.QUEUE_DECLARE_OK)
-    except ChannelClosed as error:  # or it has other arguments, or we may not declare: all of it is left alone
-        if error.reply_code == PRECONDITION_FAILED and "'x-queue-type'" in error.text:
-            log.warning("queue %s exists and is not of the type %s: left as it is (%s)", queue, queue_type, error.text)
-    finally:
-        channel.close(TransportUnreachable("this channel has done its work"))
 
 
 class PersistentConnection:
@@ -614,6 +391,8 @@ class PersistentConnection:
         """
         loop = asyncio.get_running_loop()
         if self._loop is not loop or self._turn is None:  # a link lives and dies with its event loop
+            if self._link is not None:
+                self._link.leave()
             self._loop, self._turn, self._link = loop, asyncio.Lock(), None
         if self._link is not None and self._link.ended is None:
             return self._link
@@ -644,5 +423,7 @@ class PersistentConnection:
         """End the link, for good."""
         self._closed = True
         link, self._link = self._link, None
-        if link is not None and self._loop is asyncio.get_running_loop():
+        if link is not None and link.loop is asyncio.get_running_loop():
             await link.close()
+        elif link is not None:
+            link.leave()

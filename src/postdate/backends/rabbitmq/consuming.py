@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,14 +13,7 @@ from typing import Final
 from typing_extensions import override
 
 from postdate.backends.rabbitmq import wire
-from postdate.backends.rabbitmq.connection import (
-    NOT_FOUND,
-    AmqpConnection,
-    Channel,
-    ChannelClosed,
-    is_node_away,
-    node_away,
-)
+from postdate.backends.rabbitmq.connection import NOT_FOUND, AmqpConnection, Channel, ChannelClosed, node_away
 from postdate.backends.rabbitmq.properties import Arrived, seconds_to_live
 from postdate.backends.rabbitmq.wire import Arguments, Method, ack_frame, method_frame, requeue_frame
 from postdate.errors import PostdateError, QueueNotFound
@@ -31,7 +25,7 @@ _IDLE_SECONDS: Final = 0.1
 """A receiver that asks for nothing for so long, or twice that, has nothing pushed to it any more."""
 
 _KEPT_SECONDS: Final = 20 * 60.0
-"""What was pushed before that is not kept for another try: the broker waits 30 minutes for an answer, by default."""
+"""What was pushed before that is not kept here any longer: the broker waits 30 minutes for an answer, by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +56,9 @@ class ConsumingChannel(Channel):
 
     The broker pushes at once what may be held at once, so we tell it how much that is: what is held and what was
     asked for, never more than the two. With nothing pushed beyond it, others receive what this one has not asked for;
-    and when it stops asking, what was pushed meanwhile goes back, except what it may have ahead. A quorum queue drops
-    what it got back too often: so what is given back while somebody here asks is received here again. Source: ADR 0028.
+    and when it stops asking, what was pushed meanwhile goes back, except what it may have ahead, as long as it may have
+    that. A quorum queue drops what it got back too often: so what is given back while somebody here asks is received
+    here again. Source: ADR 0028.
 
     Args:
         link: the connection.
@@ -76,6 +71,9 @@ class ConsumingChannel(Channel):
         super().__init__(link, number)
         self._queue, self._ahead = queue, ahead
         self.unwanted: Callable[[Delivery], None] = lambda delivery: self.give_back(delivery.tag)
+        self.time_to_live: Callable[[], float] = lambda: math.inf
+        """Returns the seconds after which the queue drops any message, as far as that is known."""
+
         self._consumers: dict[str, int] = {}
         self._consumers_so_far = 0
         self._pushed: deque[Delivery] = deque()
@@ -111,8 +109,7 @@ class ConsumingChannel(Channel):
             raise
         finally:
             self._waiting -= 1
-        pushed = self._pushed
-        return [pushed.popleft() for _ in range(min(limit, len(pushed)))]
+        return [self._pushed.popleft() for _ in range(min(limit, len(self._pushed)))]
 
     async def begin(self, limit: int) -> None:
         """Return when the broker has agreed to push; raises what :meth:`receive` raises."""
@@ -147,19 +144,19 @@ class ConsumingChannel(Channel):
             self._look_later()
             await self.call(wire.BASIC_CONSUME, arguments, wire.BASIC_CONSUME_OK)
         except ChannelClosed as error:
-            if is_node_away(error):
-                raise node_away(error, self._queue) from error
+            away = node_away(error, self._queue)
+            if away is not None:
+                raise away from error
             if error.reply_code == NOT_FOUND:
-                raise QueueNotFound(
-                    f"there is no queue {self._queue!r}; create it: postdate setup --queue {self._queue}"
-                ) from error
+                text = f"there is no queue {self._queue!r}; create it: postdate setup --queue {self._queue}"
+                raise QueueNotFound(text) from error
             raise
 
     def _stop_if_idle(self) -> None:
         idle, self._asked, self._idle = not (self._waiting or self._asked), False, None
         if idle:
             self.stop_pushing(self._ahead)
-        elif self._consumers or self._pushed:
+        if self._consumers or self._pushed:
             self._look_later()
 
     def _look_later(self) -> None:
@@ -167,15 +164,26 @@ class ConsumingChannel(Channel):
             self._idle = self.link.loop.call_later(_IDLE_SECONDS, self._stop_if_idle)
 
     def stop_pushing(self, ahead: int = 0) -> None:
-        """Take back what was asked for, and give back what was pushed and not received, but for ``ahead`` messages."""
+        """Take back what was asked for, and give back what was pushed and not received.
+
+        But for up to ``ahead`` messages that nobody has seen here, and that are not too old to be kept.
+        """
         for name in self._consumers:
             arguments = wire.short_text(name) + _NOT_WAITING
             self.link.write(method_frame(self.number, wire.BASIC_CANCEL, arguments))
         self._consumers.clear()
         self._attached, self._detached_up_to = 0, self._last_tag
-        back = [self._pushed.pop() for _ in range(len(self._pushed) - ahead)]
-        for delivery in reversed(back):
-            self.unwanted(delivery)
+        pushed, self._pushed = self._pushed, deque()
+        for delivery in pushed:
+            if len(self._pushed) < ahead and delivery.seen is None and self._may_stay(delivery):
+                self._pushed.append(delivery)
+            else:
+                self.unwanted(delivery)
+
+    def _may_stay(self, delivery: Delivery) -> bool:
+        """Return whether the broker still waits for an answer, and would not drop the message if it had it."""
+        longest = min(_KEPT_SECONDS, self.time_to_live(), seconds_to_live(delivery.properties))
+        return self.link.loop.time() - delivery.at <= longest
 
     def acknowledge(self, tag: int) -> None:
         """Take a message off the queue; many that come together are one frame."""
@@ -199,7 +207,7 @@ class ConsumingChannel(Channel):
 
     def again(self, delivery: Delivery, seen: Arrived) -> bool:
         """Let a message be received here again, or go back when nobody asks soon; ``False``: it must go back now."""
-        if self.link.loop.time() - delivery.at > min(_KEPT_SECONDS, seconds_to_live(delivery.properties)):
+        if not self._may_stay(delivery):
             return False
         self._pushed.appendleft(replace(delivery, redelivered=True, seen=seen))
         self._asked = True

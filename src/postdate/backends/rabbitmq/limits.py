@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -18,7 +18,8 @@ from postdate.backends.rabbitmq.login import Login
 from postdate.errors import TransportError, TransportUnreachable
 
 DELIVERY_LIMIT: Final = "delivery-limit"
-_OTHERS: Final = ("max-length", "max-length-bytes", "message-ttl", "expires")
+TIME_TO_LIVE: Final = "message-ttl"
+_OTHERS: Final = ("max-length", "max-length-bytes", TIME_TO_LIVE, "expires")
 _ANSWERS_WITHIN_SECONDS: Final = 2.0
 
 
@@ -39,13 +40,20 @@ def read_limits(login: Login, version: str, queues: Sequence[str]) -> dict[str, 
                 content = answer.read()
                 if answer.status == HTTPStatus.OK:
                     found[name] = _limits_in(msgspec.json.decode(content, type=dict[str, Any]), version)
-                elif answer.status != HTTPStatus.NOT_FOUND:
-                    raise TransportError(
-                        f"{place} answers {answer.status}: user {login.user!r} needs the tag 'management'"
-                    )
+                elif answer.status != HTTPStatus.NOT_FOUND or answer.headers.get_content_type() != "application/json":
+                    raise _refusal(answer, place, login.user)
             except (OSError, HTTPException, msgspec.DecodeError) as error:
                 raise TransportUnreachable(f"{place} does not tell them: {error}") from error
     return found
+
+
+def _refusal(answer: HTTPResponse, place: str, user: str) -> TransportError:
+    text = f"{place} answers {answer.status} {answer.reason}"
+    if answer.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+        return TransportError(f"{text}: user {user!r} needs the tag 'management'")
+    if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:  # as while it starts
+        return TransportUnreachable(f"{text}: ask again in a while; the log of the broker says more")
+    return TransportError(f"{text}: it is none; add ?management=PORT to the address, the port of rabbitmq_management")
 
 
 def delivery_limit(said: Sequence[int], version: str) -> int | None:

@@ -5,26 +5,18 @@ AMQP has no list of queues, no clock, and no way to ask for the type of a queue 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-import anyio
 from typing_extensions import override
 
 from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.address import PublishAddress, parse_address
-from postdate.backends.rabbitmq.connection import (
-    ANSWERS_WITHIN_SECONDS,
-    NOT_FOUND,
-    AmqpConnection,
-    Channel,
-    ChannelClosed,
-    declare_exchange_passively,
-)
+from postdate.backends.rabbitmq.connection import NOT_FOUND, AmqpConnection, Channel, ChannelClosed
 from postdate.backends.rabbitmq.login import Login
-from postdate.backends.rabbitmq.wire import FRAME, HEADER_FRAME, Method, method_frame
+from postdate.backends.rabbitmq.topology import declare_exchange_passively, queue_length
+from postdate.backends.rabbitmq.wire import FRAME, HEADER_FRAME, method_frame
 from postdate.errors import PostdateError, QueueNotFound, TransportError, TransportUnreachable
 from postdate.ports import ServerFacts
 
@@ -62,54 +54,28 @@ async def _why_blocked(link: AmqpConnection) -> str | None:
     It says so only to those who publish. So an empty message is published that no queue gets.
     """
     probe = await link.open_channel(_Probe)
-    probe.publish()
-    with anyio.move_on_after(ANSWERS_WITHIN_SECONDS) as scope:
-        await probe.settled.wait()
-    if scope.cancelled_caught:
-        raise TransportUnreachable(f"{link.login.place} did not answer a message within {ANSWERS_WITHIN_SECONDS:g} s")
-    if link.ended is not None:
-        raise link.ended
-    if link.blocked is not None:
+    routed_nowhere, no_properties = b"\0\0" + wire.short_text("") + wire.short_text(_NOWHERE) + b"\0", bytes(2)
+    size = HEADER_FRAME.size - FRAME.size + len(no_properties)
+    header = HEADER_FRAME.pack(wire.HEADER, probe.number, size, wire.BASIC_PUBLISH[0], 0, 0)
+    link.write(method_frame(probe.number, wire.BASIC_PUBLISH, routed_nowhere) + header + no_properties + wire.END)
+    try:
+        await probe.call(wire.CONFIRM_SELECT, b"\0", wire.CONFIRM_SELECT_OK)
+    except ChannelClosed:  # it refuses to say
+        return None
+    except TransportUnreachable:
+        if link.blocked is None:
+            raise
         return link.blocked or "it does not say why"
-    return "" if probe.went_on else None
+    return ""
 
 
 class _Probe(Channel):
-    """Publishes once and asks for something else: a broker that takes no messages says that, and does not go on."""
-
-    def __init__(self, link: AmqpConnection, number: int) -> None:
-        super().__init__(link, number)
-        self.settled = asyncio.Event()
-        self.went_on = False
-
-    def publish(self) -> None:
-        routed_nowhere = b"\0\0" + wire.short_text("") + wire.short_text(_NOWHERE) + b"\0"
-        no_properties = bytes(2)
-        size = HEADER_FRAME.size - FRAME.size + len(no_properties)
-        header = HEADER_FRAME.pack(wire.HEADER, self.number, size, wire.BASIC_PUBLISH[0], 0, 0)
-        self.link.write(
-            method_frame(self.number, wire.BASIC_PUBLISH, routed_nowhere)
-            + header
-            + no_properties
-            + wire.END
-            + method_frame(self.number, wire.CONFIRM_SELECT, b"\0")
-        )
-
-    @override
-    def on_method(self, method: Method, payload: bytes) -> None:
-        """Take note that the broker goes on."""
-        self.went_on = True
-        self.settled.set()
+    """Waits no longer for an answer when the broker has said that it takes no messages: it does not go on then."""
 
     @override
     def on_block(self) -> None:
-        """Take note that it does not."""
-        self.settled.set()
-
-    @override
-    def on_end(self, error: PostdateError) -> None:
-        """Take note that it refuses to say."""
-        self.settled.set()
+        """End."""
+        self.end(TransportUnreachable("the broker takes no messages"))
 
 
 # --- how long queues are ----------------------------------------------------------------------------------------------
@@ -141,19 +107,12 @@ async def _length_of(link: AmqpConnection, address: PublishAddress) -> int:
 
 
 async def _queue_length(link: AmqpConnection, queue: str) -> int:
-    channel = await link.open_channel(Channel)
-    passive = b"\x01"
-    arguments = b"\0\0" + wire.short_text(queue) + passive + bytes(4)
     try:
-        answer = await channel.call(wire.QUEUE_DECLARE, arguments, wire.QUEUE_DECLARE_OK)
+        return await queue_length(link, queue)
     except ChannelClosed as error:
         if error.reply_code == _RESOURCE_LOCKED:  # another connection's own queue: it is there, and not to be counted
             return 0
         raise _refusal(f"queue {queue!r}", error) from error
-    finally:
-        channel.close(TransportUnreachable("this channel has done its work"))
-    answer.short_text()
-    return answer.unsigned(4)
 
 
 def _refusal(what: str, error: ChannelClosed) -> PostdateError:

@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 
 import anyio
 
+from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.address import EVENT_PREFIX, OR_QUEUE_PREFIX, PREFIXES, exchange_address, parse_address
 from postdate.backends.rabbitmq.connection import (
     ANSWERS_WITHIN_SECONDS,
@@ -18,12 +19,11 @@ from postdate.backends.rabbitmq.connection import (
     AmqpConnection,
     ChannelClosed,
     PersistentConnection,
-    declare_exchange_passively,
-    is_node_away,
     node_away,
 )
 from postdate.backends.rabbitmq.content import redirected
 from postdate.backends.rabbitmq.publishing import Answers, PublishingChannel, Sending
+from postdate.backends.rabbitmq.topology import declare_exchange_passively
 from postdate.errors import (
     DestinationUnavailable,
     MessageTooLarge,
@@ -112,20 +112,28 @@ class Publisher:
     async def _send_each(self, sending: Sending) -> None:
         if not sending.envelopes:
             return
+        await self._publish(sending)
+        suspects = [place for place, answer in enumerate(sending.answers) if isinstance(answer, ChannelClosed)]
+        if suspects:
+            self._exchanges.clear()
+            await self._send_apart(sending, suspects)
+
+    async def _publish(self, sending: Sending, *, apart: bool = False) -> None:
+        """Answer all, on the channel that senders share or on one of its own, however that ends."""
+        channel: PublishingChannel | None = None
         try:
             link = await self.line.link()
             sending.began = link.loop.time()
             await self._look_for_exchanges(link, sending)
-            await (await self._open(link)).publish(sending)
+            channel = await (self._new_channel(link) if apart else self._open(link))
+            await channel.publish(sending)
         except PostdateError as error:
             sending.give_up(error)
         finally:
             if sending.is_open:
                 sending.give_up(self._late(sending))
-        suspects = [place for place, answer in enumerate(sending.answers) if isinstance(answer, ChannelClosed)]
-        if suspects:
-            self._exchanges.clear()
-            await self._send_apart(sending, suspects)
+            if apart and channel is not None:
+                channel.close(TransportUnreachable("this channel has done its work"))
 
     async def _send_apart(self, sending: Sending, suspects: Sequence[int]) -> None:
         """Find the messages that make the broker close a channel, by halves; send the others."""
@@ -160,20 +168,9 @@ class Publisher:
     async def _send_part(self, sending: Sending, places: Sequence[int]) -> None:
         """Send some of the messages on a channel of their own; note what became of them, however that ends."""
         part = Sending([sending.envelopes[place] for place in places], sending.now, sending.limit)
-        channel: PublishingChannel | None = None
         try:
-            link = await self.line.link()
-            part.began = link.loop.time()
-            await self._look_for_exchanges(link, part)
-            channel = await self._new_channel(link)
-            await channel.publish(part)
-        except PostdateError as error:
-            part.give_up(error)
+            await self._publish(part, apart=True)
         finally:
-            if part.is_open:
-                part.give_up(self._late(part))
-            if channel is not None:
-                channel.close(TransportUnreachable("this channel has done its work"))
             for place, answer in zip(places, part.answers, strict=True):
                 sending.answers[place] = answer
 
@@ -196,7 +193,7 @@ class Publisher:
             lambda link, number: PublishingChannel(link, number, self._window), _seconds_left()
         )
         try:
-            await channel.start(_seconds_left())
+            await channel.call(wire.CONFIRM_SELECT, b"\0", wire.CONFIRM_SELECT_OK, _seconds_left())
         except BaseException:
             channel.close(TransportUnreachable("this channel was not waited for"))
             raise
@@ -266,8 +263,9 @@ def _is_cancelled_for_good() -> bool:
 def _refusal(error: ChannelClosed, destination: str) -> PostdateError:
     """Return the answer to the message that made the broker close a channel on which nothing else was."""
     text = f"RabbitMQ refuses the message to {destination!r}: {error.reply_code} {error.text}"
-    if is_node_away(error):
-        return node_away(error, destination)
+    away = node_away(error, destination)
+    if away is not None:
+        return away
     if error.reply_code in _PASSING:
         return DestinationUnavailable(text)
     if error.reply_code == NOT_FOUND:

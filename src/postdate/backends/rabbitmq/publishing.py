@@ -203,10 +203,6 @@ class PublishingChannel(Channel):
         self._may_publish = asyncio.Event()
         self.on_block()
 
-    async def start(self, within_seconds: float) -> None:
-        """Ask for confirms."""
-        await self.call(wire.CONFIRM_SELECT, b"\0", wire.CONFIRM_SELECT_OK, within_seconds)
-
     async def publish(self, sending: Sending) -> None:
         """Publish each message that has no answer yet, in order, and wait for its answer.
 
@@ -320,16 +316,16 @@ class PublishingChannel(Channel):
     @override
     def on_method(self, method: Method, payload: bytes) -> None:
         """Take a confirm."""
-        if method == wire.BASIC_ACK:
-            self._settle(int.from_bytes(payload[4:12], "big"), multiple=payload[12] & 1 == 1)
-        elif method == wire.BASIC_NACK:
-            tag, multiple = int.from_bytes(payload[4:12], "big"), payload[12] & 1 == 1
+        if method not in {wire.BASIC_ACK, wire.BASIC_NACK}:
+            return
+        tag, multiple = int.from_bytes(payload[4:12], "big"), payload[12] & 1 == 1
+        if method == wire.BASIC_NACK:
             error = DestinationUnavailable("the queue takes no message now (nack): it is full, or has no leader")
             for flight in self._flights:
                 for each in flight.unsettled():
                     if each == tag or (multiple and each < tag):
                         flight.fail(each, error)
-            self._settle(tag, multiple=multiple)
+        self._settle(tag, multiple=multiple)
 
     def _settle(self, tag: int, *, multiple: bool) -> None:
         landed: list[Flight] = []

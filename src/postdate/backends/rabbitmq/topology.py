@@ -1,27 +1,28 @@
-"""What is declared in the broker so that programs without Postdate can delay messages. Source: ADR 0009."""
+"""What is declared in the broker: queues, and what programs without Postdate delay messages by. Source: ADR 0009."""
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from typing import Final
 
 from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.connection import (
+    ANSWERS_WITHIN_SECONDS,
     PRECONDITION_FAILED,
     AmqpConnection,
-    Channel,
     ChannelClosed,
-    declare_exchange_passively,
-    declare_queue,
 )
 from postdate.backends.rabbitmq.delays import due_exchange, expired_queue, intake_queue
-from postdate.errors import ConfigurationError, TransportUnreachable
+from postdate.errors import ConfigurationError
 from postdate.ports import DelayExchange
 from postdate.ports.intake import DUE_EXCHANGE_TYPES
 
+log = logging.getLogger("postdate.rabbitmq")
+
+_PASSIVE: Final = b"\x01"
 _DURABLE: Final = b"\x02"
 _COMMAND_INVALID: Final = 503
-_DONE: Final = "this channel has done its work"
 
 
 async def declare_intake(link: AmqpConnection, exchange: DelayExchange, queue_type: str) -> None:
@@ -63,10 +64,8 @@ async def declare_exchange(link: AmqpConnection, exchange: str, kind: str) -> No
         ChannelClosed: we may not.
         TransportUnavailable: the server does not answer.
     """
-    channel = await link.open_channel(Channel)
-    arguments = b"\0\0" + wire.short_text(exchange) + wire.short_text(kind) + _DURABLE + wire.table({})
     try:
-        await channel.call(wire.EXCHANGE_DECLARE, arguments, wire.EXCHANGE_DECLARE_OK)
+        await _declare_exchange(link, exchange, kind)
     except ChannelClosed as error:
         if error.reply_code not in {PRECONDITION_FAILED, _COMMAND_INVALID}:
             raise
@@ -74,8 +73,6 @@ async def declare_exchange(link: AmqpConnection, exchange: str, kind: str) -> No
             f"exchange {exchange!r} cannot be declared as a durable {kind} exchange: {error.text}; delete it if it is "
             f"the one of the plugin, or choose another name with intake.exchange"
         ) from error
-    finally:
-        channel.close(TransportUnreachable(_DONE))
 
 
 async def declare_due_exchange(link: AmqpConnection, exchange: str, kind: str) -> None:
@@ -85,10 +82,8 @@ async def declare_due_exchange(link: AmqpConnection, exchange: str, kind: str) -
         ConfigurationError: there is one of another type.
         ChannelClosed, TransportUnavailable: see :func:`declare_exchange`.
     """
-    channel = await link.open_channel(Channel)
-    arguments = b"\0\0" + wire.short_text(exchange) + wire.short_text(kind) + _DURABLE + wire.table({})
     try:
-        await channel.call(wire.EXCHANGE_DECLARE, arguments, wire.EXCHANGE_DECLARE_OK)
+        await _declare_exchange(link, exchange, kind)
     except ChannelClosed as error:
         if error.reply_code == PRECONDITION_FAILED and _is_of_another_type(error.text):
             raise ConfigurationError(
@@ -99,8 +94,6 @@ async def declare_due_exchange(link: AmqpConnection, exchange: str, kind: str) -
             await declare_exchange_passively(link, exchange)
             return
         raise
-    finally:
-        channel.close(TransportUnreachable(_DONE))
 
 
 def _is_of_another_type(text: str) -> bool:
@@ -116,9 +109,65 @@ async def bind_queue(link: AmqpConnection, queue: str, exchange: str) -> None:
         ChannelClosed: one of the two is missing, or we may not.
         TransportUnavailable: the server does not answer.
     """
-    channel = await link.open_channel(Channel)
     names = wire.short_text(queue) + wire.short_text(exchange) + wire.short_text("")
+    await link.ask(wire.QUEUE_BIND, b"\0\0" + names + b"\0" + wire.table({}), wire.QUEUE_BIND_OK)
+
+
+async def declare_exchange_passively(
+    link: AmqpConnection, exchange: str, within_seconds: float = ANSWERS_WITHIN_SECONDS
+) -> None:
+    """Return if the exchange exists.
+
+    Raises:
+        ChannelClosed: it does not (404), or we may not know.
+        TransportUnavailable: the server does not answer.
+    """
+    arguments = b"\0\0" + wire.short_text(exchange) + wire.short_text("direct") + _PASSIVE + bytes(4)
+    await link.ask(wire.EXCHANGE_DECLARE, arguments, wire.EXCHANGE_DECLARE_OK, within_seconds)
+
+
+async def _declare_exchange(link: AmqpConnection, exchange: str, kind: str) -> None:
+    arguments = b"\0\0" + wire.short_text(exchange) + wire.short_text(kind) + _DURABLE + wire.table({})
+    await link.ask(wire.EXCHANGE_DECLARE, arguments, wire.EXCHANGE_DECLARE_OK)
+
+
+async def declare_queue(link: AmqpConnection, queue: str, queue_type: str, **more: str) -> None:
+    """Create a durable queue; one that exists stays as it is.
+
+    Args:
+        link: the connection.
+        queue: its name.
+        queue_type: of RabbitMQ.
+        more: arguments of the declaration, with underscores for hyphens.
+
+    Raises:
+        ChannelClosed: we may not, or the name is reserved.
+        TransportUnavailable: the server does not answer.
+    """
+    is_there = False
+    with suppress(ChannelClosed):
+        await queue_length(link, queue)
+        is_there = True
+    named = {name.replace("_", "-"): more[name] for name in more}
+    table = wire.table({"x-queue-type": queue_type, **({} if is_there else named)})
+    arguments = b"\0\0" + wire.short_text(queue) + _DURABLE + table
     try:
-        await channel.call(wire.QUEUE_BIND, b"\0\0" + names + b"\0" + wire.table({}), wire.QUEUE_BIND_OK)
-    finally:
-        channel.close(TransportUnreachable(_DONE))
+        await link.ask(wire.QUEUE_DECLARE, arguments, wire.QUEUE_DECLARE_OK)
+    except ChannelClosed as error:  # it stays as it is, with its messages, all of it
+        if is_there and error.reply_code == PRECONDITION_FAILED and "'x-queue-type'" in error.text:
+            log.warning("queue %s exists and is not of the type %s: left as it is (%s)", queue, queue_type, error.text)
+        elif not is_there and error.reply_code != PRECONDITION_FAILED:
+            raise
+
+
+async def queue_length(link: AmqpConnection, queue: str) -> int:
+    """Return how many messages wait in a queue.
+
+    Raises:
+        ChannelClosed: there is no such queue (404), or we may not know.
+        TransportUnavailable: the server does not answer.
+    """
+    arguments = b"\0\0" + wire.short_text(queue) + _PASSIVE + bytes(4)
+    answer = await link.ask(wire.QUEUE_DECLARE, arguments, wire.QUEUE_DECLARE_OK)
+    answer.short_text()
+    return answer.unsigned(4)

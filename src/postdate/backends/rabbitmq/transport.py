@@ -20,6 +20,7 @@ in the error queue, and what is returned from there, do not expire. Source: spec
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -31,22 +32,16 @@ import anyio
 from typing_extensions import override
 
 from postdate.backends.rabbitmq.address import EVENT_PREFIX, PREFIXES, parse_address
-from postdate.backends.rabbitmq.connection import (
-    LARGEST_FRAME,
-    AmqpConnection,
-    ChannelClosed,
-    PersistentConnection,
-    declare_queue,
-)
+from postdate.backends.rabbitmq.connection import LARGEST_FRAME, ChannelClosed, PersistentConnection
 from postdate.backends.rabbitmq.consuming import Attempts, ConsumingChannel, Delivery
 from postdate.backends.rabbitmq.delays import came_to_be_delayed, expired_queue, intake_queue, to_be_delayed
-from postdate.backends.rabbitmq.limits import DELIVERY_LIMIT, delivery_limit, read_limits
+from postdate.backends.rabbitmq.limits import DELIVERY_LIMIT, TIME_TO_LIVE, delivery_limit, read_limits
 from postdate.backends.rabbitmq.login import parse_url
 from postdate.backends.rabbitmq.observation import lengths_of, server_facts
 from postdate.backends.rabbitmq.properties import Arrived, arrived, unreadable
 from postdate.backends.rabbitmq.publisher import Publisher
 from postdate.backends.rabbitmq.publishing import largest_headers, why_not
-from postdate.backends.rabbitmq.topology import declare_intake, subscribe
+from postdate.backends.rabbitmq.topology import declare_intake, declare_queue, subscribe
 from postdate.errors import (
     ClaimLost,
     ConfigurationError,
@@ -78,6 +73,11 @@ log = logging.getLogger("postdate.rabbitmq")
 
 QUEUE_TYPES: Final = ("quorum", "classic")
 _CONNECTS_WITHIN_SECONDS = 5.0
+_ASKS_AGAIN_SECONDS = 30.0
+"""After it did not answer, the management interface is left alone for so long: messages wait while it is asked."""
+
+_MAY_KNOW_MORE_SECONDS = 1.0
+"""After it knew nothing of a queue: of a new one it does in some seconds."""
 
 
 class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
@@ -88,7 +88,8 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
             :mod:`postdate.backends.rabbitmq.login`.
         queue_type: of the queues that it creates: ``quorum`` (replicated, counts what is given back) or ``classic``.
         largest_message_bytes: of headers and body together.
-        prefetch: messages that the broker pushes to a receiver beyond what it asked for; they are hidden from others.
+        prefetch: messages that the broker pushes to a receiver beyond what it asked for; they are hidden from others,
+            for 20 minutes at most.
         confirm_window: messages of one :meth:`send` on the way to the broker at once; the rest wait.
         confirms_within: after this a message without a confirm counts as not sent, though it may still arrive.
     """
@@ -116,7 +117,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
         self.consuming = PersistentConnection(login, _CONNECTS_WITHIN_SECONDS, "receiving")
         self.attempts = Attempts()
         self.limits: dict[str, Mapping[str, int] | None] = {}
-        self._asks_for_limits = login.management_port > 0
+        self._asks_from = 0.0 if login.management_port > 0 else math.inf
         self.prefetch = prefetch
         self._queue_type = queue_type
         self._place = login.place
@@ -224,11 +225,13 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
 
     async def learn_limits(self, queue: str) -> None:
         """Find out when a message has to leave a queue lest it is dropped."""
-        if self._asks_for_limits:
+        now = anyio.current_time()
+        if now >= self._asks_from:
             try:
-                await self.limits_of([queue])
+                if (await self.limits_of([queue])).get(queue) is None:
+                    self._asks_from = now + _MAY_KNOW_MORE_SECONDS
             except TransportError as error:
-                self._asks_for_limits = isinstance(error, TransportUnreachable)  # it may be there the next time
+                self._asks_from = now + _ASKS_AGAIN_SECONDS if isinstance(error, TransportUnreachable) else math.inf
                 log.info("limits of queues by policies are not known: %s", error)
 
     @override
@@ -285,7 +288,12 @@ class RabbitMqReceiver(Receiver):
                 await channel.begin(limit)
                 self._has_failed = False
                 return []
-            return [self._hold(channel, delivery) for delivery in await channel.receive(limit)]
+            pushed = await channel.receive(limit)
+            unknown = self._transport.limits.get(self._queue) is None
+            if unknown and any(each.redelivered and each.seen is None for each in pushed):
+                with anyio.CancelScope(shield=True):  # what was pushed is to be held
+                    await self._transport.learn_limits(self._queue)
+            return [self._hold(channel, delivery) for delivery in pushed]
         except PostdateError:
             self._has_failed = True
             raise
@@ -295,16 +303,17 @@ class RabbitMqReceiver(Receiver):
         if self._channel is None or self._channel.ended is not None:
             self._held.clear()
             await self._transport.learn_limits(self._queue)
-            channel = await link.open_channel(self._make)
-            channel.unwanted = partial(self._unwanted, channel)
+            queue, ahead = self._queue, self._transport.prefetch
+            channel = await link.open_channel(lambda link, number: ConsumingChannel(link, number, queue, ahead))
+            channel.unwanted, channel.time_to_live = partial(self._unwanted, channel), self._time_to_live
             if self._channel is None or self._channel.ended is not None:
                 self._channel = channel
             else:  # another task was faster
                 channel.close(TransportUnreachable("this channel is not needed"))
         return self._channel
 
-    def _make(self, link: AmqpConnection, number: int) -> ConsumingChannel:
-        return ConsumingChannel(link, number, self._queue, self._transport.prefetch)
+    def _time_to_live(self) -> float:
+        return (self._transport.limits.get(self._queue) or {}).get(TIME_TO_LIVE, math.inf) / 1_000
 
     def _hold(self, channel: ConsumingChannel, delivery: Delivery) -> Received:
         held = self._seen(channel, delivery)
@@ -382,6 +391,12 @@ class RabbitMqReceiver(Receiver):
         self._give_back(held, held.received.failures)
 
     @override
+    def stop(self) -> None:
+        """See :meth:`postdate.ports.Receiver.stop`; what ends from here on makes room for others, not here."""
+        if self._channel is not None:
+            self._channel.stop_pushing()
+
+    @override
     async def close(self) -> None:
         """See :meth:`postdate.ports.Receiver.close`; without a connection all is free already."""
         channel, self._channel = self._channel, None
@@ -391,11 +406,7 @@ class RabbitMqReceiver(Receiver):
         with suppress(TransportError), anyio.CancelScope(shield=True):
             unseen = [self._seen(channel, delivery) for delivery in await channel.stop()]
             held_here, self._held = self._held, {}  # what is committed from here on is not held any more
-            for held in sorted([*held_here.values(), *unseen], key=_tag):
+            for held in sorted([*held_here.values(), *unseen], key=lambda held: held.delivery.tag):
                 self._give_back(held, held.received.failures)
             await channel.close_in_good_order()
         self._held.clear()
-
-
-def _tag(held: _Held) -> int:
-    return held.delivery.tag

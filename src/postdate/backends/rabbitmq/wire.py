@@ -281,10 +281,7 @@ def _read_value(arguments: Arguments) -> tuple[bytes, Any]:
 
 
 def _read_array(arguments: Arguments) -> list[Any]:
-    inner, values = Arguments(arguments.long_bytes(), 0), list[Any]()
-    while inner.position < len(inner.content):
-        values.append(_read_value(inner)[1])
-    return values
+    return [value for _, value in elements_of(arguments.long_bytes())]
 
 
 def _read_table(arguments: Arguments) -> dict[str, Any]:

@@ -439,6 +439,7 @@ class MessagePump:
     def stop(self) -> None:
         """Stop receiving. What was received ahead goes back."""
         self._stop.set()
+        self._receiver.stop()
         if self._reading is not None:
             self._left.extend(self._ready)
             self._ready.clear()

@@ -166,5 +166,9 @@ class WatchedReceiver(Receiver):
         return await self._receiver.take(message_id)
 
     @override
+    def stop(self) -> None:
+        self._receiver.stop()
+
+    @override
     async def close(self) -> None:
         await self._receiver.close()
