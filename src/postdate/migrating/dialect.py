@@ -185,6 +185,8 @@ class Dialect(ABC):
     """How a large table is hidden; ``None``: as any other, timeout by timeout."""
     state_table = STATE_TABLE
     batch_table = BATCH_TABLE
+    key, time = ID, TIME
+    """The columns by which a row is known, and in which its due time is."""
 
     def __init__(self, schema: str, where: str) -> None:
         self.schema, self.where = schema, where
@@ -346,7 +348,7 @@ class Dialect(ABC):
         return moved
 
     def _copying(self, hiding: Hiding) -> str:
-        columns, order = self.list_of(hiding.columns), self.list_of((TIME, ID))
+        columns, order = self.list_of(hiding.columns), self.list_of((self.time, self.key))
         number = f"{hiding.first} + (ROW_NUMBER() OVER (ORDER BY {order}) - 1) {self.dividing} {hiding.batch_size}"
         return (
             f"INSERT INTO {self.table(hiding.staging)} ({columns}, {self.quoted(NUMBER)}) "

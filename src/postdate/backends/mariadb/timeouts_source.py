@@ -13,7 +13,7 @@ from postdate.backends.mariadb.names import MariaDbNames, check_name, quoted
 from postdate.errors import ConfigurationError, StoreUnavailable
 from postdate.migrating.dialect import TURN_SECONDS, Dialect, Hiding, Session
 from postdate.migrating.names import NUMBER
-from postdate.persistence.timeouts import ID, TIME
+from postdate.persistence.timeouts import TIME
 
 
 class MariaDbDialect(Dialect):
@@ -120,7 +120,7 @@ class MariaDbDialect(Dialect):
 
     @override
     def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
-        key = f"PRIMARY KEY ({self.list_of((NUMBER, ID))})"
+        key = f"PRIMARY KEY ({self.list_of((NUMBER, self.key))})"
         return (
             (
                 f"CREATE TABLE IF NOT EXISTS {self.table(staging)} "
