@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 
 from typing_extensions import override
 
-from postdate.errors import DuplicateMessage, InvalidMessage, MessageTooLarge
-from postdate.messages import DelayedMessage, encode_headers, rescheduled, size_in_bytes, with_failures
+from postdate.errors import DuplicateMessage, InvalidMessage
+from postdate.messages import DelayedMessage, rescheduled, stored_headers, with_failures
 from postdate.ports import (
     OUTCOME_RECORDS,
     AdministrableStore,
@@ -110,12 +110,7 @@ class MemoryStore(ClaimingStore, AdministrableStore):
         return message_id not in self._entries and bool(ends) and ends[-1] is RecordKind.FAILED
 
     def _check_size(self, message: DelayedMessage) -> None:
-        size, limit = (
-            size_in_bytes(encode_headers(message.headers), message.body),
-            self._capabilities.largest_message_bytes,
-        )
-        if size > limit:
-            raise MessageTooLarge(f"message {message.message_id!r} has {size:,} bytes, this store takes {limit:,}")
+        stored_headers(message, self._capabilities.largest_message_bytes)
 
     def _add(self, message: DelayedMessage, now: datetime) -> bool:
         if message.message_id in self._known:

@@ -13,8 +13,7 @@ from postdate.backends.postgres.bulk import insert_bulk
 from postdate.backends.postgres.next_due import PostgresNextDue
 from postdate.backends.postgres.statements import Statements
 from postdate.clock import to_microseconds
-from postdate.errors import MessageTooLarge, StoreNotSetUp
-from postdate.messages import DelayedMessage, encode_headers, sealed, size_in_bytes
+from postdate.errors import StoreNotSetUp
 from postdate.persistence.migrations import setup_command
 from postdate.ports import StoreReport
 
@@ -47,24 +46,6 @@ def find_store(connection: Connection, sql: Statements, where: str) -> int:
         sql.store_id = row[0]
     assert sql.store_id is not None
     return sql.store_id
-
-
-def row_of(message: DelayedMessage, limit: int, *, checksum: bool) -> Row:
-    """Return a message as a row, with a checksum of its content if that is wanted.
-
-    Raises:
-        MessageTooLarge: headers and body have more than ``limit`` bytes together.
-    """
-    headers = encode_headers(message.headers)
-    size = size_in_bytes(headers, message.body)
-    if size > limit:
-        raise MessageTooLarge(
-            f"message {message.message_id!r} has {size:,} bytes, this store takes {limit:,}; keep large content "
-            f"elsewhere and send a reference, or raise largest_message_bytes"
-        )
-    if checksum:
-        headers = sealed(headers, message.body)
-    return (message.message_id, message.due, message.destination, message.expires_at, headers, message.body)
 
 
 def insert(connection: Connection, sql: Statements, rows: Sequence[Row], now: datetime, store_id: int) -> StoreReport:

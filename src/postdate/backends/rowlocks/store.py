@@ -33,11 +33,10 @@ from postdate.errors import (
     ConfigurationError,
     DuplicateMessage,
     InvalidMessage,
-    MessageTooLarge,
     StoreUnreachable,
     UnsupportedTransactionMode,
 )
-from postdate.messages import DelayedMessage, encode_headers, sealed, size_in_bytes
+from postdate.messages import DelayedMessage, stored_headers
 from postdate.ports import (
     OUTCOME_RECORDS,
     AdministrableStore,
@@ -244,15 +243,7 @@ class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, Scannab
         return StoreReport(len(fresh), tuple(_others(rows, fresh)))
 
     def _row(self, message: DelayedMessage) -> MessageRow:
-        headers = encode_headers(message.headers)
-        size, limit = size_in_bytes(headers, message.body), self._capabilities.largest_message_bytes
-        if size > limit:
-            raise MessageTooLarge(
-                f"message {message.message_id!r} has {size:,} bytes, this store takes {limit:,}; keep large content "
-                f"elsewhere and send a reference, or raise largest_message_bytes"
-            )
-        if self._checksum:
-            headers = sealed(headers, message.body)
+        headers = stored_headers(message, self._capabilities.largest_message_bytes, checksum=self._checksum)
         expires_at = None if message.expires_at is None else to_microseconds(message.expires_at)
         due = to_microseconds(message.due)
         return MessageRow(message.message_id, due, message.destination, expires_at, 0, headers, message.body)
