@@ -121,11 +121,6 @@ class MemoryStore(ClaimingStore, AdministrableStore):
         return True
 
     @override
-    async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
-        claims = await self.claim_due(now, 1)
-        return claims[0].message if claims else None
-
-    @override
     async def remove(self, message_id: str, now: datetime) -> bool:
         """See :meth:`postdate.ports.DelayedMessageStore.remove`; recorded as delivered."""
         return self._end(message_id, RecordKind.DELIVERED, now, "")

@@ -61,7 +61,7 @@ def insert(connection: Connection, sql: Statements, rows: Sequence[Row], now: da
             notify(connection, sql, min(row[1] for row in rows), now, store_id)
     if len(fresh) == len(rows):
         return StoreReport(len(rows))
-    return StoreReport(len(fresh), _others(rows, set(fresh)))
+    return StoreReport.of((row[0] for row in rows), fresh)
 
 
 def insert_one(connection: Connection, sql: Statements, row: Row, now: datetime, store_id: int) -> bool:
@@ -114,14 +114,3 @@ def _values(row: Row, now: datetime, store_id: int) -> dict[str, Any]:
         "store": store_id,
         "notice": notice(store_id, due, now),
     }
-
-
-def _others(rows: Sequence[Row], fresh: set[str]) -> tuple[str, ...]:
-    """Return the ids that were there, or stand a second time, in order."""
-    others = list[str]()
-    for row in rows:
-        if row[0] in fresh:
-            fresh.discard(row[0])
-        else:
-            others.append(row[0])
-    return tuple(others)

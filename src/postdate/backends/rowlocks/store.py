@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -240,7 +239,7 @@ class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, Scannab
         fresh = set(self._pool.transaction(lambda session: self._tables.insert(session, wanted, at)))
         if fresh:
             self._next_due.heard(min(row.due for row in wanted if row.message_id in fresh))
-        return StoreReport(len(fresh), tuple(_others(rows, fresh)))
+        return StoreReport.of((row.message_id for row in rows), fresh)
 
     def _row(self, message: DelayedMessage) -> MessageRow:
         headers = stored_headers(message, self._capabilities.largest_message_bytes, checksum=self._checksum)
@@ -505,11 +504,6 @@ class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, Scannab
     # --- scans --------------------------------------------------------------------------------------------------
 
     @override
-    def snapshot(self) -> AbstractContextManager[str | None]:
-        """See :meth:`postdate.ports.ScannableStore.snapshot`; no other process could adopt one."""
-        return nullcontext()
-
-    @override
     def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
         """See :meth:`postdate.ports.ScannableStore.scan_parts`; shares are ranges of numbers."""
         check_columns(what)
@@ -552,16 +546,6 @@ def _done_within(seconds: float, work: Callable[[], None], abort: Callable[[], N
         return
     for error in failed:
         raise error
-
-
-def _others(rows: Sequence[MessageRow], fresh: set[str]) -> Iterable[str]:
-    """Yield the ids that were there, or stand a second time, in order."""
-    expected = set(fresh)
-    for row in rows:
-        if row.message_id in expected:
-            expected.discard(row.message_id)
-        else:
-            yield row.message_id
 
 
 def _instant(microseconds: int | None) -> datetime | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -194,11 +194,6 @@ class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableSto
         return (message.message_id, due, due, message.destination, expires_at, headers, message.body)
 
     # --- the simple contract ------------------------------------------------------------------------------------
-
-    @override
-    async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
-        claims = await self.claim_due(now, 1)
-        return claims[0].message if claims else None
 
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
@@ -416,11 +411,6 @@ class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableSto
         ]
 
     # --- scans --------------------------------------------------------------------------------------------------
-
-    @override
-    def snapshot(self) -> AbstractContextManager[str | None]:
-        """See :meth:`postdate.ports.ScannableStore.snapshot`; no other process could adopt one."""
-        return nullcontext()
 
     @override
     def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
