@@ -179,6 +179,8 @@ class Dialect(ABC):
     """What a SELECT ends with that locks its row."""
     locking_hint = ""
     """The same, behind the name of the table."""
+    skipping = ""
+    """What a SELECT ends with that locks rows, and leaves out what somebody else has locked."""
     run = "%(run)s"
     """The id of a run, as a value to compare the column with."""
     exchange: Exchange | None = None
@@ -355,9 +357,12 @@ class Dialect(ABC):
             f"SELECT {columns}, {number} FROM ({self._earliest(hiding)}) AS earliest"
         )
 
-    @abstractmethod
     def _earliest(self, hiding: Hiding) -> str:
         """Return the query for what is to be hidden, which locks it."""
+        return (
+            f"SELECT {self.list_of(hiding.columns)} FROM {self.table(hiding.live)} WHERE {self.is_due_from()} "
+            f"ORDER BY {self.quoted(TIME)} LIMIT {hiding.limit}{self.skipping}"
+        )
 
     def _removing(self, hiding: Hiding) -> str:
         own = self.quoted(ID)

@@ -155,12 +155,6 @@ class SqliteDialect(Dialect):
             f"CREATE UNIQUE INDEX IF NOT EXISTS {index} ON {self.quoted(staging)} ({key})",
         )
 
-    def _earliest(self, hiding: Hiding) -> str:
-        return (
-            f"SELECT {self.list_of(hiding.columns)} FROM {self.table(hiding.live)} WHERE {self.is_due_from()} "
-            f"ORDER BY {self.quoted(TIME)} LIMIT {hiding.limit}"
-        )
-
     def _removing(self, hiding: Hiding) -> str:
         own = self.quoted(self.key)
         hidden = f"SELECT {own} FROM {self.table(hiding.staging)} WHERE {self.quoted(NUMBER)} >= {hiding.first}"
