@@ -49,9 +49,9 @@ _AT_ONCE = 7
 
 async def _store_damaged(store: ClaimingStore, rows: Rows) -> None:
     """Store fifty good messages, and among them one damaged in each way; the oldest of all is a damaged one."""
-    worse = [message(bad(damage), NOW + 7 * number * MICROSECOND) for number, damage in enumerate(rows.damages)]
+    damaged = [message(bad(damage), NOW + 7 * number * MICROSECOND) for number, damage in enumerate(rows.damages)]
     good = [message(id_, NOW + number * MICROSECOND) for number, id_ in enumerate(GOOD, 1)]
-    await store.store_many([*worse, *good], NOW)
+    await store.store_many([*damaged, *good], NOW)
     for damage in rows.damages:
         rows.damage(bad(damage), damage)
 

@@ -26,9 +26,9 @@ quarantine: Topic[TransportSubject] = Topic("quarantine")
 @quarantine.given(quarantining)
 async def an_unreadable_message_holds_up_nothing(transport: Transport, rows: Rows) -> None:
     """Of fifty good messages and damaged ones before and among them, the fifty are received in order and committed."""
-    worse = [envelope(bad(damage), due=NOW) for damage in rows.damages]
+    damaged = [envelope(bad(damage), due=NOW) for damage in rows.damages]
     good = [envelope(id_) for id_ in GOOD]
-    await transport.send([worse[0], *good[:10], *worse[1:], *good[10:]], NOW)
+    await transport.send([damaged[0], *good[:10], *damaged[1:], *good[10:]], NOW)
     for damage in rows.damages:
         rows.damage(bad(damage), damage)
     receiver = transport.receiver(IN)
