@@ -11,7 +11,8 @@ from anyio import to_thread
 from postdate.core.repetitions import is_stored
 from postdate.errors import DuplicateMessage, MessageTooLarge, PostdateError
 from postdate.messages import DelayedMessage, encode_headers
-from postdate.ports import ClaimingStore, Outcome, Recording, RecordKind, ScannableStore, capabilities_of
+from postdate.ports import ClaimingStore, Outcome, Recording, RecordKind, capabilities_of
+from postdate.ports.scanning import ScannableStore
 from postdate.testing.conformance import ConformanceFailure, Topic, expect, expect_equal, expect_error
 from postdate.testing.store_suite.subject import (
     MICROSECOND,
@@ -159,23 +160,24 @@ async def a_duplicate_is_refused_after_delivery(store: ClaimingStore) -> None:
         await store.store(message(), NOW)
 
 
-@storing.given(a_store)
-async def a_repetition_is_told_from_another_message(store: ClaimingStore) -> None:
+@storing
+async def a_repetition_is_told_from_another_message(subject: StoreSubject) -> None:
     """Of what waits its content says whether a message is the same, of what has left its due time and destination."""
-    if administrable(store) is None:
-        return
-    expect(not await is_stored(store, message()), "nothing is known of an id that was never used")
-    await store.store(message(), NOW)
-    expect(await is_stored(store, message(due=NOW + SECOND)), "a message that waits is known, sent again later")
-    for other in (message(body=b"other"), message(headers={"kind": "other"}), message(destination="other")):
-        with expect_error(DuplicateMessage, "another message under the id of one that waits"):
-            await is_stored(store, other)
-    await store.finish([await claim_one(store)], Outcome.DELIVERED, NOW)
-    expect(await is_stored(store, message()), "a message that was delivered is known")
-    for other in (message(due=NOW + SECOND), message(destination="other")):
-        with expect_error(DuplicateMessage, "another message under the id of one that was delivered"):
-            await is_stored(store, other, since=NOW + SECOND)
-    expect(await is_stored(store, message(due=NOW + SECOND), since=NOW), "what was scheduled since then is known")
+    async with claiming(subject) as store:
+        if administrable(store) is None:
+            return
+        expect(not await is_stored(store, message()), "nothing is known of an id that was never used")
+        await store.store(message(), NOW)
+        expect(await is_stored(store, message(due=NOW + SECOND)), "a message that waits is known, sent again later")
+        for other in (message(body=b"other"), message(headers={"kind": "other"}), message(destination="other")):
+            with expect_error(DuplicateMessage, "another message under the id of one that waits"):
+                await is_stored(store, other)
+        await store.finish([await claim_one(store)], Outcome.DELIVERED, NOW)
+        expect(await is_stored(store, message()), "a message that was delivered is known")
+        for other in (message(due=NOW + SECOND), message(destination="other")):
+            with expect_error(DuplicateMessage, "another message under the id of one that was delivered"):
+                await is_stored(store, other, since=NOW + SECOND)
+        expect(await is_stored(store, message(due=NOW + SECOND), since=NOW), "what was scheduled since then is known")
 
 
 @storing.given(partial(a_store, recording=Recording.NONE))
