@@ -14,12 +14,12 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Self
+from typing import Final, Self
 from xml.etree import ElementTree
 
 import msgspec
 
-from postdate.errors import InvalidHeaders, InvalidMessage, InvalidTimestamp, NotADelayedMessage
+from postdate.errors import InvalidHeaders, InvalidMessage, InvalidTimestamp, MessageTooLarge, NotADelayedMessage
 
 MESSAGE_ID_LIMIT = 250
 """Characters in a message id: what the narrowest supported store holds (specification 1.3)."""
@@ -287,6 +287,36 @@ def sealed(headers: str, body: bytes) -> str:
     The header ``DeliverAt`` is not covered: its text is changed when a message is rescheduled; ``encoded_deliver_at``.
     """
     return headers + _seal(_checksum(headers.encode(), body))
+
+
+_ELSEWHERE: Final = "keep large content elsewhere and send a reference, or raise largest_message_bytes"
+
+
+def stored_headers(message: DelayedMessage, largest_message_bytes: int, *, checksum: bool = False) -> str:
+    """Return the headers of a message as a store keeps them, with a checksum of its content if that is wanted.
+
+    Raises:
+        MessageTooLarge: headers and body have more bytes together than the store takes.
+    """
+    headers = encode_headers(message.headers)
+    size = size_in_bytes(headers, message.body)
+    if size > largest_message_bytes:
+        raise MessageTooLarge(
+            f"message {message.message_id!r} has {size:,} bytes, this store takes {largest_message_bytes:,}; "
+            f"{_ELSEWHERE}"
+        )
+    return sealed(headers, message.body) if checksum else headers
+
+
+def why_too_large(envelope: Envelope, headers: str, largest_message_bytes: int) -> MessageTooLarge | None:
+    """Return why queues do not take a message whose encoded headers are these, if that is so."""
+    size, limit = size_in_bytes(headers, envelope.body), size_limit(envelope.headers, largest_message_bytes)
+    if size <= limit:
+        return None
+    return MessageTooLarge(
+        f"message {envelope.message_id!r} to {envelope.destination!r} has {size:,} bytes, this transport takes "
+        f"{limit:,}; {_ELSEWHERE}"
+    )
 
 
 def opened(headers: str | bytes, body: bytes) -> dict[str, str]:

@@ -42,10 +42,11 @@ def list_(use: Use, queue: Queue = None, only_set_aside: OnlySetAside = False, l
         use.report(set_aside, lambda: _print_set_aside(set_aside))
         return
 
-    async def work(deployment: OpenDeployment, now: datetime) -> ErrorList:
-        return await operations.list_errors(deployment, queue or deployment.settings.endpoint.error_queue, limit)
-
-    found = use.work(work)
+    found = use.work(
+        lambda deployment, _: operations.list_errors(
+            deployment, queue or deployment.settings.endpoint.error_queue, limit
+        )
+    )
     use.report(found, lambda: _print_list(found))
 
 
@@ -102,10 +103,9 @@ def show(use: Use, message_id: Id = None, set_aside: ShownSetAside = None, queue
         return
     id_ = message_id or ""
 
-    async def work(deployment: OpenDeployment, now: datetime) -> ErrorDetails:
-        return await operations.show_error(deployment, queue or deployment.settings.endpoint.error_queue, id_)
-
-    found = use.work(work)
+    found = use.work(
+        lambda deployment, _: operations.show_error(deployment, queue or deployment.settings.endpoint.error_queue, id_)
+    )
     use.report(found, lambda: _print_details(found))
 
 

@@ -12,7 +12,10 @@ from postdate.cli.command import Use, command, group, wrong_usage
 from postdate.cli.exits import Exit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from postdate.operations import Change, Explanation, MessageDetails, MessageList, MessageLocation, Statistics
+    from postdate.operations.plain import Event
     from postdate.wiring import OpenDeployment
 
 app = group("messages", "Look at delayed messages, and change them.")
@@ -37,10 +40,7 @@ def list_(use: Use, queue: Queue = None, due_from: DueFrom = None, due_to: DueTo
 
     where = MessageFilter(queue, due_from, due_to)
 
-    async def work(deployment: OpenDeployment, now: datetime) -> MessageList:
-        return await operations.list_messages(deployment, where, limit, now)
-
-    found = use.work(work)
+    found = use.work(lambda deployment, now: operations.list_messages(deployment, where, limit, now))
     use.report(found, lambda: _print_list(found, limit))
 
 
@@ -64,23 +64,26 @@ def show(use: Use, message_id: MessageId) -> None:
     """Show a message: where it is, what it says, what happened to it."""
     from postdate import operations
 
-    async def work(deployment: OpenDeployment, now: datetime) -> MessageDetails:
-        return await operations.show_message(deployment, message_id)
-
-    found = use.work(work)
+    found = use.work(lambda deployment, _: operations.show_message(deployment, message_id))
     use.report(found, lambda: _print_details(found))
 
 
 def _print_details(found: MessageDetails) -> None:
-    from postdate.cli.output import clean, print_table
+    from postdate.cli.output import clean
 
     print(f"message {clean(found.message_id)}")
     for place in found.places:
         _print_place(place)
     if found.history:
         print("\nhistory")
-        rows = [(event.at, event.what, event.destination, event.detail) for event in found.history]
-        print_table(["at", "what", "queue", "reason"], rows)
+        _print_history(found.history)
+
+
+def _print_history(history: Sequence[Event]) -> None:
+    from postdate.cli.output import print_table
+
+    rows = [(event.at, event.what, event.destination, event.detail) for event in history]
+    print_table(["at", "what", "queue", "reason"], rows)
 
 
 def _print_place(place: MessageLocation) -> None:
@@ -116,17 +119,14 @@ def explain(use: Use, message_id: MessageId) -> None:
     """Say why a message has not arrived, and what to do about it."""
     from postdate import operations
 
-    async def work(deployment: OpenDeployment, now: datetime) -> Explanation:
-        return await operations.explain(deployment, message_id, now)
-
-    found = use.work(work)
+    found = use.work(lambda deployment, now: operations.explain(deployment, message_id, now))
     use.report(found, lambda: _print_explanation(found))
     if found.state is operations.MessageState.UNKNOWN:
         raise typer.Exit(Exit.NOT_KEPT)
 
 
 def _print_explanation(found: Explanation) -> None:
-    from postdate.cli.output import clean, print_table
+    from postdate.cli.output import clean
 
     print(f"{clean(found.message_id)}: {found.state.value.replace('_', ' ')}")
     print(f"  {clean(found.headline)}")
@@ -136,8 +136,7 @@ def _print_explanation(found: Explanation) -> None:
         print(f"  > {clean(advice)}")
     if found.history:
         print()
-        rows = [(event.at, event.what, event.destination, event.detail) for event in found.history]
-        print_table(["at", "what", "queue", "reason"], rows)
+        _print_history(found.history)
 
 
 @command(app, "cancel")
@@ -145,10 +144,7 @@ def cancel(use: Use, message_ids: MessageIds) -> None:
     """Remove messages that wait, for good. Those that do not wait any more are left alone."""
     from postdate import operations
 
-    async def work(deployment: OpenDeployment, now: datetime) -> list[Change]:
-        return await operations.cancel(deployment, message_ids, now)
-
-    changes = use.work(work)
+    changes = use.work(lambda deployment, now: operations.cancel(deployment, message_ids, now))
     _report_changes(use, changes, "cancelled")
 
 
@@ -188,10 +184,7 @@ def stats(use: Use) -> None:
     """Count what waits, what happened, and what is in the queues."""
     from postdate import operations
 
-    async def work(deployment: OpenDeployment, now: datetime) -> Statistics:
-        return await operations.statistics(deployment, now)
-
-    found = use.work(work)
+    found = use.work(operations.statistics)
     use.report(found, lambda: _print_statistics(found))
 
 

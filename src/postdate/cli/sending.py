@@ -13,8 +13,7 @@ from postdate.cli.arguments import DURATION, INSTANT, NAME, At, Delay
 from postdate.cli.command import Use, command, wrong_usage
 
 if TYPE_CHECKING:
-    from postdate.operations import SendReport, SetUp
-    from postdate.wiring import OpenDeployment
+    from postdate.operations import SendReport
 
 
 def register(app: typer.Typer) -> None:
@@ -48,10 +47,9 @@ def setup(
         return
     from postdate import operations
 
-    async def work(deployment: OpenDeployment, now: datetime) -> SetUp:
-        return await operations.set_up(deployment, queue or [], sagas=sagas, outbox=outbox)
-
-    done = use.work(work, create=True)
+    done = use.work(
+        lambda deployment, _: operations.set_up(deployment, queue or [], sagas=sagas, outbox=outbox), create=True
+    )
     was_there = set[str]() if done.created is None else set(done.queues) - set(done.created)
 
     def lines() -> None:
@@ -133,10 +131,7 @@ def send(
         message_id=message_id,
     )
 
-    async def work(deployment: OpenDeployment, now: datetime) -> SendReport:
-        return await operations.send(deployment, outgoing)
-
-    sent = use.work(work)
+    sent = use.work(lambda deployment, _: operations.send(deployment, outgoing))
     use.report(sent, lambda: _print_sent(sent))
 
 

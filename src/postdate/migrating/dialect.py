@@ -179,12 +179,16 @@ class Dialect(ABC):
     """What a SELECT ends with that locks its row."""
     locking_hint = ""
     """The same, behind the name of the table."""
+    skipping = ""
+    """What a SELECT ends with that locks rows, and leaves out what somebody else has locked."""
     run = "%(run)s"
     """The id of a run, as a value to compare the column with."""
     exchange: Exchange | None = None
     """How a large table is hidden; ``None``: as any other, timeout by timeout."""
     state_table = STATE_TABLE
     batch_table = BATCH_TABLE
+    key, time = ID, TIME
+    """The columns by which a row is known, and in which its due time is."""
 
     def __init__(self, schema: str, where: str) -> None:
         self.schema, self.where = schema, where
@@ -346,16 +350,19 @@ class Dialect(ABC):
         return moved
 
     def _copying(self, hiding: Hiding) -> str:
-        columns, order = self.list_of(hiding.columns), self.list_of((TIME, ID))
+        columns, order = self.list_of(hiding.columns), self.list_of((self.time, self.key))
         number = f"{hiding.first} + (ROW_NUMBER() OVER (ORDER BY {order}) - 1) {self.dividing} {hiding.batch_size}"
         return (
             f"INSERT INTO {self.table(hiding.staging)} ({columns}, {self.quoted(NUMBER)}) "
             f"SELECT {columns}, {number} FROM ({self._earliest(hiding)}) AS earliest"
         )
 
-    @abstractmethod
     def _earliest(self, hiding: Hiding) -> str:
         """Return the query for what is to be hidden, which locks it."""
+        return (
+            f"SELECT {self.list_of(hiding.columns)} FROM {self.table(hiding.live)} WHERE {self.is_due_from()} "
+            f"ORDER BY {self.quoted(TIME)} LIMIT {hiding.limit}{self.skipping}"
+        )
 
     def _removing(self, hiding: Hiding) -> str:
         own = self.quoted(ID)

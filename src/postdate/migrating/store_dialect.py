@@ -36,8 +36,8 @@ class StoreDialect(Dialect):
 
     state_table = "StoreMigration_State"
     batch_table = "StoreMigration_Batches"
-    key = "number"
-    """The column with the number of a waiting message, which is that of its *scheduled* record."""
+    key, time = "number", "due"
+    """The number of a waiting message is that of its *scheduled* record."""
     holder = "holder"
     """The column that says who holds it beyond a lock of its row."""
     _store_column = "store_id, "
@@ -89,15 +89,6 @@ class StoreDialect(Dialect):
                 f"recorded; try again"
             )
         return moved
-
-    def _copying(self, hiding: Hiding) -> str:
-        columns = self.list_of(hiding.columns)
-        place = f"(ROW_NUMBER() OVER (ORDER BY due, {self.key}) - 1)"
-        return (
-            f"INSERT INTO {self.table(hiding.staging)} ({columns}, {self.quoted(NUMBER)}) "
-            f"SELECT {columns}, {hiding.first} + {place} {self.dividing} {hiding.batch_size} "
-            f"FROM ({self._earliest(hiding)}) AS earliest"
-        )
 
     def _free(self, hiding: Hiding) -> str:
         """Return the rest of a query for what nobody holds; a failed message waits longer than until it is due."""

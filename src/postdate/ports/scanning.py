@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -69,7 +69,6 @@ class ScannableStore(ABC):
     - ``queued``: message_id, queue, due; messages that are in a queue of the same database and not yet handled
     """
 
-    @abstractmethod
     def snapshot(self) -> AbstractContextManager[str | None]:
         """Hold one instant of the store open for the length of the block; give what names it to other processes.
 
@@ -81,6 +80,7 @@ class ScannableStore(ABC):
         Guarantees:
             scanning.a_snapshot_is_one_instant.
         """
+        return nullcontext()
 
     @abstractmethod
     def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:

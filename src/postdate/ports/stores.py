@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final, Protocol, runtime_checkable
+from typing import Final, Protocol, Self, runtime_checkable
+
+from typing_extensions import override
 
 from postdate.errors import ConfigurationError, NotSupported
 from postdate.messages import DelayedMessage
@@ -142,6 +144,18 @@ class StoreReport:
     stored: int
     already_there: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, message_ids: Iterable[str], fresh: Iterable[str]) -> Self:
+        """Return the report of a batch of which the ``fresh`` ids are new; one that stands a second time is not."""
+        new = set(fresh)
+        stored, there = len(new), list[str]()
+        for message_id in message_ids:
+            if message_id in new:
+                new.discard(message_id)
+            else:
+                there.append(message_id)
+        return cls(stored, tuple(there))
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -163,6 +177,11 @@ class ClaimingStore(DelayedMessageStore):
     @abstractmethod
     def capabilities(self) -> StoreCapabilities:
         """What this store can do; constant."""
+
+    @override
+    async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
+        claims = await self.claim_due(now, 1)
+        return claims[0].message if claims else None
 
     async def setup(self) -> None:
         """Create what is missing (tables, indexes); idempotent, and safe when several processes do it at once."""

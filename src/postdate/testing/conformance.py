@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import enum
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Generator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import wraps
+from typing import Generic, TypeVar, TypeVarTuple
 
 import anyio
 
 from postdate.errors import PostdateError
-from postdate.ports import Quarantine
 
 S = TypeVar("S")
+Ts = TypeVarTuple("Ts")
 
 NEWS_SECONDS = 60.0
 """How long a check waits, in real time, for what must come, which then it does at once: only a failure takes so long.
@@ -77,6 +78,22 @@ class Topic(Generic[S]):
         self.checks.append(Check(self.name, run.__name__, inspect.getdoc(run) or "", run))
         return run
 
+    def given(
+        self, opened: Callable[[S], AbstractAsyncContextManager[tuple[*Ts] | None]]
+    ) -> Callable[[Callable[[*Ts], Awaitable[None]]], None]:
+        """Register a function as a check that takes what ``opened`` opens; a subject for which that is none passes."""
+
+        def register(check: Callable[[*Ts], Awaitable[None]]) -> None:
+            @wraps(check)
+            async def run(subject: S) -> None:
+                async with opened(subject) as found:
+                    if found is not None:
+                        await check(*found)
+
+            self(run)
+
+        return register
+
 
 class Damage(enum.Enum):
     """In which way a row is damaged by hand, past the adapter."""
@@ -91,18 +108,6 @@ class Damage(enum.Enum):
     """Nothing but spaces; of messages of a store alone."""
     FLIP = "flip"
     """One bit of the body is another; noticed by adapters that keep a checksum with what they store."""
-
-
-def damages_of(damages: Collection[Damage], adapter: object) -> tuple[Quarantine, list[Damage]] | None:
-    """Return the adapter if it sets aside what it cannot read, with the ways in which its rows can be damaged.
-
-    What can be damaged must be set aside; what is said to be set aside must be damaged, or nothing is shown.
-    """
-    if not isinstance(adapter, Quarantine):
-        expect(not damages, f"{type(adapter).__name__} has rows that can be damaged, and so the methods of Quarantine")
-        return None
-    expect(bool(damages), f"the subject of {type(adapter).__name__}, which sets aside, says how to damage its rows")
-    return adapter, sorted(damages, key=lambda damage: damage.value)
 
 
 def expect(holds: bool, promise: str) -> None:

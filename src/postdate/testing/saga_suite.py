@@ -57,15 +57,21 @@ async def _open(subject: SagaStoreSubject) -> AsyncGenerator[SagaStore]:
 
 
 @asynccontextmanager
-async def _handles(subject: SagaStoreSubject) -> AsyncGenerator[list[SagaStore]]:
+async def _store(subject: SagaStoreSubject) -> AsyncGenerator[tuple[SagaStore]]:
+    async with _open(subject) as store:
+        yield (store,)
+
+
+@asynccontextmanager
+async def _handles(subject: SagaStoreSubject) -> AsyncGenerator[tuple[list[SagaStore]]]:
     """Lend one handle, or two of different processes where the store can have that."""
     async with _open(subject) as store:
         if not store.capabilities.shared:
-            yield [store]
+            yield ([store],)
             return
         other = subject.open_elsewhere()
         try:
-            yield [store, other]
+            yield ([store, other],)
         finally:
             await other.close()
 
@@ -88,96 +94,89 @@ async def _kept(store: SagaStore, value: str = "o-1") -> SagaRecord:
 # --- one after the other -------------------------------------------------------------------------------------------
 
 
-@sagas
-async def an_instance_is_found_by_type_property_and_value(subject: SagaStoreSubject) -> None:
+@sagas.given(_store)
+async def an_instance_is_found_by_type_property_and_value(store: SagaStore) -> None:
     """What was created is found unchanged, in version 1, and by nothing but its own type, property and value."""
-    async with _open(subject) as store:
-        record = _record("ünïcode 🎈 o'1", state='{"text":"\\u0000 \\" ünïcode 🎈"}')
-        await store.apply([_created(record), _created(_record("o-2"))])
-        found = await store.find("Order", record.correlation)
-        expect_equal(found, replace(record, version=1), "the instance")
-        for saga_type, place in (
-            ("Invoice", record.correlation),
-            ("Order", replace(record.correlation, property="other")),
-            ("Order", replace(record.correlation, value="ÜNÏCODE 🎈 O'1")),
-            ("Order", replace(record.correlation, value="ünïcode 🎈 o'1 ")),
-        ):
-            expect_equal(await store.find(saga_type, place), None, f"an instance of {saga_type} with {place}")
+    record = _record("ünïcode 🎈 o'1", state='{"text":"\\u0000 \\" ünïcode 🎈"}')
+    await store.apply([_created(record), _created(_record("o-2"))])
+    found = await store.find("Order", record.correlation)
+    expect_equal(found, replace(record, version=1), "the instance")
+    for saga_type, place in (
+        ("Invoice", record.correlation),
+        ("Order", replace(record.correlation, property="other")),
+        ("Order", replace(record.correlation, value="ÜNÏCODE 🎈 O'1")),
+        ("Order", replace(record.correlation, value="ünïcode 🎈 o'1 ")),
+    ):
+        expect_equal(await store.find(saga_type, place), None, f"an instance of {saga_type} with {place}")
 
 
-@sagas
-async def an_instance_is_loaded_by_type_and_id(subject: SagaStoreSubject) -> None:
+@sagas.given(_store)
+async def an_instance_is_loaded_by_type_and_id(store: SagaStore) -> None:
     """An id leads to its instance if that is of the type asked for."""
-    async with _open(subject) as store:
-        record = _record()
-        await store.apply([_created(record)])
-        expect_equal(await store.load("Order", record.saga_id), replace(record, version=1), "the instance")
-        expect_equal(await store.load("Invoice", record.saga_id), None, "an instance of another type")
-        expect_equal(await store.load("Order", str(uuid.uuid4())), None, "an instance with another id")
+    record = _record()
+    await store.apply([_created(record)])
+    expect_equal(await store.load("Order", record.saga_id), replace(record, version=1), "the instance")
+    expect_equal(await store.load("Invoice", record.saga_id), None, "an instance of another type")
+    expect_equal(await store.load("Order", str(uuid.uuid4())), None, "an instance with another id")
 
 
-@sagas
-async def every_update_makes_the_next_version(subject: SagaStoreSubject) -> None:
+@sagas.given(_store)
+async def every_update_makes_the_next_version(store: SagaStore) -> None:
     """State and details are replaced, and the version grows by one."""
-    async with _open(subject) as store:
-        await store.apply([_created(_record())])
-        for number in range(1, 4):
-            record = replace(await _kept(store), state=f'{{"n":{number}}}', details=f'{{"d":{number}}}')
-            await store.apply([SagaChange(SagaFate.UPDATED, record)])
-            expect_equal(await _kept(store), replace(record, version=number + 1), "the updated instance")
+    await store.apply([_created(_record())])
+    for number in range(1, 4):
+        record = replace(await _kept(store), state=f'{{"n":{number}}}', details=f'{{"d":{number}}}')
+        await store.apply([SagaChange(SagaFate.UPDATED, record)])
+        expect_equal(await _kept(store), replace(record, version=number + 1), "the updated instance")
 
 
-@sagas
-async def a_completed_instance_is_gone_and_its_correlation_free(subject: SagaStoreSubject) -> None:
+@sagas.given(_store)
+async def a_completed_instance_is_gone_and_its_correlation_free(store: SagaStore) -> None:
     """After its completion an instance is not found, and another may have its correlation: in one call, too."""
-    async with _open(subject) as store:
-        await store.apply([_created(_record())])
-        first, second = await _kept(store), _record()
-        await store.apply([SagaChange(SagaFate.COMPLETED, first), _created(second)])
-        expect_equal((await _kept(store)).saga_id, second.saga_id, "the instance with that correlation")
-        expect_equal(await store.load("Order", first.saga_id), None, "the completed instance")
+    await store.apply([_created(_record())])
+    first, second = await _kept(store), _record()
+    await store.apply([SagaChange(SagaFate.COMPLETED, first), _created(second)])
+    expect_equal((await _kept(store)).saga_id, second.saga_id, "the instance with that correlation")
+    expect_equal(await store.load("Order", first.saga_id), None, "the completed instance")
 
 
-@sagas
-async def what_was_changed_meanwhile_is_not_changed_again(subject: SagaStoreSubject) -> None:
+@sagas.given(_store)
+async def what_was_changed_meanwhile_is_not_changed_again(store: SagaStore) -> None:
     """An update or completion of an older version, and of an instance that is gone, is a conflict."""
-    async with _open(subject) as store:
-        await store.apply([_created(_record())])
-        old = await _kept(store)
-        await store.apply([SagaChange(SagaFate.UPDATED, old)])
-        for fate in (SagaFate.UPDATED, SagaFate.COMPLETED):
-            with expect_error(SagaConflict, f"a change of an older version ({fate.value})"):
-                await store.apply([SagaChange(fate, old)])
-        await store.apply([SagaChange(SagaFate.COMPLETED, await _kept(store))])
-        for fate in (SagaFate.UPDATED, SagaFate.COMPLETED):
-            with expect_error(SagaConflict, f"a change of an instance that is gone ({fate.value})"):
-                await store.apply([SagaChange(fate, replace(old, version=2))])
+    await store.apply([_created(_record())])
+    old = await _kept(store)
+    await store.apply([SagaChange(SagaFate.UPDATED, old)])
+    for fate in (SagaFate.UPDATED, SagaFate.COMPLETED):
+        with expect_error(SagaConflict, f"a change of an older version ({fate.value})"):
+            await store.apply([SagaChange(fate, old)])
+    await store.apply([SagaChange(SagaFate.COMPLETED, await _kept(store))])
+    for fate in (SagaFate.UPDATED, SagaFate.COMPLETED):
+        with expect_error(SagaConflict, f"a change of an instance that is gone ({fate.value})"):
+            await store.apply([SagaChange(fate, replace(old, version=2))])
 
 
-@sagas
-async def a_correlation_has_one_instance_of_a_type(subject: SagaStoreSubject) -> None:
+@sagas.given(_store)
+async def a_correlation_has_one_instance_of_a_type(store: SagaStore) -> None:
     """Creating a second instance with the same correlation is a conflict; other types and properties are others."""
-    async with _open(subject) as store:
-        first = _record()
-        await store.apply([_created(first)])
-        with expect_error(SagaConflict, "creating a second instance with the same correlation"):
-            await store.apply([_created(_record())])
-        elsewhere = replace(_record(), correlation=replace(first.correlation, property="other"))
-        await store.apply([_created(_record(saga_type="Invoice")), _created(elsewhere)])
-        expect_equal((await _kept(store)).saga_id, first.saga_id, "the first instance")
+    first = _record()
+    await store.apply([_created(first)])
+    with expect_error(SagaConflict, "creating a second instance with the same correlation"):
+        await store.apply([_created(_record())])
+    elsewhere = replace(_record(), correlation=replace(first.correlation, property="other"))
+    await store.apply([_created(_record(saga_type="Invoice")), _created(elsewhere)])
+    expect_equal((await _kept(store)).saga_id, first.saga_id, "the first instance")
 
 
-@sagas
-async def changes_are_applied_together_or_not_at_all(subject: SagaStoreSubject) -> None:
+@sagas.given(_store)
+async def changes_are_applied_together_or_not_at_all(store: SagaStore) -> None:
     """One conflict among several changes undoes all of them."""
-    async with _open(subject) as store:
-        await store.apply([_created(_record("o-1"))])
-        kept = await _kept(store)
-        with expect_error(SagaConflict, "changes one of which is a conflict"):
-            wrong = SagaChange(SagaFate.UPDATED, replace(kept, version=7))
-            await store.apply([_created(_record("o-2")), SagaChange(SagaFate.COMPLETED, kept), wrong])
-        expect_equal(await _kept(store), kept, "the instance that was there")
-        expect_equal(await store.find("Order", Correlation("order_id", "o-2")), None, "the other instance")
+    await store.apply([_created(_record("o-1"))])
+    kept = await _kept(store)
+    with expect_error(SagaConflict, "changes one of which is a conflict"):
+        wrong = SagaChange(SagaFate.UPDATED, replace(kept, version=7))
+        await store.apply([_created(_record("o-2")), SagaChange(SagaFate.COMPLETED, kept), wrong])
+    expect_equal(await _kept(store), kept, "the instance that was there")
+    expect_equal(await store.find("Order", Correlation("order_id", "o-2")), None, "the other instance")
 
 
 @sagas
@@ -197,43 +196,41 @@ async def setting_up_again_keeps_what_is_there(subject: SagaStoreSubject) -> Non
 # --- at the same time -----------------------------------------------------------------------------------------------
 
 
-@sagas
-async def of_several_creators_all_but_one_are_told(subject: SagaStoreSubject) -> None:
+@sagas.given(_handles)
+async def of_several_creators_all_but_one_are_told(handles: list[SagaStore]) -> None:
     """Of instances with one correlation that are created at once, by two processes, one is kept."""
-    async with _handles(subject) as handles:
-        won: list[str] = []
+    won: list[str] = []
 
-        async def create(store: SagaStore) -> None:
-            record = _record()
-            try:
-                await store.apply([_created(record)])
-            except SagaConflict:
-                return
-            won.append(record.saga_id)
+    async def create(store: SagaStore) -> None:
+        record = _record()
+        try:
+            await store.apply([_created(record)])
+        except SagaConflict:
+            return
+        won.append(record.saga_id)
 
-        await _at_once(handles, create)
-        expect_equal(len(won), 1, "creators that were not told of a conflict")
-        expect_equal([(await _kept(handles[0])).saga_id], won, "the instance that is there")
+    await _at_once(handles, create)
+    expect_equal(len(won), 1, "creators that were not told of a conflict")
+    expect_equal([(await _kept(handles[0])).saga_id], won, "the instance that is there")
 
 
-@sagas
-async def no_update_is_lost(subject: SagaStoreSubject) -> None:
+@sagas.given(_handles)
+async def no_update_is_lost(handles: list[SagaStore]) -> None:
     """When tasks of two processes count in one instance, each trying again after a conflict, every count is there."""
-    async with _handles(subject) as handles:
-        await handles[0].apply([_created(_record())])
+    await handles[0].apply([_created(_record())])
 
-        async def count(store: SagaStore) -> None:
-            while True:
-                record = await _kept(store)
-                number = int(record.state.strip('{"n:}')) + 1
-                try:
-                    await store.apply([SagaChange(SagaFate.UPDATED, replace(record, state=f'{{"n":{number}}}'))])
-                except SagaConflict:
-                    continue
-                return
+    async def count(store: SagaStore) -> None:
+        while True:
+            record = await _kept(store)
+            number = int(record.state.strip('{"n:}')) + 1
+            try:
+                await store.apply([SagaChange(SagaFate.UPDATED, replace(record, state=f'{{"n":{number}}}'))])
+            except SagaConflict:
+                continue
+            return
 
-        await _at_once(handles, count)
-        expect_equal((await _kept(handles[0])).state, f'{{"n":{_AT_ONCE * len(handles)}}}', "the state")
+    await _at_once(handles, count)
+    expect_equal((await _kept(handles[0])).state, f'{{"n":{_AT_ONCE * len(handles)}}}', "the state")
 
 
 async def _at_once(handles: list[SagaStore], do: Callable[[SagaStore], Coroutine[Any, Any, None]]) -> None:

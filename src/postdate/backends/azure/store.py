@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -246,7 +246,8 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
             return StoreReport(0)
         stored = await self._opened.storing.store_many(messages, now)
         self._stored(stored)
-        return StoreReport(len(stored), tuple(_others(messages, stored)))
+        fresh = (each.message.message_id for each in stored)
+        return StoreReport.of((message.message_id for message in messages), fresh)
 
     def _stored(self, stored: Sequence[DelayedEntity]) -> None:
         if stored:
@@ -481,11 +482,6 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
     # --- the simple contract ------------------------------------------------------------------------------------
 
     @override
-    async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
-        claims = await self.claim_due(now, 1)
-        return claims[0].message if claims else None
-
-    @override
     async def remove(self, message_id: str, now: datetime) -> bool:
         """See :meth:`postdate.ports.DelayedMessageStore.remove`; recorded as delivered."""
         held = self._holding.of(message_id)
@@ -644,16 +640,6 @@ def _sooner(one: datetime | None, other: datetime | None) -> datetime | None:
     if one is None or other is None:
         return one or other
     return min(one, other)
-
-
-def _others(messages: Sequence[DelayedMessage], stored: Sequence[DelayedEntity]) -> Iterable[str]:
-    """Yield the ids that were there, or stand a second time, in order."""
-    expected = {each.message.message_id for each in stored}
-    for message in messages:
-        if message.message_id in expected:
-            expected.discard(message.message_id)
-        else:
-            yield message.message_id
 
 
 def open_store(

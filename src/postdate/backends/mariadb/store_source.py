@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from typing_extensions import override
 
@@ -39,17 +39,6 @@ class MariaDbStoreDialect(StoreDialect, MariaDbDialect):
         finally:
             session.rows("SELECT RELEASE_LOCK(%(name)s)", name)
         return not free and schema == self.schema
-
-    @override
-    def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
-        key = f"PRIMARY KEY ({self.list_of((NUMBER, self.key))})"
-        return (
-            (
-                f"CREATE TABLE IF NOT EXISTS {self.table(staging)} "
-                f"({self.quoted(NUMBER)} int NOT NULL DEFAULT 0, {key}) "
-                f"ENGINE = InnoDB AS SELECT {self.list_of(columns)} FROM {self.table(live)} WHERE FALSE"
-            ),
-        )
 
     def _earliest(self, hiding: Hiding) -> str:
         # FORCE INDEX: a small table would be read whole, through rows that dispatchers have locked (ADR 0008).

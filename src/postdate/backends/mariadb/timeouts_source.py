@@ -11,9 +11,8 @@ from typing_extensions import override
 from postdate.backends.mariadb.connection import MariaDbServer
 from postdate.backends.mariadb.names import MariaDbNames, check_name, quoted
 from postdate.errors import ConfigurationError, StoreUnavailable
-from postdate.migrating.dialect import TURN_SECONDS, Dialect, Hiding, Session
+from postdate.migrating.dialect import TURN_SECONDS, Dialect, Session
 from postdate.migrating.names import NUMBER
-from postdate.persistence.timeouts import ID, TIME
 
 
 class MariaDbDialect(Dialect):
@@ -30,7 +29,7 @@ class MariaDbDialect(Dialect):
     long_text = "longtext"
     instant = "datetime(6)"
     dividing = "DIV"
-    locking = " FOR UPDATE"
+    locking, skipping = " FOR UPDATE", " FOR UPDATE SKIP LOCKED"
 
     def __init__(self, url: str, schema: str | None) -> None:
         self._server = MariaDbServer(url)
@@ -120,17 +119,11 @@ class MariaDbDialect(Dialect):
 
     @override
     def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
-        key = f"PRIMARY KEY ({self.list_of((NUMBER, ID))})"
+        key = f"PRIMARY KEY ({self.list_of((NUMBER, self.key))})"
         return (
             (
                 f"CREATE TABLE IF NOT EXISTS {self.table(staging)} "
                 f"({self.quoted(NUMBER)} int NOT NULL DEFAULT 0, {key}) "
                 f"ENGINE = InnoDB AS SELECT {self.list_of(columns)} FROM {self.table(live)} WHERE FALSE"
             ),
-        )
-
-    def _earliest(self, hiding: Hiding) -> str:
-        return (
-            f"SELECT {self.list_of(hiding.columns)} FROM {self.table(hiding.live)} WHERE {self.is_due_from()} "
-            f"ORDER BY {self.quoted(TIME)} LIMIT {hiding.limit} FOR UPDATE SKIP LOCKED"
         )

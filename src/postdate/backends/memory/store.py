@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 
 from typing_extensions import override
 
-from postdate.errors import DuplicateMessage, InvalidMessage, MessageTooLarge
-from postdate.messages import DelayedMessage, encode_headers, rescheduled, size_in_bytes, with_failures
+from postdate.errors import DuplicateMessage, InvalidMessage
+from postdate.messages import DelayedMessage, rescheduled, stored_headers, with_failures
 from postdate.ports import (
     OUTCOME_RECORDS,
     AdministrableStore,
@@ -110,12 +110,7 @@ class MemoryStore(ClaimingStore, AdministrableStore):
         return message_id not in self._entries and bool(ends) and ends[-1] is RecordKind.FAILED
 
     def _check_size(self, message: DelayedMessage) -> None:
-        size, limit = (
-            size_in_bytes(encode_headers(message.headers), message.body),
-            self._capabilities.largest_message_bytes,
-        )
-        if size > limit:
-            raise MessageTooLarge(f"message {message.message_id!r} has {size:,} bytes, this store takes {limit:,}")
+        stored_headers(message, self._capabilities.largest_message_bytes)
 
     def _add(self, message: DelayedMessage, now: datetime) -> bool:
         if message.message_id in self._known:
@@ -124,11 +119,6 @@ class MemoryStore(ClaimingStore, AdministrableStore):
         self._entries[message.message_id] = _Entry(with_failures(message, 0), message.due)
         self._record(RecordKind.SCHEDULED, message, now)
         return True
-
-    @override
-    async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
-        claims = await self.claim_due(now, 1)
-        return claims[0].message if claims else None
 
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:

@@ -15,8 +15,8 @@ from typing import Any
 from typing_extensions import override
 
 from postdate.clock import Clock, SystemClock, to_microseconds
-from postdate.errors import ClaimLost, MessageTooLarge, PostdateError, QueueNotFound, UnsupportedTransactionMode
-from postdate.messages import Envelope, check_headers, encode_headers, size_in_bytes, size_limit
+from postdate.errors import ClaimLost, PostdateError, QueueNotFound, UnsupportedTransactionMode
+from postdate.messages import Envelope, check_headers, encode_headers, why_too_large
 from postdate.ports import HANDLED, End, Received, Receiver, TransactionMode, Transport, TransportCapabilities, Work
 from postdate.ports.expiry import end_in_queue
 from postdate.runtime.wakeup import Alarm
@@ -143,15 +143,7 @@ class MemoryTransport(Transport):
         check_headers(envelope.headers)
         if envelope.destination not in self.queues:
             return QueueNotFound(f"there is no queue {envelope.destination!r} for message {envelope.message_id!r}")
-        size, limit = (
-            size_in_bytes(encode_headers(envelope.headers), envelope.body),
-            size_limit(envelope.headers, self._capabilities.largest_message_bytes),
-        )
-        if size > limit:
-            return MessageTooLarge(
-                f"message {envelope.message_id!r} has {size:,} bytes, this transport takes {limit:,}"
-            )
-        return None
+        return why_too_large(envelope, encode_headers(envelope.headers), self._capabilities.largest_message_bytes)
 
     @override
     def receiver(self, queue: str) -> MemoryReceiver:

@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
+from typing_extensions import override
+
 from postdate.backends.postgres.names import literal
 from postdate.errors import StoreError, StoreUnavailable
-from postdate.migrating.dialect import Dialect, Hidden, Session
+from postdate.migrating.dialect import Dialect, Exchange, Hidden, Session
 from postdate.migrating.names import (
     FIRST_ID,
     FIRST_TIME,
@@ -99,7 +101,7 @@ FROM pg_class, aclexplode(coalesce(relacl, acldefault('r', relowner))) WHERE pg_
 """
 
 
-class PostgresExchange:
+class PostgresExchange(Exchange):
     """Puts an empty table in the place of a table of timeouts. What is in the way is said once; rows are moved then.
 
     Args:
@@ -111,8 +113,8 @@ class PostgresExchange:
         self._made = set[str]()
         self._failures = Counter[str]()
 
+    @override
     def was_made(self, session: Session, run_id: str) -> bool:
-        """Return whether a run has exchanged its table."""
         if run_id not in self._made:
             ((found,),) = session.rows("SELECT to_regclass(%(table)s)", self._named(ranges_table(run_id)))
             if found is None:
@@ -120,8 +122,8 @@ class PostgresExchange:
             self._made.add(run_id)
         return True
 
+    @override
     def is_worth_it(self, session: Session, run_id: str, table: str, limit: int) -> bool:
-        """Return whether a table is large beside the ``limit`` of what a call hides, and nothing is in the way."""
         most = _WORTH * limit
         if self._failures[run_id] >= _TRIES or self._count(session, table, ["TRUE"], {}, most) < most:
             return False
@@ -130,8 +132,8 @@ class PostgresExchange:
             self._give_up(run_id, table, obstacle)
         return obstacle is None
 
+    @override
     def failed(self, run_id: str, table: str, error: StoreError) -> None:
-        """Remember that an exchange has failed, and hid nothing; it is tried again where that may help."""
         self._failures[run_id] += 1
         if isinstance(error, StoreUnavailable) and self._failures[run_id] < _TRIES:
             log.info("%s is not exchanged now, some of its timeouts are moved row by row: %s", table, error)
@@ -144,21 +146,11 @@ class PostgresExchange:
 
     # --- the exchange ----------------------------------------------------------------------------------------------
 
+    @override
     def make(self, session: Session, run_id: str, table: str, most: int, floor: datetime) -> bool:
-        """Put an empty table in the place of the live one, and put back there what is due before ``floor``.
+        """See :class:`Exchange`; everything about the table that a manager could notice is carried over.
 
-        Everything about the table that a manager could notice is carried over; while it waits for the table, and until
-        the commit, managers wait as well.
-
-        Args:
-            session: in a transaction with limits, whoever else would hide being kept out.
-            run_id: of the run.
-            table: the live one.
-            most: so many may be put back.
-            floor: what is due earlier stays.
-
-        Returns:
-            Whether it was done; ``False``: too much would have to stay, for now.
+        While it waits for the table, and until the commit, managers wait as well.
 
         Raises:
             StoreUnavailable: gave up, for the table is in use, or there was no time.
@@ -253,13 +245,9 @@ class PostgresExchange:
         columns = ", ".join(f"{self._sql.quoted(name)} {kind}" for name, kind in types.items())
         return f"CREATE TABLE {self._sql.table(ranges_table(run_id))} ({columns})"
 
+    @override
     def cut(self, session: Session, run_id: str, first: int, batch_size: int) -> tuple[str, int] | None:
-        """Cut what was hidden into batches from number ``first`` on, unless that was done: one look through all of it.
-
-        Returns:
-            The query for :meth:`postdate.migrating.state.State.add_batches`, and the count of all;
-            ``None``: it was cut, or is empty.
-        """
+        """See :class:`Exchange`; one look through all of it. ``None`` also where nothing was hidden."""
         ranges, former = self._sql.table(ranges_table(run_id)), self._sql.table(former_table(run_id))
         ((is_cut,),) = session.rows(f"SELECT EXISTS (SELECT FROM {ranges})", {})
         if is_cut:
@@ -287,8 +275,8 @@ class PostgresExchange:
         found = f"SELECT {number} AS batch, {count} AS messages, {earliest} AS earliest FROM {ranges}"
         return found, int(total)
 
+    @override
     def hidden(self, session: Session, run_id: str, number: int) -> Hidden | None:
-        """Return which part of the former table a batch is; ``None``: it was moved row by row."""
         if not self.was_made(session, run_id):
             return None
         # As JSON, instants are written as every session reads them; one of Python's could not be infinity.

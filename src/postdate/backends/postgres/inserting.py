@@ -13,8 +13,7 @@ from postdate.backends.postgres.bulk import insert_bulk
 from postdate.backends.postgres.next_due import PostgresNextDue
 from postdate.backends.postgres.statements import Statements
 from postdate.clock import to_microseconds
-from postdate.errors import MessageTooLarge, StoreNotSetUp
-from postdate.messages import DelayedMessage, encode_headers, sealed, size_in_bytes
+from postdate.errors import StoreNotSetUp
 from postdate.persistence.migrations import setup_command
 from postdate.ports import StoreReport
 
@@ -49,24 +48,6 @@ def find_store(connection: Connection, sql: Statements, where: str) -> int:
     return sql.store_id
 
 
-def row_of(message: DelayedMessage, limit: int, *, checksum: bool) -> Row:
-    """Return a message as a row, with a checksum of its content if that is wanted.
-
-    Raises:
-        MessageTooLarge: headers and body have more than ``limit`` bytes together.
-    """
-    headers = encode_headers(message.headers)
-    size = size_in_bytes(headers, message.body)
-    if size > limit:
-        raise MessageTooLarge(
-            f"message {message.message_id!r} has {size:,} bytes, this store takes {limit:,}; keep large content "
-            f"elsewhere and send a reference, or raise largest_message_bytes"
-        )
-    if checksum:
-        headers = sealed(headers, message.body)
-    return (message.message_id, message.due, message.destination, message.expires_at, headers, message.body)
-
-
 def insert(connection: Connection, sql: Statements, rows: Sequence[Row], now: datetime, store_id: int) -> StoreReport:
     """Insert what is new; the wake-up of others is part of the transaction and leaves with its commit."""
     unique = dict[str, Row]()
@@ -80,7 +61,7 @@ def insert(connection: Connection, sql: Statements, rows: Sequence[Row], now: da
             notify(connection, sql, min(row[1] for row in rows), now, store_id)
     if len(fresh) == len(rows):
         return StoreReport(len(rows))
-    return StoreReport(len(fresh), _others(rows, set(fresh)))
+    return StoreReport.of((row[0] for row in rows), fresh)
 
 
 def insert_one(connection: Connection, sql: Statements, row: Row, now: datetime, store_id: int) -> bool:
@@ -133,14 +114,3 @@ def _values(row: Row, now: datetime, store_id: int) -> dict[str, Any]:
         "store": store_id,
         "notice": notice(store_id, due, now),
     }
-
-
-def _others(rows: Sequence[Row], fresh: set[str]) -> tuple[str, ...]:
-    """Return the ids that were there, or stand a second time, in order."""
-    others = list[str]()
-    for row in rows:
-        if row[0] in fresh:
-            fresh.discard(row[0])
-        else:
-            others.append(row[0])
-    return tuple(others)

@@ -11,27 +11,14 @@ from typing_extensions import override
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.names import part_steps, sql
 from postdate.backends.postgres.scripts import part_script
-from postdate.errors import SagaConflict, StoreNotSetUp
-from postdate.ports import (
-    Correlation,
-    SagaChange,
-    SagaFate,
-    SagaRecord,
-    SagaStore,
-    SagaStoreCapabilities,
-    Scripted,
-    Work,
-)
-from postdate.ports.sagas import SET_UP
+from postdate.persistence.sagas import SqlSagaStore
+from postdate.ports import SagaChange, SagaStoreCapabilities, Scripted
 from postdate.runtime.threads import in_thread
 
 _TABLE: Final = "saga"
 
-_COLUMNS: Final = "saga_id, saga_type, property, value, state, details, version"
-_SAME: Final = "saga_type = %s AND saga_id = %s AND version = %s"
 
-
-class PostgresSagaStore(SagaStore, Scripted):
+class PostgresSagaStore(SqlSagaStore, Scripted):
     """Keeps saga instances in PostgreSQL; several processes may use it at once.
 
     Args:
@@ -50,12 +37,7 @@ class PostgresSagaStore(SagaStore, Scripted):
         self, database: str | OpenDatabase, *, schema: str | None = None, answers_within: timedelta | None = None
     ) -> None:
         self.database = Access(database, schema, answers_within=answers_within)
-        table = self.database.names.of(_TABLE)
-        self._find = f"SELECT {_COLUMNS} FROM {table} WHERE saga_type = %s AND property = %s AND value = %s"
-        self._load = f"SELECT {_COLUMNS} FROM {table} WHERE saga_type = %s AND saga_id = %s"
-        self._create = f"INSERT INTO {table} ({_COLUMNS}) VALUES (%s, %s, %s, %s, %s, %s, 1) ON CONFLICT DO NOTHING"
-        self._update = f"UPDATE {table} SET state = %s, details = %s, version = version + 1 WHERE {_SAME}"
-        self._complete = f"DELETE FROM {table} WHERE {_SAME}"
+        super().__init__(self.database.where, self.database.names.of(_TABLE), "%s")
 
     @property
     @override
@@ -76,54 +58,19 @@ class PostgresSagaStore(SagaStore, Scripted):
         self.database.setup_blocking(part=part_steps(self.database.names.schema, "sagas", _TABLE))
 
     @override
-    async def find(self, saga_type: str, correlation: Correlation) -> SagaRecord | None:
-        return await self._read(self._find, (saga_type, correlation.property, correlation.value))
-
-    @override
-    async def load(self, saga_type: str, saga_id: str) -> SagaRecord | None:
-        return await self._read(self._load, (saga_type, saga_id))
-
-    async def _read(self, statement: str, values: Sequence[str]) -> SagaRecord | None:
-        try:
-            row = await self.database.run(lambda c: c.execute(sql(statement), values, prepare=True).fetchone())
-        except StoreNotSetUp as error:
-            raise StoreNotSetUp(f"{self.database.where} has no table of sagas; {SET_UP}") from error
-        return None if row is None else _record(row)
+    async def _row(self, statement: str, values: Sequence[str]) -> tuple[Any, ...] | None:
+        return await self.database.run(lambda c: c.execute(sql(statement), values, prepare=True).fetchone())
 
     @override
     async def apply(self, changes: Sequence[SagaChange]) -> None:
         await self.database.transaction(self.applying(changes))
 
+    @staticmethod
     @override
-    def applying(self, changes: Sequence[SagaChange]) -> Work:
-        steps = [(*self._statement(change), change.record) for change in changes]
-
-        def apply(connection: Connection) -> None:
-            for statement, values, record in steps:
-                if connection.execute(sql(statement), values, prepare=True).rowcount != 1:
-                    raise SagaConflict(
-                        f"{record.saga_type} {record.saga_id} was created, changed or completed meanwhile"
-                    )
-
-        return apply
-
-    def _statement(self, change: SagaChange) -> tuple[str, tuple[Any, ...]]:
-        record, place = change.record, change.record.correlation
-        match change.fate:
-            case SagaFate.CREATED:
-                key = (record.saga_id, record.saga_type, place.property, place.value)
-                return self._create, (*key, record.state, record.details)
-            case SagaFate.UPDATED:
-                return self._update, (record.state, record.details, record.saga_type, record.saga_id, record.version)
-            case SagaFate.COMPLETED:
-                return self._complete, (record.saga_type, record.saga_id, record.version)
+    def _change(transaction: Connection, statement: str, values: Sequence[Any]) -> int:
+        return transaction.execute(sql(statement), values, prepare=True).rowcount
 
     @override
     async def close(self) -> None:
         """Close every connection; a second time without effect."""
         await in_thread(self.database.close_blocking)
-
-
-def _record(row: tuple[Any, ...]) -> SagaRecord:
-    saga_id, saga_type, name, value, state, details, version = row
-    return SagaRecord(saga_id, saga_type, Correlation(name, value), state, details, version)

@@ -41,7 +41,7 @@ from postdate.errors import (
     StoreUnreachable,
     UnsupportedTransactionMode,
 )
-from postdate.messages import DelayedMessage
+from postdate.messages import DelayedMessage, stored_headers
 from postdate.ports import (
     NOTHING_MOVED,
     OUTCOME_RECORDS,
@@ -264,7 +264,8 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
         return lambda connection: self._insert_new_or_revive(connection, rows, now)
 
     def _row(self, message: DelayedMessage) -> Row:
-        return inserting.row_of(message, self._capabilities.largest_message_bytes, checksum=self._checksum)
+        headers = stored_headers(message, self._capabilities.largest_message_bytes, checksum=self._checksum)
+        return (message.message_id, message.due, message.destination, message.expires_at, headers, message.body)
 
     def _insert(self, connection: Connection, rows: Sequence[Row], now: datetime) -> StoreReport:
         return inserting.insert(connection, self._sql, rows, now, self._store_id(connection))

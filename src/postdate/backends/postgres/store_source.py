@@ -59,16 +59,6 @@ class PostgresStoreDialect(StoreDialect, PostgresDialect):
         return value.astimezone(UTC)
 
     @override
-    def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
-        key = f"PRIMARY KEY ({self.list_of((NUMBER, self.key))})"
-        return (
-            (
-                f"CREATE TABLE IF NOT EXISTS {self.table(staging)} "
-                f"(LIKE {self.table(live)}, {self.quoted(NUMBER)} integer NOT NULL, {key})"
-            ),
-        )
-
-    @override
     def hide(self, session: Session, hiding: Hiding, floor: datetime) -> int:
         """See :class:`StoreDialect`; in one statement, which reads and writes each row once."""
         return session.change(self._moving(hiding), {"floor": self.floor(floor)})

@@ -180,7 +180,7 @@ class PostgresDialect(Dialect):
 
     @override
     def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
-        key = f"PRIMARY KEY ({self.list_of((NUMBER, ID))})"
+        key = f"PRIMARY KEY ({self.list_of((NUMBER, self.key))})"
         return (
             (
                 f"CREATE TABLE IF NOT EXISTS {self.table(staging)} "

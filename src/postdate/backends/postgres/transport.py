@@ -54,8 +54,7 @@ from postdate.messages import (
     check_headers,
     encode_headers,
     opened,
-    size_in_bytes,
-    size_limit,
+    why_too_large,
 )
 from postdate.ports import (
     HANDLED,
@@ -224,13 +223,8 @@ class PostgresTransport(Transport, Quarantine, Scripted):
     def _row(self, envelope: Envelope, now: datetime) -> Row | MessageTooLarge:
         check_headers(envelope.headers)
         headers = encode_headers(envelope.headers)
-        size = size_in_bytes(headers, envelope.body)
-        limit = size_limit(envelope.headers, self._capabilities.largest_message_bytes)
-        if size > limit:
-            return MessageTooLarge(
-                f"message {envelope.message_id!r} to {envelope.destination!r} has {size:,} bytes, this transport takes "
-                f"{limit:,}; keep large content elsewhere and send a reference, or raise largest_message_bytes"
-            )
+        if refused := why_too_large(envelope, headers, self._capabilities.largest_message_bytes):
+            return refused
         expires_at, span = _end_of(envelope, now)
         return (envelope.destination, envelope.message_id, envelope.due, headers, envelope.body, expires_at, span)
 

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -33,11 +32,10 @@ from postdate.errors import (
     ConfigurationError,
     DuplicateMessage,
     InvalidMessage,
-    MessageTooLarge,
     StoreUnreachable,
     UnsupportedTransactionMode,
 )
-from postdate.messages import DelayedMessage, encode_headers, sealed, size_in_bytes
+from postdate.messages import DelayedMessage, stored_headers
 from postdate.ports import (
     OUTCOME_RECORDS,
     AdministrableStore,
@@ -241,18 +239,10 @@ class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, Scannab
         fresh = set(self._pool.transaction(lambda session: self._tables.insert(session, wanted, at)))
         if fresh:
             self._next_due.heard(min(row.due for row in wanted if row.message_id in fresh))
-        return StoreReport(len(fresh), tuple(_others(rows, fresh)))
+        return StoreReport.of((row.message_id for row in rows), fresh)
 
     def _row(self, message: DelayedMessage) -> MessageRow:
-        headers = encode_headers(message.headers)
-        size, limit = size_in_bytes(headers, message.body), self._capabilities.largest_message_bytes
-        if size > limit:
-            raise MessageTooLarge(
-                f"message {message.message_id!r} has {size:,} bytes, this store takes {limit:,}; keep large content "
-                f"elsewhere and send a reference, or raise largest_message_bytes"
-            )
-        if self._checksum:
-            headers = sealed(headers, message.body)
+        headers = stored_headers(message, self._capabilities.largest_message_bytes, checksum=self._checksum)
         expires_at = None if message.expires_at is None else to_microseconds(message.expires_at)
         due = to_microseconds(message.due)
         return MessageRow(message.message_id, due, message.destination, expires_at, 0, headers, message.body)
@@ -514,11 +504,6 @@ class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, Scannab
     # --- scans --------------------------------------------------------------------------------------------------
 
     @override
-    def snapshot(self) -> AbstractContextManager[str | None]:
-        """See :meth:`postdate.ports.ScannableStore.snapshot`; no other process could adopt one."""
-        return nullcontext()
-
-    @override
     def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:
         """See :meth:`postdate.ports.ScannableStore.scan_parts`; shares are ranges of numbers."""
         check_columns(what)
@@ -561,16 +546,6 @@ def _done_within(seconds: float, work: Callable[[], None], abort: Callable[[], N
         return
     for error in failed:
         raise error
-
-
-def _others(rows: Sequence[MessageRow], fresh: set[str]) -> Iterable[str]:
-    """Yield the ids that were there, or stand a second time, in order."""
-    expected = set(fresh)
-    for row in rows:
-        if row.message_id in expected:
-            expected.discard(row.message_id)
-        else:
-            yield row.message_id
 
 
 def _instant(microseconds: int | None) -> datetime | None:

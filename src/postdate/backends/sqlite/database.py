@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from postdate.backends.sqlite.outbox import SqliteOutbox
 from postdate.backends.sqlite.sagas import SqliteSagaStore
@@ -44,48 +45,31 @@ class Sqlite(DatabaseObject):
     ) -> None:
         super().__init__()
         self.path = Path(path)
-        self._synchronous, self._recording, self._create = synchronous, recording, create
-        self._holds_at_most = holds_at_most
+        self._settings: dict[str, Any] = {"synchronous": synchronous, "recording": recording, "create": create}
+        self._holding: dict[str, Any] = {**self._settings, "holds_at_most": holds_at_most}
 
     @cached_property
     def store(self) -> SqliteStore:
         """Where delayed messages wait."""
-        return self.made(
-            SqliteStore(
-                self.path,
-                synchronous=self._synchronous,
-                recording=self._recording,
-                create=self._create,
-                holds_at_most=self._holds_at_most,
-            )
-        )
+        return self.made(SqliteStore(self.path, **self._holding))
 
     @cached_property
     def queues(self) -> LocalTransport:
         """The queues."""
-        return self.made(
-            LocalTransport(
-                self.path,
-                synchronous=self._synchronous,
-                recording=self._recording,
-                create=self._create,
-                holds_at_most=self._holds_at_most,
-            )
-        )
+        return self.made(LocalTransport(self.path, **self._holding))
 
     @cached_property
     def sagas(self) -> SqliteSagaStore:
         """Where saga instances are kept."""
-        return self.made(
-            SqliteSagaStore(self.path, synchronous=self._synchronous, recording=self._recording, create=self._create)
-        )
+        return self.made(SqliteSagaStore(self.path, **self._settings))
 
     @cached_property
     def outbox(self) -> SqliteOutbox:
         """Where outboxes are kept, and whose transactions handlers use."""
-        return self.made(SqliteOutbox(self.path, synchronous=self._synchronous))
+        return self.made(SqliteOutbox(self.path, synchronous=self._settings["synchronous"]))
 
     @cached_property
     def timeouts(self) -> SqliteTimeouts:
         """Where a timeout manager keeps its timeouts."""
-        return self.made(SqliteTimeouts(self.path, synchronous=self._synchronous, recording=self._recording))
+        synchronous, recording = self._settings["synchronous"], self._settings["recording"]
+        return self.made(SqliteTimeouts(self.path, synchronous=synchronous, recording=recording))

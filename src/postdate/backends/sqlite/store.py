@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -28,8 +28,8 @@ from postdate.backends.sqlite.scanning import read_scan, scan_parts
 from postdate.backends.sqlite.setting_aside import WAITING, claimed, set_aside
 from postdate.backends.sqlite.waiting import first_due, next_attempt, statistics
 from postdate.clock import EARLIEST, to_microseconds
-from postdate.errors import ClaimLost, DuplicateMessage, InvalidMessage, MessageTooLarge, PostdateError
-from postdate.messages import DelayedMessage, encode_headers, encoded_deliver_at, sealed, size_in_bytes
+from postdate.errors import ClaimLost, DuplicateMessage, InvalidMessage, PostdateError
+from postdate.messages import DelayedMessage, encoded_deliver_at, stored_headers
 from postdate.ports import (
     OUTCOME_RECORDS,
     AdministrableStore,
@@ -189,24 +189,11 @@ class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableSto
 
     def _row(self, message: DelayedMessage) -> tuple[Any, ...]:
         due = to_microseconds(message.due)
-        headers = encode_headers(message.headers)
-        size, limit = size_in_bytes(headers, message.body), self._capabilities.largest_message_bytes
-        if size > limit:
-            raise MessageTooLarge(
-                f"message {message.message_id!r} has {size:,} bytes, this store takes {limit:,}; keep large content "
-                f"elsewhere and send a reference, or raise largest_message_bytes"
-            )
-        if self._checksum:
-            headers = sealed(headers, message.body)
+        headers = stored_headers(message, self._capabilities.largest_message_bytes, checksum=self._checksum)
         expires_at = None if message.expires_at is None else to_microseconds(message.expires_at)
         return (message.message_id, due, due, message.destination, expires_at, headers, message.body)
 
     # --- the simple contract ------------------------------------------------------------------------------------
-
-    @override
-    async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
-        claims = await self.claim_due(now, 1)
-        return claims[0].message if claims else None
 
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
@@ -424,11 +411,6 @@ class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableSto
         ]
 
     # --- scans --------------------------------------------------------------------------------------------------
-
-    @override
-    def snapshot(self) -> AbstractContextManager[str | None]:
-        """See :meth:`postdate.ports.ScannableStore.snapshot`; no other process could adopt one."""
-        return nullcontext()
 
     @override
     def scan_parts(self, what: str, parts: int) -> Sequence[ScanPart]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from typing_extensions import override
@@ -11,7 +11,6 @@ from postdate.backends.sqlite.file import DUE
 from postdate.backends.sqlite.timeouts_source import SqliteDialect
 from postdate.backends.sqlite.wakeup import Wakeups
 from postdate.migrating.dialect import Hiding, Session
-from postdate.migrating.names import NUMBER
 from postdate.migrating.store_dialect import StoreDialect
 
 LIVE: Final = "delayed_message"
@@ -45,26 +44,8 @@ class SqliteStoreDialect(StoreDialect, SqliteDialect):
         ]
         return files[0] == files[1]
 
-    @override
-    def creating_staging(self, staging: str, live: str, columns: Sequence[str]) -> Sequence[str]:
-        hidden, index = self.table(staging), self.table(f"{staging}_key")
-        return (
-            (
-                f"CREATE TABLE IF NOT EXISTS {hidden} AS SELECT {self.list_of(columns)}, 0 AS {self.quoted(NUMBER)} "
-                f"FROM {self.table(live)} WHERE 0"
-            ),
-            (
-                f"CREATE UNIQUE INDEX IF NOT EXISTS {index} "
-                f"ON {self.quoted(staging)} ({self.list_of((NUMBER, self.key))})"
-            ),
-        )
-
     def _earliest(self, hiding: Hiding) -> str:
         return f"SELECT {self.list_of(hiding.columns)} FROM {self.table(hiding.live)} {self._free(hiding)}"
-
-    def _removing(self, hiding: Hiding) -> str:
-        hidden = f"SELECT seq FROM {self.table(hiding.staging)} WHERE {self.quoted(NUMBER)} >= {hiding.first}"
-        return f"DELETE FROM {self.table(hiding.live)} WHERE seq IN ({hidden})"
 
     def _records(self) -> str:
         return self.table("record")

@@ -36,7 +36,7 @@ from postdate.errors import (
     StoreUnreachable,
     TimeToBeReceivedInTransaction,
 )
-from postdate.messages import Envelope, check_headers, encode_headers, size_in_bytes, size_limit
+from postdate.messages import Envelope, check_headers, encode_headers, why_too_large
 from postdate.ports import (
     HANDLED,
     End,
@@ -180,15 +180,8 @@ class LocalTransport(FileQuarantine, Transport):
     def _row(self, envelope: Envelope, now: datetime, *, in_transaction: bool) -> _Row:
         check_headers(envelope.headers)
         headers = encode_headers(envelope.headers)
-        size, limit = (
-            size_in_bytes(headers, envelope.body),
-            size_limit(envelope.headers, self._capabilities.largest_message_bytes),
-        )
-        if size > limit:
-            return MessageTooLarge(
-                f"message {envelope.message_id!r} to {envelope.destination!r} has {size:,} bytes, this transport takes "
-                f"{limit:,}; keep large content elsewhere and send a reference, or raise largest_message_bytes"
-            )
+        if refused := why_too_large(envelope, headers, self._capabilities.largest_message_bytes):
+            return refused
         try:
             ends_at, dead_letter = self._end(envelope, now, in_transaction=in_transaction)
         except TimeToBeReceivedInTransaction as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from postdate.errors import InvalidMessage
 from postdate.messages import Headers, format_timestamp
-from postdate.ports import MessageFilter, Outcome, Recording, RecordKind
+from postdate.ports import AdministrableStore, ClaimingStore, MessageFilter, Outcome, Recording, RecordKind
 from postdate.testing.conformance import Topic, expect, expect_equal, expect_error
 from postdate.testing.store_suite.subject import (
     MICROSECOND,
@@ -17,6 +17,7 @@ from postdate.testing.store_suite.subject import (
     close,
     ids,
     message,
+    operated,
     prepare,
 )
 
@@ -24,19 +25,15 @@ administration: Topic[StoreSubject] = Topic("administration")
 recording: Topic[StoreSubject] = Topic("recording")
 
 
-@administration
-async def a_cancelled_message_is_gone(subject: StoreSubject) -> None:
+@administration.given(operated)
+async def a_cancelled_message_is_gone(store: ClaimingStore, operator: AdministrableStore) -> None:
     """Cancel is true once, the message is never claimed, and the record says so (row 119)."""
-    async with claiming(subject) as store:
-        operator = administrable(store)
-        if operator is None:
-            return
-        await store.store(message(), NOW)
-        cancelled = [await operator.cancel(id_, NOW) for id_ in ("m-1", "m-1", "unknown")]
-        expect_equal(cancelled, [True, False, False], "results of cancel")
-        expect_equal(ids(await store.claim_due(NOW + SECOND, 10)), [], "claims of a cancelled message")
-        kinds = [record.kind for record in await operator.history("m-1")]
-        expect_equal(kinds, [RecordKind.SCHEDULED, RecordKind.CANCELLED], "history")
+    await store.store(message(), NOW)
+    cancelled = [await operator.cancel(id_, NOW) for id_ in ("m-1", "m-1", "unknown")]
+    expect_equal(cancelled, [True, False, False], "results of cancel")
+    expect_equal(ids(await store.claim_due(NOW + SECOND, 10)), [], "claims of a cancelled message")
+    kinds = [record.kind for record in await operator.history("m-1")]
+    expect_equal(kinds, [RecordKind.SCHEDULED, RecordKind.CANCELLED], "history")
 
 
 @administration
@@ -54,131 +51,101 @@ async def a_look_is_had_before_the_store_is_prepared(subject: StoreSubject) -> N
         await close(store)
 
 
-@administration
-async def what_is_being_dispatched_is_left_alone(subject: StoreSubject) -> None:
+@administration.given(operated)
+async def what_is_being_dispatched_is_left_alone(store: ClaimingStore, operator: AdministrableStore) -> None:
     """A claimed message is neither cancelled nor rescheduled; both say false."""
-    async with claiming(subject) as store:
-        operator = administrable(store)
-        if operator is None:
-            return
-        await store.store(message(), NOW)
-        claim = await claim_one(store)
-        expect(not await operator.cancel("m-1", NOW), "cancelling a claimed message is false")
-        expect(not await operator.reschedule("m-1", NOW + SECOND, NOW), "rescheduling a claimed message is false")
-        expect_equal(await store.finish([claim], Outcome.DELIVERED, NOW), 1, "finished by the holder")
+    await store.store(message(), NOW)
+    claim = await claim_one(store)
+    expect(not await operator.cancel("m-1", NOW), "cancelling a claimed message is false")
+    expect(not await operator.reschedule("m-1", NOW + SECOND, NOW), "rescheduling a claimed message is false")
+    expect_equal(await store.finish([claim], Outcome.DELIVERED, NOW), 1, "finished by the holder")
 
 
-@administration
-async def a_rescheduled_message_has_its_new_due_time(subject: StoreSubject) -> None:
+@administration.given(operated)
+async def a_rescheduled_message_has_its_new_due_time(store: ClaimingStore, operator: AdministrableStore) -> None:
     """Reschedule moves the due time, later or earlier; the message is claimed strictly after it, and recorded.
 
     The header that says when it is due follows, unless the sender has set it to something else.
     """
-    async with claiming(subject) as store:
-        operator = administrable(store)
-        if operator is None:
-            return
-        await store.store(message(headers={"own": "1", Headers.DELIVER_AT: format_timestamp(NOW)}), NOW)
-        later, earlier = NOW + 60 * SECOND, NOW + 30 * SECOND
-        expect(await operator.reschedule("m-1", later, NOW), "rescheduling a pending message is true")
-        expect_equal(ids(await store.claim_due(later, 10)), [], "claims before the later due time")
-        expect(await operator.reschedule("m-1", earlier, NOW), "rescheduling again is true")
-        found = (await claim_one(store, earlier + MICROSECOND)).message
-        expect_equal(found.due, earlier, "due time")
-        expect_equal(found.headers, {"own": "1", Headers.DELIVER_AT: format_timestamp(earlier)}, "headers")
-        await store.store(message("m-2", headers={Headers.DELIVER_AT: "mine"}), NOW)
-        await operator.reschedule("m-2", earlier, NOW)
-        expect_equal((await claim_one(store, earlier + MICROSECOND)).message.headers[Headers.DELIVER_AT], "mine", "own")
-        kinds = [record.kind for record in await operator.history("m-1")]
-        expect_equal(kinds, [RecordKind.SCHEDULED, *[RecordKind.RESCHEDULED] * 2], "history")
-        expect(not await operator.reschedule("unknown", NOW, NOW), "rescheduling an unknown id is false")
+    await store.store(message(headers={"own": "1", Headers.DELIVER_AT: format_timestamp(NOW)}), NOW)
+    later, earlier = NOW + 60 * SECOND, NOW + 30 * SECOND
+    expect(await operator.reschedule("m-1", later, NOW), "rescheduling a pending message is true")
+    expect_equal(ids(await store.claim_due(later, 10)), [], "claims before the later due time")
+    expect(await operator.reschedule("m-1", earlier, NOW), "rescheduling again is true")
+    found = (await claim_one(store, earlier + MICROSECOND)).message
+    expect_equal(found.due, earlier, "due time")
+    expect_equal(found.headers, {"own": "1", Headers.DELIVER_AT: format_timestamp(earlier)}, "headers")
+    await store.store(message("m-2", headers={Headers.DELIVER_AT: "mine"}), NOW)
+    await operator.reschedule("m-2", earlier, NOW)
+    expect_equal((await claim_one(store, earlier + MICROSECOND)).message.headers[Headers.DELIVER_AT], "mine", "own")
+    kinds = [record.kind for record in await operator.history("m-1")]
+    expect_equal(kinds, [RecordKind.SCHEDULED, *[RecordKind.RESCHEDULED] * 2], "history")
+    expect(not await operator.reschedule("unknown", NOW, NOW), "rescheduling an unknown id is false")
 
 
-@administration
-async def rescheduling_earlier_wakes(subject: StoreSubject) -> None:
+@administration.given(operated)
+async def rescheduling_earlier_wakes(store: ClaimingStore, operator: AdministrableStore) -> None:
     """A message moved before all others wakes who listens."""
-    async with claiming(subject) as store:
-        operator = administrable(store)
-        if operator is None:
-            return
-        await store.store_many([message("a", NOW + 100 * SECOND), message("b", NOW + 200 * SECOND)], NOW)
-        woken: list[str] = []
-        stop = await store.listen(lambda: woken.append("woken"))
-        await operator.reschedule("b", NOW + SECOND, NOW)
-        stop()
-        expect(bool(woken), "a message moved to the front wakes")
+    await store.store_many([message("a", NOW + 100 * SECOND), message("b", NOW + 200 * SECOND)], NOW)
+    woken: list[str] = []
+    stop = await store.listen(lambda: woken.append("woken"))
+    await operator.reschedule("b", NOW + SECOND, NOW)
+    stop()
+    expect(bool(woken), "a message moved to the front wakes")
 
 
-@administration
-async def nothing_is_rescheduled_past_its_expiry(subject: StoreSubject) -> None:
+@administration.given(operated)
+async def nothing_is_rescheduled_past_its_expiry(store: ClaimingStore, operator: AdministrableStore) -> None:
     """A due time after the expiry raises InvalidMessage and changes nothing."""
-    async with claiming(subject) as store:
-        operator = administrable(store)
-        if operator is None:
-            return
-        await store.store(message(expires_at=NOW + 10 * SECOND), NOW)
-        with expect_error(InvalidMessage, "rescheduling past the expiry"):
-            await operator.reschedule("m-1", NOW + 11 * SECOND, NOW)
-        expect_equal((await claim_one(store)).message.due, NOW, "due time")
+    await store.store(message(expires_at=NOW + 10 * SECOND), NOW)
+    with expect_error(InvalidMessage, "rescheduling past the expiry"):
+        await operator.reschedule("m-1", NOW + 11 * SECOND, NOW)
+    expect_equal((await claim_one(store)).message.due, NOW, "due time")
 
 
-@administration
-async def pending_messages_are_listed(subject: StoreSubject) -> None:
+@administration.given(operated)
+async def pending_messages_are_listed(store: ClaimingStore, operator: AdministrableStore) -> None:
     """Listed by due time, filtered by destination and due range (from inclusive, to exclusive), up to the limit."""
-    async with claiming(subject) as store:
-        operator = administrable(store)
-        if operator is None:
-            return
-        batch = [message(f"{n}", NOW + n * SECOND, destination="ab"[n % 2]) for n in (3, 0, 2, 1)]
-        await store.store_many(batch, NOW)
+    batch = [message(f"{n}", NOW + n * SECOND, destination="ab"[n % 2]) for n in (3, 0, 2, 1)]
+    await store.store_many(batch, NOW)
 
-        async def listed(limit: int = 10, **where: object) -> list[str]:
-            return ids(await operator.list_pending(MessageFilter(**where), limit))  # type: ignore[arg-type]
+    async def listed(limit: int = 10, **where: object) -> list[str]:
+        return ids(await operator.list_pending(MessageFilter(**where), limit))  # type: ignore[arg-type]
 
-        expect_equal(await listed(), ["0", "1", "2", "3"], "all")
-        expect_equal(await listed(limit=2), ["0", "1"], "the first two")
-        expect_equal(await listed(destination="b"), ["1", "3"], "one destination")
-        expect_equal(await listed(due_from=NOW + SECOND, due_to=NOW + 3 * SECOND), ["1", "2"], "a range")
-        expect_equal(await listed(destination="c"), [], "an unknown destination")
+    expect_equal(await listed(), ["0", "1", "2", "3"], "all")
+    expect_equal(await listed(limit=2), ["0", "1"], "the first two")
+    expect_equal(await listed(destination="b"), ["1", "3"], "one destination")
+    expect_equal(await listed(due_from=NOW + SECOND, due_to=NOW + 3 * SECOND), ["1", "2"], "a range")
+    expect_equal(await listed(destination="c"), [], "an unknown destination")
 
 
-@administration
-async def a_pending_message_is_found_by_id(subject: StoreSubject) -> None:
+@administration.given(operated)
+async def a_pending_message_is_found_by_id(store: ClaimingStore, operator: AdministrableStore) -> None:
     """Get returns a pending message, also while it is claimed, and none for one that is gone or unknown."""
-    async with claiming(subject) as store:
-        operator = administrable(store)
-        if operator is None:
-            return
-        stored = message()
-        await store.store(stored, NOW)
-        expect_equal(await operator.get("m-1"), stored, "a pending message")
-        claim = await claim_one(store)
-        expect_equal(await operator.get("m-1"), stored, "a claimed message")
-        await store.finish([claim], Outcome.DELIVERED, NOW)
-        expect_equal(await operator.get("m-1"), None, "a delivered message")
-        expect_equal(await operator.get("unknown"), None, "an unknown id")
+    stored = message()
+    await store.store(stored, NOW)
+    expect_equal(await operator.get("m-1"), stored, "a pending message")
+    claim = await claim_one(store)
+    expect_equal(await operator.get("m-1"), stored, "a claimed message")
+    await store.finish([claim], Outcome.DELIVERED, NOW)
+    expect_equal(await operator.get("m-1"), None, "a delivered message")
+    expect_equal(await operator.get("unknown"), None, "an unknown id")
 
 
-@administration
-async def statistics_agree_with_the_messages(subject: StoreSubject) -> None:
+@administration.given(operated)
+async def statistics_agree_with_the_messages(store: ClaimingStore, operator: AdministrableStore) -> None:
     """Pending, overdue, claimed and failing are counted, and the earliest due time is theirs."""
-    async with claiming(subject) as store:
-        operator = administrable(store)
-        if operator is None:
-            return
-        empty = await operator.statistics(NOW)
-        expect_equal(
-            (empty.pending, empty.overdue, empty.claimed, empty.failing, empty.next_due), (0, 0, 0, 0, None), "0"
-        )
-        offsets = {"claimed": -4, "failing": -3, "overdue": -2, "now": 0, "later": 1}
-        await store.store_many([message(name, NOW + offset * SECOND) for name, offset in offsets.items()], NOW)
-        claimed, failing = await store.claim_due(NOW - 2 * SECOND, 10)
-        expect_equal(claimed.message.message_id, "claimed", "the oldest message")
-        await store.retry_later(failing, NOW + 60 * SECOND, NOW, "why")
-        found = await operator.statistics(NOW)
-        counts = (found.pending, found.overdue, found.claimed, found.failing)
-        expect_equal(counts, (5, 2, 1, 1), "pending, overdue, claimed, failing")
-        expect_equal(found.next_due, NOW - 4 * SECOND, "next due")
+    empty = await operator.statistics(NOW)
+    expect_equal((empty.pending, empty.overdue, empty.claimed, empty.failing, empty.next_due), (0, 0, 0, 0, None), "0")
+    offsets = {"claimed": -4, "failing": -3, "overdue": -2, "now": 0, "later": 1}
+    await store.store_many([message(name, NOW + offset * SECOND) for name, offset in offsets.items()], NOW)
+    claimed, failing = await store.claim_due(NOW - 2 * SECOND, 10)
+    expect_equal(claimed.message.message_id, "claimed", "the oldest message")
+    await store.retry_later(failing, NOW + 60 * SECOND, NOW, "why")
+    found = await operator.statistics(NOW)
+    counts = (found.pending, found.overdue, found.claimed, found.failing)
+    expect_equal(counts, (5, 2, 1, 1), "pending, overdue, claimed, failing")
+    expect_equal(found.next_due, NOW - 4 * SECOND, "next due")
 
 
 async def _live_one_life_of_each_kind(subject: StoreSubject, level: Recording) -> dict[str, list[RecordKind]] | None:
@@ -229,27 +196,23 @@ async def none_keeps_nothing_of_what_has_left(subject: StoreSubject) -> None:
                 expect_equal(kinds, [], f"history of {name}")
 
 
-@recording
-async def a_record_says_what_when_and_why(subject: StoreSubject) -> None:
+@recording.given(operated)
+async def a_record_says_what_when_and_why(store: ClaimingStore, operator: AdministrableStore) -> None:
     """A record has its kind, id, time, due time, destination and detail; the counts of the kinds agree with them."""
-    async with claiming(subject) as store:
-        operator = administrable(store)
-        if operator is None:
-            return
-        await store.store(message(), NOW - SECOND)
-        claim = await claim_one(store)
-        await store.retry_later(claim, NOW, NOW + SECOND, "the reason 🕰")
-        await store.finish([await claim_one(store)], Outcome.FAILED, NOW + 2 * SECOND, "the detail")
-        lines = [
-            (record.kind, record.message_id, record.at, record.due, record.destination, record.detail)
-            for record in await operator.history("m-1")
-        ]
-        destination = message().destination
-        expected = [
-            (RecordKind.SCHEDULED, "m-1", NOW - SECOND, NOW, destination, ""),
-            (RecordKind.RETRIED, "m-1", NOW + SECOND, NOW, destination, "the reason 🕰"),
-            (RecordKind.FAILED, "m-1", NOW + 2 * SECOND, NOW, destination, "the detail"),
-        ]
-        expect_equal(lines, expected, "history")
-        counts = {kind: number for kind, number in (await operator.record_counts()).items() if number}
-        expect_equal(counts, dict.fromkeys((line[0] for line in expected), 1), "counts")
+    await store.store(message(), NOW - SECOND)
+    claim = await claim_one(store)
+    await store.retry_later(claim, NOW, NOW + SECOND, "the reason 🕰")
+    await store.finish([await claim_one(store)], Outcome.FAILED, NOW + 2 * SECOND, "the detail")
+    lines = [
+        (record.kind, record.message_id, record.at, record.due, record.destination, record.detail)
+        for record in await operator.history("m-1")
+    ]
+    destination = message().destination
+    expected = [
+        (RecordKind.SCHEDULED, "m-1", NOW - SECOND, NOW, destination, ""),
+        (RecordKind.RETRIED, "m-1", NOW + SECOND, NOW, destination, "the reason 🕰"),
+        (RecordKind.FAILED, "m-1", NOW + 2 * SECOND, NOW, destination, "the detail"),
+    ]
+    expect_equal(lines, expected, "history")
+    counts = {kind: number for kind, number in (await operator.record_counts()).items() if number}
+    expect_equal(counts, dict.fromkeys((line[0] for line in expected), 1), "counts")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from functools import wraps
 
 from postdate.backends.memory.transport import MemoryTransport
 from postdate.core.dispatcher import enlisting as can_share
@@ -41,7 +39,9 @@ from postdate.testing.store_suite.subject import (
     QUEUE,
     SECOND,
     StoreSubject,
+    a_store,
     administrable,
+    beside_queues,
     claim_one,
     claiming,
     close,
@@ -76,18 +76,17 @@ async def no_role_is_half_there(subject: StoreSubject) -> None:
             expect(isinstance(store, role) or not present, f"{role.__name__} is inherited, as there are {present}")
 
 
-@capabilities
-async def a_clock_and_columns_are_there_as_it_says(subject: StoreSubject) -> None:
+@capabilities.given(a_store)
+async def a_clock_and_columns_are_there_as_it_says(store: ClaimingStore) -> None:
     """A store that says it has a clock tells the time by it, and one that does not refuses; columns likewise."""
-    async with claiming(subject) as store:
-        if store.capabilities.has_clock:
-            expect((await store.server_now()).utcoffset() == timedelta(0), "the time of the server is UTC")
-        else:
-            with expect_error(NotSupported, "the clock of a store without one"):
-                await store.server_now()
-        if isinstance(store, ScannableStore) and not store.gives_columns:
-            with expect_error(NotSupported, "columns of a store without them"):
-                list(store.scan_columns(Scan("pending", ()), ScanPart(0, 1)))
+    if store.capabilities.has_clock:
+        expect((await store.server_now()).utcoffset() == timedelta(0), "the time of the server is UTC")
+    else:
+        with expect_error(NotSupported, "the clock of a store without one"):
+            await store.server_now()
+    if isinstance(store, ScannableStore) and not store.gives_columns:
+        with expect_error(NotSupported, "columns of a store without them"):
+            list(store.scan_columns(Scan("pending", ()), ScanPart(0, 1)))
 
 
 @capabilities
@@ -134,25 +133,7 @@ async def a_shared_transaction_needs_one_database(subject: StoreSubject) -> None
             await close(transport)
 
 
-def _beside_queues(check: Callable[[MovingStore, Transport], Awaitable[None]]) -> None:
-    """Register a check of a store that shares a transaction with its queues, one of which is there; others pass it."""
-
-    @wraps(check)
-    async def run(subject: StoreSubject) -> None:
-        async with claiming(subject) as store:
-            if (enlisted := moving(store)) is None:
-                return
-            transport = subject.transport()
-            try:
-                await transport.create_queues([QUEUE])
-                await check(enlisted, transport)
-            finally:
-                await close(transport)
-
-    capabilities(run)
-
-
-@_beside_queues
+@capabilities.given(beside_queues)
 async def storing_is_part_of_the_transaction(store: MovingStore, transport: Transport) -> None:
     """Enlisting: what is stored in a transaction of the queues is there after its commit, and not after a rollback."""
     work = store.storing([message("rolled-back")], NOW)
@@ -164,7 +145,7 @@ async def storing_is_part_of_the_transaction(store: MovingStore, transport: Tran
     expect_equal((await claim_one(store)).message, stored, "the message after the commit")
 
 
-@_beside_queues
+@capabilities.given(beside_queues)
 async def storing_refuses_an_id_that_was_used(store: MovingStore, transport: Transport) -> None:
     """Enlisting: an id that waits, was delivered or stands there twice undoes all; what had failed comes back."""
 
@@ -184,7 +165,7 @@ async def storing_refuses_an_id_that_was_used(store: MovingStore, transport: Tra
     expect_equal(len(await transport.receiver(QUEUE).receive(10)), 2, "messages sent with what was stored")
 
 
-@_beside_queues
+@capabilities.given(beside_queues)
 async def finishing_is_part_of_the_transaction(store: MovingStore, transport: Transport) -> None:
     """Enlisting: a claim is finished with the send or not at all; a lost claim raises ClaimLost and nothing is sent."""
     await store.store(message(), NOW)
@@ -201,7 +182,7 @@ async def finishing_is_part_of_the_transaction(store: MovingStore, transport: Tr
     expect_equal([each.envelope.message_id for each in received], ["e-2"], "sent messages")
 
 
-@_beside_queues
+@capabilities.given(beside_queues)
 async def due_messages_move_to_their_queues(store: MovingStore, transport: Transport) -> None:
     """Moving: what is due goes to its queue, oldest first; expired ones are recorded; others are left behind."""
     expired = message("expired", NOW - 3 * SECOND, expires_at=NOW - SECOND)
@@ -229,7 +210,7 @@ async def due_messages_move_to_their_queues(store: MovingStore, transport: Trans
         expect_equal(ends, {"first": RecordKind.DELIVERED, "expired": RecordKind.EXPIRED}, "records")
 
 
-@_beside_queues
+@capabilities.given(beside_queues)
 async def a_move_takes_no_more_than_its_limit(store: MovingStore, transport: Transport) -> None:
     """Moving: a batch is as large as asked for, and what others hold is not moved."""
     await store.store_many([message(f"{n}", NOW + n * MICROSECOND) for n in range(5)], NOW)
@@ -241,7 +222,7 @@ async def a_move_takes_no_more_than_its_limit(store: MovingStore, transport: Tra
     expect_equal((first.next_attempt, second.next_attempt), (NOW + 4 * MICROSECOND, None), "next attempts")
 
 
-@_beside_queues
+@capabilities.given(beside_queues)
 async def a_move_lists_what_it_took(store: MovingStore, transport: Transport) -> None:
     """Moving: asked to, it says which messages it took, with due times in UTC, and which of them had expired."""
     first, second = NOW - 3 * SECOND, NOW - 2 * SECOND

@@ -8,24 +8,23 @@ from datetime import datetime
 
 import anyio
 
-from postdate.ports import ClaimingStore, Outcome, RecordKind
+from postdate.ports import ClaimingStore, MovingStore, Outcome, RecordKind, Transport
 from postdate.runtime.wakeup import Alarm
 from postdate.testing.conformance import Topic, expect, expect_equal, in_time
 from postdate.testing.store_suite.subject import (
     MICROSECOND,
     NOW,
-    QUEUE,
     SECOND,
     StoreSubject,
+    a_store,
     administrable,
+    beside_queues,
     claim_one,
     claiming,
     claims_of,
-    close,
     ids,
     message,
-    moving,
-    prepare,
+    prepared,
 )
 
 _LOOKS = 12
@@ -34,216 +33,201 @@ _LOOKS = 12
 claims: Topic[StoreSubject] = Topic("claims")
 
 
-@claims
-async def oldest_first_up_to_the_limit(subject: StoreSubject) -> None:
+@claims.given(a_store)
+async def oldest_first_up_to_the_limit(store: ClaimingStore) -> None:
     """A batch holds the oldest due messages in the order of their due times, as many as asked for."""
-    async with claiming(subject) as store:
-        offsets = (5, 1, 4, 2, 3)
-        await store.store_many([message(f"{offset}", NOW + offset * SECOND) for offset in offsets], NOW)
-        late = NOW + 10 * SECOND
-        batches = [ids(await store.claim_due(late, 2)) for _ in range(4)]
-        expect_equal(batches, [["1", "2"], ["3", "4"], ["5"], []], "batches of two")
+    offsets = (5, 1, 4, 2, 3)
+    await store.store_many([message(f"{offset}", NOW + offset * SECOND) for offset in offsets], NOW)
+    late = NOW + 10 * SECOND
+    batches = [ids(await store.claim_due(late, 2)) for _ in range(4)]
+    expect_equal(batches, [["1", "2"], ["3", "4"], ["5"], []], "batches of two")
 
 
-@claims
-async def due_is_compared_strictly(subject: StoreSubject) -> None:
+@claims.given(a_store)
+async def due_is_compared_strictly(store: ClaimingStore) -> None:
     """Nothing is claimed at or before its due time, not even by a microsecond."""
-    async with claiming(subject) as store:
-        await store.store_many([message("now", NOW), message("later", NOW + MICROSECOND)], NOW)
-        expect_equal(ids(await store.claim_due(NOW, 10)), [], "claims at the due time")
-        if store.capabilities.time_precision == MICROSECOND:
-            expect_equal(ids(await store.claim_due(NOW + MICROSECOND, 10)), ["now"], "claims 1 us later")
+    await store.store_many([message("now", NOW), message("later", NOW + MICROSECOND)], NOW)
+    expect_equal(ids(await store.claim_due(NOW, 10)), [], "claims at the due time")
+    if store.capabilities.time_precision == MICROSECOND:
+        expect_equal(ids(await store.claim_due(NOW + MICROSECOND, 10)), ["now"], "claims 1 us later")
 
 
-@claims
-async def a_claimed_message_is_hidden(subject: StoreSubject) -> None:
+@claims.given(a_store)
+async def a_claimed_message_is_hidden(store: ClaimingStore) -> None:
     """What is claimed cannot be claimed or fetched again, however late it gets."""
-    async with claiming(subject) as store:
-        await store.store(message(), NOW)
-        await claim_one(store)
-        expect_equal(ids(await store.claim_due(NOW + 10_000 * SECOND, 10)), [], "claims of a claimed message")
-        expect(await store.fetch_next_due(NOW + 10_000 * SECOND) is None, "a claimed message is not fetched")
+    await store.store(message(), NOW)
+    await claim_one(store)
+    expect_equal(ids(await store.claim_due(NOW + 10_000 * SECOND, 10)), [], "claims of a claimed message")
+    expect(await store.fetch_next_due(NOW + 10_000 * SECOND) is None, "a claimed message is not fetched")
 
 
-@claims
-async def tasks_claim_each_message_once(subject: StoreSubject) -> None:
+@claims.given(a_store)
+async def tasks_claim_each_message_once(store: ClaimingStore) -> None:
     """Ten tasks that claim at once get every message, each of them once (row 56, within a process)."""
-    async with claiming(subject) as store:
-        await store.store_many([message(f"m-{number}") for number in range(100)], NOW)
-        claimed: Counter[str] = Counter()
+    await store.store_many([message(f"m-{number}") for number in range(100)], NOW)
+    claimed: Counter[str] = Counter()
 
-        async def claim() -> None:
-            while (batch := await store.claim_due(NOW + SECOND, 7)) and claimed.total() <= 100:
-                claimed.update(ids(batch))
+    async def claim() -> None:
+        while (batch := await store.claim_due(NOW + SECOND, 7)) and claimed.total() <= 100:
+            claimed.update(ids(batch))
 
-        async with anyio.create_task_group() as tasks:
-            for _ in range(10):
-                tasks.start_soon(claim)
-        expect_equal(claimed, Counter(f"m-{number}" for number in range(100)), "claims")
+    async with anyio.create_task_group() as tasks:
+        for _ in range(10):
+            tasks.start_soon(claim)
+    expect_equal(claimed, Counter(f"m-{number}" for number in range(100)), "claims")
 
 
-@claims
-async def finish_removes(subject: StoreSubject) -> None:
+@claims.given(a_store)
+async def finish_removes(store: ClaimingStore) -> None:
     """Finished messages are gone; finish says how many were still held."""
-    async with claiming(subject) as store:
-        await store.store_many([message("a"), message("b"), message("c", NOW + 100 * SECOND)], NOW)
-        held = await store.claim_due(NOW + SECOND, 10)
-        expect_equal(await store.finish(held, Outcome.DELIVERED, NOW), 2, "finished")
-        expect_equal(await store.finish(held, Outcome.DELIVERED, NOW), 0, "finished a second time")
-        expect_equal(await store.next_due(), NOW + 100 * SECOND, "next due")
-        expect_equal(ids(await store.claim_due(NOW + 10 * SECOND, 10)), [], "claims after finish")
+    await store.store_many([message("a"), message("b"), message("c", NOW + 100 * SECOND)], NOW)
+    held = await store.claim_due(NOW + SECOND, 10)
+    expect_equal(await store.finish(held, Outcome.DELIVERED, NOW), 2, "finished")
+    expect_equal(await store.finish(held, Outcome.DELIVERED, NOW), 0, "finished a second time")
+    expect_equal(await store.next_due(), NOW + 100 * SECOND, "next due")
+    expect_equal(ids(await store.claim_due(NOW + 10 * SECOND, 10)), [], "claims after finish")
 
 
-@claims
-async def retry_later_waits(subject: StoreSubject) -> None:
+@claims.given(a_store)
+async def retry_later_waits(store: ClaimingStore) -> None:
     """A failed message is given back with its failure counted, and cannot be claimed before the time given."""
-    async with claiming(subject) as store:
-        await store.store(message(), NOW)
-        claim = await claim_one(store)
-        attempt_at = NOW + 60 * SECOND
-        expect(await store.retry_later(claim, attempt_at, NOW + SECOND, "why"), "giving back a held message is true")
-        expect_equal(ids(await store.claim_due(attempt_at, 10)), [], "claims at the time of the next attempt")
-        again = await claim_one(store, attempt_at + MICROSECOND)
-        expect_equal(again.message.number_of_failures, 1, "number of failures")
-        expect_equal(again.message.due, NOW, "the due time stays what it was")
+    await store.store(message(), NOW)
+    claim = await claim_one(store)
+    attempt_at = NOW + 60 * SECOND
+    expect(await store.retry_later(claim, attempt_at, NOW + SECOND, "why"), "giving back a held message is true")
+    expect_equal(ids(await store.claim_due(attempt_at, 10)), [], "claims at the time of the next attempt")
+    again = await claim_one(store, attempt_at + MICROSECOND)
+    expect_equal(again.message.number_of_failures, 1, "number of failures")
+    expect_equal(again.message.due, NOW, "the due time stays what it was")
 
 
-@claims
-async def failures_add_up(subject: StoreSubject) -> None:
+@claims.given(a_store)
+async def failures_add_up(store: ClaimingStore) -> None:
     """Every failure counts: after three the count is three."""
-    async with claiming(subject) as store:
-        await store.store(message(), NOW)
-        for _ in range(3):
-            await store.retry_later(await claim_one(store), NOW, NOW, "why")
-        expect_equal((await claim_one(store)).message.number_of_failures, 3, "number of failures")
+    await store.store(message(), NOW)
+    for _ in range(3):
+        await store.retry_later(await claim_one(store), NOW, NOW, "why")
+    expect_equal((await claim_one(store)).message.number_of_failures, 3, "number of failures")
 
 
-@claims
-async def a_finished_claim_cannot_be_given_back(subject: StoreSubject) -> None:
+@claims.given(a_store)
+async def a_finished_claim_cannot_be_given_back(store: ClaimingStore) -> None:
     """Giving back what is finished says false and brings nothing back."""
-    async with claiming(subject) as store:
-        await store.store(message(), NOW)
-        claim = await claim_one(store)
-        await store.finish([claim], Outcome.DELIVERED, NOW)
-        expect(not await store.retry_later(claim, NOW, NOW, "late"), "giving back a finished message is false")
-        expect_equal(await store.next_attempt(), None, "next attempt")
+    await store.store(message(), NOW)
+    claim = await claim_one(store)
+    await store.finish([claim], Outcome.DELIVERED, NOW)
+    expect(not await store.retry_later(claim, NOW, NOW, "late"), "giving back a finished message is false")
+    expect_equal(await store.next_attempt(), None, "next attempt")
 
 
-@claims
-async def a_claim_given_back_is_void(subject: StoreSubject) -> None:
+@claims.given(a_store)
+async def a_claim_given_back_is_void(store: ClaimingStore) -> None:
     """A claim that was given back finishes nothing and counts no second failure, claimed anew or not."""
-    async with claiming(subject) as store:
-        await store.store(message(), NOW)
-        old = await claim_one(store)
-        await store.retry_later(old, NOW, NOW, "why")
-        expect(not await store.retry_later(old, NOW, NOW, "again"), "giving back twice is false the second time")
-        expect_equal(await store.finish([old], Outcome.DELIVERED, NOW), 0, "finished with a claim that was given back")
-        new = await claim_one(store)
-        expect_equal(new.message.number_of_failures, 1, "number of failures")
-        expect_equal(await store.finish([old], Outcome.DELIVERED, NOW), 0, "finished with the old claim")
-        expect(not await store.retry_later(old, NOW, NOW, "stale"), "giving back the old claim is false")
-        expect_equal(await store.finish([old, new], Outcome.DELIVERED, NOW), 1, "finished with both claims")
+    await store.store(message(), NOW)
+    old = await claim_one(store)
+    await store.retry_later(old, NOW, NOW, "why")
+    expect(not await store.retry_later(old, NOW, NOW, "again"), "giving back twice is false the second time")
+    expect_equal(await store.finish([old], Outcome.DELIVERED, NOW), 0, "finished with a claim that was given back")
+    new = await claim_one(store)
+    expect_equal(new.message.number_of_failures, 1, "number of failures")
+    expect_equal(await store.finish([old], Outcome.DELIVERED, NOW), 0, "finished with the old claim")
+    expect(not await store.retry_later(old, NOW, NOW, "stale"), "giving back the old claim is false")
+    expect_equal(await store.finish([old, new], Outcome.DELIVERED, NOW), 1, "finished with both claims")
 
 
-@claims
-async def a_claim_from_before_a_comeback_is_void(subject: StoreSubject) -> None:
+@claims.given(a_store)
+async def a_claim_from_before_a_comeback_is_void(store: ClaimingStore) -> None:
     """A claim of a message that went to the error queue and came back holds nothing of its new life."""
-    async with claiming(subject) as store:
-        await store.store(message(), NOW)
-        old = await claim_one(store)
-        await store.finish([old], Outcome.FAILED, NOW)
-        await store.store(message(), NOW)
-        expect_equal(await store.finish([old], Outcome.DELIVERED, NOW), 0, "finished with the old claim")
-        new = await claim_one(store)
-        expect_equal(await store.finish([old], Outcome.DELIVERED, NOW), 0, "finished with the old claim, held anew")
-        expect(not await store.retry_later(old, NOW, NOW, "stale"), "giving back the old claim is false")
-        expect_equal(await store.finish([new], Outcome.DELIVERED, NOW), 1, "finished with the new claim")
+    await store.store(message(), NOW)
+    old = await claim_one(store)
+    await store.finish([old], Outcome.FAILED, NOW)
+    await store.store(message(), NOW)
+    expect_equal(await store.finish([old], Outcome.DELIVERED, NOW), 0, "finished with the old claim")
+    new = await claim_one(store)
+    expect_equal(await store.finish([old], Outcome.DELIVERED, NOW), 0, "finished with the old claim, held anew")
+    expect(not await store.retry_later(old, NOW, NOW, "stale"), "giving back the old claim is false")
+    expect_equal(await store.finish([new], Outcome.DELIVERED, NOW), 1, "finished with the new claim")
 
 
-@claims
-async def a_released_claim_counts_nothing(subject: StoreSubject) -> None:
+@claims.given(a_store)
+async def a_released_claim_counts_nothing(store: ClaimingStore) -> None:
     """What is released can be claimed at once, failed before or not; no failure is counted and no record is written."""
-    async with claiming(subject) as store:
-        await store.store_many([message("failed"), message("new")], NOW)
-        failed = next(c for c in await store.claim_due(NOW + SECOND, 10) if c.message.message_id == "failed")
-        await store.retry_later(failed, NOW + 60 * SECOND, NOW, "why")
-        later = NOW + 61 * SECOND
-        held = await store.claim_due(later, 10)
-        expect_equal(ids(held), ["failed"], "claims of what is free")
-        expect_equal(await store.release(held, None), 1, "released")
-        again = await store.claim_due(later, 10)
-        expect_equal(ids(again), ["failed"], "claims after the release")
-        expect_equal(again[0].message.number_of_failures, 1, "number of failures")
-        inspected = administrable(store)
-        if inspected is not None:
-            kinds = [record.kind for record in await inspected.history("failed")]
-            expect_equal(kinds, [RecordKind.SCHEDULED, RecordKind.RETRIED], "history")
-        expect_equal(await store.finish(again, Outcome.DELIVERED, NOW), 1, "finished with the new claim")
+    await store.store_many([message("failed"), message("new")], NOW)
+    failed = next(c for c in await store.claim_due(NOW + SECOND, 10) if c.message.message_id == "failed")
+    await store.retry_later(failed, NOW + 60 * SECOND, NOW, "why")
+    later = NOW + 61 * SECOND
+    held = await store.claim_due(later, 10)
+    expect_equal(ids(held), ["failed"], "claims of what is free")
+    expect_equal(await store.release(held, None), 1, "released")
+    again = await store.claim_due(later, 10)
+    expect_equal(ids(again), ["failed"], "claims after the release")
+    expect_equal(again[0].message.number_of_failures, 1, "number of failures")
+    inspected = administrable(store)
+    if inspected is not None:
+        kinds = [record.kind for record in await inspected.history("failed")]
+        expect_equal(kinds, [RecordKind.SCHEDULED, RecordKind.RETRIED], "history")
+    expect_equal(await store.finish(again, Outcome.DELIVERED, NOW), 1, "finished with the new claim")
 
 
-@claims
-async def a_released_message_waits_until_then(subject: StoreSubject) -> None:
+@claims.given(a_store)
+async def a_released_message_waits_until_then(store: ClaimingStore) -> None:
     """A batch that is released until some time cannot be claimed before it, and is a batch again after it."""
-    async with claiming(subject) as store:
-        await store.store_many([message(f"{n}", NOW + n * MICROSECOND) for n in range(20)], NOW)
-        held, until = await store.claim_due(NOW + SECOND, 100), NOW + 10 * SECOND
-        expect_equal(await store.release(held, until), 20, "released")
-        expect_equal(ids(await store.claim_due(until, 100)), [], "claims before the time given")
-        expect_equal(await store.next_attempt(), until, "next attempt")
-        again = await store.claim_due(until + MICROSECOND, 100)
-        expect_equal(sorted(ids(again)), sorted(ids(held)), "claims after it")
-        expect_equal({each.message.due for each in again}, {each.message.due for each in held}, "due times")
+    await store.store_many([message(f"{n}", NOW + n * MICROSECOND) for n in range(20)], NOW)
+    held, until = await store.claim_due(NOW + SECOND, 100), NOW + 10 * SECOND
+    expect_equal(await store.release(held, until), 20, "released")
+    expect_equal(ids(await store.claim_due(until, 100)), [], "claims before the time given")
+    expect_equal(await store.next_attempt(), until, "next attempt")
+    again = await store.claim_due(until + MICROSECOND, 100)
+    expect_equal(sorted(ids(again)), sorted(ids(held)), "claims after it")
+    expect_equal({each.message.due for each in again}, {each.message.due for each in held}, "due times")
 
 
-@claims
-async def a_released_claim_is_void(subject: StoreSubject) -> None:
+@claims.given(a_store)
+async def a_released_claim_is_void(store: ClaimingStore) -> None:
     """A claim that was released finishes nothing, fails nothing and releases nothing, claimed anew or not."""
-    async with claiming(subject) as store:
-        await store.store_many([message("a"), message("b")], NOW)
-        old = await store.claim_due(NOW + SECOND, 10)
-        expect_equal(await store.finish(old[1:], Outcome.DELIVERED, NOW), 1, "finished before the release")
-        expect_equal(await store.release(old, None), 1, "released of one that is held and one that is finished")
-        expect_equal(await store.release(old, None), 0, "released a second time")
-        expect_equal(await store.finish(old, Outcome.DELIVERED, NOW), 0, "finished with a released claim")
-        new = await claim_one(store)
-        expect_equal(await store.finish(old, Outcome.DELIVERED, NOW), 0, "finished with the released claim, held anew")
-        expect(not await store.retry_later(old[0], NOW, NOW, "stale"), "failing with the released claim is false")
-        expect_equal(await store.release(old, None), 0, "released with the released claim")
-        expect_equal(await store.finish([new], Outcome.DELIVERED, NOW), 1, "finished with the new claim")
+    await store.store_many([message("a"), message("b")], NOW)
+    old = await store.claim_due(NOW + SECOND, 10)
+    expect_equal(await store.finish(old[1:], Outcome.DELIVERED, NOW), 1, "finished before the release")
+    expect_equal(await store.release(old, None), 1, "released of one that is held and one that is finished")
+    expect_equal(await store.release(old, None), 0, "released a second time")
+    expect_equal(await store.finish(old, Outcome.DELIVERED, NOW), 0, "finished with a released claim")
+    new = await claim_one(store)
+    expect_equal(await store.finish(old, Outcome.DELIVERED, NOW), 0, "finished with the released claim, held anew")
+    expect(not await store.retry_later(old[0], NOW, NOW, "stale"), "failing with the released claim is false")
+    expect_equal(await store.release(old, None), 0, "released with the released claim")
+    expect_equal(await store.finish([new], Outcome.DELIVERED, NOW), 1, "finished with the new claim")
 
 
-@claims
-async def next_attempt_is_the_earliest(subject: StoreSubject) -> None:
+@claims.given(a_store)
+async def next_attempt_is_the_earliest(store: ClaimingStore) -> None:
     """The earliest instant at which an unclaimed message may be attempted; none without any."""
-    async with claiming(subject) as store:
-        expect_equal(await store.next_attempt(), None, "next attempt of an empty store")
-        await store.store_many([message("first"), message("second", NOW + 10 * SECOND)], NOW)
-        expect_equal(await store.next_attempt(), NOW, "next attempt")
-        claim = await claim_one(store)
-        expect_equal(await store.next_attempt(), NOW + 10 * SECOND, "next attempt with the first message claimed")
-        await store.retry_later(claim, NOW + 5 * SECOND, NOW, "why")
-        expect_equal(await store.next_attempt(), NOW + 5 * SECOND, "next attempt after a failure")
-        await store.claim_due(NOW + 11 * SECOND, 10)
-        expect_equal(await store.next_attempt(), None, "next attempt with everything claimed")
+    expect_equal(await store.next_attempt(), None, "next attempt of an empty store")
+    await store.store_many([message("first"), message("second", NOW + 10 * SECOND)], NOW)
+    expect_equal(await store.next_attempt(), NOW, "next attempt")
+    claim = await claim_one(store)
+    expect_equal(await store.next_attempt(), NOW + 10 * SECOND, "next attempt with the first message claimed")
+    await store.retry_later(claim, NOW + 5 * SECOND, NOW, "why")
+    expect_equal(await store.next_attempt(), NOW + 5 * SECOND, "next attempt after a failure")
+    await store.claim_due(NOW + 11 * SECOND, 10)
+    expect_equal(await store.next_attempt(), None, "next attempt with everything claimed")
 
 
-@claims
-async def what_is_due_earlier_wakes(subject: StoreSubject) -> None:
+@claims.given(a_store)
+async def what_is_due_earlier_wakes(store: ClaimingStore) -> None:
     """A message due before all others wakes who listens; one due later does not, nor anything after listening ended."""
-    async with claiming(subject) as store:
-        woken: list[str] = []
-        stop = await store.listen(lambda: woken.append("woken"))
-        await store.store(message("first", NOW + 100 * SECOND), NOW)
-        expect(bool(woken), "the first message wakes")
-        woken.clear()
-        await store.store_many([message("later", NOW + 101 * SECOND), message("last", NOW + 200 * SECOND)], NOW)
-        expect_equal(woken, [], "wake-ups by messages due later")
-        await store.store_many([message("between", NOW + 150 * SECOND), message("earlier", NOW + 99 * SECOND)], NOW)
-        expect(bool(woken), "an earlier message wakes")
-        woken.clear()
-        stop()
-        await store.store(message("earliest", NOW), NOW)
-        expect_equal(woken, [], "wake-ups after listening ended")
+    woken: list[str] = []
+    stop = await store.listen(lambda: woken.append("woken"))
+    await store.store(message("first", NOW + 100 * SECOND), NOW)
+    expect(bool(woken), "the first message wakes")
+    woken.clear()
+    await store.store_many([message("later", NOW + 101 * SECOND), message("last", NOW + 200 * SECOND)], NOW)
+    expect_equal(woken, [], "wake-ups by messages due later")
+    await store.store_many([message("between", NOW + 150 * SECOND), message("earlier", NOW + 99 * SECOND)], NOW)
+    expect(bool(woken), "an earlier message wakes")
+    woken.clear()
+    stop()
+    await store.store(message("earliest", NOW), NOW)
+    expect_equal(woken, [], "wake-ups after listening ended")
 
 
 async def _store_during(store: ClaimingStore, look: Callable[[], Awaitable[datetime | None]]) -> None:
@@ -272,50 +256,39 @@ async def _store_during(store: ClaimingStore, look: Callable[[], Awaitable[datet
     stop()
 
 
-@claims
-async def what_is_stored_during_a_look_is_not_slept_over(subject: StoreSubject) -> None:
+@claims.given(a_store)
+async def what_is_stored_during_a_look_is_not_slept_over(store: ClaimingStore) -> None:
     """A message stored while the next attempt is asked for, due after what was claimed, wakes or is in the answer."""
-    async with claiming(subject) as store:
-        await _store_during(store, store.next_attempt)
+    await _store_during(store, store.next_attempt)
 
 
-@claims
-async def what_is_stored_during_a_move_is_not_slept_over(subject: StoreSubject) -> None:
+@claims.given(beside_queues)
+async def what_is_stored_during_a_move_is_not_slept_over(store: MovingStore, transport: Transport) -> None:
     """Moving: a message stored while a move is under way, due after what it moves, wakes or is in its answer."""
-    async with claiming(subject) as store:
-        mover = moving(store)
-        if mover is None:
-            return
-        transport = subject.transport()
-        try:
-            await transport.create_queues([QUEUE])
 
-            async def look() -> datetime | None:
-                return (await mover.move_due(NOW, 10)).next_attempt
+    async def look() -> datetime | None:
+        return (await store.move_due(NOW, 10)).next_attempt
 
-            await _store_during(store, look)
-        finally:
-            await close(transport)
+    await _store_during(store, look)
 
 
-@claims
-async def a_wake_up_follows_the_commit(subject: StoreSubject) -> None:
+@claims.given(a_store)
+async def a_wake_up_follows_the_commit(store: ClaimingStore) -> None:
     """Who is woken and looks finds the message: the wake-up never comes before it can be claimed."""
-    async with claiming(subject) as store:
-        alarm = Alarm()
-        found: list[datetime | None] = []
+    alarm = Alarm()
+    found: list[datetime | None] = []
 
-        async def look() -> None:
-            await alarm.wait()
-            found.append(await store.next_attempt())
+    async def look() -> None:
+        await alarm.wait()
+        found.append(await store.next_attempt())
 
-        stop = await store.listen(alarm.ring)
-        with in_time("a wake-up", wakes=True):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(look)
-                await store.store(message(), NOW)
-        stop()
-        expect_equal(found, [NOW], "what the woken one finds")
+    stop = await store.listen(alarm.ring)
+    with in_time("a wake-up", wakes=True):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(look)
+            await store.store(message(), NOW)
+    stop()
+    expect_equal(found, [NOW], "what the woken one finds")
 
 
 @claims
@@ -326,15 +299,11 @@ async def other_processes_do_not_claim_it_too(subject: StoreSubject) -> None:
         held = await claim_one(store)
         if not store.capabilities.shared:
             return
-        other = claims_of(subject.open_elsewhere())
-        try:
-            await prepare(other)
+        async with prepared(claims_of(subject.open_elsewhere())) as other:
             expect_equal(ids(await other.claim_due(NOW + SECOND, 10)), [], "claims by another process")
             expect_equal(await other.finish([held], Outcome.DELIVERED, NOW), 0, "finished by another process")
             expect(not await other.retry_later(held, NOW, NOW, "foreign"), "another process cannot give it back")
             expect_equal(await store.finish([held], Outcome.DELIVERED, NOW), 1, "finished by the holder")
-        finally:
-            await close(other)
 
 
 @claims
@@ -344,12 +313,8 @@ async def claims_end_with_their_process(subject: StoreSubject) -> None:
         if not store.capabilities.shared:
             return
         await store.store(message(), NOW)
-        other = claims_of(subject.open_elsewhere())
-        try:
-            await prepare(other)
+        async with prepared(claims_of(subject.open_elsewhere())) as other:
             held = await claim_one(other)
-        finally:
-            await close(other)
         again = await claim_one(store)
         expect_equal(again.message, held.message, "the message after its holder ended")
         expect_equal(await store.finish([again], Outcome.DELIVERED, NOW), 1, "finished by the one that took over")
@@ -363,12 +328,8 @@ async def other_processes_are_woken(subject: StoreSubject) -> None:
             return
         alarm = Alarm()
         stop = await store.listen(alarm.ring)
-        other = claims_of(subject.open_elsewhere())
-        try:
-            await prepare(other)
+        async with prepared(claims_of(subject.open_elsewhere())) as other:
             await other.store(message(), NOW)
             with in_time("a wake-up from another process", wakes=True):
                 await alarm.wait()
-        finally:
-            stop()
-            await close(other)
+        stop()

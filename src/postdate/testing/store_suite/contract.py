@@ -2,115 +2,114 @@
 
 from __future__ import annotations
 
-from postdate.ports import capabilities_of
+from postdate.ports import DelayedMessageStore, capabilities_of
 from postdate.testing.conformance import Topic, expect, expect_equal
-from postdate.testing.store_suite.subject import MICROSECOND, NOW, SECOND, StoreSubject, administrable, message, opened
+from postdate.testing.store_suite.subject import (
+    MICROSECOND,
+    NOW,
+    SECOND,
+    StoreSubject,
+    administrable,
+    any_store,
+    message,
+)
 
 contract: Topic[StoreSubject] = Topic("contract")
 
 
-@contract
-async def oldest_due_first(subject: StoreSubject) -> None:
+@contract.given(any_store)
+async def oldest_due_first(store: DelayedMessageStore) -> None:
     """Of messages due 3 s ago, 1 s ago and in 1 s, the one due 3 s ago is fetched first, the last one not (row 18)."""
-    async with opened(subject) as store:
-        for offset in (1, -3, -1):
-            await store.store(message(f"{offset}", NOW + offset * SECOND), NOW)
-        fetched = [await store.fetch_next_due(NOW) for _ in range(3)]
-        expect_equal([each and each.message_id for each in fetched], ["-3", "-1", None], "fetched ids")
+    for offset in (1, -3, -1):
+        await store.store(message(f"{offset}", NOW + offset * SECOND), NOW)
+    fetched = [await store.fetch_next_due(NOW) for _ in range(3)]
+    expect_equal([each and each.message_id for each in fetched], ["-3", "-1", None], "fetched ids")
 
 
-@contract
-async def due_is_compared_strictly(subject: StoreSubject) -> None:
+@contract.given(any_store)
+async def due_is_compared_strictly(store: DelayedMessageStore) -> None:
     """A message due at the very instant asked for is not fetched; one microsecond later it is (row 19)."""
-    async with opened(subject) as store:
-        await store.store(message(), NOW)
-        expect(await store.fetch_next_due(NOW) is None, "nothing is fetched at its due time")
-        step = max(MICROSECOND, capabilities_of(store).time_precision)
-        expect(await store.fetch_next_due(NOW + step) is not None, "it is fetched one step later")
+    await store.store(message(), NOW)
+    expect(await store.fetch_next_due(NOW) is None, "nothing is fetched at its due time")
+    step = max(MICROSECOND, capabilities_of(store).time_precision)
+    expect(await store.fetch_next_due(NOW + step) is not None, "it is fetched one step later")
 
 
-@contract
-async def nothing_is_fetched_early(subject: StoreSubject) -> None:
+@contract.given(any_store)
+async def nothing_is_fetched_early(store: DelayedMessageStore) -> None:
     """With only future messages nothing is fetched (row 20)."""
-    async with opened(subject) as store:
-        await store.store(message(due=NOW + MICROSECOND), NOW)
-        await store.store(message("m-2", due=NOW + 1000 * SECOND), NOW)
-        expect(await store.fetch_next_due(NOW) is None, "nothing is fetched before its due time")
+    await store.store(message(due=NOW + MICROSECOND), NOW)
+    await store.store(message("m-2", due=NOW + 1000 * SECOND), NOW)
+    expect(await store.fetch_next_due(NOW) is None, "nothing is fetched before its due time")
 
 
-@contract
-async def next_due_is_the_earliest(subject: StoreSubject) -> None:
+@contract.given(any_store)
+async def next_due_is_the_earliest(store: DelayedMessageStore) -> None:
     """The earliest due time, overdue and fetched messages included; none on an empty store (row 21)."""
-    async with opened(subject) as store:
-        expect_equal(await store.next_due(), None, "next due of an empty store")
-        await store.store(message("later", NOW + SECOND), NOW)
-        await store.store(message("overdue", NOW - SECOND), NOW)
-        expect_equal(await store.next_due(), NOW - SECOND, "next due")
-        await store.fetch_next_due(NOW)
-        expect_equal(await store.next_due(), NOW - SECOND, "next due with the earliest message fetched")
-        await store.remove("overdue", NOW)
-        expect_equal(await store.next_due(), NOW + SECOND, "next due with the earliest message removed")
+    expect_equal(await store.next_due(), None, "next due of an empty store")
+    await store.store(message("later", NOW + SECOND), NOW)
+    await store.store(message("overdue", NOW - SECOND), NOW)
+    expect_equal(await store.next_due(), NOW - SECOND, "next due")
+    await store.fetch_next_due(NOW)
+    expect_equal(await store.next_due(), NOW - SECOND, "next due with the earliest message fetched")
+    await store.remove("overdue", NOW)
+    expect_equal(await store.next_due(), NOW + SECOND, "next due with the earliest message removed")
 
 
-@contract
-async def remove_says_whether_it_was_there(subject: StoreSubject) -> None:
+@contract.given(any_store)
+async def remove_says_whether_it_was_there(store: DelayedMessageStore) -> None:
     """The first remove is true, the second false, that of an unknown id false (row 22)."""
-    async with opened(subject) as store:
-        await store.store(message(), NOW)
-        await store.fetch_next_due(NOW + SECOND)
-        removed = [await store.remove(id_, NOW) for id_ in ("m-1", "m-1", "unknown")]
-        expect_equal(removed, [True, False, False], "results of remove")
-        expect_equal(await store.next_due(), None, "next due after remove")
+    await store.store(message(), NOW)
+    await store.fetch_next_due(NOW + SECOND)
+    removed = [await store.remove(id_, NOW) for id_ in ("m-1", "m-1", "unknown")]
+    expect_equal(removed, [True, False, False], "results of remove")
+    expect_equal(await store.next_due(), None, "next due after remove")
 
 
-@contract
-async def increment_says_whether_it_was_there(subject: StoreSubject) -> None:
+@contract.given(any_store)
+async def increment_says_whether_it_was_there(store: DelayedMessageStore) -> None:
     """Counting a failure is true and the count grows by one; after removal, and of an unknown id, false (row 23)."""
-    async with opened(subject) as store:
-        await store.store(message(), NOW)
-        for expected in range(3):
-            fetched = await store.fetch_next_due(NOW + SECOND)
-            expect_equal(fetched and fetched.number_of_failures, expected, "number of failures")
-            expect(await store.increment_failure_count("m-1", NOW), "counting a failure of a fetched message is true")
-        await store.remove("m-1", NOW)
-        expect(not await store.increment_failure_count("m-1", NOW), "counting a failure of a removed message is false")
-        expect(not await store.increment_failure_count("unknown", NOW), "counting a failure of an unknown id is false")
+    await store.store(message(), NOW)
+    for expected in range(3):
+        fetched = await store.fetch_next_due(NOW + SECOND)
+        expect_equal(fetched and fetched.number_of_failures, expected, "number of failures")
+        expect(await store.increment_failure_count("m-1", NOW), "counting a failure of a fetched message is true")
+    await store.remove("m-1", NOW)
+    expect(not await store.increment_failure_count("m-1", NOW), "counting a failure of a removed message is false")
+    expect(not await store.increment_failure_count("unknown", NOW), "counting a failure of an unknown id is false")
 
 
-@contract
-async def a_fetched_message_is_hidden(subject: StoreSubject) -> None:
+@contract.given(any_store)
+async def a_fetched_message_is_hidden(store: DelayedMessageStore) -> None:
     """The second fetch passes over the message of the first and returns the next one, then none (row 24)."""
-    async with opened(subject) as store:
-        await store.store(message("first", NOW - 2 * SECOND), NOW)
-        await store.store(message("second", NOW - SECOND), NOW)
-        fetched = [await store.fetch_next_due(NOW) for _ in range(3)]
-        expect_equal([each and each.message_id for each in fetched], ["first", "second", None], "fetched ids")
+    await store.store(message("first", NOW - 2 * SECOND), NOW)
+    await store.store(message("second", NOW - SECOND), NOW)
+    fetched = [await store.fetch_next_due(NOW) for _ in range(3)]
+    expect_equal([each and each.message_id for each in fetched], ["first", "second", None], "fetched ids")
 
 
-@contract
-async def a_failed_message_is_fetched_again_unchanged(subject: StoreSubject) -> None:
+@contract.given(any_store)
+async def a_failed_message_is_fetched_again_unchanged(store: DelayedMessageStore) -> None:
     """After a counted failure the message can be fetched again, all else unchanged (row 25)."""
-    async with opened(subject) as store:
-        await store.store(message(expires_at=NOW + SECOND), NOW)
-        before = await store.fetch_next_due(NOW + SECOND)
-        await store.increment_failure_count("m-1", NOW)
-        after = await store.fetch_next_due(NOW + SECOND)
-        expect(before is not None and after is not None, "the message is fetched before and after its failure")
-        assert before is not None
-        assert after is not None
-        for field in ("message_id", "due", "destination", "headers", "body", "expires_at"):
-            expect_equal(getattr(after, field), getattr(before, field), f"{field} after a failure")
-        expect_equal(after.number_of_failures, 1, "number of failures")
+    await store.store(message(expires_at=NOW + SECOND), NOW)
+    before = await store.fetch_next_due(NOW + SECOND)
+    await store.increment_failure_count("m-1", NOW)
+    after = await store.fetch_next_due(NOW + SECOND)
+    expect(before is not None and after is not None, "the message is fetched before and after its failure")
+    assert before is not None
+    assert after is not None
+    for field in ("message_id", "due", "destination", "headers", "body", "expires_at"):
+        expect_equal(getattr(after, field), getattr(before, field), f"{field} after a failure")
+    expect_equal(after.number_of_failures, 1, "number of failures")
 
 
-@contract
-async def remove_is_a_delivery(subject: StoreSubject) -> None:
+@contract.given(any_store)
+async def remove_is_a_delivery(store: DelayedMessageStore) -> None:
     """What the simple contract removes was delivered, and is recorded so where records are kept."""
-    async with opened(subject) as store:
-        await store.store(message(), NOW)
-        await store.fetch_next_due(NOW + SECOND)
-        await store.remove("m-1", NOW + SECOND)
-        inspected = administrable(store)
-        if inspected is not None:
-            history = await inspected.history("m-1")
-            expect_equal([record.kind.name for record in history], ["SCHEDULED", "DELIVERED"], "history")
+    await store.store(message(), NOW)
+    await store.fetch_next_due(NOW + SECOND)
+    await store.remove("m-1", NOW + SECOND)
+    inspected = administrable(store)
+    if inspected is not None:
+        history = await inspected.history("m-1")
+        expect_equal([record.kind.name for record in history], ["SCHEDULED", "DELIVERED"], "history")

@@ -18,7 +18,6 @@ from postdate.testing.store_suite.subject import (
     NOW,
     SECOND,
     StoreSubject,
-    claiming,
     columnar,
     message,
     scannable,
@@ -60,71 +59,56 @@ async def _held(store: ScannableStore) -> AsyncGenerator[str | None]:
         await to_thread.run_sync(snapshot.__exit__, None, None, None)
 
 
-@scanning
-async def parts_cover_every_row_once(subject: StoreSubject) -> None:
+@scanning.given(scannable)
+async def parts_cover_every_row_once(store: ClaimingStore, scanned: ScannableStore) -> None:
     """Whatever the number of parts, together they hold every pending message exactly once, gaps or not."""
-    async with claiming(subject) as store:
-        scanned = scannable(store)
-        if scanned is None:
-            return
-        await store.store_many([message(f"m-{n}", NOW + (n % 5) * SECOND) for n in range(100)], NOW)
-        gone = await store.claim_due(NOW + 2 * SECOND, 30)
-        await store.finish(gone, Outcome.DELIVERED, NOW)
-        expected = Counter({f"m-{n}" for n in range(100)} - {claim.message.message_id for claim in gone})
-        for parts in (1, 2, 3, 7, 200):
-            rows = await to_thread.run_sync(_read, scanned, "pending", parts, ["message_id"])
-            expect_equal(Counter(row[0] for row in rows), expected, f"rows in {parts} parts")
+    await store.store_many([message(f"m-{n}", NOW + (n % 5) * SECOND) for n in range(100)], NOW)
+    gone = await store.claim_due(NOW + 2 * SECOND, 30)
+    await store.finish(gone, Outcome.DELIVERED, NOW)
+    expected = Counter({f"m-{n}" for n in range(100)} - {claim.message.message_id for claim in gone})
+    for parts in (1, 2, 3, 7, 200):
+        rows = await to_thread.run_sync(_read, scanned, "pending", parts, ["message_id"])
+        expect_equal(Counter(row[0] for row in rows), expected, f"rows in {parts} parts")
 
 
-@scanning
-async def columns_come_as_asked_for(subject: StoreSubject) -> None:
+@scanning.given(scannable)
+async def columns_come_as_asked_for(store: ClaimingStore, scanned: ScannableStore) -> None:
     """Rows hold the columns asked for, in that order; times are microseconds since 1970.
 
     Behind the JSON of the headers may be white space: it is their text as it is stored, with a checksum if it has one.
     """
-    async with claiming(subject) as store:
-        scanned = scannable(store)
-        if scanned is None:
-            return
-        await store.store(message(expires_at=NOW + SECOND, body=b"\0body"), NOW)
-        columns = ["body", "due", "message_id", "expires_at", "number_of_failures", "destination", "headers"]
-        (row,) = await to_thread.run_sync(_read, scanned, "pending", 1, columns)
-        stored = message()
-        expected = (
-            b"\0body", to_microseconds(NOW), "m-1", to_microseconds(NOW + SECOND), 0,
-            stored.destination, '{"kind":"check"}',
-        )  # fmt: skip
-        *others, headers = row
-        expect_equal((*others, headers.rstrip(" \t")), expected, "row")
-        columns = ["kind", "message_id", "at", "due", "destination", "detail"]
-        (record,) = await to_thread.run_sync(_read, scanned, "records", 1, columns)
-        at = to_microseconds(NOW)
-        expected_record = (int(RecordKind.SCHEDULED), "m-1", at, at, stored.destination, None)
-        expect_equal(tuple(record), expected_record, "record")
+    await store.store(message(expires_at=NOW + SECOND, body=b"\0body"), NOW)
+    columns = ["body", "due", "message_id", "expires_at", "number_of_failures", "destination", "headers"]
+    (row,) = await to_thread.run_sync(_read, scanned, "pending", 1, columns)
+    stored = message()
+    expected = (
+        b"\0body", to_microseconds(NOW), "m-1", to_microseconds(NOW + SECOND), 0,
+        stored.destination, '{"kind":"check"}',
+    )  # fmt: skip
+    *others, headers = row
+    expect_equal((*others, headers.rstrip(" \t")), expected, "row")
+    columns = ["kind", "message_id", "at", "due", "destination", "detail"]
+    (record,) = await to_thread.run_sync(_read, scanned, "records", 1, columns)
+    at = to_microseconds(NOW)
+    expected_record = (int(RecordKind.SCHEDULED), "m-1", at, at, stored.destination, None)
+    expect_equal(tuple(record), expected_record, "record")
 
 
-@scanning
-async def an_empty_store_has_no_rows(subject: StoreSubject) -> None:
+@scanning.given(scannable)
+async def an_empty_store_has_no_rows(store: ClaimingStore, scanned: ScannableStore) -> None:
     """Nothing pending, no records, nothing queued: no rows."""
-    async with claiming(subject) as store:
-        scanned = scannable(store)
-        if scanned is not None:
-            for what in ("pending", "records", "queued"):
-                rows = await to_thread.run_sync(_read, scanned, what, 4, ["message_id"])
-                expect_equal(rows, [], f"rows of {what}")
+    for what in ("pending", "records", "queued"):
+        rows = await to_thread.run_sync(_read, scanned, what, 4, ["message_id"])
+        expect_equal(rows, [], f"rows of {what}")
 
 
-@scanning
-async def what_does_not_exist_is_refused(subject: StoreSubject) -> None:
+@scanning.given(scannable)
+async def what_does_not_exist_is_refused(store: ClaimingStore, scanned: ScannableStore) -> None:
     """An unknown relation or column raises PipelineError."""
-    async with claiming(subject) as store:
-        scanned = scannable(store)
-        if scanned is None:
-            return
-        with expect_error(PipelineError, "an unknown relation"):
-            scanned.scan_parts("saga", 1)
-        with expect_error(PipelineError, "an unknown column"):
-            list(scanned.scan(Scan("pending", ("colour",)), ScanPart(0, 1), _PAGE))
+    with expect_error(PipelineError, "an unknown relation"):
+        scanned.scan_parts("saga", 1)
+    with expect_error(PipelineError, "an unknown column"):
+        list(scanned.scan(Scan("pending", ("colour",)), ScanPart(0, 1), _PAGE))
 
 
 async def _store_various(store: ClaimingStore) -> None:
@@ -168,73 +152,61 @@ def _fulfils(row: dict[str, Any], where: ScanFilter) -> bool:
     )
 
 
-@scanning
-async def only_what_is_asked_for_is_read(subject: StoreSubject) -> None:
+@scanning.given(scannable)
+async def only_what_is_asked_for_is_read(store: ClaimingStore, scanned: ScannableStore) -> None:
     """A filter leaves exactly the rows that fulfil all its conditions; texts are compared character by character."""
-    async with claiming(subject) as store:
-        scanned = scannable(store)
-        if scanned is None:
-            return
-        await _store_various(store)
-        for what in ("pending", "records"):
-            columns = _COLUMNS[what]
-            every = await to_thread.run_sync(_read, scanned, what, 1, columns)
-            expect_equal(len(every), 5 if what == "pending" else 7, f"rows of {what}")
-            for name, where in _FILTERS.items():
-                scan, parts = Scan(what, columns, where), scanned.scan_parts(what, 2)
-                found = await to_thread.run_sync(_rows, scanned, scan, parts)
-                expected = [row for row in every if _fulfils(dict(zip(columns, row, strict=True)), where)]
-                expect_equal(Counter(found), Counter(expected), f"{what}: {name}")
-                nothing = await to_thread.run_sync(_rows, scanned, Scan(what, (), where), parts)
-                expect_equal(len(nothing), len(expected), f"{what}: {name}, no columns")
+    await _store_various(store)
+    for what in ("pending", "records"):
+        columns = _COLUMNS[what]
+        every = await to_thread.run_sync(_read, scanned, what, 1, columns)
+        expect_equal(len(every), 5 if what == "pending" else 7, f"rows of {what}")
+        for name, where in _FILTERS.items():
+            scan, parts = Scan(what, columns, where), scanned.scan_parts(what, 2)
+            found = await to_thread.run_sync(_rows, scanned, scan, parts)
+            expected = [row for row in every if _fulfils(dict(zip(columns, row, strict=True)), where)]
+            expect_equal(Counter(found), Counter(expected), f"{what}: {name}")
+            nothing = await to_thread.run_sync(_rows, scanned, Scan(what, (), where), parts)
+            expect_equal(len(nothing), len(expected), f"{what}: {name}, no columns")
 
 
-@scanning
-async def a_snapshot_is_one_instant(subject: StoreSubject) -> None:
+@scanning.given(scannable)
+async def a_snapshot_is_one_instant(store: ClaimingStore, scanned: ScannableStore) -> None:
     """What is stored, delivered and recorded while a snapshot is held is not seen with it; a store may have none."""
-    async with claiming(subject) as store:
-        scanned = scannable(store)
-        if scanned is None:
+    await store.store_many([message(f"m-{n}") for n in range(20)], NOW)
+    async with _held(scanned) as snapshot:
+        parts = {what: scanned.scan_parts(what, 3) for what in ("pending", "records")}
+        await store.store_many([message(f"later-{n}") for n in range(5)], NOW)
+        await store.finish(await store.claim_due(NOW + SECOND, 10), Outcome.DELIVERED, NOW)
+        if snapshot is None:
             return
-        await store.store_many([message(f"m-{n}") for n in range(20)], NOW)
-        async with _held(scanned) as snapshot:
-            parts = {what: scanned.scan_parts(what, 3) for what in ("pending", "records")}
-            await store.store_many([message(f"later-{n}") for n in range(5)], NOW)
-            await store.finish(await store.claim_due(NOW + SECOND, 10), Outcome.DELIVERED, NOW)
-            if snapshot is None:
-                return
-            for what in ("pending", "records"):
-                scan = Scan(what, ("message_id",), snapshot=snapshot)
-                rows = await to_thread.run_sync(_rows, scanned, scan, parts[what])
-                expect_equal(Counter(rows), Counter((f"m-{n}",) for n in range(20)), f"{what} of the snapshot")
-        expect_equal(len(await to_thread.run_sync(_read, scanned, "records", 3, ["kind"])), 35, "records by now")
-        with expect_error(PipelineError, "a snapshot that is not held any more"):
-            await to_thread.run_sync(_rows, scanned, scan, parts["records"])
+        for what in ("pending", "records"):
+            scan = Scan(what, ("message_id",), snapshot=snapshot)
+            rows = await to_thread.run_sync(_rows, scanned, scan, parts[what])
+            expect_equal(Counter(rows), Counter((f"m-{n}",) for n in range(20)), f"{what} of the snapshot")
+    expect_equal(len(await to_thread.run_sync(_read, scanned, "records", 3, ["kind"])), 35, "records by now")
+    with expect_error(PipelineError, "a snapshot that is not held any more"):
+        await to_thread.run_sync(_rows, scanned, scan, parts["records"])
 
 
-@scanning
-async def columns_hold_what_rows_hold(subject: StoreSubject) -> None:
+@scanning.given(columnar)
+async def columns_hold_what_rows_hold(store: ClaimingStore, columns: ScannableStore) -> None:
     """Read as columns, everything is what it is read as rows: values, order of columns, filters, and no columns."""
-    async with claiming(subject) as store:
-        columns = columnar(store)
-        if columns is None:
-            return
-        from postdate.testing.store_suite.columns import rows_of_columns
+    from postdate.testing.store_suite.columns import rows_of_columns
 
-        await _store_various(store)
-        async with _held(columns) as snapshot:
-            for what, known in _COLUMNS.items():
-                shares, whole = columns.scan_parts(what, 2), columns.scan_parts(what, 1)
-                for name, where in _FILTERS.items():
-                    rows = await to_thread.run_sync(_rows, columns, Scan(what, known, where, snapshot), shares)
-                    for wanted in (known, known[::-1], known[:1], ()):
-                        parts = shares if wanted == known else whole  # each part may cost a store a connection
-                        scan = Scan(what, wanted, where, snapshot)
-                        found = await to_thread.run_sync(rows_of_columns, columns, scan, parts)
-                        expected = Counter(tuple(row[known.index(column)] for column in wanted) for row in rows)
-                        expect_equal(Counter(found), expected, f"{what}: {name}, columns {wanted}")
-        with expect_error(PipelineError, "an unknown column"):
-            list(columns.scan_columns(Scan("pending", ("colour",)), ScanPart(0, 1)))
-        if snapshot is not None:
-            with expect_error(PipelineError, "a snapshot that is not held any more"):
-                list(columns.scan_columns(Scan("pending", (), snapshot=snapshot), ScanPart(0, 1)))
+    await _store_various(store)
+    async with _held(columns) as snapshot:
+        for what, known in _COLUMNS.items():
+            shares, whole = columns.scan_parts(what, 2), columns.scan_parts(what, 1)
+            for name, where in _FILTERS.items():
+                rows = await to_thread.run_sync(_rows, columns, Scan(what, known, where, snapshot), shares)
+                for wanted in (known, known[::-1], known[:1], ()):
+                    parts = shares if wanted == known else whole  # each part may cost a store a connection
+                    scan = Scan(what, wanted, where, snapshot)
+                    found = await to_thread.run_sync(rows_of_columns, columns, scan, parts)
+                    expected = Counter(tuple(row[known.index(column)] for column in wanted) for row in rows)
+                    expect_equal(Counter(found), expected, f"{what}: {name}, columns {wanted}")
+    with expect_error(PipelineError, "an unknown column"):
+        list(columns.scan_columns(Scan("pending", ("colour",)), ScanPart(0, 1)))
+    if snapshot is not None:
+        with expect_error(PipelineError, "a snapshot that is not held any more"):
+            list(columns.scan_columns(Scan("pending", (), snapshot=snapshot), ScanPart(0, 1)))

@@ -12,12 +12,14 @@ from postdate.core.repetitions import is_stored
 from postdate.errors import DuplicateMessage, MessageTooLarge, PostdateError
 from postdate.messages import DelayedMessage, encode_headers
 from postdate.ports import ClaimingStore, Outcome, Recording, RecordKind, capabilities_of
+from postdate.ports.scanning import ScannableStore
 from postdate.testing.conformance import ConformanceFailure, Topic, expect, expect_equal, expect_error
 from postdate.testing.store_suite.subject import (
     MICROSECOND,
     NOW,
     SECOND,
     StoreSubject,
+    a_store,
     administrable,
     claim_one,
     claiming,
@@ -37,136 +39,125 @@ async def _comes_back(store: ClaimingStore, stored: DelayedMessage) -> None:
         expect_equal(getattr(found, field), getattr(stored, field), f"{field} of a stored message")
 
 
-@storing
-async def a_message_is_unchanged(subject: StoreSubject) -> None:
+@storing.given(a_store)
+async def a_message_is_unchanged(store: ClaimingStore) -> None:
     """Id, destination, due time, headers, body and expiry come back as they were, with no failures (row 16)."""
-    async with claiming(subject) as store:
-        stored = message(headers={"a": "1", "b": ""}, body=bytes(range(256)), expires_at=NOW + SECOND)
-        await store.store(stored, NOW)
-        await _comes_back(store, stored)
+    stored = message(headers={"a": "1", "b": ""}, body=bytes(range(256)), expires_at=NOW + SECOND)
+    await store.store(stored, NOW)
+    await _comes_back(store, stored)
 
 
-@storing
-async def failures_start_at_zero(subject: StoreSubject) -> None:
+@storing.given(a_store)
+async def failures_start_at_zero(store: ClaimingStore) -> None:
     """A message arrives with the failures of its former life; in the store it begins with none."""
-    async with claiming(subject) as store:
-        await store.store(DelayedMessage("m-1", NOW, "queue", number_of_failures=7), NOW)
-        expect_equal((await claim_one(store)).message.number_of_failures, 0, "failures of a new message")
+    await store.store(DelayedMessage("m-1", NOW, "queue", number_of_failures=7), NOW)
+    expect_equal((await claim_one(store)).message.number_of_failures, 0, "failures of a new message")
 
 
-@storing
-async def unicode_survives(subject: StoreSubject) -> None:
+@storing.given(a_store)
+async def unicode_survives(store: ClaimingStore) -> None:
     """Ids, destinations and headers in any script, emoji included, come back unchanged (row 10)."""
-    async with claiming(subject) as store:
-        stored = message(
-            "отправка-🕰️-\u0301",
-            destination="очередь.配達.📮",
-            headers={
-                "ключ 🔑": "значение",
-                "naïve": "e\u0301≠é",
-                "emoji": "👩\u200d🚀",
-                "space": " \t\r\n",
-                "empty": "",
-            },
-        )
-        await store.store(stored, NOW)
-        await _comes_back(store, stored)
+    stored = message(
+        "отправка-🕰️-\u0301",
+        destination="очередь.配達.📮",
+        headers={
+            "ключ 🔑": "значение",
+            "naïve": "e\u0301≠é",
+            "emoji": "👩\u200d🚀",
+            "space": " \t\r\n",
+            "empty": "",
+        },
+    )
+    await store.store(stored, NOW)
+    await _comes_back(store, stored)
 
 
-@storing
-async def an_empty_body_and_no_headers_survive(subject: StoreSubject) -> None:
+@storing.given(a_store)
+async def an_empty_body_and_no_headers_survive(store: ClaimingStore) -> None:
     """Nothing is not something else."""
-    async with claiming(subject) as store:
-        stored = DelayedMessage("m-1", NOW, "queue", {}, b"")
-        await store.store(stored, NOW)
-        await _comes_back(store, stored)
+    stored = DelayedMessage("m-1", NOW, "queue", {}, b"")
+    await store.store(stored, NOW)
+    await _comes_back(store, stored)
 
 
-@storing
-async def a_large_body_survives(subject: StoreSubject) -> None:
+@storing.given(a_store)
+async def a_large_body_survives(store: ClaimingStore) -> None:
     """A body of one megabyte, or as large as the store takes, comes back byte for byte."""
-    async with claiming(subject) as store:
-        room = store.capabilities.largest_message_bytes - len(encode_headers(message().headers).encode())
-        stored = message(body=(bytes(range(256)) * 4096)[:room])
-        await store.store(stored, NOW)
-        await _comes_back(store, stored)
+    room = store.capabilities.largest_message_bytes - len(encode_headers(message().headers).encode())
+    stored = message(body=(bytes(range(256)) * 4096)[:room])
+    await store.store(stored, NOW)
+    await _comes_back(store, stored)
 
 
-@storing
-async def microseconds_survive(subject: StoreSubject) -> None:
+@storing.given(a_store)
+async def microseconds_survive(store: ClaimingStore) -> None:
     """Due times and expiries are kept to the declared precision and never rounded to an earlier instant."""
-    async with claiming(subject) as store:
-        precision = store.capabilities.time_precision
-        stored = message(due=NOW + MICROSECOND, expires_at=NOW + 3 * MICROSECOND)
-        await store.store(stored, NOW)
-        found = (await claim_one(store, stored.due + precision)).message
-        expect(stored.due <= found.due < stored.due + precision, f"{stored.due} came back as {found.due}")
-        assert stored.expires_at is not None
-        expect(found.expires_at is not None, "the expiry comes back")
-        assert found.expires_at is not None
-        expect(stored.expires_at <= found.expires_at < stored.expires_at + precision, f"expiry {found.expires_at}")
+    precision = store.capabilities.time_precision
+    stored = message(due=NOW + MICROSECOND, expires_at=NOW + 3 * MICROSECOND)
+    await store.store(stored, NOW)
+    found = (await claim_one(store, stored.due + precision)).message
+    expect(stored.due <= found.due < stored.due + precision, f"{stored.due} came back as {found.due}")
+    assert stored.expires_at is not None
+    expect(found.expires_at is not None, "the expiry comes back")
+    assert found.expires_at is not None
+    expect(stored.expires_at <= found.expires_at < stored.expires_at + precision, f"expiry {found.expires_at}")
 
 
-@storing
-async def far_due_times_survive(subject: StoreSubject) -> None:
+@storing.given(a_store)
+async def far_due_times_survive(store: ClaimingStore) -> None:
     """Due times of other centuries are kept as they are."""
-    async with claiming(subject) as store:
-        years = (1900, 1969, 1970, 2100, 9998)
-        for year in years:
-            await store.store(message(str(year), NOW.replace(year=year)), NOW)
-        claims = await store.claim_due(NOW.replace(year=9999), 10)
-        expect_equal([claim.message.due.year for claim in claims], list(years), "years of due times")
+    years = (1900, 1969, 1970, 2100, 9998)
+    for year in years:
+        await store.store(message(str(year), NOW.replace(year=year)), NOW)
+    claims = await store.claim_due(NOW.replace(year=9999), 10)
+    expect_equal([claim.message.due.year for claim in claims], list(years), "years of due times")
 
 
-@storing
-async def due_times_are_instants(subject: StoreSubject) -> None:
+@storing.given(a_store)
+async def due_times_are_instants(store: ClaimingStore) -> None:
     """A due time given in another time zone is the same instant and comes back in UTC."""
-    async with claiming(subject) as store:
-        zone = timezone(timedelta(hours=13, minutes=45))
-        await store.store(message(due=NOW.astimezone(zone)), NOW)
-        found = (await claim_one(store)).message.due
-        expect_equal((found, found.utcoffset()), (NOW, timedelta(0)), "due time and offset")
+    zone = timezone(timedelta(hours=13, minutes=45))
+    await store.store(message(due=NOW.astimezone(zone)), NOW)
+    found = (await claim_one(store)).message.due
+    expect_equal((found, found.utcoffset()), (NOW, timedelta(0)), "due time and offset")
 
 
-@storing
-async def of_many_at_once_each_id_is_stored_once(subject: StoreSubject) -> None:
+@storing.given(a_store)
+async def of_many_at_once_each_id_is_stored_once(store: ClaimingStore) -> None:
     """Stored by many tasks at a time, some of one id: one of each id is stored, each other is told (row 17)."""
-    async with claiming(subject) as store:
-        told = list[str]()
+    told = list[str]()
 
-        async def keep(id_: str) -> None:
-            try:
-                await store.store(message(id_), NOW)
-            except DuplicateMessage:
-                told.append(id_)
+    async def keep(id_: str) -> None:
+        try:
+            await store.store(message(id_), NOW)
+        except DuplicateMessage:
+            told.append(id_)
 
-        async with anyio.create_task_group() as tasks:
-            for n in range(30):
-                tasks.start_soon(keep, f"m-{n % 20}")
-        expect_equal(sorted(told), sorted(f"m-{n}" for n in range(10)), "ids that were there already")
-        claims = await store.claim_due(NOW + SECOND, 100)
-        expect_equal(sorted(ids(claims)), sorted(f"m-{n}" for n in range(20)), "stored messages")
+    async with anyio.create_task_group() as tasks:
+        for n in range(30):
+            tasks.start_soon(keep, f"m-{n % 20}")
+    expect_equal(sorted(told), sorted(f"m-{n}" for n in range(10)), "ids that were there already")
+    claims = await store.claim_due(NOW + SECOND, 100)
+    expect_equal(sorted(ids(claims)), sorted(f"m-{n}" for n in range(20)), "stored messages")
 
 
-@storing
-async def a_duplicate_is_refused(subject: StoreSubject) -> None:
+@storing.given(a_store)
+async def a_duplicate_is_refused(store: ClaimingStore) -> None:
     """Storing an id twice raises DuplicateMessage; the first message is unchanged (row 17)."""
-    async with claiming(subject) as store:
-        first = message(body=b"first")
-        await store.store(first, NOW)
-        with expect_error(DuplicateMessage, "storing an id twice"):
-            await store.store(message(due=NOW - SECOND, body=b"second"), NOW)
-        await _comes_back(store, first)
+    first = message(body=b"first")
+    await store.store(first, NOW)
+    with expect_error(DuplicateMessage, "storing an id twice"):
+        await store.store(message(due=NOW - SECOND, body=b"second"), NOW)
+    await _comes_back(store, first)
 
 
-@storing
-async def a_duplicate_is_refused_after_delivery(subject: StoreSubject) -> None:
+@storing.given(a_store)
+async def a_duplicate_is_refused_after_delivery(store: ClaimingStore) -> None:
     """While records are kept an id stays taken: a late copy of a delivered message is not delivered again."""
-    async with claiming(subject) as store:
+    await store.store(message(), NOW)
+    await store.finish([await claim_one(store)], Outcome.DELIVERED, NOW)
+    with expect_error(DuplicateMessage, "storing the id of a delivered message"):
         await store.store(message(), NOW)
-        await store.finish([await claim_one(store)], Outcome.DELIVERED, NOW)
-        with expect_error(DuplicateMessage, "storing the id of a delivered message"):
-            await store.store(message(), NOW)
 
 
 @storing
@@ -189,122 +180,113 @@ async def a_repetition_is_told_from_another_message(subject: StoreSubject) -> No
         expect(await is_stored(store, message(due=NOW + SECOND), since=NOW), "what was scheduled since then is known")
 
 
-@storing
-async def an_id_is_free_again_without_records(subject: StoreSubject) -> None:
+@storing.given(partial(a_store, recording=Recording.NONE))
+async def an_id_is_free_again_without_records(store: ClaimingStore) -> None:
     """With recording ``none`` nothing is kept of a message that has left: its id may be used again."""
-    async with claiming(subject, recording=Recording.NONE) as store:
+    await store.store(message(), NOW)
+    with expect_error(DuplicateMessage, "storing an id twice while it waits"):
         await store.store(message(), NOW)
-        with expect_error(DuplicateMessage, "storing an id twice while it waits"):
-            await store.store(message(), NOW)
-        await store.finish([await claim_one(store)], Outcome.DELIVERED, NOW)
-        await store.store(message(), NOW)
-        await claim_one(store)
+    await store.finish([await claim_one(store)], Outcome.DELIVERED, NOW)
+    await store.store(message(), NOW)
+    await claim_one(store)
 
 
-@storing
-async def a_failed_message_may_come_back(subject: StoreSubject) -> None:
+@storing.given(a_store)
+async def a_failed_message_may_come_back(store: ClaimingStore) -> None:
     """What went to the error queue may be stored again under its id; what was delivered may not."""
-    async with claiming(subject) as store:
-        for number in range(3):
-            await store.store(message(body=b"%d" % number), NOW)
-            with expect_error(DuplicateMessage, "storing the id again while it waits"):
-                await store.store(message(), NOW)
-            claim = await claim_one(store)
-            expect_equal((claim.message.body, claim.message.number_of_failures), (b"%d" % number, 0), "what came back")
-            outcome = Outcome.FAILED if number < 2 else Outcome.DELIVERED
-            expect_equal(await store.finish([claim], outcome, NOW), 1, "finished")
-        with expect_error(DuplicateMessage, "storing the id of a message delivered after it had failed"):
+    for number in range(3):
+        await store.store(message(body=b"%d" % number), NOW)
+        with expect_error(DuplicateMessage, "storing the id again while it waits"):
             await store.store(message(), NOW)
-        inspected = administrable(store)
-        if inspected is not None:
-            kinds = [record.kind.name for record in await inspected.history("m-1")]
-            lives = ["SCHEDULED", "FAILED", "RESCHEDULED", "FAILED", "RESCHEDULED", "DELIVERED"]
-            expect_equal(kinds, lives, "history of a message that came back twice")
+        claim = await claim_one(store)
+        expect_equal((claim.message.body, claim.message.number_of_failures), (b"%d" % number, 0), "what came back")
+        outcome = Outcome.FAILED if number < 2 else Outcome.DELIVERED
+        expect_equal(await store.finish([claim], outcome, NOW), 1, "finished")
+    with expect_error(DuplicateMessage, "storing the id of a message delivered after it had failed"):
+        await store.store(message(), NOW)
+    inspected = administrable(store)
+    if inspected is not None:
+        kinds = [record.kind.name for record in await inspected.history("m-1")]
+        lives = ["SCHEDULED", "FAILED", "RESCHEDULED", "FAILED", "RESCHEDULED", "DELIVERED"]
+        expect_equal(kinds, lives, "history of a message that came back twice")
 
 
-@storing
-async def a_race_for_one_id_has_one_winner(subject: StoreSubject) -> None:
+@storing.given(a_store)
+async def a_race_for_one_id_has_one_winner(store: ClaimingStore) -> None:
     """Of ten stores of one id at the same time one succeeds and nine raise DuplicateMessage."""
-    async with claiming(subject) as store:
-        won: list[int] = []
+    won: list[int] = []
 
-        async def contend(number: int) -> None:
-            try:
-                await store.store(message(body=b"%d" % number), NOW)
-            except DuplicateMessage:
-                return
-            won.append(number)
+    async def contend(number: int) -> None:
+        try:
+            await store.store(message(body=b"%d" % number), NOW)
+        except DuplicateMessage:
+            return
+        won.append(number)
 
-        async with anyio.create_task_group() as tasks:
-            for number in range(10):
-                tasks.start_soon(contend, number)
-        expect_equal(len(won), 1, "winners")
-        expect_equal((await claim_one(store)).message.body, b"%d" % won[0], "body of the winner")
+    async with anyio.create_task_group() as tasks:
+        for number in range(10):
+            tasks.start_soon(contend, number)
+    expect_equal(len(won), 1, "winners")
+    expect_equal((await claim_one(store)).message.body, b"%d" % won[0], "body of the winner")
 
 
-@storing
-async def a_batch_is_idempotent(subject: StoreSubject) -> None:
+@storing.given(a_store)
+async def a_batch_is_idempotent(store: ClaimingStore) -> None:
     """Storing a batch again stores what is new, reports the rest in order, and changes nothing that was there."""
-    async with claiming(subject) as store:
-        first = [message(f"m-{number}", body=b"first") for number in range(3)]
-        report = await store.store_many(first, NOW)
-        expect_equal((report.stored, tuple(report.already_there)), (3, ()), "report of a new batch")
-        again = [message(f"m-{number}", body=b"again") for number in (2, 3, 0)]
-        report = await store.store_many(again, NOW)
-        expect_equal((report.stored, tuple(report.already_there)), (1, ("m-2", "m-0")), "report of a repeated batch")
-        bodies = {claim.message.message_id: claim.message.body for claim in await store.claim_due(NOW + SECOND, 10)}
-        expect_equal(bodies, {"m-0": b"first", "m-1": b"first", "m-2": b"first", "m-3": b"again"}, "bodies")
+    first = [message(f"m-{number}", body=b"first") for number in range(3)]
+    report = await store.store_many(first, NOW)
+    expect_equal((report.stored, tuple(report.already_there)), (3, ()), "report of a new batch")
+    again = [message(f"m-{number}", body=b"again") for number in (2, 3, 0)]
+    report = await store.store_many(again, NOW)
+    expect_equal((report.stored, tuple(report.already_there)), (1, ("m-2", "m-0")), "report of a repeated batch")
+    bodies = {claim.message.message_id: claim.message.body for claim in await store.claim_due(NOW + SECOND, 10)}
+    expect_equal(bodies, {"m-0": b"first", "m-1": b"first", "m-2": b"first", "m-3": b"again"}, "bodies")
 
 
-@storing
-async def an_id_twice_in_a_batch_counts_once(subject: StoreSubject) -> None:
+@storing.given(a_store)
+async def an_id_twice_in_a_batch_counts_once(store: ClaimingStore) -> None:
     """The first of two messages with one id in one batch is stored, the second is reported."""
-    async with claiming(subject) as store:
-        batch = [message("a", body=b"first"), message("b"), message("a", body=b"second")]
-        report = await store.store_many(batch, NOW)
-        expect_equal((report.stored, tuple(report.already_there)), (2, ("a",)), "report")
-        bodies = {claim.message.message_id: claim.message.body for claim in await store.claim_due(NOW + SECOND, 10)}
-        expect_equal(bodies, {"a": b"first", "b": b"body"}, "bodies")
+    batch = [message("a", body=b"first"), message("b"), message("a", body=b"second")]
+    report = await store.store_many(batch, NOW)
+    expect_equal((report.stored, tuple(report.already_there)), (2, ("a",)), "report")
+    bodies = {claim.message.message_id: claim.message.body for claim in await store.claim_due(NOW + SECOND, 10)}
+    expect_equal(bodies, {"a": b"first", "b": b"body"}, "bodies")
 
 
-@storing
-async def an_empty_batch_is_nothing(subject: StoreSubject) -> None:
+@storing.given(a_store)
+async def an_empty_batch_is_nothing(store: ClaimingStore) -> None:
     """An empty batch is stored without effect."""
-    async with claiming(subject) as store:
-        report = await store.store_many([], NOW)
-        expect_equal((report.stored, tuple(report.already_there)), (0, ()), "report")
-        expect_equal(await store.next_due(), None, "next due")
+    report = await store.store_many([], NOW)
+    expect_equal((report.stored, tuple(report.already_there)), (0, ()), "report")
+    expect_equal(await store.next_due(), None, "next due")
 
 
-@storing
-async def too_large_is_refused(subject: StoreSubject) -> None:
+@storing.given(partial(a_store, largest_message_bytes=1_000))
+async def too_large_is_refused(store: ClaimingStore) -> None:
     """A message over the declared limit raises MessageTooLarge and nothing is stored; one at the limit is stored."""
     headers = {"h": "value"}
     overhead = len(encode_headers(headers).encode())
-    async with claiming(subject, largest_message_bytes=1_000) as store:
-        limit = store.capabilities.largest_message_bytes
-        with expect_error(MessageTooLarge, "a body over the limit"):
-            await store.store(message(headers=headers, body=b"x" * (limit - overhead + 1)), NOW)
-        expect_equal(await store.next_due(), None, "next due after a refused message")
-        await store.store(message(headers=headers, body=b"x" * (limit - overhead)), NOW)
+    limit = store.capabilities.largest_message_bytes
+    with expect_error(MessageTooLarge, "a body over the limit"):
+        await store.store(message(headers=headers, body=b"x" * (limit - overhead + 1)), NOW)
+    expect_equal(await store.next_due(), None, "next due after a refused message")
+    await store.store(message(headers=headers, body=b"x" * (limit - overhead)), NOW)
 
 
-@storing
-async def the_limit_counts_bytes(subject: StoreSubject) -> None:
+@storing.given(partial(a_store, largest_message_bytes=1_000))
+async def the_limit_counts_bytes(store: ClaimingStore) -> None:
     """Headers count in bytes, not in characters: an emoji is four of them."""
-    async with claiming(subject, largest_message_bytes=1_000) as store:
-        with expect_error(MessageTooLarge, "headers of 1,200 bytes in 300 characters"):
-            await store.store(message(headers={"h": "🕰" * 300}, body=b""), NOW)
+    with expect_error(MessageTooLarge, "headers of 1,200 bytes in 300 characters"):
+        await store.store(message(headers={"h": "🕰" * 300}, body=b""), NOW)
 
 
-@storing
-async def a_batch_with_one_too_large_is_refused_whole(subject: StoreSubject) -> None:
+@storing.given(partial(a_store, largest_message_bytes=1_000))
+async def a_batch_with_one_too_large_is_refused_whole(store: ClaimingStore) -> None:
     """One message over the limit, and nothing of its batch is stored."""
-    async with claiming(subject, largest_message_bytes=1_000) as store:
-        batch = [message("fits"), message("large", body=b"x" * 1_000)]
-        with expect_error(MessageTooLarge, "a batch with one message over the limit"):
-            await store.store_many(batch, NOW)
-        expect_equal(ids(await store.claim_due(NOW + SECOND, 10)), [], "stored messages")
+    batch = [message("fits"), message("large", body=b"x" * 1_000)]
+    with expect_error(MessageTooLarge, "a batch with one message over the limit"):
+        await store.store_many(batch, NOW)
+    expect_equal(ids(await store.claim_due(NOW + SECOND, 10)), [], "stored messages")
 
 
 @storing
@@ -335,43 +317,39 @@ async def what_is_stored_survives_closing(subject: StoreSubject) -> None:
         expect_equal(ids(claims), ["m-1"] if durable else [], f"messages after reopening (durable={durable})")
 
 
-@storing
-async def columns_are_stored_as_messages_are(subject: StoreSubject) -> None:
+@storing.given(columnar)
+async def columns_are_stored_as_messages_are(store: ClaimingStore, columns: ScannableStore) -> None:
     """A batch of columns is stored as the same messages are: once, unchanged, with the record, and others may claim."""
-    async with claiming(subject) as store:
-        columns = columnar(store)
-        if columns is None:
-            return
-        from postdate.testing.store_suite.columns import message_batch
+    from postdate.testing.store_suite.columns import message_batch
 
-        async def store_all(messages: list[DelayedMessage]) -> tuple[int, tuple[str, ...]]:
-            report = await to_thread.run_sync(columns.store_columns, message_batch(messages), NOW)
-            return report.stored, tuple(report.already_there)
+    async def store_all(messages: list[DelayedMessage]) -> tuple[int, tuple[str, ...]]:
+        report = await to_thread.run_sync(columns.store_columns, message_batch(messages), NOW)
+        return report.stored, tuple(report.already_there)
 
-        expect_equal(await store_all([]), (0, ()), "report of an empty batch")
-        await store.store(message("m-0", body=b"first"), NOW)
-        await store_all([message("other", NOW + 2 * SECOND)])  # a store may have learned from a batch without repeats
-        for attempt in range(2):
-            first = [
-                message(f"a-{attempt}", headers={"ключ 🔑": '"\\\n\0', "b": ""}, expires_at=NOW + SECOND + MICROSECOND),
-                message(f"b-{attempt}", NOW - MICROSECOND, destination="очередь.配達", body=bytes(range(256))),
-                DelayedMessage(f"c-{attempt}", NOW.replace(year=1900), "queue", {}, b""),
-            ]
-            batch = [first[0], message("m-0", body=b"again"), *first[1:], message(f"a-{attempt}", body=b"again")]
-            expect_equal(await store_all(batch), (3, ("m-0", f"a-{attempt}")), "report of a batch with known ids")
-            known = tuple(each.message_id for each in batch)
-            expect_equal(await store_all(batch), (0, known), "report of a batch that was stored before")
-            inspected = administrable(store)
-            for each in first:
-                if inspected is not None:
-                    (record,) = await inspected.history(each.message_id)
-                    expected = (RecordKind.SCHEDULED, NOW, each.due, each.destination)
-                    expect_equal((record.kind, record.at, record.due, record.destination), expected, "record")
-            claims = {claim.message.message_id: claim for claim in await store.claim_due(NOW + SECOND, 10)}
-            found = [claims[each.message_id].message for each in first]
-            expect_equal(found, first, "messages that were stored as columns")
-            if not attempt:
-                expect_equal(claims["m-0"].message.body, b"first", "body of what was there")
-            await store.finish(list(claims.values()), Outcome.DELIVERED, NOW)
-            expect_equal(await store_all(batch), (0, known), "report of a batch that was delivered")
-        expect_equal(await store.next_due(), NOW + 2 * SECOND, "next due")
+    expect_equal(await store_all([]), (0, ()), "report of an empty batch")
+    await store.store(message("m-0", body=b"first"), NOW)
+    await store_all([message("other", NOW + 2 * SECOND)])  # a store may have learned from a batch without repeats
+    for attempt in range(2):
+        first = [
+            message(f"a-{attempt}", headers={"ключ 🔑": '"\\\n\0', "b": ""}, expires_at=NOW + SECOND + MICROSECOND),
+            message(f"b-{attempt}", NOW - MICROSECOND, destination="очередь.配達", body=bytes(range(256))),
+            DelayedMessage(f"c-{attempt}", NOW.replace(year=1900), "queue", {}, b""),
+        ]
+        batch = [first[0], message("m-0", body=b"again"), *first[1:], message(f"a-{attempt}", body=b"again")]
+        expect_equal(await store_all(batch), (3, ("m-0", f"a-{attempt}")), "report of a batch with known ids")
+        known = tuple(each.message_id for each in batch)
+        expect_equal(await store_all(batch), (0, known), "report of a batch that was stored before")
+        inspected = administrable(store)
+        for each in first:
+            if inspected is not None:
+                (record,) = await inspected.history(each.message_id)
+                expected = (RecordKind.SCHEDULED, NOW, each.due, each.destination)
+                expect_equal((record.kind, record.at, record.due, record.destination), expected, "record")
+        claims = {claim.message.message_id: claim for claim in await store.claim_due(NOW + SECOND, 10)}
+        found = [claims[each.message_id].message for each in first]
+        expect_equal(found, first, "messages that were stored as columns")
+        if not attempt:
+            expect_equal(claims["m-0"].message.body, b"first", "body of what was there")
+        await store.finish(list(claims.values()), Outcome.DELIVERED, NOW)
+        expect_equal(await store_all(batch), (0, known), "report of a batch that was delivered")
+    expect_equal(await store.next_due(), NOW + 2 * SECOND, "next due")

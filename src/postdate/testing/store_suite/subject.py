@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
@@ -15,13 +15,13 @@ from postdate.ports import (
     ClaimingStore,
     DelayedMessageStore,
     MovingStore,
-    Quarantine,
     Recording,
     ScannableStore,
     TransactionMode,
     Transport,
 )
-from postdate.testing.conformance import Damage, damages_of, expect
+from postdate.testing.conformance import Damage, expect
+from postdate.testing.damaged import Rows, rows_of
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
@@ -29,7 +29,7 @@ SECOND = timedelta(seconds=1)
 QUEUE = "conformance"
 LARGEST_MESSAGE = 16 * 1024 * 1024
 
-P = TypeVar("P")
+P = TypeVar("P", bound=DelayedMessageStore)
 
 
 class StoreSubject(ABC):
@@ -71,10 +71,14 @@ class StoreSubject(ABC):
         return {}
 
 
-@asynccontextmanager
-async def opened(subject: StoreSubject, **settings: Any) -> AsyncGenerator[DelayedMessageStore]:
+def opened(subject: StoreSubject, **settings: Any) -> AbstractAsyncContextManager[DelayedMessageStore]:
     """Open a store, prepared as an endpoint does it, and close it at the end."""
-    store = subject.open(**settings)
+    return prepared(subject.open(**settings))
+
+
+@asynccontextmanager
+async def prepared(store: P) -> AsyncGenerator[P]:
+    """Prepare a store as an endpoint does it, and close it at the end."""
     try:
         await prepare(store)
         yield store
@@ -105,6 +109,64 @@ async def claiming(subject: StoreSubject, **settings: Any) -> AsyncGenerator[Cla
         yield claims_of(store)
 
 
+@asynccontextmanager
+async def any_store(subject: StoreSubject) -> AsyncGenerator[tuple[DelayedMessageStore]]:
+    """Open a store for a check of the six methods."""
+    async with opened(subject) as store:
+        yield (store,)
+
+
+@asynccontextmanager
+async def a_store(subject: StoreSubject, **settings: Any) -> AsyncGenerator[tuple[ClaimingStore]]:
+    """Open a store for a check that needs no more."""
+    async with claiming(subject, **settings) as store:
+        yield (store,)
+
+
+@asynccontextmanager
+async def operated(subject: StoreSubject) -> AsyncGenerator[tuple[ClaimingStore, AdministrableStore] | None]:
+    """Open a store in which an operator can see and change what waits."""
+    async with claiming(subject) as store:
+        yield (store, store) if isinstance(store, AdministrableStore) else None
+
+
+@asynccontextmanager
+async def scannable(subject: StoreSubject) -> AsyncGenerator[tuple[ClaimingStore, ScannableStore] | None]:
+    """Open a store that can be scanned."""
+    async with claiming(subject) as store:
+        yield (store, store) if isinstance(store, ScannableStore) else None
+
+
+@asynccontextmanager
+async def columnar(subject: StoreSubject) -> AsyncGenerator[tuple[ClaimingStore, ScannableStore] | None]:
+    """Open a store that gives and takes columns."""
+    async with claiming(subject) as store:
+        yield (store, store) if isinstance(store, ScannableStore) and store.gives_columns else None
+
+
+@asynccontextmanager
+async def quarantining(subject: StoreSubject, **settings: Any) -> AsyncGenerator[tuple[ClaimingStore, Rows] | None]:
+    """Open a store that sets aside what it cannot read."""
+    async with claiming(subject, **settings) as store:
+        rows = rows_of(store, subject.damages(), subject.damage)
+        yield rows and (store, rows)
+
+
+@asynccontextmanager
+async def beside_queues(subject: StoreSubject) -> AsyncGenerator[tuple[MovingStore, Transport] | None]:
+    """Open a store that shares a transaction with its queues, one of which is there, and moves messages itself."""
+    async with claiming(subject) as store:
+        if (enlisted := moving(store)) is None:
+            yield None
+            return
+        transport = subject.transport()
+        try:
+            await transport.create_queues([QUEUE])
+            yield enlisted, transport
+        finally:
+            await close(transport)
+
+
 def claims_of(store: DelayedMessageStore) -> ClaimingStore:
     """Return the store if it works in batches: an endpoint takes no other."""
     expect(isinstance(store, ClaimingStore), "the store says that it is a ClaimingStore")
@@ -115,21 +177,6 @@ def claims_of(store: DelayedMessageStore) -> ClaimingStore:
 def administrable(store: DelayedMessageStore) -> AdministrableStore | None:
     """Return the store if an operator can see and change what waits in it."""
     return store if isinstance(store, AdministrableStore) else None
-
-
-def scannable(store: DelayedMessageStore) -> ScannableStore | None:
-    """Return the store if it can be scanned."""
-    return store if isinstance(store, ScannableStore) else None
-
-
-def columnar(store: DelayedMessageStore) -> ScannableStore | None:
-    """Return the store if it gives and takes columns."""
-    return store if isinstance(store, ScannableStore) and store.gives_columns else None
-
-
-def quarantining(subject: StoreSubject, store: DelayedMessageStore) -> tuple[Quarantine, list[Damage]] | None:
-    """Return the store if it sets aside what it cannot read, and in which ways its rows can be damaged."""
-    return damages_of(subject.damages(), store)
 
 
 def moving(store: DelayedMessageStore) -> MovingStore | None:

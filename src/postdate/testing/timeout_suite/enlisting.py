@@ -46,58 +46,43 @@ async def _waiting(transport: Transport) -> list[str]:
         await receiver.close()
 
 
-@enlisting
-async def it_names_the_database_of_the_queues(subject: TimeoutSubject) -> None:
+@enlisting.given(_together)
+async def it_names_the_database_of_the_queues(persister: TimeoutPersister, transport: Transport) -> None:
     """Storage and queues on one database say so, by an equal value: that is what a timeout manager compares."""
-    async with _together(subject) as place:
-        if place is not None:
-            persister, transport = place
-            expect_equal(persister.database, transport.capabilities.database, "the database")
+    expect_equal(persister.database, transport.capabilities.database, "the database")
 
 
-@enlisting
-async def a_timeout_is_added_with_the_transaction(subject: TimeoutSubject) -> None:
+@enlisting.given(_together)
+async def a_timeout_is_added_with_the_transaction(persister: TimeoutPersister, transport: Transport) -> None:
     """What is added in a transaction of the queues is there after its commit, and not after its failure (row 100)."""
-    async with _together(subject) as place:
-        if place is None:
-            return
-        persister, transport = place
-        with expect_error(TimeoutConcurrentlyProcessed, "a transaction that fails after a timeout was added in it"):
-            await transport.send([], NOW, work=[persister.adding(timeout()), persister.removing(timeout_id(2))])
-        expect_equal(await persister.peek(timeout_id(1)), None, "a timeout of a transaction that failed")
-        for _ in range(2):  # storing it again changes nothing and is no failure
-            await transport.send([], NOW, work=[persister.adding(timeout())])
-        expect_equal(await persister.peek(timeout_id(1)), timeout(), "a timeout of a transaction")
+    with expect_error(TimeoutConcurrentlyProcessed, "a transaction that fails after a timeout was added in it"):
+        await transport.send([], NOW, work=[persister.adding(timeout()), persister.removing(timeout_id(2))])
+    expect_equal(await persister.peek(timeout_id(1)), None, "a timeout of a transaction that failed")
+    for _ in range(2):  # storing it again changes nothing and is no failure
+        await transport.send([], NOW, work=[persister.adding(timeout())])
+    expect_equal(await persister.peek(timeout_id(1)), timeout(), "a timeout of a transaction")
 
 
-@enlisting
-async def a_timeout_is_removed_with_what_is_sent(subject: TimeoutSubject) -> None:
+@enlisting.given(_together)
+async def a_timeout_is_removed_with_what_is_sent(persister: TimeoutPersister, transport: Transport) -> None:
     """Sending and removing are one: who finds the timeout gone sends nothing (4.8, row 100)."""
-    async with _together(subject) as place:
-        if place is None:
-            return
-        persister, transport = place
-        await persister.add(timeout())
-        await transport.send([_MESSAGE], NOW, work=[persister.removing(timeout_id(1))])
-        expect_equal(await persister.peek(timeout_id(1)), None, "a timeout that was sent")
-        expect_equal(await _waiting(transport), ["m-1"], "what was sent")
-        for gone in (timeout_id(1), "no uuid"):
-            with expect_error(TimeoutConcurrentlyProcessed, f"removing {gone}, which is gone"):
-                await transport.send([_MESSAGE], NOW, work=[persister.removing(gone)])
-        await transport.send([Envelope(QUEUE, "m-2")], NOW)
-        expect_equal(await _waiting(transport), ["m-2"], "what was sent beside a timeout that was gone: nothing")
+    await persister.add(timeout())
+    await transport.send([_MESSAGE], NOW, work=[persister.removing(timeout_id(1))])
+    expect_equal(await persister.peek(timeout_id(1)), None, "a timeout that was sent")
+    expect_equal(await _waiting(transport), ["m-1"], "what was sent")
+    for gone in (timeout_id(1), "no uuid"):
+        with expect_error(TimeoutConcurrentlyProcessed, f"removing {gone}, which is gone"):
+            await transport.send([_MESSAGE], NOW, work=[persister.removing(gone)])
+    await transport.send([Envelope(QUEUE, "m-2")], NOW)
+    expect_equal(await _waiting(transport), ["m-2"], "what was sent beside a timeout that was gone: nothing")
 
 
-@enlisting
-async def a_saga_ends_with_the_transaction(subject: TimeoutSubject) -> None:
+@enlisting.given(_together)
+async def a_saga_ends_with_the_transaction(persister: TimeoutPersister, transport: Transport) -> None:
     """All timeouts of a saga are removed in a transaction of the queues; none of no saga (4.5)."""
-    async with _together(subject) as place:
-        if place is None:
-            return
-        persister, transport = place
-        for number, saga in enumerate((SAGA, SAGA, None), 1):
-            await persister.add(timeout(number, saga_id=saga))
-        work = [persister.removing_by_saga(SAGA), persister.removing_by_saga(timeout_id(0))]
-        await transport.send([], NOW, work=work)
-        left = [number for number in (1, 2, 3) if await persister.peek(timeout_id(number)) is not None]
-        expect_equal(left, [3], "timeouts that are left")
+    for number, saga in enumerate((SAGA, SAGA, None), 1):
+        await persister.add(timeout(number, saga_id=saga))
+    work = [persister.removing_by_saga(SAGA), persister.removing_by_saga(timeout_id(0))]
+    await transport.send([], NOW, work=work)
+    left = [number for number in (1, 2, 3) if await persister.peek(timeout_id(number)) is not None]
+    expect_equal(left, [3], "timeouts that are left")

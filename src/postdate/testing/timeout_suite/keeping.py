@@ -20,6 +20,7 @@ from postdate.testing.timeout_suite.subject import (
     TimeoutSubject,
     named,
     prepared,
+    storage,
     timeout,
     timeout_id,
 )
@@ -29,26 +30,24 @@ keeping: Topic[TimeoutSubject] = Topic("timeouts")
 _AT_ONCE = 8
 
 
-@keeping
-async def a_timeout_is_unchanged(subject: TimeoutSubject) -> None:
+@keeping.given(storage)
+async def a_timeout_is_unchanged(persister: TimeoutPersister) -> None:
     """Id, due time, destination, saga, owner, headers in any script and all bytes come back as they were (4.6)."""
     headers = {"kind": "отправка-🕰️", "empty": "", "quote": "'\"\\%s\n"}
     kept = replace(timeout(saga_id=SAGA, headers=headers, body=bytes(range(256))), destination="очередь'%s\\")
-    async with prepared(subject.open()) as persister:
-        expect(await persister.add(kept), "a new timeout is kept")
-        expect_equal(await persister.peek(kept.timeout_id), kept, "the timeout that was kept")
+    expect(await persister.add(kept), "a new timeout is kept")
+    expect_equal(await persister.peek(kept.timeout_id), kept, "the timeout that was kept")
 
 
-@keeping
-async def what_is_left_out_stays_out(subject: TimeoutSubject) -> None:
+@keeping.given(storage)
+async def what_is_left_out_stays_out(persister: TimeoutPersister) -> None:
     """No saga, no headers and no body are none when they come back; the empty UUID is no saga either."""
     kept = replace(timeout(), headers={}, body=b"")
-    async with prepared(subject.open()) as persister:
-        await persister.add(kept)
-        await persister.add(replace(timeout(2), saga_id=timeout_id(0)))
-        expect_equal(await persister.peek(kept.timeout_id), kept, "a timeout with nothing in it")
-        found = await persister.peek(timeout_id(2))
-        expect(found is not None and found.saga_id is None, "the empty UUID is no saga")
+    await persister.add(kept)
+    await persister.add(replace(timeout(2), saga_id=timeout_id(0)))
+    expect_equal(await persister.peek(kept.timeout_id), kept, "a timeout with nothing in it")
+    found = await persister.peek(timeout_id(2))
+    expect(found is not None and found.saga_id is None, "the empty UUID is no saga")
 
 
 @keeping
@@ -67,61 +66,57 @@ async def a_due_time_is_never_earlier(subject: TimeoutSubject) -> None:
             expect_equal(len(early.due), sum(kept < due for kept in stored), f"timeouts due before {due}")
 
 
-@keeping
-async def adding_again_changes_nothing(subject: TimeoutSubject) -> None:
+@keeping.given(storage)
+async def adding_again_changes_nothing(persister: TimeoutPersister) -> None:
     """An id is stored once: a message received twice is one timeout, and the first one stays (4.5)."""
-    async with prepared(subject.open()) as persister:
-        kept = timeout()
-        await persister.add(kept)
-        expect(not await persister.add(replace(kept, due=NOW + SECOND, body=b"other")), "an id is stored once")
-        expect_equal(await persister.peek(kept.timeout_id), kept, "the first timeout under an id")
+    kept = timeout()
+    await persister.add(kept)
+    expect(not await persister.add(replace(kept, due=NOW + SECOND, body=b"other")), "an id is stored once")
+    expect_equal(await persister.peek(kept.timeout_id), kept, "the first timeout under an id")
 
 
-@keeping
-async def an_id_is_known_however_it_is_written(subject: TimeoutSubject) -> None:
+@keeping.given(storage)
+async def an_id_is_known_however_it_is_written(persister: TimeoutPersister) -> None:
     """Upper case and braces name the same timeout and the same saga; what is no UUID is refused, or is not there."""
     kept = timeout(0xABC, saga_id=SAGA)
     shouted = f"{{{kept.timeout_id.upper()}}}"
-    async with prepared(subject.open()) as persister:
-        await persister.add(named(shouted, kept))
-        expect(not await persister.add(kept), "the same id is stored once, however it is written")
-        expect_equal(await persister.peek(shouted), kept, "the timeout under its other name")
-        expect_equal(await persister.remove_by_saga(SAGA.upper()), 1, "timeouts of the saga under its other name")
-        await persister.add(kept)
-        expect(await persister.try_remove(shouted), "it is removed under its other name")
-        with expect_error(InvalidMessage, "an id that is no UUID"):
-            await persister.add(named("no uuid", kept))
-        with expect_error(InvalidMessage, "a saga that is no UUID"):
-            await persister.add(replace(kept, saga_id="no uuid"))
-        expect_equal(await persister.peek("no uuid"), None, "a timeout whose id is no UUID")
-        expect(not await persister.try_remove("no uuid"), "there is nothing to remove")
+    await persister.add(named(shouted, kept))
+    expect(not await persister.add(kept), "the same id is stored once, however it is written")
+    expect_equal(await persister.peek(shouted), kept, "the timeout under its other name")
+    expect_equal(await persister.remove_by_saga(SAGA.upper()), 1, "timeouts of the saga under its other name")
+    await persister.add(kept)
+    expect(await persister.try_remove(shouted), "it is removed under its other name")
+    with expect_error(InvalidMessage, "an id that is no UUID"):
+        await persister.add(named("no uuid", kept))
+    with expect_error(InvalidMessage, "a saga that is no UUID"):
+        await persister.add(replace(kept, saga_id="no uuid"))
+    expect_equal(await persister.peek("no uuid"), None, "a timeout whose id is no UUID")
+    expect(not await persister.try_remove("no uuid"), "there is nothing to remove")
 
 
-@keeping
-async def what_is_removed_is_gone(subject: TimeoutSubject) -> None:
+@keeping.given(storage)
+async def what_is_removed_is_gone(persister: TimeoutPersister) -> None:
     """The first removal says that it removed; after it there is nothing to see, to find or to remove (4.6)."""
-    async with prepared(subject.open()) as persister:
-        await persister.add(timeout())
-        await persister.add(timeout(2))
-        expect(await persister.try_remove(timeout_id(1)), "the first removal removes")
-        expect(not await persister.try_remove(timeout_id(1)), "the second has nothing to remove")
-        expect_equal(await persister.peek(timeout_id(1)), None, "a timeout that was removed")
-        chunk = await persister.next_chunk(NOW - SECOND, NOW, 10)
-        expect_equal([each.timeout_id for each in chunk.due], [timeout_id(2)], "what is left")
-        expect(await persister.add(timeout()), "an id that was removed may be stored again")
+    await persister.add(timeout())
+    await persister.add(timeout(2))
+    expect(await persister.try_remove(timeout_id(1)), "the first removal removes")
+    expect(not await persister.try_remove(timeout_id(1)), "the second has nothing to remove")
+    expect_equal(await persister.peek(timeout_id(1)), None, "a timeout that was removed")
+    chunk = await persister.next_chunk(NOW - SECOND, NOW, 10)
+    expect_equal([each.timeout_id for each in chunk.due], [timeout_id(2)], "what is left")
+    expect(await persister.add(timeout()), "an id that was removed may be stored again")
 
 
-@keeping
-async def a_saga_takes_all_its_timeouts_along(subject: TimeoutSubject) -> None:
+@keeping.given(storage)
+async def a_saga_takes_all_its_timeouts_along(persister: TimeoutPersister) -> None:
     """All timeouts of one saga are removed and counted; those of others, and of none, stay (4.5)."""
-    async with prepared(subject.open()) as persister:
-        for number, saga in enumerate((SAGA, None, timeout_id(77), SAGA), 1):
-            await persister.add(timeout(number, saga_id=saga))
-        expect_equal(await persister.remove_by_saga(timeout_id(0)), 0, "timeouts of no saga, by the empty UUID")
-        expect_equal(await persister.remove_by_saga(SAGA), 2, "timeouts of the saga")
-        expect_equal(await persister.remove_by_saga(SAGA), 0, "timeouts of the saga, again")
-        chunk = await persister.next_chunk(NOW - SECOND, NOW, 10)
-        expect_equal([each.timeout_id for each in chunk.due], [timeout_id(2), timeout_id(3)], "what is left")
+    for number, saga in enumerate((SAGA, None, timeout_id(77), SAGA), 1):
+        await persister.add(timeout(number, saga_id=saga))
+    expect_equal(await persister.remove_by_saga(timeout_id(0)), 0, "timeouts of no saga, by the empty UUID")
+    expect_equal(await persister.remove_by_saga(SAGA), 2, "timeouts of the saga")
+    expect_equal(await persister.remove_by_saga(SAGA), 0, "timeouts of the saga, again")
+    chunk = await persister.next_chunk(NOW - SECOND, NOW, 10)
+    expect_equal([each.timeout_id for each in chunk.due], [timeout_id(2), timeout_id(3)], "what is left")
 
 
 Deed = Callable[[TimeoutPersister], Awaitable[bool]]

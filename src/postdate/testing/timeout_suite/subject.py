@@ -62,6 +62,13 @@ async def prepared(persister: TimeoutPersister, endpoint: str = ENDPOINT) -> Asy
         await persister.close()
 
 
+@asynccontextmanager
+async def storage(subject: TimeoutSubject) -> AsyncGenerator[tuple[TimeoutPersister]]:
+    """Prepare a handle for a check that needs no more."""
+    async with prepared(subject.open()) as persister:
+        yield (persister,)
+
+
 def timeout_id(number: int) -> str:
     """Return an id; their order is that of the numbers."""
     return str(uuid.UUID(int=number))

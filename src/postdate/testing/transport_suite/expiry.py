@@ -20,6 +20,7 @@ from postdate.testing.transport_suite.subject import (
     left_in,
     queues,
     receive_one,
+    two_queues,
 )
 
 expiry: Topic[TransportSubject] = Topic("expiry")
@@ -45,12 +46,11 @@ def _lasting(message_id: str, span: timedelta | None, destination: str = IN) -> 
     return Envelope(destination, message_id, {"kind": "check"}, b"body", time_to_be_received=span)
 
 
-@expiry
-async def within_its_time_a_message_is_received(subject: TransportSubject) -> None:
+@expiry.given(two_queues)
+async def within_its_time_a_message_is_received(transport: Transport) -> None:
     """A message with a time to be received arrives before that has run out (row 66)."""
-    async with queues(subject) as transport:
-        expect_equal(list(await transport.send([_lasting("lives", _LONG)], NOW)), [None], "what send returns")
-        expect_equal(await left_in(transport, IN, 1), ["lives"], "received")
+    expect_equal(list(await transport.send([_lasting("lives", _LONG)], NOW)), [None], "what send returns")
+    expect_equal(await left_in(transport, IN, 1), ["lives"], "received")
 
 
 @expiry

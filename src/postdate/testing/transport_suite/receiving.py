@@ -8,274 +8,249 @@ import anyio
 import anyio.lowlevel
 
 from postdate.errors import ClaimLost, NotSupported, QueueNotFound
-from postdate.ports import End, Ending
+from postdate.ports import End, Ending, Receiver, Transport
 from postdate.testing.conformance import Topic, expect, expect_equal, expect_error, in_time
 from postdate.testing.transport_suite.subject import (
     IN,
     NOW,
     OUT,
     TransportSubject,
+    a_receiver,
     envelope,
     ids,
     is_empty,
     left_in,
     let_tasks_run,
-    queues,
     receive,
     receive_all,
     receive_one,
+    two_queues,
 )
 
 receiving: Topic[TransportSubject] = Topic("receiving")
 
 
-@receiving
-async def up_to_the_limit_is_received(subject: TransportSubject) -> None:
+@receiving.given(a_receiver)
+async def up_to_the_limit_is_received(transport: Transport, receiver: Receiver) -> None:
     """Receiving takes the oldest messages, no more than asked for, and never none."""
-    async with queues(subject) as transport:
-        await transport.send([envelope(f"{n}") for n in range(5)], NOW)
-        receiver = transport.receiver(IN)
-        found = list[str]()
-        while len(found) < 5:  # a broker that pushes may have less at hand than it has in the queue
-            batch = ids(await receive(receiver, 2))
-            expect(0 < len(batch) <= 2, f"one or two messages, got {batch}")
-            found += batch
-        expect_equal(found, ["0", "1", "2", "3", "4"], "messages in order")
-        await receiver.close()
+    await transport.send([envelope(f"{n}") for n in range(5)], NOW)
+    found = list[str]()
+    while len(found) < 5:  # a broker that pushes may have less at hand than it has in the queue
+        batch = ids(await receive(receiver, 2))
+        expect(0 < len(batch) <= 2, f"one or two messages, got {batch}")
+        found += batch
+    expect_equal(found, ["0", "1", "2", "3", "4"], "messages in order")
 
 
-@receiving
-async def receiving_waits_for_a_message(subject: TransportSubject) -> None:
+@receiving.given(a_receiver)
+async def receiving_waits_for_a_message(transport: Transport, receiver: Receiver) -> None:
     """Receiving from an empty queue waits; a message sent then is received."""
-    async with queues(subject) as transport:
-        receiver = transport.receiver(IN)
-        received: list[str] = []
+    received: list[str] = []
 
-        async def wait_for_one() -> None:
-            received.extend(ids(await receiver.receive(10)))
+    async def wait_for_one() -> None:
+        received.extend(ids(await receiver.receive(10)))
 
-        with in_time("receiving a message sent later"):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(wait_for_one)
-                await let_tasks_run()
-                expect_equal(received, [], "received from an empty queue")
-                await transport.send([envelope()], NOW)
-        expect_equal(received, ["e-1"], "received")
-        await receiver.close()
+    with in_time("receiving a message sent later"):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait_for_one)
+            await let_tasks_run()
+            expect_equal(received, [], "received from an empty queue")
+            await transport.send([envelope()], NOW)
+    expect_equal(received, ["e-1"], "received")
 
 
-@receiving
-async def several_end_at_once(subject: TransportSubject) -> None:
+@receiving.given(two_queues)
+async def several_end_at_once(transport: Transport) -> None:
     """Settling: all messages leave the queue, and what is sent with each arrives."""
-    async with queues(subject) as transport:
-        await transport.send([envelope(f"{n}") for n in range(5)], NOW)
-        receiver = transport.receiver(IN)
-        held = await receive_all(receiver, 5)
-        ends = [End(outgoing=[envelope(f"{n}-{which}", OUT) for which in "ab"] if n % 2 else []) for n in range(5)]
-        errors = await receiver.settle([Ending(each, NOW, end) for each, end in zip(held, ends, strict=True)])
-        expect_equal(list(errors), [None] * 5, "what settling says")
-        expect_equal(sorted(await left_in(transport, OUT, 4)), ["1-a", "1-b", "3-a", "3-b"], "sent messages")
-        await receiver.close()
-        expect(await is_empty(transport, IN), "all have left the queue")
+    await transport.send([envelope(f"{n}") for n in range(5)], NOW)
+    receiver = transport.receiver(IN)
+    held = await receive_all(receiver, 5)
+    ends = [End(outgoing=[envelope(f"{n}-{which}", OUT) for which in "ab"] if n % 2 else []) for n in range(5)]
+    errors = await receiver.settle([Ending(each, NOW, end) for each, end in zip(held, ends, strict=True)])
+    expect_equal(list(errors), [None] * 5, "what settling says")
+    expect_equal(sorted(await left_in(transport, OUT, 4)), ["1-a", "1-b", "3-a", "3-b"], "sent messages")
+    await receiver.close()
+    expect(await is_empty(transport, IN), "all have left the queue")
 
 
-@receiving
-async def one_that_cannot_end_keeps_no_other_from_it(subject: TransportSubject) -> None:
+@receiving.given(a_receiver)
+async def one_that_cannot_end_keeps_no_other_from_it(transport: Transport, receiver: Receiver) -> None:
     """Settling: a hold that was lost and a missing queue are told of their messages; all others leave the queue."""
-    async with queues(subject) as transport:
-        await transport.send([envelope(f"{n}") for n in range(5)], NOW)
-        receiver = transport.receiver(IN)
-        held = await receive_all(receiver, 5)
-        await receiver.commit(held[1], NOW)
-        ends = [End(), End(), End(outgoing=[envelope("bad", "missing")]), End(outgoing=[envelope("good", OUT)]), End()]
-        errors = await receiver.settle([Ending(each, NOW, end) for each, end in zip(held, ends, strict=True)])
-        kinds = [None, ClaimLost, QueueNotFound, None, None]
-        expect_equal([error and type(error) for error in errors], kinds, "what settling says")
-        expect_equal(await left_in(transport, OUT, 1), ["good"], "sent messages")
-        await receiver.roll_back(held[2])
-        expect_equal(ids(await receive(receiver)), ["2"], "what could not end is held, and goes back")
-        await receiver.close()
+    await transport.send([envelope(f"{n}") for n in range(5)], NOW)
+    held = await receive_all(receiver, 5)
+    await receiver.commit(held[1], NOW)
+    ends = [End(), End(), End(outgoing=[envelope("bad", "missing")]), End(outgoing=[envelope("good", OUT)]), End()]
+    errors = await receiver.settle([Ending(each, NOW, end) for each, end in zip(held, ends, strict=True)])
+    kinds = [None, ClaimLost, QueueNotFound, None, None]
+    expect_equal([error and type(error) for error in errors], kinds, "what settling says")
+    expect_equal(await left_in(transport, OUT, 1), ["good"], "sent messages")
+    await receiver.roll_back(held[2])
+    expect_equal(ids(await receive(receiver)), ["2"], "what could not end is held, and goes back")
 
 
-@receiving
-async def a_missing_queue_raises(subject: TransportSubject) -> None:
+@receiving.given(two_queues)
+async def a_missing_queue_raises(transport: Transport) -> None:
     """Receiving from a queue that does not exist raises QueueNotFound."""
-    async with queues(subject) as transport:
-        receiver = transport.receiver("missing")
-        with expect_error(QueueNotFound, "receiving from a missing queue"):
-            await receive(receiver)
-        await receiver.close()
+    receiver = transport.receiver("missing")
+    with expect_error(QueueNotFound, "receiving from a missing queue"):
+        await receive(receiver)
+    await receiver.close()
 
 
-@receiving
-async def a_message_is_taken_by_its_id(subject: TransportSubject) -> None:
+@receiving.given(two_queues)
+async def a_message_is_taken_by_its_id(transport: Transport) -> None:
     """Taking: the message asked for is held, whatever is before it; none if it is held already or not there."""
-    async with queues(subject) as transport:
-        await transport.send([envelope("first"), envelope("second")], NOW)
-        receiver = transport.receiver(IN)
-        if not transport.capabilities.takes_by_id:
-            with expect_error(NotSupported, "taking from a queue that gives messages in their order only"):
-                await receiver.take("second")
-            return
-        taken = await receiver.take("second")
-        expect(taken is not None and taken.envelope.message_id == "second", "the message asked for is taken")
-        expect(await receiver.take("second") is None, "a held message is not taken")
-        expect(await receiver.take("unknown") is None, "a message that is not there is not taken")
-        expect_equal(ids(await receive(receiver)), ["first"], "received beside the one taken")
-        with expect_error(QueueNotFound, "taking from a missing queue"):
-            await transport.receiver("missing").take("first")
-        assert taken is not None
-        await receiver.commit(taken, NOW)
-        await receiver.close()
-        expect_equal(await left_in(transport, IN, 1), ["first"], "what is left")
+    await transport.send([envelope("first"), envelope("second")], NOW)
+    receiver = transport.receiver(IN)
+    if not transport.capabilities.takes_by_id:
+        with expect_error(NotSupported, "taking from a queue that gives messages in their order only"):
+            await receiver.take("second")
+        return
+    taken = await receiver.take("second")
+    expect(taken is not None and taken.envelope.message_id == "second", "the message asked for is taken")
+    expect(await receiver.take("second") is None, "a held message is not taken")
+    expect(await receiver.take("unknown") is None, "a message that is not there is not taken")
+    expect_equal(ids(await receive(receiver)), ["first"], "received beside the one taken")
+    with expect_error(QueueNotFound, "taking from a missing queue"):
+        await transport.receiver("missing").take("first")
+    assert taken is not None
+    await receiver.commit(taken, NOW)
+    await receiver.close()
+    expect_equal(await left_in(transport, IN, 1), ["first"], "what is left")
 
 
-@receiving
-async def a_held_message_is_hidden(subject: TransportSubject) -> None:
+@receiving.given(two_queues)
+async def a_held_message_is_hidden(transport: Transport) -> None:
     """What one receiver holds no other receives."""
-    async with queues(subject) as transport:
-        await transport.send([envelope("held"), envelope("free")], NOW)
-        one, other = transport.receiver(IN), transport.receiver(IN)
-        expect_equal(ids(await receive(one, 1)), ["held"], "held by one")
-        expect_equal(ids(await receive(other)), ["free"], "received by the other")
-        await one.close()
-        await other.close()
+    await transport.send([envelope("held"), envelope("free")], NOW)
+    one, other = transport.receiver(IN), transport.receiver(IN)
+    expect_equal(ids(await receive(one, 1)), ["held"], "held by one")
+    expect_equal(ids(await receive(other)), ["free"], "received by the other")
+    await one.close()
+    await other.close()
 
 
-@receiving
-async def competing_receivers_share_the_messages(subject: TransportSubject) -> None:
+@receiving.given(two_queues)
+async def competing_receivers_share_the_messages(transport: Transport) -> None:
     """Four receivers that compete receive every message, each of them once."""
-    async with queues(subject) as transport:
-        await transport.send([envelope(f"{n}") for n in range(60)], NOW)
-        received: Counter[str] = Counter()
-        all_received = anyio.Event()
+    await transport.send([envelope(f"{n}") for n in range(60)], NOW)
+    received: Counter[str] = Counter()
+    all_received = anyio.Event()
 
-        async def compete() -> None:
-            receiver = transport.receiver(IN)
-            while received.total() < 60:
-                for each in await receiver.receive(3):
-                    await receiver.commit(each, NOW)
-                    received[each.envelope.message_id] += 1
-            all_received.set()
+    async def compete() -> None:
+        receiver = transport.receiver(IN)
+        while received.total() < 60:
+            for each in await receiver.receive(3):
+                await receiver.commit(each, NOW)
+                received[each.envelope.message_id] += 1
+        all_received.set()
 
-        with in_time("receiving 60 messages"):
-            async with anyio.create_task_group() as tasks:
-                for _ in range(4):
-                    tasks.start_soon(compete)
-                await all_received.wait()
-                tasks.cancel_scope.cancel()
-        expect_equal(received, Counter(f"{n}" for n in range(60)), "received")
-        expect(await is_empty(transport, IN), "nothing is left in the queue")
+    with in_time("receiving 60 messages"):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(4):
+                tasks.start_soon(compete)
+            await all_received.wait()
+            tasks.cancel_scope.cancel()
+    expect_equal(received, Counter(f"{n}" for n in range(60)), "received")
+    expect(await is_empty(transport, IN), "nothing is left in the queue")
 
 
-@receiving
-async def a_committed_message_is_gone(subject: TransportSubject) -> None:
+@receiving.given(two_queues)
+async def a_committed_message_is_gone(transport: Transport) -> None:
     """After a commit the message is not received again."""
-    async with queues(subject) as transport:
-        await transport.send([envelope()], NOW)
-        receiver = transport.receiver(IN)
-        await receiver.commit(await receive_one(receiver), NOW)
-        await receiver.close()
-        expect(await is_empty(transport, IN), "the queue is empty after the commit")
+    await transport.send([envelope()], NOW)
+    receiver = transport.receiver(IN)
+    await receiver.commit(await receive_one(receiver), NOW)
+    await receiver.close()
+    expect(await is_empty(transport, IN), "the queue is empty after the commit")
 
 
-@receiving
-async def a_message_rolled_back_is_received_again(subject: TransportSubject) -> None:
+@receiving.given(a_receiver)
+async def a_message_rolled_back_is_received_again(transport: Transport, receiver: Receiver) -> None:
     """After a rollback the message is received again, unchanged, with one failure more, or none if told so."""
-    async with queues(subject) as transport:
-        await transport.send([envelope(headers={"é": "🕰"}, body=b"\0body")], NOW)
-        receiver = transport.receiver(IN)
-        first = await receive_one(receiver)
-        failures = [first.failures]
-        for failed in (True, True, False):
-            await receiver.roll_back(await receive_one(receiver) if len(failures) > 1 else first, failed=failed)
-            again = await receive_one(receiver)
-            expect_equal(again.envelope, first.envelope, "the message after a rollback")
-            failures.append(again.failures)
-            await receiver.roll_back(again, failed=False)
-        expect_equal(failures, [0, 1, 2, 2], "failures")
-        await receiver.close()
-
-
-@receiving
-async def a_message_rolled_back_wakes_others(subject: TransportSubject) -> None:
-    """What one receiver gives back another one, that waits, receives."""
-    async with queues(subject) as transport:
-        await transport.send([envelope()], NOW)
-        one, other = transport.receiver(IN), transport.receiver(IN)
-        held = await receive_one(one)
-        received: list[str] = []
-
-        async def wait_for_one() -> None:
-            received.extend(ids(await other.receive(10)))
-
-        with in_time("receiving what another receiver gave back"):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(wait_for_one)
-                await let_tasks_run()
-                await one.roll_back(held)
-        expect_equal(received, ["e-1"], "received by the other")
-        await one.close()
-        await other.close()
-
-
-@receiving
-async def closing_gives_back_what_is_held(subject: TransportSubject) -> None:
-    """A receiver that is closed gives everything back it holds, without counting failures."""
-    async with queues(subject) as transport:
-        await transport.send([envelope(f"{n}") for n in range(3)], NOW)
-        receiver = transport.receiver(IN)
-        held = await receive(receiver)
-        await receiver.commit(held[1], NOW)
-        await receiver.close()
-        other = transport.receiver(IN)
-        again = await receive(other)
-        expect_equal(sorted(ids(again)), ["0", "2"], "received after closing")
-        expect_equal([each.failures for each in again], [0, 0], "failures")
-        await other.close()
-
-
-@receiving
-async def a_lost_hold_is_noticed(subject: TransportSubject) -> None:
-    """Committing what was committed or given back before raises ClaimLost, received again meanwhile or not."""
-    async with queues(subject) as transport:
-        await transport.send([envelope("committed"), envelope("given-back")], NOW)
-        receiver = transport.receiver(IN)
-        committed, given_back = await receive(receiver)
-        await receiver.commit(committed, NOW)
-        await receiver.roll_back(given_back)
-        for received in (committed, given_back):
-            with expect_error(ClaimLost, f"committing a message that was {received.envelope.message_id}"):
-                await receiver.commit(received, NOW)
+    await transport.send([envelope(headers={"é": "🕰"}, body=b"\0body")], NOW)
+    first = await receive_one(receiver)
+    failures = [first.failures]
+    for failed in (True, True, False):
+        await receiver.roll_back(await receive_one(receiver) if len(failures) > 1 else first, failed=failed)
         again = await receive_one(receiver)
-        expect_equal(again.envelope.message_id, "given-back", "received again")
-        with expect_error(ClaimLost, "committing with the hold of before"):
-            await receiver.commit(given_back, NOW)
-        await receiver.commit(again, NOW)
-        await receiver.close()
+        expect_equal(again.envelope, first.envelope, "the message after a rollback")
+        failures.append(again.failures)
+        await receiver.roll_back(again, failed=False)
+    expect_equal(failures, [0, 1, 2, 2], "failures")
 
 
-@receiving
-async def a_cancelled_receive_loses_nothing(subject: TransportSubject) -> None:
+@receiving.given(two_queues)
+async def a_message_rolled_back_wakes_others(transport: Transport) -> None:
+    """What one receiver gives back another one, that waits, receives."""
+    await transport.send([envelope()], NOW)
+    one, other = transport.receiver(IN), transport.receiver(IN)
+    held = await receive_one(one)
+    received: list[str] = []
+
+    async def wait_for_one() -> None:
+        received.extend(ids(await other.receive(10)))
+
+    with in_time("receiving what another receiver gave back"):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait_for_one)
+            await let_tasks_run()
+            await one.roll_back(held)
+    expect_equal(received, ["e-1"], "received by the other")
+    await one.close()
+    await other.close()
+
+
+@receiving.given(two_queues)
+async def closing_gives_back_what_is_held(transport: Transport) -> None:
+    """A receiver that is closed gives everything back it holds, without counting failures."""
+    await transport.send([envelope(f"{n}") for n in range(3)], NOW)
+    receiver = transport.receiver(IN)
+    held = await receive(receiver)
+    await receiver.commit(held[1], NOW)
+    await receiver.close()
+    other = transport.receiver(IN)
+    again = await receive(other)
+    expect_equal(sorted(ids(again)), ["0", "2"], "received after closing")
+    expect_equal([each.failures for each in again], [0, 0], "failures")
+    await other.close()
+
+
+@receiving.given(a_receiver)
+async def a_lost_hold_is_noticed(transport: Transport, receiver: Receiver) -> None:
+    """Committing what was committed or given back before raises ClaimLost, received again meanwhile or not."""
+    await transport.send([envelope("committed"), envelope("given-back")], NOW)
+    committed, given_back = await receive(receiver)
+    await receiver.commit(committed, NOW)
+    await receiver.roll_back(given_back)
+    for received in (committed, given_back):
+        with expect_error(ClaimLost, f"committing a message that was {received.envelope.message_id}"):
+            await receiver.commit(received, NOW)
+    again = await receive_one(receiver)
+    expect_equal(again.envelope.message_id, "given-back", "received again")
+    with expect_error(ClaimLost, "committing with the hold of before"):
+        await receiver.commit(given_back, NOW)
+    await receiver.commit(again, NOW)
+
+
+@receiving.given(a_receiver)
+async def a_cancelled_receive_loses_nothing(transport: Transport, receiver: Receiver) -> None:
     """Receiving may be cancelled at any moment: every message is still received, once."""
-    async with queues(subject) as transport:
-        receiver = transport.receiver(IN)
-        received: Counter[str] = Counter()
+    received: Counter[str] = Counter()
 
-        async def receive_until_cancelled() -> None:
-            while True:
-                received.update(ids(await receiver.receive(2)))
+    async def receive_until_cancelled() -> None:
+        while True:
+            received.update(ids(await receiver.receive(2)))
 
-        for number in range(40):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(receive_until_cancelled)
-                for _ in range(number % 8):
-                    await anyio.lowlevel.checkpoint()
-                await transport.send([envelope(f"{number}")], NOW)
-                for _ in range(number % 5):
-                    await anyio.lowlevel.checkpoint()
-                tasks.cancel_scope.cancel()
-        while received.total() < 40:
-            received.update(ids(await receive(receiver)))
-        expect_equal(received, Counter(f"{number}" for number in range(40)), "received")
-        await receiver.close()
+    for number in range(40):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(receive_until_cancelled)
+            for _ in range(number % 8):
+                await anyio.lowlevel.checkpoint()
+            await transport.send([envelope(f"{number}")], NOW)
+            for _ in range(number % 5):
+                await anyio.lowlevel.checkpoint()
+            tasks.cancel_scope.cancel()
+    while received.total() < 40:
+        received.update(ids(await receive(receiver)))
+    expect_equal(received, Counter(f"{number}" for number in range(40)), "received")

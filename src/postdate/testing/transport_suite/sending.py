@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from postdate.errors import MessageTooLarge, QueueNotFound
 from postdate.messages import Envelope, Headers, encode_headers
+from postdate.ports import Receiver, Transport
 from postdate.testing.conformance import Topic, expect, expect_equal
 from postdate.testing.transport_suite.subject import (
     IN,
@@ -11,11 +14,13 @@ from postdate.testing.transport_suite.subject import (
     NOW,
     SECOND,
     TransportSubject,
+    a_receiver,
     envelope,
     is_empty,
     left_in,
     queues,
     receive_one,
+    two_queues,
 )
 
 sending: Topic[TransportSubject] = Topic("sending")
@@ -83,83 +88,74 @@ async def expiry_and_due_time_are_carried(subject: TransportSubject) -> None:
     await _arrives(subject, envelope(expires_at=NOW.replace(year=2100) + MICROSECOND, due=NOW - SECOND - MICROSECOND))
 
 
-@sending
-async def order_is_kept(subject: TransportSubject) -> None:
+@sending.given(two_queues)
+async def order_is_kept(transport: Transport) -> None:
     """Messages of one sender arrive in the order in which they were sent, within a send and between sends."""
-    async with queues(subject) as transport:
-        await transport.send([envelope(f"{n}") for n in range(5)], NOW)
-        await transport.send([envelope(f"{n}") for n in range(5, 8)], NOW)
-        expect_equal(await left_in(transport, IN, 8), [f"{n}" for n in range(8)], "order of arrival")
+    await transport.send([envelope(f"{n}") for n in range(5)], NOW)
+    await transport.send([envelope(f"{n}") for n in range(5, 8)], NOW)
+    expect_equal(await left_in(transport, IN, 8), [f"{n}" for n in range(8)], "order of arrival")
 
 
-@sending
-async def a_missing_queue_is_a_value(subject: TransportSubject) -> None:
+@sending.given(two_queues)
+async def a_missing_queue_is_a_value(transport: Transport) -> None:
     """A message without a queue is answered with QueueNotFound in its place; the others are sent (row 38)."""
-    async with queues(subject) as transport:
-        answers = await transport.send([envelope("a"), envelope("b", "missing"), envelope("c")], NOW)
-        kinds = [type(answer) for answer in answers]
-        expect_equal(kinds, [type(None), QueueNotFound, type(None)], "answers")
-        expect_equal(await left_in(transport, IN, 2), ["a", "c"], "sent messages")
+    answers = await transport.send([envelope("a"), envelope("b", "missing"), envelope("c")], NOW)
+    kinds = [type(answer) for answer in answers]
+    expect_equal(kinds, [type(None), QueueNotFound, type(None)], "answers")
+    expect_equal(await left_in(transport, IN, 2), ["a", "c"], "sent messages")
 
 
-@sending
-async def headers_at_their_limit_and_a_copy_of_them_are_sent(subject: TransportSubject) -> None:
+@sending.given(a_receiver)
+async def headers_at_their_limit_and_a_copy_of_them_are_sent(transport: Transport, receiver: Receiver) -> None:
     """Where headers have a limit of their own, a message at it is sent, and so is it with what an error copy adds."""
-    async with queues(subject) as transport:
-        limit = transport.capabilities.largest_headers_bytes
-        if limit is None:
-            return
-        headers = {"kind": "check", "é": '"', "big": ""}
-        headers["big"] = "x" * (limit - len(encode_headers(headers).encode()))
-        told = {Headers.FAILED_QUEUE: IN, Headers.EXCEPTION_MESSAGE: "y" * 4_096}
-        largest = [envelope("m-1", headers=headers), envelope("m-2", headers={**headers, **told})]
-        expect_equal(list(await transport.send(largest, NOW)), [None, None], "answers")
-        receiver = transport.receiver(IN)
-        for sent in largest:
-            received = await receive_one(receiver)
-            expect_equal(received.envelope.headers, sent.headers, f"headers of {sent.message_id!r}")
-            await receiver.commit(received, NOW)
-        await receiver.close()
+    limit = transport.capabilities.largest_headers_bytes
+    if limit is None:
+        return
+    headers = {"kind": "check", "é": '"', "big": ""}
+    headers["big"] = "x" * (limit - len(encode_headers(headers).encode()))
+    told = {Headers.FAILED_QUEUE: IN, Headers.EXCEPTION_MESSAGE: "y" * 4_096}
+    largest = [envelope("m-1", headers=headers), envelope("m-2", headers={**headers, **told})]
+    expect_equal(list(await transport.send(largest, NOW)), [None, None], "answers")
+    for sent in largest:
+        received = await receive_one(receiver)
+        expect_equal(received.envelope.headers, sent.headers, f"headers of {sent.message_id!r}")
+        await receiver.commit(received, NOW)
 
 
-@sending
-async def too_large_is_a_value(subject: TransportSubject) -> None:
+@sending.given(partial(two_queues, largest_message_bytes=1_000))
+async def too_large_is_a_value(transport: Transport) -> None:
     """A message over the declared limit is answered with MessageTooLarge; one at the limit and the others are sent."""
     headers = {"h": "value"}
     overhead = len(encode_headers(headers).encode())
-    async with queues(subject, largest_message_bytes=1_000) as transport:
-        room = transport.capabilities.largest_message_bytes - overhead
-        batch = [
-            envelope("over", headers=headers, body=b"x" * (room + 1)),
-            envelope("at", headers=headers, body=b"x" * room),
-            envelope("under"),
-        ]
-        kinds = [type(answer) for answer in await transport.send(batch, NOW)]
-        expect_equal(kinds, [MessageTooLarge, type(None), type(None)], "answers")
-        expect_equal(await left_in(transport, IN, 2), ["at", "under"], "sent messages")
+    room = transport.capabilities.largest_message_bytes - overhead
+    batch = [
+        envelope("over", headers=headers, body=b"x" * (room + 1)),
+        envelope("at", headers=headers, body=b"x" * room),
+        envelope("under"),
+    ]
+    kinds = [type(answer) for answer in await transport.send(batch, NOW)]
+    expect_equal(kinds, [MessageTooLarge, type(None), type(None)], "answers")
+    expect_equal(await left_in(transport, IN, 2), ["at", "under"], "sent messages")
 
 
-@sending
-async def the_limit_counts_bytes(subject: TransportSubject) -> None:
+@sending.given(partial(two_queues, largest_message_bytes=1_000))
+async def the_limit_counts_bytes(transport: Transport) -> None:
     """Headers count in bytes, not in characters: an emoji is four of them."""
-    async with queues(subject, largest_message_bytes=1_000) as transport:
-        answers = await transport.send([envelope(headers={"h": "🕰" * 300}, body=b"")], NOW)
-        expect_equal([type(answer) for answer in answers], [MessageTooLarge], "answers")
+    answers = await transport.send([envelope(headers={"h": "🕰" * 300}, body=b"")], NOW)
+    expect_equal([type(answer) for answer in answers], [MessageTooLarge], "answers")
 
 
-@sending
-async def sending_nothing_is_nothing(subject: TransportSubject) -> None:
+@sending.given(two_queues)
+async def sending_nothing_is_nothing(transport: Transport) -> None:
     """An empty send has an empty answer and sends nothing."""
-    async with queues(subject) as transport:
-        expect_equal(list(await transport.send([], NOW)), [], "answers")
-        expect(await is_empty(transport, IN), "the queue is empty")
+    expect_equal(list(await transport.send([], NOW)), [], "answers")
+    expect(await is_empty(transport, IN), "the queue is empty")
 
 
-@sending
-async def creating_a_queue_again_keeps_its_messages(subject: TransportSubject) -> None:
+@sending.given(two_queues)
+async def creating_a_queue_again_keeps_its_messages(transport: Transport) -> None:
     """Creating queues is idempotent."""
-    async with queues(subject) as transport:
-        await transport.send([envelope()], NOW)
-        await transport.create_queues([IN, "another"])
-        expect_equal(await left_in(transport, IN, 1), ["e-1"], "messages")
-        expect_equal(list(await transport.send([envelope("e-2", "another")], NOW)), [None], "answers")
+    await transport.send([envelope()], NOW)
+    await transport.create_queues([IN, "another"])
+    expect_equal(await left_in(transport, IN, 1), ["e-1"], "messages")
+    expect_equal(list(await transport.send([envelope("e-2", "another")], NOW)), [None], "answers")

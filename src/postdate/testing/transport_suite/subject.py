@@ -11,8 +11,9 @@ import anyio
 import anyio.lowlevel
 
 from postdate.messages import Envelope
-from postdate.ports import MovingStore, Quarantine, Received, Receiver, Transport
-from postdate.testing.conformance import Damage, damages_of, in_time
+from postdate.ports import MovingStore, Received, Receiver, Transport
+from postdate.testing.conformance import Damage, in_time
+from postdate.testing.damaged import Rows, rows_of
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -60,9 +61,30 @@ async def queues(subject: TransportSubject, **settings: int) -> AsyncGenerator[T
         await transport.close()
 
 
-def quarantining(subject: TransportSubject, transport: Transport) -> tuple[Quarantine, list[Damage]] | None:
-    """Return the transport if it sets aside what it cannot read, and in which ways its rows can be damaged."""
-    return damages_of(subject.damages(), transport)
+@asynccontextmanager
+async def two_queues(subject: TransportSubject, **settings: int) -> AsyncGenerator[tuple[Transport]]:
+    """Open a transport for a check that needs no more."""
+    async with queues(subject, **settings) as transport:
+        yield (transport,)
+
+
+@asynccontextmanager
+async def a_receiver(subject: TransportSubject, **settings: int) -> AsyncGenerator[tuple[Transport, Receiver]]:
+    """Open a transport, and a receiver of :data:`IN`."""
+    async with queues(subject, **settings) as transport:
+        receiver = transport.receiver(IN)
+        try:
+            yield transport, receiver
+        finally:
+            await receiver.close()
+
+
+@asynccontextmanager
+async def quarantining(subject: TransportSubject) -> AsyncGenerator[tuple[Transport, Rows] | None]:
+    """Open a transport that sets aside what it cannot read."""
+    async with queues(subject) as transport:
+        rows = rows_of(transport, subject.damages(), subject.damage)
+        yield rows and (transport, rows)
 
 
 def envelope(

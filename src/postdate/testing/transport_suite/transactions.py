@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from postdate.core.dispatcher import enlisting
 from postdate.endpoint.delayed_delivery import check_transport_mode
 from postdate.errors import ClaimLost, DuplicateMessage, MessageTooLarge, QueueNotFound, UnsupportedTransactionMode
 from postdate.messages import DelayedMessage
-from postdate.ports import End, Ending, NativeTransaction, TransactionMode, Transport
+from postdate.ports import End, Ending, NativeTransaction, Receiver, TransactionMode, Transport
 from postdate.testing.conformance import Topic, expect, expect_equal, expect_error
 from postdate.testing.transport_suite.subject import (
     IN,
@@ -14,6 +16,7 @@ from postdate.testing.transport_suite.subject import (
     OUT,
     SECOND,
     TransportSubject,
+    a_receiver,
     envelope,
     ids,
     is_empty,
@@ -21,6 +24,7 @@ from postdate.testing.transport_suite.subject import (
     queues,
     receive,
     receive_one,
+    two_queues,
 )
 
 transactions: Topic[TransportSubject] = Topic("transactions")
@@ -31,65 +35,57 @@ def _is_atomic(transport: Transport) -> bool:
     return TransactionMode.SENDS_ATOMIC_WITH_RECEIVE in transport.capabilities.transaction_modes
 
 
-@transactions
-async def outgoing_messages_leave_with_the_commit(subject: TransportSubject) -> None:
+@transactions.given(a_receiver)
+async def outgoing_messages_leave_with_the_commit(transport: Transport, receiver: Receiver) -> None:
     """What is sent with a commit arrives, in order, and the received message is gone."""
-    async with queues(subject) as transport:
-        await transport.send([envelope()], NOW)
-        receiver = transport.receiver(IN)
-        end = End(outgoing=[envelope("a", OUT), envelope("b", OUT), envelope("c", IN)])
-        await receiver.commit(await receive_one(receiver), NOW, end)
-        expect_equal(await left_in(transport, OUT, 2), ["a", "b"], "sent messages")
-        expect_equal(ids(await receive(receiver)), ["c"], "messages in the queue received from")
-        await receiver.close()
+    await transport.send([envelope()], NOW)
+    end = End(outgoing=[envelope("a", OUT), envelope("b", OUT), envelope("c", IN)])
+    await receiver.commit(await receive_one(receiver), NOW, end)
+    expect_equal(await left_in(transport, OUT, 2), ["a", "b"], "sent messages")
+    expect_equal(ids(await receive(receiver)), ["c"], "messages in the queue received from")
 
 
-@transactions
-async def one_bad_outgoing_message_undoes_the_commit(subject: TransportSubject) -> None:
+@transactions.given(partial(two_queues, largest_message_bytes=1_000))
+async def one_bad_outgoing_message_undoes_the_commit(transport: Transport) -> None:
     """Sends atomic with receive: a missing queue or too large a message is raised, nothing sent, the hold remains."""
-    async with queues(subject, largest_message_bytes=1_000) as transport:
-        if not _is_atomic(transport):
-            return
-        await transport.send([envelope()], NOW)
-        receiver = transport.receiver(IN)
-        held = await receive_one(receiver)
-        good = envelope("good", OUT)
-        with expect_error(QueueNotFound, "committing with a missing queue among the outgoing messages"):
-            await receiver.commit(held, NOW, End(outgoing=[good, envelope("bad", "missing"), good]))
-        with expect_error(MessageTooLarge, "committing with a message too large among the outgoing messages"):
-            await receiver.commit(held, NOW, End(outgoing=[good, envelope("bad", OUT, body=b"x" * 1_001)]))
-        expect(await is_empty(transport, OUT), "nothing was sent")
-        await receiver.commit(held, NOW, End(outgoing=[envelope("sent", OUT)]))
-        expect_equal(await left_in(transport, OUT, 1), ["sent"], "sent with the commit that succeeded")
-        await receiver.close()
+    if not _is_atomic(transport):
+        return
+    await transport.send([envelope()], NOW)
+    receiver = transport.receiver(IN)
+    held = await receive_one(receiver)
+    good = envelope("good", OUT)
+    with expect_error(QueueNotFound, "committing with a missing queue among the outgoing messages"):
+        await receiver.commit(held, NOW, End(outgoing=[good, envelope("bad", "missing"), good]))
+    with expect_error(MessageTooLarge, "committing with a message too large among the outgoing messages"):
+        await receiver.commit(held, NOW, End(outgoing=[good, envelope("bad", OUT, body=b"x" * 1_001)]))
+    expect(await is_empty(transport, OUT), "nothing was sent")
+    await receiver.commit(held, NOW, End(outgoing=[envelope("sent", OUT)]))
+    expect_equal(await left_in(transport, OUT, 1), ["sent"], "sent with the commit that succeeded")
+    await receiver.close()
 
 
-@transactions
-async def a_lost_hold_sends_nothing(subject: TransportSubject) -> None:
+@transactions.given(a_receiver)
+async def a_lost_hold_sends_nothing(transport: Transport, receiver: Receiver) -> None:
     """Sends atomic with receive: a commit that comes too late raises ClaimLost and sends nothing."""
-    async with queues(subject) as transport:
-        if not _is_atomic(transport):
-            return
-        await transport.send([envelope()], NOW)
-        receiver = transport.receiver(IN)
-        held = await receive_one(receiver)
-        await receiver.commit(held, NOW)
-        with expect_error(ClaimLost, "committing a second time"):
-            await receiver.commit(held, NOW, End(outgoing=[envelope("twice", OUT)]))
-        expect(await is_empty(transport, OUT), "nothing was sent")
-        await receiver.close()
+    if not _is_atomic(transport):
+        return
+    await transport.send([envelope()], NOW)
+    held = await receive_one(receiver)
+    await receiver.commit(held, NOW)
+    with expect_error(ClaimLost, "committing a second time"):
+        await receiver.commit(held, NOW, End(outgoing=[envelope("twice", OUT)]))
+    expect(await is_empty(transport, OUT), "nothing was sent")
 
 
-@capabilities
-async def declared_modes_are_accepted_and_others_refused(subject: TransportSubject) -> None:
+@capabilities.given(two_queues)
+async def declared_modes_are_accepted_and_others_refused(transport: Transport) -> None:
     """A declared transaction mode is accepted; any other is refused at start-up, by name."""
-    async with queues(subject) as transport:
-        for mode in TransactionMode:
-            if mode in transport.capabilities.transaction_modes:
+    for mode in TransactionMode:
+        if mode in transport.capabilities.transaction_modes:
+            check_transport_mode(transport, mode)
+        else:
+            with expect_error(UnsupportedTransactionMode, f"mode {mode.value}"):
                 check_transport_mode(transport, mode)
-            else:
-                with expect_error(UnsupportedTransactionMode, f"mode {mode.value}"):
-                    check_transport_mode(transport, mode)
 
 
 @capabilities
@@ -195,13 +191,10 @@ async def _close(store: object) -> None:
         await closing()
 
 
-@capabilities
-async def expired_messages_are_discarded_or_left_to_the_receiver(subject: TransportSubject) -> None:
+@capabilities.given(a_receiver)
+async def expired_messages_are_discarded_or_left_to_the_receiver(transport: Transport, receiver: Receiver) -> None:
     """A transport that says so discards what is past its expiry; any other delivers it, for the endpoint to discard."""
-    async with queues(subject) as transport:
-        lapsed = envelope("lapsed", expires_at=NOW.replace(year=2000))
-        await transport.send([lapsed, envelope("fresh")], NOW)
-        receiver = transport.receiver(IN)
-        expected = ["fresh"] if transport.capabilities.expires_messages else ["lapsed", "fresh"]
-        expect_equal(ids(await receive(receiver)), expected, "received")
-        await receiver.close()
+    lapsed = envelope("lapsed", expires_at=NOW.replace(year=2000))
+    await transport.send([lapsed, envelope("fresh")], NOW)
+    expected = ["fresh"] if transport.capabilities.expires_messages else ["lapsed", "fresh"]
+    expect_equal(ids(await receive(receiver)), expected, "received")
