@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
+from postdate.backends.redis.errors import is_out_of_memory
 from postdate.backends.redis.layout import Part
 from postdate.backends.redis.server import RedisServer
-from postdate.errors import ClaimLost, DuplicateMessage, QueueNotFound, UnsupportedTransactionMode
+from postdate.errors import ClaimLost, DuplicateMessage, PostdateError, QueueNotFound, UnsupportedTransactionMode
 from postdate.ports import Claim
+
+_EACH_BYTES: Final = 512
+"""What a message takes in the server besides its headers and body, about."""
+
+_MOST_OVERDRAWN_BYTES: Final = 1024 * 1024
 
 
 class RedisTransaction:
@@ -22,13 +28,22 @@ class RedisTransaction:
         self.database = database
         self.afterwards: list[Callable[[], None]] = []
         """Called once everything is done; not when nothing was, or when nobody knows."""
-        self.makes_room = False
-        """Whether it ends a message: that is done, with all that belongs to it, also where the server is full."""
+        self._ends, self._grows_by = False, 0
         self._parts: list[Part] = []
 
-    def add(self, *parts: Part) -> None:
-        """Have one thing more done; see ``transact.lua`` for how it is written."""
+    def add(self, *parts: Part, messages: int = 0) -> None:
+        """Have one thing more done, after which there are more messages; see ``transact.lua`` for how it is written."""
         self._parts += parts
+        if messages:
+            self._grows_by += messages * _EACH_BYTES + sum(len(part) for part in parts if isinstance(part, bytes))
+
+    def ends(self, *sizes: int) -> None:
+        """Note the bytes of each message that it ends: that is done also where the server is full.
+
+        With what belongs to it, unless there is much more of that: see :attr:`RedisServer.overdrawn`.
+        """
+        self._ends = True
+        self._grows_by -= sum(sizes) + len(sizes) * _EACH_BYTES
 
     async def commit(self, server: RedisServer) -> Sequence[int]:
         """Do everything; return the places, in a send that is not strict, of messages whose queue is missing.
@@ -39,7 +54,7 @@ class RedisTransaction:
             QueueNotFound: in a strict send; nothing was done.
             PostdateError: as the server's meanings have it.
         """
-        kind, *rest = await server.run("settle" if self.makes_room else "transact", *self._parts)
+        kind, *rest = await self._answer(server)
         match kind:
             case b"done":
                 for each in self.afterwards:
@@ -54,6 +69,20 @@ class RedisTransaction:
                 raise ClaimLost(f"message {rest[0].decode(errors='replace')!r} of the store is no longer held here")
             case _:
                 raise ClaimLost("the message is no longer held here")
+
+    async def _answer(self, server: RedisServer) -> Sequence[Any]:
+        if not self._ends or self._grows_by > 0:
+            try:
+                answer = await server.run("transact", *self._parts)
+            except PostdateError as error:
+                server.overdrawn += self._grows_by
+                if not self._ends or server.overdrawn > _MOST_OVERDRAWN_BYTES or not is_out_of_memory(error):
+                    server.overdrawn -= self._grows_by
+                    raise
+            else:
+                server.overdrawn = 0
+                return answer
+        return await server.run("settle", *self._parts)
 
 
 def transaction_of(transaction: Any, database: object) -> RedisTransaction:
