@@ -56,6 +56,11 @@ def test_failures_with_successes_between_them_are_one_outage(
         "cannot receive from sales, for 60 s now (61 failures): connection refused",
         "sales is reachable again after 60 s (61 failures)",
     ]
+    for second in range(100, 110):  # the last line does not stay untrue
+        outage.failed(DOWN, second)
+    assert [record.message for record in caplog.records[4:]] == [
+        "cannot receive from sales, for 105 s now (106 failures): connection refused"
+    ]
 
 
 def test_the_next_outage_begins_anew(outage: OutageLog, caplog: pytest.LogCaptureFixture) -> None:

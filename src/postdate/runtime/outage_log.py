@@ -28,7 +28,7 @@ class OutageLog:
 
     def __init__(self, log: logging.Logger, what: str, who: str, level: int = logging.ERROR) -> None:
         self._log, self._what, self._who, self._level = log, what, who, level
-        self._since = self._said_at = 0.0
+        self._since = self._said_at = self._out_since = 0.0
         self._over_at = -math.inf
         self._failures = 0
         self.is_out = self._is_said = False
@@ -43,15 +43,18 @@ class OutageLog:
             seconds: now, on a clock that nobody sets.
         """
         kind = error.code if isinstance(error, PostdateError) else type(error).__name__
-        if not self.is_out and seconds - self._over_at >= _IS_THE_SAME_WITHIN_SECONDS:
-            self._since, self._failures = seconds, 0
-            self._kinds.clear()
-        self.is_out = True
+        if not self.is_out:
+            self.is_out, self._out_since = True, seconds
+            if seconds - self._over_at >= _IS_THE_SAME_WITHIN_SECONDS:
+                self._since, self._failures = seconds, 0
+                self._kinds.clear()
         self._failures += 1
         if kind not in self._kinds:
             self._kinds.add(kind)
             self._log.log(self._level, "%s: %s", self._what, error)
-        elif seconds - self._said_at >= SAID_AGAIN_AFTER_SECONDS:
+        elif seconds - self._said_at >= SAID_AGAIN_AFTER_SECONDS or (
+            not self._is_said and seconds - self._out_since >= _IS_THE_SAME_WITHIN_SECONDS
+        ):
             lasted, failures = seconds - self._since, self._failures
             text = "%s, for %s now (%d failures): %s"
             self._log.log(self._level, text, self._what, shown_duration(lasted), failures, error)

@@ -27,19 +27,18 @@ _MOST_BYTES_AT_ONCE: Final = 16 * 1024 * 1024
 log = logging.getLogger("postdate.redis")
 
 
-class Hold(NamedTuple):
-    """The number of a message in its queue, the token of the claim, and how many bytes headers and body have."""
+class _Hold(NamedTuple):
+    """The number of a message in its queue, and the token of the claim."""
 
     number: bytes
     token: str
-    size: int
 
 
 class ReceiversQueues(Protocol):
     """What a receiver needs of its transport."""
 
-    async def commit(self, hold: Hold, now: datetime, end: End) -> None:
-        """End a message that is held."""
+    async def commit(self, number: bytes, token: str, now: datetime, end: End) -> None:
+        """End a message that is held under a token."""
         ...
 
     async def make_again(self, queue: str) -> None:
@@ -126,7 +125,7 @@ class RedisReceiver(Receiver):
                 except MessageError as error:
                     unread.append((number, error))
                     continue
-                found.append(Received(envelope, failures, Hold(number, token, len(fields[1]) + len(fields[2]))))
+                found.append(Received(envelope, failures, _Hold(number, token)))
             try:
                 for number, error in unread:
                     await self._set_aside(number, token, error)
@@ -145,17 +144,18 @@ class RedisReceiver(Receiver):
 
     @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
-        await self._transport.commit(self._hold(received), now, end)
+        number, token = self._hold(received)
+        await self._transport.commit(number, token, now, end)
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
-        hold = self._hold(received)
-        if not await self._server.run("roll_back", hold.number, hold.token, int(failed)):
+        number, token = self._hold(received)
+        if not await self._server.run("roll_back", number, token, int(failed)):
             raise self._lost_hold(received)
 
-    def _hold(self, received: Received) -> Hold:
+    def _hold(self, received: Received) -> _Hold:
         hold = received.token
-        if not isinstance(hold, Hold) or not self._claimant.made(hold.token):
+        if not isinstance(hold, _Hold) or not self._claimant.made(hold.token):
             raise self._lost_hold(received)
         return hold
 
