@@ -81,10 +81,5 @@ def translate(error: Exception, meanings: RedisMeanings, place: str) -> Postdate
     return kind(f"{place} {text}")
 
 
-def is_out_of_memory(error: PostdateError) -> bool:
-    """Return whether the server refused something, all of it, because it is full."""
-    return isinstance(error.__cause__, exceptions.OutOfMemoryError)
-
-
 def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0].strip() or type(error).__name__

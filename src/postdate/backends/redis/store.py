@@ -28,15 +28,7 @@ from postdate.backends.redis.transaction import RedisTransaction, finish_parts, 
 from postdate.backends.rowlocks.next_due import NextDue
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import ConfigurationError, DuplicateMessage, InvalidHeaders, InvalidMessage, MessageError
-from postdate.messages import (
-    DelayedMessage,
-    Headers,
-    decode_headers,
-    encode_headers,
-    rescheduled,
-    sealed,
-    size_in_bytes,
-)
+from postdate.messages import DelayedMessage, Headers, decode_headers, encode_headers, rescheduled, sealed
 from postdate.ports import (
     NOTHING_MOVED,
     OUTCOME_RECORDS,
@@ -209,7 +201,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
         def work(transaction: NativeTransaction) -> None:
             native = self._transaction(transaction)
             native.add(*head, *finish_parts(claims))
-            native.ends(*(size_in_bytes(encode_headers(each.message.headers), each.message.body) for each in claims))
+            native.ended += [claim.message for claim in claims]
             native.afterwards.append(lambda: self._let_go(claims))
 
         return work

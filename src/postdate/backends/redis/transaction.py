@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from postdate.backends.redis.errors import is_out_of_memory
-from postdate.backends.redis.layout import Part
+from redis.exceptions import OutOfMemoryError
+
+from postdate.backends.redis.layout import Part, size_of
 from postdate.backends.redis.server import RedisServer
 from postdate.errors import ClaimLost, DuplicateMessage, PostdateError, QueueNotFound, UnsupportedTransactionMode
+from postdate.messages import DelayedMessage, Envelope
 from postdate.ports import Claim
 
 _EACH_BYTES: Final = 512
@@ -28,22 +30,16 @@ class RedisTransaction:
         self.database = database
         self.afterwards: list[Callable[[], None]] = []
         """Called once everything is done; not when nothing was, or when nobody knows."""
-        self._ends, self._grows_by = False, 0
+        self.ended: list[DelayedMessage | Envelope] = []
+        """What it ends: done also where the server is full, with what belongs to it unless that is much more."""
         self._parts: list[Part] = []
+        self._more_bytes = 0
 
     def add(self, *parts: Part, messages: int = 0) -> None:
-        """Have one thing more done, after which there are more messages; see ``transact.lua`` for how it is written."""
+        """Have one thing more done, by which there are more messages; see ``transact.lua`` for how it is written."""
         self._parts += parts
         if messages:
-            self._grows_by += messages * _EACH_BYTES + sum(len(part) for part in parts if isinstance(part, bytes))
-
-    def ends(self, *sizes: int) -> None:
-        """Note the bytes of each message that it ends: that is done also where the server is full.
-
-        With what belongs to it, unless there is much more of that: see :attr:`RedisServer.overdrawn`.
-        """
-        self._ends = True
-        self._grows_by -= sum(sizes) + len(sizes) * _EACH_BYTES
+            self._more_bytes += messages * _EACH_BYTES + sum(len(part) for part in parts if isinstance(part, bytes))
 
     async def commit(self, server: RedisServer) -> Sequence[int]:
         """Do everything; return the places, in a send that is not strict, of messages whose queue is missing.
@@ -71,14 +67,15 @@ class RedisTransaction:
                 raise ClaimLost("the message is no longer held here")
 
     async def _answer(self, server: RedisServer) -> Sequence[Any]:
-        if not self._ends or self._grows_by > 0:
+        more = self._more_bytes and self._more_bytes - sum(_EACH_BYTES + size_of(each) for each in self.ended)
+        if more > 0 or not self.ended:
             try:
                 answer = await server.run("transact", *self._parts)
             except PostdateError as error:
-                server.overdrawn += self._grows_by
-                if not self._ends or server.overdrawn > _MOST_OVERDRAWN_BYTES or not is_out_of_memory(error):
-                    server.overdrawn -= self._grows_by
+                overdrawn, is_full = server.overdrawn + more, isinstance(error.__cause__, OutOfMemoryError)
+                if not (self.ended and is_full and overdrawn <= _MOST_OVERDRAWN_BYTES):
                     raise
+                server.overdrawn = overdrawn
             else:
                 server.overdrawn = 0
                 return answer

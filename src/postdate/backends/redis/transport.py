@@ -20,7 +20,7 @@ from postdate.backends.redis.login import RedisLogin
 from postdate.backends.redis.observation import RedisQueueObserver
 from postdate.backends.redis.opened import OpenRedis
 from postdate.backends.redis.quarantine import QueueQuarantine
-from postdate.backends.redis.receiver import Hold, RedisReceiver
+from postdate.backends.redis.receiver import RedisReceiver
 from postdate.backends.redis.server import RedisServer
 from postdate.backends.redis.transaction import RedisTransaction
 from postdate.errors import PostdateError, QueueNotFound
@@ -156,16 +156,16 @@ class RedisTransport(QueueQuarantine, Transport):
         parts = [part for envelope in envelopes for part in envelope_parts(envelope)]
         transaction.add("send", int(strict), written(now), len(envelopes), *parts, messages=len(envelopes))
 
-    async def commit(self, hold: Hold, now: datetime, end: End) -> None:
+    async def commit(self, number: bytes, token: str, envelope: Envelope, now: datetime, end: End) -> None:
         """Take a held message off its queue, with everything in ``end``, in one script; see :class:`Receiver`."""
-        for envelope in end.outgoing:
-            refused = self.why_not(envelope)
+        for each in end.outgoing:
+            refused = self.why_not(each)
             if refused is not None:
                 raise refused
         transaction = self.transaction(end.work)
         kind = "" if end.record is None else int(end.record)
-        transaction.ends(hold.size)
-        transaction.add("hold", hold.number, hold.token, self._recording.value, kind, end.detail, written(now))
+        transaction.ended.append(envelope)
+        transaction.add("hold", number, token, self._recording.value, kind, end.detail, written(now))
         if end.outgoing:
             self.add_send(transaction, end.outgoing, now, strict=True)
         await transaction.commit(self._server)
