@@ -451,21 +451,24 @@ def _logs_in(port: int, database: str) -> bool:
 
 
 class PgBouncer(Server):
-    """Debian's pgbouncer before a PostgreSQL, in transaction mode, for all its databases.
+    """Debian's pgbouncer before a PostgreSQL, for all its databases.
 
     Args:
         postgres: the server behind it, which may be starting at the same time.
         ignores: settings with which sessions begin and which are not passed on, as operators set it for some drivers;
             others are refused.
+        mode: what it gives sessions away for: a ``transaction``, or a ``session``.
     """
 
     name = "pgbouncer"
     package = "pgbouncer"
     account = "postgres"
 
-    def __init__(self, directory: Path, postgres: PostgreSQL, ignores: str = "options") -> None:
+    def __init__(
+        self, directory: Path, postgres: PostgreSQL, ignores: str = "options", mode: str = "transaction"
+    ) -> None:
         super().__init__(directory)
-        self._postgres, self._ignores = postgres, ignores
+        self._postgres, self._ignores, self._mode = postgres, ignores, mode
 
     @classmethod
     def is_installed(cls) -> bool:
@@ -492,7 +495,7 @@ class PgBouncer(Server):
             "listen_port": self.port,
             "unix_socket_dir": "",
             "auth_type": "any",
-            "pool_mode": "transaction",
+            "pool_mode": self._mode,
             "max_client_conn": 200,
             "ignore_startup_parameters": self._ignores,
         }

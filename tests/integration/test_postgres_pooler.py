@@ -1,4 +1,4 @@
-"""PostgreSQL behind a pooler, which gives sessions away between transactions: refused, and in one sentence."""
+"""PostgreSQL behind a pooler, which gives sessions away, and says other numbers of them: refused, in one sentence."""
 
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -40,10 +40,12 @@ async def test_a_pooler_is_recognised_at_connect_whatever_is_asked_first(pgbounc
         assert locks.fetchone() == (0,)
 
 
-async def test_a_pooler_that_refuses_settings_of_sessions_is_told_by_that(
-    server_folder: Path, postgres_url: str
+@pytest.mark.parametrize(("mode", "ignores"), [("transaction", ""), ("session", "options")])
+async def test_so_is_one_that_refuses_settings_of_sessions_and_one_that_keeps_a_session_for_each(
+    server_folder: Path, postgres_url: str, mode: str, ignores: str
 ) -> None:
-    pooler = PgBouncer(server_folder / "pgbouncer", _Behind(postgres_url), ignores="")
+    """A session is begun with settings, and is ended by its number when it does not answer: neither comes through."""
+    pooler = PgBouncer(server_folder / "pgbouncer", _Behind(postgres_url), ignores, mode)
     pooler.start()
     try:
         store = PostgresStore(pooler.url, table="any")

@@ -3,9 +3,8 @@
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -66,15 +65,6 @@ async def transport(prefix: Prefix) -> AsyncIterator[RedisTransport]:
     await made.create_queues(["done"])
     yield made
     await made.close()
-
-
-@pytest.fixture
-def server(server_folder: Path) -> Iterator[Redis]:
-    """A server of the test's own, which it may stop, fill and kill."""
-    made = Redis(server_folder / "redis")
-    made.start()
-    yield made
-    made.kill()
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -144,17 +134,17 @@ async def test_scripts_that_the_server_forgot_are_sent_again(store: RedisStore, 
     assert len(await store.claim_due(NOW + SECOND, 10)) == 1
 
 
-async def test_a_full_server_takes_nothing_and_loses_nothing(server: Redis) -> None:
-    store, transport = await prepared(RedisStore(server.url)), RedisTransport(server.url)
+async def test_a_full_server_takes_nothing_and_loses_nothing(redis_server: Redis) -> None:
+    store, transport = await prepared(RedisStore(redis_server.url)), RedisTransport(redis_server.url)
     try:
         await transport.create_queues(["done"])
         await store.store(message("before"), NOW)
-        assert server.command("CONFIG", "SET", "maxmemory", "1") == b"+OK"
+        assert redis_server.command("CONFIG", "SET", "maxmemory", "1") == b"+OK"
         with pytest.raises(StoreFull, match="maxmemory"):
             await store.store_many([message("a"), message("b")], NOW)
         with pytest.raises(TransportUnreachable):
             await transport.send([Envelope("done", "e-1")], NOW)
-        assert server.command("CONFIG", "SET", "maxmemory", "0") == b"+OK"
+        assert redis_server.command("CONFIG", "SET", "maxmemory", "0") == b"+OK"
         assert await store.get("a") is None
         claims = await store.claim_due(NOW + SECOND, 10)
         assert [claim.message.message_id for claim in claims] == ["before"]
@@ -163,56 +153,56 @@ async def test_a_full_server_takes_nothing_and_loses_nothing(server: Redis) -> N
         await transport.close()
 
 
-async def test_a_server_that_throws_keys_away_is_refused(server: Redis) -> None:
-    server.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
-    server.command("CONFIG", "SET", "maxmemory", "1000000000")
-    store = RedisStore(server.url, table="any")
+async def test_a_server_that_throws_keys_away_is_refused(redis_server: Redis) -> None:
+    redis_server.command("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    redis_server.command("CONFIG", "SET", "maxmemory", "1000000000")
+    store = RedisStore(redis_server.url, table="any")
     with pytest.raises(ConfigurationError, match="noeviction"):
         await store.setup()
     await store.close()
 
 
-async def test_a_master_that_became_a_replica_is_an_outage(server: Redis) -> None:
-    store = await prepared(RedisStore(server.url))
+async def test_a_master_that_became_a_replica_is_an_outage(redis_server: Redis) -> None:
+    store = await prepared(RedisStore(redis_server.url))
     try:
-        server.command("REPLICAOF", "127.0.0.1", "1")
+        redis_server.command("REPLICAOF", "127.0.0.1", "1")
         with pytest.raises(StoreUnreachable, match="replica"):
             await store.store(message(), NOW)
-        server.command("REPLICAOF", "NO", "ONE")
+        redis_server.command("REPLICAOF", "NO", "ONE")
         await store.store(message(), NOW)
     finally:
         await store.close()
 
 
-async def test_a_wrong_password_is_said_without_showing_it(server: Redis) -> None:
-    store = RedisStore(server.url.replace("postdate@", "wrong@"), table="any")
+async def test_a_wrong_password_is_said_without_showing_it(redis_server: Redis) -> None:
+    store = RedisStore(redis_server.url.replace("postdate@", "wrong@"), table="any")
     with pytest.raises(StoreUnavailable, match="check user and password") as caught:
         await store.setup()
     assert ":wrong" not in str(caught.value)
     await store.close()
 
 
-async def test_a_server_that_hangs_is_given_up_in_time_and_found_again(server: Redis) -> None:
-    store = await prepared(RedisStore(server.url))
-    hasty = RedisStore(server.url, answers_within=SECOND)
-    assert server.pid is not None
+async def test_a_server_that_hangs_is_given_up_in_time_and_found_again(redis_server: Redis) -> None:
+    store = await prepared(RedisStore(redis_server.url))
+    hasty = RedisStore(redis_server.url, answers_within=SECOND)
+    assert redis_server.pid is not None
     try:
         await store.store(message(), NOW)
         await hasty.initialize("service", TransactionMode.TRANSACTION_SCOPE)
         await until(lambda: hasty.get("m-1"), despite=StoreUnreachable)
-        os.kill(server.pid, signal.SIGSTOP)
+        os.kill(redis_server.pid, signal.SIGSTOP)
         with pytest.raises(StoreUnreachable):
             await hasty.store(message("m-2"), NOW)
-        os.kill(server.pid, signal.SIGCONT)
+        os.kill(redis_server.pid, signal.SIGCONT)
         assert await until(lambda: hasty.get("m-1"), despite=StoreUnreachable) == message()
     finally:
-        os.kill(server.pid, signal.SIGCONT)
+        os.kill(redis_server.pid, signal.SIGCONT)
         await hasty.close()
         await store.close()
 
 
-async def test_after_a_restart_who_listens_is_woken_and_who_receives_goes_on(server: Redis) -> None:
-    store, transport = await prepared(RedisStore(server.url)), RedisTransport(server.url)
+async def test_after_a_restart_who_listens_is_woken_and_who_receives_goes_on(redis_server: Redis) -> None:
+    store, transport = await prepared(RedisStore(redis_server.url)), RedisTransport(redis_server.url)
     woken = anyio.Event()
     try:
         await transport.create_queues(["done"])
@@ -225,8 +215,8 @@ async def test_after_a_restart_who_listens_is_woken_and_who_receives_goes_on(ser
         stop = await store.listen(woken.set)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(receive)
-            await anyio.to_thread.run_sync(server.kill)
-            await anyio.to_thread.run_sync(server.start)
+            await anyio.to_thread.run_sync(redis_server.kill)
+            await anyio.to_thread.run_sync(redis_server.start)
             await woken.wait()
             await transport.send([Envelope("done", "e-1")], NOW)
         assert received == ["e-1"]

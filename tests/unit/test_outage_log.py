@@ -44,6 +44,25 @@ def test_another_kind_of_failure_is_said_at_once_and_once(outage: OutageLog, cap
     assert [record.message.rpartition(": ")[2] for record in caplog.records] == ["connection refused", "locked"]
 
 
+def test_failures_with_successes_between_them_are_one_outage(
+    outage: OutageLog, caplog: pytest.LogCaptureFixture
+) -> None:
+    for second in range(100):
+        outage.failed(DOWN, second)
+        outage.succeeded(second + 0.5)
+    assert [record.message for record in caplog.records] == [
+        "cannot receive from sales: connection refused",
+        "sales is reachable again after 0.5 s (1 failure)",
+        "cannot receive from sales, for 60 s now (61 failures): connection refused",
+        "sales is reachable again after 60 s (61 failures)",
+    ]
+    for second in range(100, 110):  # the last line does not stay untrue
+        outage.failed(DOWN, second)
+    assert [record.message for record in caplog.records[4:]] == [
+        "cannot receive from sales, for 105 s now (106 failures): connection refused"
+    ]
+
+
 def test_the_next_outage_begins_anew(outage: OutageLog, caplog: pytest.LogCaptureFixture) -> None:
     for second in (0, 10):
         outage.failed(DOWN, second)

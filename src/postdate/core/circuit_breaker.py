@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import enum
 import logging
+import math
 from collections.abc import Callable
 from datetime import timedelta
 
 from postdate.runtime.metrics import NO_METRICS, Metrics
+from postdate.runtime.outage_log import SAID_AGAIN_AFTER_SECONDS
 
 log = logging.getLogger("postdate.circuit_breaker")
 
@@ -36,8 +38,9 @@ class BreakerState(enum.Enum):
 class RepeatedFailures:
     """Trips when something keeps failing for a given time without one success.
 
-    It is told of time: whoever runs it calls :meth:`check` when :attr:`deadline` has come, so that it trips although
-    nothing fails any more because nobody tries.
+    That it is armed is said once a minute at most: other calls may succeed in between. It is told of time: whoever runs
+    it calls :meth:`check` when :attr:`deadline` has come, so that it trips although nothing fails any more because
+    nobody tries.
 
     Args:
         name: for logs and metrics.
@@ -61,6 +64,7 @@ class RepeatedFailures:
         self._critical, self._time_to_trigger, self._trigger = critical, time_to_trigger, trigger
         self._metrics = metrics
         self._armed_at: float | None = None
+        self._said_at, self._is_said = -math.inf, False
         self._last: BaseException | None = None
 
     @property
@@ -75,7 +79,9 @@ class RepeatedFailures:
         self._last = error
         if self.state is BreakerState.DISARMED:
             self._armed_at = seconds
-            log.warning("circuit breaker %s armed: %s", self.name, error)
+            if seconds - self._said_at >= SAID_AGAIN_AFTER_SECONDS:
+                self._said_at, self._is_said = seconds, True
+                log.warning("circuit breaker %s armed: %s", self.name, error)
             self._change(BreakerState.ARMED)
             self.on_armed()
         self.check(seconds)
@@ -87,14 +93,16 @@ class RepeatedFailures:
         if deadline is None or last is None or seconds < deadline:
             return
         log.warning("circuit breaker %s triggered after %s: %s", self.name, self._time_to_trigger, last)
+        self._is_said = True
         self._change(BreakerState.TRIGGERED)
         _call(self._trigger, self._critical, last)
 
     def success(self) -> None:
         """Note a success: disarms."""
         if self.state is not BreakerState.DISARMED:
-            log.info("circuit breaker %s disarmed", self.name)
-            self._armed_at = self._last = None
+            if self._is_said:
+                log.info("circuit breaker %s disarmed", self.name)
+            self._armed_at, self._last, self._is_said = None, None, False
             self._change(BreakerState.DISARMED)
 
     def _change(self, state: BreakerState) -> None:

@@ -14,6 +14,7 @@ from postdate.config import without_secrets
 from postdate.errors import PipelineError
 
 _SAME_COLUMNS: Final = "all files of a folder, and the schema if there is one, have the same columns in the same order"
+_AS_SPARK_WRITES: Final = """Spark's writer does that when it is told .option("escape", '"')"""
 _REASONS: Final = tuple(
     (re.compile(pattern, re.MULTILINE), said)
     for pattern, said in (
@@ -25,6 +26,10 @@ _REASONS: Final = tuple(
         (
             r"Number of column in CSV header.*\s*Header length: (\d+), schema size: (\d+)\s*CSV file: (\S+)",
             rf"\3 has \1 columns, and others are read as \2: {_SAME_COLUMNS}",
+        ),
+        (
+            r"reading file (\S+)\.\s+SQLSTATE(?:.*\n)+?.*Unescaped quote (?:.*\n)+?.*error was thrown: line=(\d+)",
+            rf"\1 has a quote inside quotes, after line \2, that is not written twice: {_AS_SPARK_WRITES}",
         ),
         (
             r"reading file (\S+)\. .* Parquet column \[(.*)\]\. Expected Spark type (timestamp\w*), actual .* INT64",

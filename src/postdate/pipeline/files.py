@@ -1,8 +1,8 @@
 """Files of rows, as a table or as a stream, by the same rules: columns go by their names, or are refused by them.
 
 A CSV file begins with a line of names, which must be those that the first file or the schema has, in the same order.
-A quote inside quotes is written twice, and a line may break inside them. JSON has one object a line. The files of a
-folder of Parquet need not have the same columns, only the same types. Runs on the driver.
+A quote inside quotes is written twice, or the file is refused, and a line may break inside them. JSON has one object a
+line. The files of a folder of Parquet need not have the same columns, only the same types. Runs on the driver.
 """
 
 from __future__ import annotations
@@ -27,7 +27,13 @@ MALFORMED: Final = "_corrupt_record"
 
 _RULES: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
-        "csv": {"header": True, "enforceSchema": False, "multiLine": True, "escape": '"'},
+        "csv": {
+            "header": True,
+            "enforceSchema": False,
+            "multiLine": True,
+            "escape": '"',
+            "unescapedQuoteHandling": "RAISE_ERROR",  # as Spark's own writer leaves them: backslashes would stay
+        },
         "json": {"primitivesAsString": True},
         "parquet": {"mergeSchema": True},
     }

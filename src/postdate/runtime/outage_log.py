@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import math
 
 from postdate.errors import PostdateError
 
 SAID_AGAIN_AFTER_SECONDS = 60.0
+
+_IS_THE_SAME_WITHIN_SECONDS = 5.0
+"""What fails again so soon after a success is one outage: a server may do one thing, and refuse another."""
 
 
 class OutageLog:
     """Keeps an outage from filling a log: what fails three times a second fails for one reason.
 
     Each kind of failure is said when it comes for the first time in an outage, with its text; after that one line a
-    minute counts all of them.
+    minute counts all of them, also where there are successes between them.
 
     Args:
         log: where to.
@@ -24,15 +28,12 @@ class OutageLog:
 
     def __init__(self, log: logging.Logger, what: str, who: str, level: int = logging.ERROR) -> None:
         self._log, self._what, self._who, self._level = log, what, who, level
-        self._since: float | None = None
-        self._said_at = 0.0
+        self._since = self._said_at = self._out_since = 0.0
+        self._over_at = -math.inf
         self._failures = 0
+        self.is_out = self._is_said = False
+        """Whether the last that was noted was a failure; and whether one was said since it last was over."""
         self._kinds: set[str] = set()
-
-    @property
-    def is_out(self) -> bool:
-        """Whether the last that was noted was a failure."""
-        return self._since is not None
 
     def failed(self, error: BaseException, seconds: float) -> None:
         """Note a failure.
@@ -42,29 +43,33 @@ class OutageLog:
             seconds: now, on a clock that nobody sets.
         """
         kind = error.code if isinstance(error, PostdateError) else type(error).__name__
+        if not self.is_out:
+            self.is_out, self._out_since = True, seconds
+            if seconds - self._over_at >= _IS_THE_SAME_WITHIN_SECONDS:
+                self._since, self._failures = seconds, 0
+                self._kinds.clear()
         self._failures += 1
-        if self._since is None:
-            self._since = seconds
         if kind not in self._kinds:
             self._kinds.add(kind)
             self._log.log(self._level, "%s: %s", self._what, error)
-        elif seconds - self._said_at >= SAID_AGAIN_AFTER_SECONDS:
+        elif seconds - self._said_at >= SAID_AGAIN_AFTER_SECONDS or (
+            not self._is_said and seconds - self._out_since >= _IS_THE_SAME_WITHIN_SECONDS
+        ):
             lasted, failures = seconds - self._since, self._failures
             text = "%s, for %s now (%d failures): %s"
             self._log.log(self._level, text, self._what, shown_duration(lasted), failures, error)
         else:
             return
-        self._said_at = seconds
+        self._said_at, self._is_said = seconds, True
 
     def succeeded(self, seconds: float) -> None:
         """Note a success; without effect when nothing had failed."""
-        if self._since is None:
-            return
-        lasted, failures = shown_duration(seconds - self._since), self._failures
-        self._since, self._failures = None, 0
-        self._kinds.clear()
-        count = f"{failures} failures" if failures > 1 else "1 failure"
-        self._log.info("%s reachable again after %s (%s)", self._who, lasted, count)
+        if self.is_out:
+            self.is_out, self._over_at = False, seconds
+        if self._is_said:
+            self._is_said = False
+            count = f"{self._failures} failures" if self._failures > 1 else "1 failure"
+            self._log.info("%s reachable again after %s (%s)", self._who, shown_duration(seconds - self._since), count)
 
 
 def shown_duration(seconds: float) -> str:

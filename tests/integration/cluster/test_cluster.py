@@ -9,7 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from http.client import HTTPResponse
 from pathlib import Path
@@ -139,37 +139,57 @@ def set_aside(rejects: Path) -> list[str]:
     return sorted(line for file in rejects.glob("part-*") for line in file.read_text(encoding="utf-8").splitlines())
 
 
-def test_a_schedule_and_an_audit_have_the_same_result_as_in_one_process(
-    database: str, secret_database: str, driver: RestartedDriver, local_driver: SparkDriver, tmp_path: Path
-) -> None:
-    lines = [json.dumps(row) for row in input_rows(20_000)]
-    (tmp_path / "messages.json").write_text("\n".join(lines), encoding="utf-8")
-    results: list[Any] = []
-    tables: list[list[tuple[Any, ...]]] = []
-    for number, (one, address) in enumerate([(driver, database), (local_driver, secret_database)]):
-        arguments = {"path": str(tmp_path / "messages.json"), "store": {**of(address), "endpoint": "same"}, "now": NOW}
-        results += [one.run(f"{JOBS}:schedule_file", **arguments, rejects=str(tmp_path / f"rejects-{number}"))]
-        with_content = """
-            SELECT message_id, due, destination, headers, body
-            FROM postdate."same.timeouts" AS t JOIN postdate.content AS c USING (number) ORDER BY 1"""
-        tables += [rows(address, with_content)]
+Way = tuple[Callable[..., Any], str, str]
+"""What runs a job of ``jobs.py``, its store as it is told to that, and the address of the store."""
+
+
+def scheduled_alike(ways: Sequence[Way], number: int, folder: Path) -> dict[str, Any]:
+    """Schedule the same file in two ways; return the counts, which are the same, as are the messages."""
+    lines = [json.dumps(row) for row in input_rows(number)]
+    (folder / "messages.json").write_text("\n".join(lines), encoding="utf-8")
+    with_content = """
+        SELECT message_id, due, destination, headers, body
+        FROM postdate."same.timeouts" AS t JOIN postdate.content AS c USING (number) ORDER BY 1"""
+    results, tables = [], []
+    for place, (run, store, address) in enumerate(ways):
+        arguments = {"path": str(folder / "messages.json"), "store": same(store), "now": NOW}
+        results.append(run("schedule_file", **arguments, rejects=str(folder / f"rejects-{place}")))
+        tables.append(rows(address, with_content))
     assert results[0] == results[1]
     assert results[0]["read"] == len(lines)
     assert results[0]["set_aside"].keys() >= {"missing_id", "malformed_time", "time_without_zone", "conflicting_rows"}
     assert tables[0] == tables[1]
-    assert len(tables[0]) == results[0]["accepted"] == 19_900
-    assert set_aside(tmp_path / "rejects-0") == set_aside(tmp_path / "rejects-1")
+    assert len(tables[0]) == results[0]["accepted"]
+    assert set_aside(folder / "rejects-0") == set_aside(folder / "rejects-1") != []
+    return results[0]
 
-    # One is lost, and one more is overdue than that day had brought.
-    rows(database, """DELETE FROM postdate."same.timeouts" WHERE message_id = 'm-77' RETURNING 1""")
-    audits = [
-        one.run(f"{JOBS}:audit_store", store={**of(database), "endpoint": "same"}, now="2030-05-01T13:00:00+00:00")
-        for one in (driver, local_driver)
+
+def audited_alike(ways: Sequence[Way], now: str) -> dict[str, Any]:
+    """Take a message away, and audit in two ways; return the counts, which are the same, and know of it."""
+    for _, _, address in ways:
+        rows(address, """DELETE FROM postdate."same.timeouts" WHERE message_id = 'm-77' RETURNING 1""")
+    audits: list[dict[str, Any]] = [
+        {**run("audit_store", store=same(store), now=now), "store": ""} for run, store, _ in ways
     ]
     assert audits[0] == audits[1]
-    assert (audits[0]["counts"]["scheduled"], audits[0]["counts"]["lost"]) == (19_900, 1)
     assert [finding["sample"] for finding in audits[0]["findings"] if finding["name"] == "lost"] == [["m-77"]]
-    assert audits[0]["counts"]["overdue"] > 3_000
+    assert audits[0]["counts"]["lost"] == 1
+    return audits[0]["counts"]
+
+
+def same(store: str) -> dict[str, str]:
+    return {**of(store), "endpoint": "same"}
+
+
+def test_a_schedule_and_an_audit_have_the_same_result_as_in_one_process(
+    database: str, secret_database: str, driver: RestartedDriver, local_driver: SparkDriver, tmp_path: Path
+) -> None:
+    there, here = (lambda job, one=one, **given: one.run(f"{JOBS}:{job}", **given) for one in (driver, local_driver))
+    ways = [(there, database, database), (here, secret_database, secret_database)]
+    assert scheduled_alike(ways, 20_000, tmp_path)["accepted"] == 19_900
+    counts = audited_alike([(run, database, database) for run in (there, here)], "2030-05-01T13:00:00+00:00")
+    assert counts["scheduled"] == 19_900
+    assert counts["overdue"] > 3_000
 
 
 @_on_five_jvms(

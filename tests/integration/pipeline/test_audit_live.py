@@ -30,6 +30,14 @@ from postdate.ports.archives import ArchivableStore
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)
 LATER = START + timedelta(minutes=10)
 TABLE = "live.timeouts"
+_BESIDE_A_SERVICE = pytest.mark.soak(
+    "a service works on beside two audits",
+    part="spark",
+    proven_by=(
+        "tests/integration/pipeline/test_audit_live.py::test_a_low_number_that_is_committed_late_in_postgresql",
+        "tests/integration/pipeline/test_audit_live.py::test_a_low_number_that_is_committed_late_in_mariadb",
+    ),
+)
 
 
 @pytest.fixture
@@ -71,12 +79,9 @@ def test_a_low_number_that_is_committed_late_in_postgresql(
     store = PostgresStore(postgres.address, schema=postgres.schema, table=TABLE)
     writer = psycopg.connect(postgres.address)
     store.enqueue_blocking(writer, [DelayedMessage("low", LATER, "orders")], START)
-    with opened(postgres) as others:
-        others.store_many([DelayedMessage("high", LATER, "orders")], START)
-    results = audited_while(spark, postgres, writer.commit, "_records", monkeypatch)
+    finds_nothing_while(spark, postgres, writer.commit, "_records", monkeypatch)
     writer.close()
     store.database.close_blocking()
-    assert [(result.clean, result.counts.pending) for result in results] == [(True, 21), (True, 22)]
 
 
 def test_a_low_number_that_is_committed_late_in_mariadb(
@@ -89,42 +94,35 @@ def test_a_low_number_that_is_committed_late_in_mariadb(
     writer.begin()
     tables = store._tables
     tables.insert(writer, [store._row(DelayedMessage("low", LATER, "orders"))], 0)
-    with opened(mariadb) as others:
-        others.store_many([DelayedMessage("high", LATER, "orders")], START)
-    results = audited_while(spark, mariadb, writer.commit, "_now", monkeypatch)
+    finds_nothing_while(spark, mariadb, writer.commit, "_now", monkeypatch)
     writer.close()
     store._pool.close()
-    assert [(result.clean, result.counts.pending) for result in results] == [(True, 21), (True, 22)]
 
 
-def audited_while(
-    spark: SparkSession, spec: StoreSpec, act: Callable[[], None], step: str, monkeypatch: pytest.MonkeyPatch
-) -> list[AuditResult]:
-    """Audit, and do something after a step of the reading; then audit again."""
+def finds_nothing_while(
+    spark: SparkSession, spec: StoreSpec, commit: Callable[[], None], step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Store a message, and audit; commit one with a lower number after a step of the reading; then audit again."""
+    with opened(spec) as others:
+        others.store_many([DelayedMessage("high", LATER, "orders")], START)
     done = list[None]()
     original = getattr(reading._Reading, step)
 
     def and_act(self: Any, *arguments: Any, **named: Any) -> Any:
         result = original(self, *arguments, **named)
         if not done:
-            done.append(act())
+            done.append(commit())
         return result
 
     with monkeypatch.context() as patched:
         patched.setattr(reading._Reading, step, and_act)
         first = audit(spark, spec, START, partitions=2)
     assert done
-    return [first, audit(spark, spec, START, partitions=2)]
+    second = audit(spark, spec, START, partitions=2)
+    assert [(result.clean, result.counts.pending) for result in (first, second)] == [(True, 21), (True, 22)]
 
 
-@pytest.mark.soak(
-    "a service works on beside two audits",
-    part="spark",
-    proven_by=(
-        "tests/integration/pipeline/test_audit_live.py::test_a_low_number_that_is_committed_late_in_postgresql",
-        "tests/integration/pipeline/test_audit_live.py::test_a_low_number_that_is_committed_late_in_mariadb",
-    ),
-)
+@_BESIDE_A_SERVICE
 def test_what_a_service_moves_meanwhile_in_postgresql(
     spark: SparkSession, postgres: StoreSpec, eventually: Eventually
 ) -> None:
@@ -154,14 +152,7 @@ def test_what_a_service_moves_meanwhile_in_postgresql(
     assert 0 < results[0].counts.scheduled < results[1].counts.scheduled
 
 
-@pytest.mark.soak(
-    "a service works on beside two audits",
-    part="spark",
-    proven_by=(
-        "tests/integration/pipeline/test_audit_live.py::test_a_low_number_that_is_committed_late_in_postgresql",
-        "tests/integration/pipeline/test_audit_live.py::test_a_low_number_that_is_committed_late_in_mariadb",
-    ),
-)
+@_BESIDE_A_SERVICE
 def test_what_a_service_dispatches_meanwhile_in_mariadb(
     spark: SparkSession, mariadb: StoreSpec, eventually: Eventually
 ) -> None:

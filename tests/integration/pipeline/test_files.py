@@ -109,6 +109,27 @@ def test_quotes_and_line_breaks_are_read_by_the_same_rules(spark: SparkSession, 
     assert sorted((row["id"], row["text"]) for row in stream) == expected
 
 
+def test_what_spark_writes_is_refused_by_name_unless_it_is_told_to_write_quotes_twice(
+    spark: SparkSession, store: StoreSpec, now: datetime, rows: Path, tmp_path: Path
+) -> None:
+    """The backslash that it puts before a quote by default would stay in the body, and the quote end it elsewhere."""
+    written = [("a", DUE, "orders", "hello"), ("b", DUE, "orders", '"'), ("c", DUE, "orders", 'say "hi"')]
+    columns = ["message_id", "due", "destination", "body"]
+    table = spark.createDataFrame(written, columns).coalesce(1).write.option("header", True).mode("overwrite")
+    table.csv(str(rows))
+    schema = ", ".join(f"{name} string" for name in columns)
+    said = r"part-\S*\.csv has a quote inside quotes, after line \d,.*twice: .*\.option\(.escape., .*\)"
+    with pytest.raises(PipelineError, match=said), told_in_one_line("the job has failed"):
+        schedule(read_input(spark, str(rows), "csv"), ScheduleJob(store, now))
+    with pytest.raises(PipelineError, match=said):
+        streamed(read_directory(spark, str(rows), schema, "csv"), tmp_path / "refused")
+    assert stored(store, "message_id") == []
+    table.option("escape", '"').csv(str(rows))
+    assert schedule(read_input(spark, str(rows), "csv"), ScheduleJob(store, now)).accepted == 3
+    stream = streamed(read_directory(spark, str(rows), schema, "csv"), tmp_path)
+    assert [tuple(row.values()) for row in sorted(stream, key=lambda row: row["message_id"])] == written
+
+
 def test_a_file_alone_may_have_names_twice_and_empty_ones(spark: SparkSession, rows: Path) -> None:
     """As spreadsheets write them, often at the end of the line."""
     file = put(rows, "1.csv", "id,text,text,\na,x,y,\n")

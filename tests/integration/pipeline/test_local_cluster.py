@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from tests import java
 from tests.integration.cluster import jobs
 from tests.integration.cluster.conftest import PASSWORD, SECRET, fresh_database
-from tests.integration.cluster.test_cluster import JOBS, NOW, events, input_rows, logs, rows, set_aside
+from tests.integration.cluster.test_cluster import JOBS, audited_alike, events, logs, scheduled_alike
 from tests.machine import LOOPBACK, daemons_with
 from tests.spark_cluster import PROJECT, SparkCluster, listening_addresses, spark_cluster
 from tests.spark_drivers import SparkDriver
@@ -57,26 +57,12 @@ def test_a_cluster_has_the_results_of_one_process_by_its_package_and_shows_no_se
     assert str(PROJECT / "src") not in json.dumps(found)
     assert listening_addresses(cluster.processes()) == {LOOPBACK}
 
-    lines = [json.dumps(row) for row in input_rows(400)]
-    (tmp_path / "messages.json").write_text("\n".join(lines), encoding="utf-8")
-    path, there, here = str(tmp_path / "messages.json"), {"address": f"env:{SECRET}"}, {"address": databases[1]}
-    on_cluster = driver.run(
-        f"{JOBS}:schedule_file", path=path, store=there, now=NOW, rejects=str(tmp_path / "rejects-0")
-    )
-    assert on_cluster == jobs.schedule_file(spark, path, here, NOW, str(tmp_path / "rejects-1"))
-    assert (on_cluster["read"], on_cluster["accepted"]) == (len(lines), 398)
-    with_content = """
-        SELECT message_id, due, destination, headers, body
-        FROM postdate."postdate.timeouts" AS t JOIN postdate.content AS c USING (number) ORDER BY 1"""
-    stored = [rows(each, with_content) for each in databases]
-    assert (stored[0] == stored[1], len(stored[0])) == (True, 398)
-    assert set_aside(tmp_path / "rejects-0") == set_aside(tmp_path / "rejects-1") != []
-
-    for each in databases:
-        rows(each, """DELETE FROM postdate."postdate.timeouts" WHERE message_id = 'm-77' RETURNING 1""")
-    audited = driver.run(f"{JOBS}:audit_store", store=there, now="2030-05-01T12:10:00+00:00")
-    assert {**audited, "store": ""} == {**jobs.audit_store(spark, here, "2030-05-01T12:10:00+00:00"), "store": ""}
-    assert (audited["counts"]["lost"], audited["findings"][0]["sample"]) == (1, ["m-77"])
+    ways = [
+        (lambda job, **given: driver.run(f"{JOBS}:{job}", **given), f"env:{SECRET}", databases[0]),
+        (lambda job, **given: getattr(jobs, job)(spark, **given), databases[1], databases[1]),
+    ]
+    assert scheduled_alike(ways, 400, tmp_path)["accepted"] == 398
+    audited_alike(ways, "2030-05-01T12:10:00+00:00")
 
     driver.stop()
     assert list((cluster.directory / "temporary").iterdir()) == [], "nothing is left behind"

@@ -22,8 +22,8 @@ from postdate.errors import ConfigurationError
 _MARK_BYTES: Final = 8
 
 POOLED: Final = (
-    "a pooler such as pgbouncer answers there, and Postdate needs sessions of its own, for locks, LISTEN and prepared "
-    "statements: name host and port of PostgreSQL itself"
+    "a pooler such as pgbouncer answers there, and Postdate needs sessions of its own, with settings, numbers and "
+    "locks, which no pooler leaves to it in any mode: name host and port of PostgreSQL itself"
 )
 
 _DEFAULTS: Final = {
@@ -77,6 +77,9 @@ def carries(name: str, wanted: str) -> str:
 
 def check_unpooled(connection: psycopg.Connection[Any]) -> None:
     """Refuse a new connection that a pooler has given a number which is none of the server's; one round trip.
+
+    In session mode, too, which nothing tells apart here: a session begins without its settings there, and by a number
+    of the pooler's none that does not answer can be ended.
 
     Raises:
         psycopg.OperationalError: the connection is closed.

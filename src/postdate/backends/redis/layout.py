@@ -48,6 +48,11 @@ def instant_of(member: bytes) -> datetime:
     return from_microseconds(microseconds_of(member))
 
 
+def size_of(message: DelayedMessage | Envelope) -> int:
+    """Return how many bytes headers and body have."""
+    return size_in_bytes(encode_headers(message.headers), message.body)
+
+
 def _read_text(raw: bytes | None, what: str) -> str:
     if raw is None:
         raise InvalidMessage(f"{what} is gone")
@@ -111,7 +116,7 @@ def check_size(message: DelayedMessage, limit: int) -> None:
     Raises:
         MessageTooLarge: headers and body have more bytes than ``limit``.
     """
-    size, most = size_in_bytes(encode_headers(message.headers), message.body), limit_of(message.headers, limit)
+    size, most = size_of(message), limit_of(message.headers, limit)
     if size > most:
         raise MessageTooLarge(f"message {message.message_id!r} has {size:,} bytes, this store takes {most:,}")
 
@@ -140,8 +145,7 @@ def why_too_large(envelope: Envelope, limit: int) -> MessageTooLarge | None:
         InvalidHeaders: its headers cannot be carried.
     """
     check_headers(envelope.headers)
-    size = size_in_bytes(encode_headers(envelope.headers), envelope.body)
-    most = limit_of(envelope.headers, limit)
+    size, most = size_of(envelope), limit_of(envelope.headers, limit)
     if size <= most:
         return None
     return MessageTooLarge(f"message {envelope.message_id!r} has {size:,} bytes, these queues take {most:,}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -63,33 +63,29 @@ class RedisStoreObserver(Observer):
 
     Args:
         server: where it is.
-        place: tells what its keys begin with, which is known once the store is initialized.
+        store: at which it looks.
         liveness: of this process.
     """
 
-    def __init__(self, server: RedisServer, place: Callable[[], str], liveness: RedisLiveness) -> None:
-        self._server, self._place, self._holders = server, place, _Holders(server, liveness)
-
-    @property
-    def _questions(self) -> Questions:
-        return Questions(self._server, self._place())
+    def __init__(self, server: RedisServer, store: Questions, liveness: RedisLiveness) -> None:
+        self._server, self._store, self._holders = server, store, _Holders(server, liveness)
 
     @override
     async def standing(self, message_id: str) -> Standing | None:
-        row = await self._questions.row(message_id)
+        row = await self._store.row(message_id)
         return None if row is None else await self._stands(row)
 
     async def _stands(self, row: WaitingMessage) -> Standing:
         if not row.is_held:
             return Standing(row.message, instant_of(row.member))
-        token: bytes | None = await self._server.command("HGET", f"{self._place()}:m:{row.message.message_id}", "t")
+        token: bytes | None = await self._server.command("HGET", f"{self._store.place}:m:{row.message.message_id}", "t")
         holder = (token or b"").partition(b":")[0].decode()
         return Standing(row.message, None, await self._holders.pid(holder))
 
     @override
     async def retries_of(self, message_id: str) -> Sequence[Standing]:
         found: list[Standing] = []
-        async for row in self._questions.rows(MessageFilter()):
+        async for row in self._store.rows(MessageFilter()):
             message = row.message
             if message.message_id != message_id and message.headers.get(Headers.MESSAGE_ID) == message_id:
                 found.append(await self._stands(row))
@@ -97,7 +93,7 @@ class RedisStoreObserver(Observer):
 
     @override
     async def last_delivered_at(self) -> datetime | None:
-        at: bytes | None = await self._server.command("GET", f"{self._place()}:last")
+        at: bytes | None = await self._server.command("GET", f"{self._store.place}:last")
         return None if at is None else instant_of(at)
 
     @override
@@ -108,7 +104,7 @@ class RedisStoreObserver(Observer):
     async def next_destinations(self, messages: int) -> Sequence[str]:
         found: set[str] = set()
         looked = 0
-        async for row in self._questions.rows(MessageFilter()):
+        async for row in self._store.rows(MessageFilter()):
             if looked == messages:
                 break
             looked += 1

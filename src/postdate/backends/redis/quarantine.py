@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
+
+from typing_extensions import override
 
 from postdate.backends.redis.layout import message_parts, pairs, read_envelope, read_instant, read_message, written
 from postdate.backends.redis.server import RedisServer
 from postdate.errors import DuplicateMessage, InvalidMessage, MessageNotFound, QueueNotFound
 from postdate.messages import DelayedMessage, Envelope, resealed
-from postdate.ports import Mending, Quarantined
+from postdate.ports import Mending, Quarantine, Quarantined
 
 _NAMES: Final = {
     b"i": "message_id",
@@ -27,23 +30,25 @@ _OF_THE_QUARANTINE: Final = frozenset({b"reason", b"at"})
 Fields = dict[bytes, bytes]
 
 
-class _SetAside:
-    """What is set aside under one place."""
+class _SetAside(Quarantine):
+    _server: RedisServer
 
-    def __init__(self, server: RedisServer, place: str) -> None:
-        self._server, self._place = server, place
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """What the keys begin with."""
 
-    async def shown(self, limit: int) -> Sequence[Quarantined]:
-        """Return up to ``limit`` of what is set aside, oldest first."""
-        rows = await self._server.run("shown_aside", self._place, limit)
+    @override
+    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
+        rows = await self._server.run("shown_aside", self.place, limit)
         return [_shown(int(number), pairs(fields)) for number, fields in rows]
 
-    async def count(self) -> int:
-        """Return how many are set aside."""
-        return await self._server.command("ZCARD", f"{self._place}:xs")
+    @override
+    async def quarantined_count(self) -> int:
+        return await self._server.command("ZCARD", f"{self.place}:xs")
 
     async def _fields(self, number: int) -> Fields:
-        fields = pairs(await self._server.command("HGETALL", f"{self._place}:x:{number}"))
+        fields = pairs(await self._server.command("HGETALL", f"{self.place}:x:{number}"))
         if not fields:
             raise self._missing(number)
         return fields
@@ -53,25 +58,20 @@ class _SetAside:
 
 
 class StoreQuarantine(_SetAside):
-    """What is set aside of a store.
+    """That of a store."""
 
-    Args:
-        server: where it is.
-        place: what the keys of the store begin with.
-        level: how much is recorded.
-    """
+    @property
+    @abstractmethod
+    def _level(self) -> str:
+        """How much is recorded."""
 
-    def __init__(self, server: RedisServer, place: str, level: str) -> None:
-        super().__init__(server, place)
-        self._level = level
-
+    @override
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        """See :meth:`postdate.ports.Quarantine.put_back`."""
         mended = _with(await self._fields(number), mending)
         message = _checked(mended)
         parts = list(message_parts(message, checksum=False))
         parts[3] = mended[b"h"]  # with the checksum that they had, or with a new one of what is mended
-        call = (self._place, self._level, written(now), number)
+        call = (self.place, self._level, written(now), number)
         match await self._server.run("put_back", *call, *parts, message.number_of_failures):
             case 0:
                 raise self._missing(number)
@@ -82,24 +82,22 @@ class StoreQuarantine(_SetAside):
             case _:
                 return
 
-    async def discard(self, number: int, now: datetime) -> None:
-        """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
-        if not await self._server.run("discard", f"s{self._place}", self._level, written(now), number):
+    @override
+    async def discard_quarantined(self, number: int, now: datetime) -> None:
+        if not await self._server.run("discard", f"s{self.place}", self._level, written(now), number):
             raise self._missing(number)
 
 
 class QueueQuarantine(_SetAside):
-    """What is set aside of all queues.
+    """That of all queues; what is put back goes to the end of its own."""
 
-    Args:
-        server: where they are.
-    """
+    @property
+    @override
+    def place(self) -> str:
+        return f"{self._server.login.tag}:q"
 
-    def __init__(self, server: RedisServer) -> None:
-        super().__init__(server, f"{server.login.tag}:q")
-
-    async def put_back(self, number: int, mending: Mending) -> None:
-        """See :meth:`postdate.ports.Quarantine.put_back`; it goes to the end of its queue."""
+    @override
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
         fields = _with(await self._fields(number), mending)
         queue = fields.get(b"Q", b"").decode(errors="replace")
         found, _ = read_envelope(queue, [fields.get(name) for name in (b"i", b"h", b"b", b"x", b"d", b"f")])
@@ -113,8 +111,8 @@ class QueueQuarantine(_SetAside):
             case _:
                 return
 
-    async def discard(self, number: int, now: datetime) -> None:
-        """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
+    @override
+    async def discard_quarantined(self, number: int, now: datetime) -> None:
         if not await self._server.run("discard", "q", "none", written(now), number):
             raise self._missing(number)
 

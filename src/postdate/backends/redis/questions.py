@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from typing_extensions import override
+
 from postdate.backends.redis.layout import instant_of, read_message, read_record, written
 from postdate.backends.redis.server import RedisServer
 from postdate.errors import MessageError
 from postdate.messages import DelayedMessage
-from postdate.ports import MessageFilter, Record, RecordKind, StoreStatistics
+from postdate.ports import AdministrableStore, MessageFilter, Record, RecordKind, StoreStatistics
 
 _PAGE: Final = 500
 
@@ -36,20 +39,19 @@ class WaitingMessage:
     is_held: bool
 
 
-class Questions:
-    """Reads and changes nothing.
+class Questions(AdministrableStore):
+    """What a store answers without changing anything."""
 
-    Args:
-        server: where the store is.
-        place: what its keys begin with.
-    """
+    _server: RedisServer
 
-    def __init__(self, server: RedisServer, place: str) -> None:
-        self._server, self._place = server, place
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """What its keys begin with."""
 
+    @override
     async def statistics(self, now: datetime) -> StoreStatistics:
-        """See :meth:`postdate.ports.AdministrableStore.statistics`; reads sizes of sets only."""
-        found = await self._server.run("statistics", self._place, written(now))
+        found = await self._server.run("statistics", self.place, written(now))
         pending, due, free, failing, aside, first = found
         claimed = pending - free
         return StoreStatistics(
@@ -61,13 +63,13 @@ class Questions:
             quarantined=aside,
         )
 
+    @override
     async def record_counts(self) -> Mapping[RecordKind, int]:
-        """See :meth:`postdate.ports.AdministrableStore.record_counts`; the server counts as it writes."""
-        reply: list[bytes] = await self._server.command("HGETALL", f"{self._place}:counts")
+        reply: list[bytes] = await self._server.command("HGETALL", f"{self.place}:counts")
         return {RecordKind(int(kind)): int(count) for kind, count in zip(reply[::2], reply[1::2], strict=True)}
 
-    async def pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        """See :meth:`postdate.ports.AdministrableStore.list_pending`."""
+    @override
+    async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
         found: list[DelayedMessage] = []
         async for row in self.rows(where):
             if len(found) >= limit:
@@ -82,7 +84,7 @@ class Questions:
         last = "+" if where.due_to is None else f"({written(where.due_to)}"
         begin: bytes | str = first
         while True:
-            call = (self._place, begin, last, _PAGE, where.destination or "")
+            call = (self.place, begin, last, _PAGE, where.destination or "")
             seen, page = await self._server.run("page", *call)
             for message_id, *fields in page:
                 row = _row(message_id, fields)
@@ -94,12 +96,17 @@ class Questions:
 
     async def row(self, message_id: str) -> WaitingMessage | None:
         """Return how a message waits; ``None``: it does not, or cannot be read."""
-        fields: list[Any] = await self._server.run("row", self._place, message_id)
+        fields: list[Any] = await self._server.run("row", self.place, message_id)
         return _row(message_id.encode(), fields)
 
+    @override
+    async def get(self, message_id: str) -> DelayedMessage | None:
+        found = await self.row(message_id)
+        return None if found is None else found.message
+
+    @override
     async def history(self, message_id: str) -> Sequence[Record]:
-        """See :meth:`postdate.ports.AdministrableStore.history`."""
-        lines: list[bytes] = await self._server.command("LRANGE", f"{self._place}:r:{message_id}", 0, -1)
+        lines: list[bytes] = await self._server.command("LRANGE", f"{self.place}:r:{message_id}", 0, -1)
         return [read_record(message_id, line) for line in lines]
 
 

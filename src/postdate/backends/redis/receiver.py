@@ -16,6 +16,7 @@ from postdate.backends.redis.layout import read_envelope, written
 from postdate.backends.redis.opened import OpenRedis
 from postdate.backends.redis.server import RedisServer
 from postdate.errors import ClaimLost, MessageError, PostdateError
+from postdate.messages import Envelope
 from postdate.ports import HANDLED, End, Received, Receiver
 from postdate.runtime.wakeup import Alarm
 
@@ -37,7 +38,7 @@ class _Hold(NamedTuple):
 class ReceiversQueues(Protocol):
     """What a receiver needs of its transport."""
 
-    async def commit(self, number: bytes, token: str, now: datetime, end: End) -> None:
+    async def commit(self, number: bytes, token: str, envelope: Envelope, now: datetime, end: End) -> None:
         """End a message that is held under a token."""
         ...
 
@@ -145,7 +146,7 @@ class RedisReceiver(Receiver):
     @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
         number, token = self._hold(received)
-        await self._transport.commit(number, token, now, end)
+        await self._transport.commit(number, token, received.envelope, now, end)
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:

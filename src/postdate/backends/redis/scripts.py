@@ -10,6 +10,9 @@ from typing import Final
 
 _FOLDER: Final = "lua"
 _ALSO_WHEN_FULL: Final = "#!lua flags=allow-oom\n"
+_NOT_WHEN_FULL: Final = "#!lua\n"
+"""Refused before it begins. A script that says nothing of itself is let go on where it has removed something first."""
+
 _MAKE_ROOM: Final = frozenset(
     {"aside", "discard", "finish", "move", "release", "remove", "roll_back", "settle", "undo"}
 )
@@ -36,5 +39,6 @@ def script(name: str) -> Script:
     folder = files("postdate.backends.redis") / _FOLDER
     file = "transact" if name == "settle" else name
     parts = [(folder / f"{each}.lua").read_text(encoding="utf-8") for each in ("common", file)]
-    text = (_ALSO_WHEN_FULL if name in _MAKE_ROOM | _LET_MAKE_ROOM else "") + "\n".join(parts)
+    also = _ALSO_WHEN_FULL if name in _MAKE_ROOM | _LET_MAKE_ROOM else _NOT_WHEN_FULL if name == "transact" else ""
+    text = also + "\n".join(parts)
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())

@@ -128,6 +128,8 @@ class RedisServer:
 
     def __init__(self, connections: RedisConnections, meanings: RedisMeanings) -> None:
         self._connections, self.meanings = connections, meanings
+        self.overdrawn = 0
+        """Bytes by which, since it is full, more was sent and stored with the ends of messages than ended."""
 
     def __repr__(self) -> str:
         return f"{self.login.place}, prefix {self.login.prefix!r}"

@@ -32,25 +32,19 @@ from postdate.messages import DelayedMessage, Headers, decode_headers, encode_he
 from postdate.ports import (
     NOTHING_MOVED,
     OUTCOME_RECORDS,
-    AdministrableStore,
     Claim,
     Mending,
-    MessageFilter,
     Moved,
     MoveReport,
     MovingStore,
     NativeTransaction,
     Observer,
     Outcome,
-    Quarantine,
-    Quarantined,
-    Record,
     Recording,
     RecordKind,
     ServerFacts,
     StoreCapabilities,
     StoreReport,
-    StoreStatistics,
     TransactionMode,
     Wake,
     Work,
@@ -66,7 +60,7 @@ _NAMED_BY_WHAT_MAY_LAPSE: Final = (Headers.TIME_TO_BE_RECEIVED, Headers.EXPIRES_
 log = logging.getLogger("postdate.redis")
 
 
-class RedisStore(MovingStore, AdministrableStore, Quarantine):
+class RedisStore(StoreQuarantine, Questions, MovingStore):
     """Keeps delayed messages in a database of a Redis server.
 
     Args:
@@ -148,8 +142,8 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
             await self._claimant.close_soon()
 
     @property
-    def _place(self) -> str:
-        """What the keys of this store begin with."""
+    @override
+    def place(self) -> str:
         if self._table is None:
             raise ConfigurationError(
                 "RedisStore does not know its name yet: call initialize(endpoint, mode) first, or give table="
@@ -157,16 +151,9 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
         return f"{self._server.login.tag}:s:{self._table}"
 
     @property
+    @override
     def _level(self) -> str:
         return self._recording.value
-
-    @property
-    def _questions(self) -> Questions:
-        return Questions(self._server, self._place)
-
-    @property
-    def _quarantine(self) -> StoreQuarantine:
-        return StoreQuarantine(self._server, self._place, self._level)
 
     # --- storing ------------------------------------------------------------------------------------------------
 
@@ -181,7 +168,7 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
 
     async def _store(self, messages: Sequence[DelayedMessage], now: datetime, *, may_come_back: bool) -> StoreReport:
         parts = self._parts(messages)
-        head = (self._place, self._level, instant(now), int(may_come_back), len(messages))
+        head = (self.place, self._level, instant(now), int(may_come_back), len(messages))
         known: list[int] = await self._server.run("store", *head, *parts)
         there = set(known)
         new = [message for place, message in enumerate(messages) if place not in there]
@@ -199,22 +186,22 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
     @override
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
         parts = self._parts(messages)
-        head: tuple[Part, ...] = ("store", self._place, self._level, instant(now), len(messages))
+        head: tuple[Part, ...] = ("store", self.place, self._level, instant(now), len(messages))
 
         def work(transaction: NativeTransaction) -> None:
-            self._transaction(transaction).add(*head, *parts)
+            self._transaction(transaction).add(*head, *parts, messages=len(messages))
 
         return work
 
     @override
     def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
         kind = OUTCOME_RECORDS[outcome]
-        head: tuple[Part, ...] = ("finish", self._place, self._level, int(kind), instant(now), detail)
+        head: tuple[Part, ...] = ("finish", self.place, self._level, int(kind), instant(now), detail)
 
         def work(transaction: NativeTransaction) -> None:
             native = self._transaction(transaction)
             native.add(*head, *finish_parts(claims))
-            native.makes_room = True
+            native.ended += [claim.message for claim in claims]
             native.afterwards.append(lambda: self._let_go(claims))
 
         return work
@@ -227,7 +214,7 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
     @override
     async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
         while limit > 0:
-            token, rows = await self._claimant.claim("claim", self._place, instant(now), limit, _MOST_BYTES_AT_ONCE)
+            token, rows = await self._claimant.claim("claim", self.place, instant(now), limit, _MOST_BYTES_AT_ONCE)
             try:
                 claims = [each for row in rows if (each := await self._claim(row, token, now)) is not None]
             except BaseException:
@@ -248,7 +235,7 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
             return None
 
     async def _set_aside(self, message_id: bytes, token: str, error: MessageError, now: datetime) -> None:
-        place = self._place
+        place = self.place
         key = f"{place}:m:".encode() + message_id
         await self._server.run("aside", f"s{place}", self._level, instant(now), key, message_id, token, str(error))
         text = "message %r of %r cannot be read and was set aside (%s); `postdate errors` shows what is to be done"
@@ -257,7 +244,7 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
     @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
         kind = OUTCOME_RECORDS[outcome]
-        head = (self._place, self._level, int(kind), instant(now), detail)
+        head = (self.place, self._level, int(kind), instant(now), detail)
         done: int = await self._server.run("finish", *head, *finish_parts(self._own(claims)))
         self._let_go(claims)
         return done
@@ -272,7 +259,7 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
 
     async def _retry(self, message_id: str, token: str, attempt: str, now: datetime, reason: str) -> bool:
         holder = self._liveness.holder_now
-        call = (self._place, self._level, message_id, token, holder, attempt, instant(now), reason)
+        call = (self.place, self._level, message_id, token, holder, attempt, instant(now), reason)
         done = bool(await self._server.run("retry", *call))
         if done:
             self._next_due.forget()
@@ -282,7 +269,7 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
     async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
         message_id, done = claim.message.message_id, 0
         for each in self._own([claim]):
-            call = (f"s{self._place}", self._level, instant(now), f"{self._place}:m:{message_id}", message_id)
+            call = (f"s{self.place}", self._level, instant(now), f"{self.place}:m:{message_id}", message_id)
             done = await self._server.run("aside", *call, str(each.token), reason)
         self._let_go([claim])
         return bool(done)
@@ -290,7 +277,7 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
     @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
         attempt = "" if attempt_at is None else instant(attempt_at)
-        freed: int = await self._server.run("release", self._place, attempt, *finish_parts(self._own(claims)))
+        freed: int = await self._server.run("release", self.place, attempt, *finish_parts(self._own(claims)))
         self._let_go(claims)
         if freed:
             if attempt_at is None:
@@ -333,7 +320,7 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
     @override
     async def next_attempt(self) -> datetime | None:
         look = self._next_due.look()
-        first: list[bytes] = await self._server.command("ZRANGE", f"{self._place}:free", 0, 0)
+        first: list[bytes] = await self._server.command("ZRANGE", f"{self.place}:free", 0, 0)
         return self._seen(look, first[0] if first else None)
 
     def _seen(self, look: int, first: bytes | None) -> datetime | None:
@@ -344,7 +331,7 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
         if self._stops_hearing is None:
-            listening = self._opened.listening.listen(f"{self._place}:wake", self._hear)
+            listening = self._opened.listening.listen(f"{self.place}:wake", self._hear)
             self._stops_hearing = await self._server.calling(listening)
         return self._next_due.listen(wake)
 
@@ -367,7 +354,7 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
         """
         look = self._next_due.look()
         names = () if discarding is None else _NAMED_BY_WHAT_MAY_LAPSE
-        head = (self._place, self._level, instant(now), limit, int(listing), len(names), *names)
+        head = (self.place, self._level, instant(now), limit, int(listing), len(names), *names)
         judged = list[Part]()
         answer: Sequence[Any] = await self._server.run("move", *head, 0)
         while discarding is not None and isinstance(answer[0], list):
@@ -392,7 +379,7 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
         claims, holder = self._held_by_id(message_id), self._liveness.holder_now
-        call = (self._place, self._level, int(RecordKind.DELIVERED), instant(now), message_id, holder)
+        call = (self.place, self._level, int(RecordKind.DELIVERED), instant(now), message_id, holder)
         done = bool(await self._server.run("remove", *call))
         self._let_go(claims)
         return done
@@ -406,7 +393,7 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
 
     @override
     async def next_due(self) -> datetime | None:
-        first: list[bytes] = await self._server.command("ZRANGE", f"{self._place}:due", 0, 0)
+        first: list[bytes] = await self._server.command("ZRANGE", f"{self.place}:due", 0, 0)
         return instant_of(first[0]) if first else None
 
     # --- administration -------------------------------------------------------------------------------------------
@@ -414,13 +401,13 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
     @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
         nobody = "-"
-        call = (self._place, self._level, int(RecordKind.CANCELLED), instant(now), message_id, nobody)
+        call = (self.place, self._level, int(RecordKind.CANCELLED), instant(now), message_id, nobody)
         return bool(await self._server.run("remove", *call))
 
     @override
     async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
         while True:
-            found = await self._questions.row(message_id)
+            found = await self.row(message_id)
             if found is None or found.is_held:
                 return False
             expires_at = found.message.expires_at
@@ -429,54 +416,19 @@ class RedisStore(MovingStore, AdministrableStore, Quarantine):
             headers = encode_headers(rescheduled(found.message, due).headers)
             if found.headers[-1:] != b"}":
                 headers = sealed(headers, found.message.body)
-            call = (self._place, self._level, instant(now), message_id, found.member, instant(due), headers)
+            call = (self.place, self._level, instant(now), message_id, found.member, instant(due), headers)
             if await self._server.run("reschedule", *call):
                 self._next_due.heard(to_microseconds(due.astimezone(UTC)))
                 return True
 
     @override
-    async def statistics(self, now: datetime) -> StoreStatistics:
-        return await self._questions.statistics(now)
-
-    @override
-    async def record_counts(self) -> Mapping[RecordKind, int]:
-        return await self._questions.record_counts()
-
-    @override
-    async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        return await self._questions.pending(where, limit)
-
-    @override
-    async def get(self, message_id: str) -> DelayedMessage | None:
-        found = await self._questions.row(message_id)
-        return None if found is None else found.message
-
-    @override
-    async def history(self, message_id: str) -> Sequence[Record]:
-        return await self._questions.history(message_id)
-
-    @override
     def observer(self) -> Observer:
-        return RedisStoreObserver(self._server, lambda: self._place, self._liveness)
-
-    # --- what cannot be read --------------------------------------------------------------------------------------
-
-    @override
-    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
-        return await self._quarantine.shown(limit)
-
-    @override
-    async def quarantined_count(self) -> int:
-        return await self._quarantine.count()
+        return RedisStoreObserver(self._server, self, self._liveness)
 
     @override
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        await self._quarantine.put_back(number, mending, now)
+        await super().put_back(number, mending, now)
         self._next_due.forget()
-
-    @override
-    async def discard_quarantined(self, number: int, now: datetime) -> None:
-        await self._quarantine.discard(number, now)
 
     # --- the server -----------------------------------------------------------------------------------------------
 

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
-from postdate.backends.redis.layout import Part
+from redis.exceptions import OutOfMemoryError
+
+from postdate.backends.redis.layout import Part, size_of
 from postdate.backends.redis.server import RedisServer
-from postdate.errors import ClaimLost, DuplicateMessage, QueueNotFound, UnsupportedTransactionMode
+from postdate.errors import ClaimLost, DuplicateMessage, PostdateError, QueueNotFound, UnsupportedTransactionMode
+from postdate.messages import DelayedMessage, Envelope
 from postdate.ports import Claim
+
+_EACH_BYTES: Final = 512
+"""What a message takes in the server besides its headers and body, about."""
+
+_MOST_OVERDRAWN_BYTES: Final = 1024 * 1024
 
 
 class RedisTransaction:
@@ -22,13 +30,16 @@ class RedisTransaction:
         self.database = database
         self.afterwards: list[Callable[[], None]] = []
         """Called once everything is done; not when nothing was, or when nobody knows."""
-        self.makes_room = False
-        """Whether it ends a message: that is done, with all that belongs to it, also where the server is full."""
+        self.ended: list[DelayedMessage | Envelope] = []
+        """What it ends: done also where the server is full, with what belongs to it unless that is much more."""
         self._parts: list[Part] = []
+        self._more_bytes = 0
 
-    def add(self, *parts: Part) -> None:
-        """Have one thing more done; see ``transact.lua`` for how it is written."""
+    def add(self, *parts: Part, messages: int = 0) -> None:
+        """Have one thing more done, by which there are more messages; see ``transact.lua`` for how it is written."""
         self._parts += parts
+        if messages:
+            self._more_bytes += messages * _EACH_BYTES + sum(len(part) for part in parts if isinstance(part, bytes))
 
     async def commit(self, server: RedisServer) -> Sequence[int]:
         """Do everything; return the places, in a send that is not strict, of messages whose queue is missing.
@@ -39,7 +50,7 @@ class RedisTransaction:
             QueueNotFound: in a strict send; nothing was done.
             PostdateError: as the server's meanings have it.
         """
-        kind, *rest = await server.run("settle" if self.makes_room else "transact", *self._parts)
+        kind, *rest = await self._answer(server)
         match kind:
             case b"done":
                 for each in self.afterwards:
@@ -54,6 +65,21 @@ class RedisTransaction:
                 raise ClaimLost(f"message {rest[0].decode(errors='replace')!r} of the store is no longer held here")
             case _:
                 raise ClaimLost("the message is no longer held here")
+
+    async def _answer(self, server: RedisServer) -> Sequence[Any]:
+        more = self._more_bytes and self._more_bytes - sum(_EACH_BYTES + size_of(each) for each in self.ended)
+        if more > 0 or not self.ended:
+            try:
+                answer = await server.run("transact", *self._parts)
+            except PostdateError as error:
+                overdrawn, is_full = server.overdrawn + more, isinstance(error.__cause__, OutOfMemoryError)
+                if not (self.ended and is_full and overdrawn <= _MOST_OVERDRAWN_BYTES):
+                    raise
+                server.overdrawn = overdrawn
+            else:
+                server.overdrawn = 0
+                return answer
+        return await server.run("settle", *self._parts)
 
 
 def transaction_of(transaction: Any, database: object) -> RedisTransaction:

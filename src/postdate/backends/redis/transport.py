@@ -27,10 +27,7 @@ from postdate.errors import PostdateError, QueueNotFound
 from postdate.messages import Envelope
 from postdate.ports import (
     End,
-    Mending,
     Observer,
-    Quarantine,
-    Quarantined,
     Receiver,
     Recording,
     ServerFacts,
@@ -43,7 +40,7 @@ from postdate.ports import (
 log = logging.getLogger("postdate.redis")
 
 
-class RedisTransport(Transport, Quarantine):
+class RedisTransport(QueueQuarantine, Transport):
     """Queues in a database of a Redis server.
 
     Args:
@@ -157,17 +154,17 @@ class RedisTransport(Transport, Quarantine):
     ) -> None:
         """Have messages sent in a transaction; with ``strict`` a missing queue undoes it."""
         parts = [part for envelope in envelopes for part in envelope_parts(envelope)]
-        transaction.add("send", int(strict), written(now), len(envelopes), *parts)
+        transaction.add("send", int(strict), written(now), len(envelopes), *parts, messages=len(envelopes))
 
-    async def commit(self, number: bytes, token: str, now: datetime, end: End) -> None:
+    async def commit(self, number: bytes, token: str, envelope: Envelope, now: datetime, end: End) -> None:
         """Take a held message off its queue, with everything in ``end``, in one script; see :class:`Receiver`."""
-        for envelope in end.outgoing:
-            refused = self.why_not(envelope)
+        for each in end.outgoing:
+            refused = self.why_not(each)
             if refused is not None:
                 raise refused
         transaction = self.transaction(end.work)
         kind = "" if end.record is None else int(end.record)
-        transaction.makes_room = True
+        transaction.ended.append(envelope)
         transaction.add("hold", number, token, self._recording.value, kind, end.detail, written(now))
         if end.outgoing:
             self.add_send(transaction, end.outgoing, now, strict=True)
@@ -208,28 +205,6 @@ class RedisTransport(Transport, Quarantine):
     @override
     def observer(self) -> Observer:
         return RedisQueueObserver(self._server, self._liveness)
-
-    # --- what cannot be read --------------------------------------------------------------------------------------
-
-    @property
-    def _quarantine(self) -> QueueQuarantine:
-        return QueueQuarantine(self._server)
-
-    @override
-    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
-        return await self._quarantine.shown(limit)
-
-    @override
-    async def quarantined_count(self) -> int:
-        return await self._quarantine.count()
-
-    @override
-    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        await self._quarantine.put_back(number, mending)
-
-    @override
-    async def discard_quarantined(self, number: int, now: datetime) -> None:
-        await self._quarantine.discard(number, now)
 
     @override
     async def server_facts(self) -> ServerFacts:
