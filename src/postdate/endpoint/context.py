@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from types import MappingProxyType
@@ -39,10 +39,9 @@ class HandlerContext:
         """Headers that say which saga instance sends; empty while none is at work."""
         self._ended = False
 
-    def end(self) -> Sequence[Envelope | DelayedMessage]:
-        """Return what was sent; from now on nothing can be."""
+    def end(self) -> None:
+        """From now on nothing can be sent."""
         self._ended = True
-        return self.outgoing
 
     @property
     def headers(self) -> Mapping[str, str]:

@@ -22,7 +22,7 @@ from postdate.endpoint.cancelling import cancelled_task, is_being_cancelled
 from postdate.endpoint.context import HandlerContext
 from postdate.endpoint.endings import MessageEndings
 from postdate.endpoint.handlers import Handlers
-from postdate.endpoint.outbox import BusinessTransaction, Handled
+from postdate.endpoint.outbox import BusinessTransaction
 from postdate.endpoint.outgoing import OutgoingMessages
 from postdate.endpoint.retries import POLICY_FAILURES, PolicyFailed, cancels_itself, is_lasting
 from postdate.endpoint.saga_handling import CONFLICTS_BORNE, SagaStoreUnreachable
@@ -36,7 +36,7 @@ from postdate.errors import (
     SagaConflict,
     TransportUnreachable,
 )
-from postdate.messages import DelayedMessage, Envelope, Headers, parse_timestamp
+from postdate.messages import Envelope, Headers, parse_timestamp
 from postdate.ports import End, Received, RecordKind, TransactionMode, Work
 
 log = logging.getLogger("postdate.endpoint")
@@ -167,26 +167,27 @@ class Handling:
         reason = None if self.outgoing.mode is TransactionMode.NONE else self.endings.discard_reason(received)
         if reason is not None:
             return self.endings.discarded(received, reason)
-        return self.outgoing.end_of(await self._outgoing(received, context), RecordKind.HANDLED, also=context.work)
+        await self._call(received, context)
+        return self.outgoing.end_of(context.outgoing, RecordKind.HANDLED, also=context.work)
 
-    async def call(self, received: Received, business: BusinessTransaction) -> Handled:
-        """Call the handlers, in a transaction of the outbox."""
+    async def call(self, received: Received, business: BusinessTransaction) -> HandlerContext:
+        """Call the handlers in a transaction of the outbox; return what they were given, with what they sent."""
         context = HandlerContext(self.outgoing, received, business)
-        outgoing = await self._outgoing(received, context)
-        return Handled(outgoing, context.work, context.afterwards)
+        await self._call(received, context)
+        return context
 
-    async def _outgoing(self, received: Received, context: HandlerContext) -> Sequence[Envelope | DelayedMessage]:
-        """Call the handlers; return what they sent, with the copy for the audit."""
+    async def _call(self, received: Received, context: HandlerContext) -> None:
+        """Call the handlers; with what they send leaves the copy for the audit."""
         started = self.outgoing.clock.now() if self.audit is not None else None
         try:
             await self.handlers.call(received, context)
         finally:
             if cancelled_task() is not None:  # by its handler, perhaps, which ended before that was raised
                 await asyncio.sleep(0)
-        if self.audit is None or started is None:
-            return context.end()
-        copy = self.audit.copy(received.envelope, started, self.outgoing.clock.now(), self.endings.host)
-        return [*context.end(), copy]
+        context.end()
+        if self.audit is not None and started is not None:
+            now = self.outgoing.clock.now()
+            context.outgoing.append(self.audit.copy(received.envelope, started, now, self.endings.host))
 
     async def send_first(self, end: End, since: datetime | None = None) -> None:
         """Send and store outside of any receive transaction: with each other, where the queues can have that.
