@@ -8,10 +8,10 @@ from datetime import datetime
 from postdate.core.guard import calling_store
 from postdate.errors import DuplicateMessage
 from postdate.messages import DelayedMessage, Headers
-from postdate.ports import AdministrableStore, ClaimingStore, MovingStore, NativeTransaction, RecordKind, Work
+from postdate.ports import AdministrableStore, ClaimingStore, MovingStore, NativeTransaction, Work
 
 
-async def is_stored(store: ClaimingStore, message: DelayedMessage, since: datetime | None = None) -> bool:
+async def is_stored(store: ClaimingStore, message: DelayedMessage) -> bool:
     """Return whether a store has, or had, this message; ``False``: it does not know the id.
 
     What waits is compared by its content, and not by its due time, as a send that is repeated has another one. Of what
@@ -20,8 +20,6 @@ async def is_stored(store: ClaimingStore, message: DelayedMessage, since: dateti
     Args:
         store: which refused the message.
         message: what was to be stored.
-        since: what was scheduled from then on for the same destination, and has left, is the same whenever it was due:
-            an earlier attempt at the message that is being handled has sent it.
 
     Raises:
         DuplicateMessage: it has, or had, another message under the id.
@@ -34,8 +32,7 @@ async def is_stored(store: ClaimingStore, message: DelayedMessage, since: dateti
     if waiting is not None:
         return _checked(message, is_same=_content(waiting) == _content(message))
     there = [each for each in records if each.destination == message.destination]
-    is_recent = since is not None and any(each.kind is RecordKind.SCHEDULED and each.at >= since for each in there)
-    return bool(records) and _checked(message, is_same=is_recent or any(each.due == message.due for each in there))
+    return bool(records) and _checked(message, is_same=any(each.due == message.due for each in there))
 
 
 def _content(message: DelayedMessage) -> object:
@@ -62,22 +59,22 @@ class Storing:
         """Store them; see :meth:`postdate.ports.MovingStore.storing`."""
         self._work(transaction)
 
-    async def leave_out(self, since: datetime | None) -> bool:
+    async def leave_out(self) -> bool:
         """Leave out what is stored already; return whether that was any. See :func:`is_stored`."""
         new: dict[str, DelayedMessage] = {}
         for each in self._messages:
             _checked(each, is_same=_content(new.setdefault(each.message_id, each)) == _content(each))
-        kept = [each for each in new.values() if not await is_stored(self._store, each, since)]
+        kept = [each for each in new.values() if not await is_stored(self._store, each)]
         self._messages, before = kept, len(self._messages)
         self._work = self._store.storing(kept, self._now)
         return len(kept) < before
 
 
-async def leave_out_repetitions(work: Sequence[Work], error: DuplicateMessage, since: datetime | None = None) -> None:
+async def leave_out_repetitions(work: Sequence[Work], error: DuplicateMessage) -> None:
     """Have work that was refused for an ``error``, so that nothing of it was kept, not store again what is stored.
 
     Raises:
         DuplicateMessage: it would store another message under a known id.
     """
-    if not any([await each.leave_out(since) for each in work if isinstance(each, Storing)]):
+    if not any([await each.leave_out() for each in work if isinstance(each, Storing)]):
         raise error

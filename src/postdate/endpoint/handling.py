@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from typing import Final
 
@@ -36,7 +34,7 @@ from postdate.errors import (
     SagaConflict,
     TransportUnreachable,
 )
-from postdate.messages import Envelope, Headers, parse_timestamp
+from postdate.messages import Envelope
 from postdate.ports import End, Received, RecordKind, TransactionMode, Work
 
 log = logging.getLogger("postdate.endpoint")
@@ -108,15 +106,13 @@ class Handling:
             # The handler awaited something that others cancelled, and let that out: it says nothing about this task.
             return self.recovered(received, RuntimeError(f"the handler ended by {type(error).__name__}"))
         refused = partial(self._refused, conflicts=conflicts) if conflicts else self._refused
-        if self.outgoing.mode is TransactionMode.RECEIVE_ONLY and (end.outgoing or end.work):
-            # Not rolled back when taking the message off the queue fails afterwards (specification 6).
+        if self.outgoing.mode is TransactionMode.RECEIVE_ONLY and end.outgoing:
+            # Not rolled back when taking the message off the queue fails afterwards (specification 6). What is stored
+            # in the database of the queues is: stored again when it has left, it looks like another under its id.
             try:
-                await self.send_first(end, since=_sent_at(received.envelope))
-            except SagaConflict:
-                raise
+                end = await self._send_apart(end)
             except PostdateError as error:
                 return self._not_sent(received, error)
-            end = End(end.record, end.detail)
         return Settlement(end, refused, context.afterwards)
 
     async def _refused(self, received: Received, error: PostdateError, conflicts: int = 0) -> Settlement:
@@ -189,27 +185,33 @@ class Handling:
             now = self.outgoing.clock.now()
             context.outgoing.append(self.audit.copy(received.envelope, started, now, self.endings.host))
 
-    async def send_first(self, end: End, since: datetime | None = None) -> None:
+    async def send_first(self, end: End) -> None:
         """Send and store outside of any receive transaction: with each other, where the queues can have that.
 
-        What is stored already is left out; for ``since`` see :func:`~postdate.core.repetitions.is_stored`.
+        What is stored already is left out; see :func:`~postdate.core.repetitions.is_stored`.
         """
+        rest = await self._send_apart(end)
+        await self._send(rest.outgoing, rest.work)
+
+    async def _send_apart(self, end: End) -> End:
+        """Send what need not, or cannot, leave in the transaction in which something is stored; return the rest."""
         can = self.outgoing.transport.capabilities
         expiring = any(envelope.time_to_be_received is not None for envelope in end.outgoing)
-        if end.work and expiring and not can.time_to_be_received_in_transactions:
-            await self._send(end.outgoing, (), since)
-            await self._send((), end.work, since)
-        else:
-            await self._send(end.outgoing, end.work, since)
+        if end.work and (can.time_to_be_received_in_transactions or not expiring):
+            return end
+        await self._send(end.outgoing, ())
+        return replace(end, outgoing=())
 
-    async def _send(self, envelopes: Sequence[Envelope], work: Sequence[Work], since: datetime | None) -> None:
+    async def _send(self, envelopes: Sequence[Envelope], work: Sequence[Work]) -> None:
+        if not envelopes and not work:
+            return
         transport = self.outgoing.transport
         sending = transport.send(envelopes, self.outgoing.clock.now(), work=work)
         try:
             errors = await self.receiver.watch.call(sending, transport, TransportUnreachable)
         except DuplicateMessage as error:
-            await leave_out_repetitions(work, error, since)
-            await self._send(envelopes, work, since)
+            await leave_out_repetitions(work, error)
+            await self._send(envelopes, work)
             return
         for error in errors:
             if error is not None:
@@ -257,10 +259,3 @@ class Handling:
         if end is None and (received.is_last or self.outgoing.mode is TransactionMode.NONE):
             return self.endings.to_error(received, error)
         return end
-
-
-def _sent_at(envelope: Envelope) -> datetime | None:
-    """Return when a message was sent, or was due: what its handlers sent is no older."""
-    with suppress(KeyError, InvalidTimestamp):
-        return envelope.due or parse_timestamp(envelope.headers[Headers.TIME_SENT])
-    return None
