@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,22 @@ import pytest
 from tests.waiting import until
 from typing_extensions import override
 
-from postdate import Endpoint, Headers, MemoryTransport, Outbox, Recoverability, SqliteOutbox
+from postdate import (
+    DelayedDelivery,
+    Endpoint,
+    HandlerContext,
+    Headers,
+    MemoryStore,
+    MemoryTransport,
+    Outbox,
+    Recoverability,
+    SqliteOutbox,
+)
 from postdate.backends.azure.receiving import ReceiveMemory
 from postdate.backends.memory.transport import MemoryReceiver
 from postdate.core.recoverability import Decision, ImmediateRetry, MoveToError
-from postdate.errors import HandlingInterrupted
+from postdate.errors import DuplicateMessage, HandlingInterrupted
+from postdate.messages import format_timestamp
 from postdate.ports import Received
 from postdate.testing import VirtualClock
 
@@ -118,3 +130,32 @@ def test_azure_tells_how_often_a_message_was_given_out_and_this_process_how_ofte
     assert memory.failures("sales", "m", 6) == (4, 3)
     memory.forget("sales", "m")
     assert memory.failures("sales", "m", 6) == (5, 5)
+
+
+@pytest.mark.parametrize(
+    ("returns", "sent_after", "errors"),
+    [(1, 0, 0), (1, 2, 1), (0, 0, 1)],
+    ids=["came back", "sent after the first had left", "was never handled"],
+)
+async def test_through_a_queue_what_a_handler_had_sent_before_passes_after_it_has_left(
+    clock: VirtualClock, returns: int, sent_after: int, errors: int
+) -> None:
+    """Of that only records are there: another message under its id, as others send it, looks the same and must not."""
+    queues, second, began = Queues(failures=returns, unanswered=returns), timedelta(seconds=1), clock.now()
+    await queues.create_queues(["later"])
+    mode, delays = "receive_only", DelayedDelivery(MemoryStore())
+    endpoint = Endpoint("sales", transport=queues, transaction_mode=mode, clock=clock, delayed_delivery=delays)
+
+    @endpoint.handler(bytes)
+    async def handle(message: bytes, context: HandlerContext) -> None:
+        await context.send(b"remind", destination="later", delay=second, message_id="mine")
+
+    async with endpoint:
+        for sent in (began, began + sent_after * second):
+            await endpoint.send(b"", destination="sales", headers={Headers.TIME_SENT: format_timestamp(sent)})
+            await clock.advance(1.5 * second)
+            assert (await queues.queue_lengths())["later"] == 1
+    assert await queues.queue_lengths() == {"sales": 0, "sales.timeouts": 0, "error": errors, "later": 1}
+    if errors:
+        (copy,) = await MemoryTransport.receiver(queues, "error").receive(1)
+        assert copy.envelope.headers[Headers.ERROR_CODE] == DuplicateMessage.code

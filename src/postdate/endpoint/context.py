@@ -13,7 +13,7 @@ from postdate.endpoint.outgoing import OutgoingMessages
 from postdate.endpoint.replying import reply_options
 from postdate.endpoint.sending import SendKeywords, SendOptions
 from postdate.errors import ConfigurationError, MessageError
-from postdate.messages import DelayedMessage, Envelope, Headers
+from postdate.messages import DelayedMessage, Envelope, Headers, format_timestamp
 from postdate.ports import NativeTransaction, Received, TransactionMode, Work
 
 
@@ -91,8 +91,21 @@ class HandlerContext:
             options: see there. A ``message_id`` that was used for another delayed message fails the handler as it ends.
         """
         outgoing = self._made(message, SendOptions(**options))
+        if options.get("message_id") is not None and isinstance(outgoing, DelayedMessage):
+            outgoing = self._named(outgoing)
         await self._leave(outgoing, isolated=isolated)
         return outgoing.message_id
+
+    def _named(self, outgoing: DelayedMessage) -> DelayedMessage:
+        """Return a message with an id of the application, which this handler may have sent in an earlier attempt.
+
+        That is so where a message came back unanswered, and what its handlers send leaves before its end.
+        """
+        if self._business is None and self._received.unanswered and self._messages.mode is TransactionMode.RECEIVE_ONLY:
+            since = self.headers.get(Headers.TIME_SENT) if self.due is None else format_timestamp(self.due)
+            if since is not None:
+                return replace(outgoing, headers={**outgoing.headers, Headers.MAY_REPEAT_SINCE: since})
+        return outgoing
 
     async def reply(self, message: object, headers: Mapping[str, str] | None = None) -> str:
         """Send a message to where the incoming one asked for replies, and to the saga instance that sent that, if any.
