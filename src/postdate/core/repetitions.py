@@ -16,7 +16,7 @@ log = logging.getLogger("postdate.repetitions")
 
 
 async def is_stored(store: ClaimingStore, message: DelayedMessage) -> bool:
-    """Return whether a store has, or had, this message; ``False``: it does not know the id.
+    """Return whether a store has, or had, this message; ``False``: the id is free, or that of one that failed.
 
     What waits is compared by its content, and not by its due time, as a send that is repeated has another one. Of what
     has left only records are there, with destination and due time. Where nobody can be asked, the id decides.
@@ -37,7 +37,7 @@ async def is_stored(store: ClaimingStore, message: DelayedMessage) -> bool:
     with calling_store(store):
         waiting = await store.get(message.message_id)
         records = await store.history(message.message_id) if waiting is None else ()
-    if waiting is None and not records:
+    if waiting is None and (not records or records[-1].kind is RecordKind.FAILED):
         return False
     may_repeat = Headers.MAY_REPEAT_SINCE in message.headers
     since = parse_timestamp(message.headers[Headers.MAY_REPEAT_SINCE]) if may_repeat else LATEST

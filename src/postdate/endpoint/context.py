@@ -30,6 +30,8 @@ class HandlerContext:
         self._messages, self._received, self._business = messages, received, business
         self._headers = MappingProxyType(received.envelope.headers)
         self.outgoing: list[Envelope | DelayedMessage] = []
+        self.named: list[DelayedMessage] = []
+        """Those with an id of the application that are to leave by an outbox: another message may have it."""
         self.work: list[Work] = []
         """Done in the transaction in which what was sent leaves; only with queues, or an outbox, in the database of the
         work."""
@@ -101,7 +103,9 @@ class HandlerContext:
 
         That is so where a message came back unanswered, and what its handlers send leaves before its end.
         """
-        if self._business is None and self._received.unanswered and self._messages.mode is TransactionMode.RECEIVE_ONLY:
+        if self._business is not None:
+            self.named.append(outgoing)
+        elif self._received.unanswered and self._messages.mode is TransactionMode.RECEIVE_ONLY:
             since = self.headers.get(Headers.TIME_SENT) if self.due is None else format_timestamp(self.due)
             if since is not None:
                 return replace(outgoing, headers={**outgoing.headers, Headers.MAY_REPEAT_SINCE: since})

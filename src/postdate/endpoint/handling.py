@@ -23,7 +23,7 @@ from postdate.endpoint.handlers import Handlers
 from postdate.endpoint.outbox import BusinessTransaction
 from postdate.endpoint.outgoing import OutgoingMessages
 from postdate.endpoint.retries import POLICY_FAILURES, PolicyFailed, cancels_itself, is_lasting
-from postdate.endpoint.saga_handling import CONFLICTS_BORNE, SagaStoreUnreachable
+from postdate.endpoint.saga_handling import CONFLICTS_BORNE, OwnStoreUnreachable, calling_own_store
 from postdate.errors import (
     DuplicateMessage,
     HandlingInterrupted,
@@ -96,7 +96,7 @@ class Handling:
         context = HandlerContext(self.outgoing, received)
         try:
             end = await self._end(received, context)
-        except (SagaConflict, SagaStoreUnreachable):
+        except (SagaConflict, OwnStoreUnreachable):
             raise
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
             return self.recovered(received, error)
@@ -170,6 +170,9 @@ class Handling:
         """Call the handlers in a transaction of the outbox; return what they were given, with what they sent."""
         context = HandlerContext(self.outgoing, received, business)
         await self._call(received, context)
+        for storing in self.outgoing.delays.storing(context.named, self.outgoing.clock.now()):
+            with calling_own_store():  # after the commit, one other message under a used id would keep all of them back
+                await storing.leave_out()
         return context
 
     async def _call(self, received: Received, context: HandlerContext) -> None:

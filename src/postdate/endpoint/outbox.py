@@ -20,7 +20,7 @@ from postdate.core.receive.settlements import Afterwards, Settlement
 from postdate.core.recoverability import is_outage
 from postdate.endpoint.cancelling import is_being_cancelled
 from postdate.endpoint.retries import cancels_itself, is_lasting
-from postdate.endpoint.saga_handling import CONFLICTS_BORNE, SagaStoreUnreachable
+from postdate.endpoint.saga_handling import CONFLICTS_BORNE, OwnStoreUnreachable
 from postdate.endpoint.settings import check_above_zero
 from postdate.errors import (
     ConfigurationError,
@@ -157,8 +157,8 @@ class BusinessTransaction:
 class OutboxHandling:
     """Handles one received message completely; the handler of the message pump of an endpoint with an outbox.
 
-    Failures of the outbox's own database and of that of sagas, when they are out of reach, are raised to the pump,
-    which pauses: no message is to blame for them. All others are failures of the message.
+    Failures of the outbox's own database and of those of sagas and delayed messages, when they are out of reach, are
+    raised to the pump, which pauses: no message is to blame for them. All others are failures of the message.
     """
 
     def __init__(self, outbox: Outbox, handling: Handling) -> None:
@@ -232,7 +232,7 @@ class OutboxHandling:
         """Handle a message in a transaction; see :meth:`_first_time`; a :class:`SagaConflict` is raised and undone."""
         try:
             return await self._handled(received, transaction, afterwards)
-        except (SagaConflict, SagaStoreUnreachable) as error:
+        except (SagaConflict, OwnStoreUnreachable) as error:
             await self._roll_back(transaction, error)
             raise
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message

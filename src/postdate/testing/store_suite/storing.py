@@ -187,6 +187,9 @@ async def a_repetition_is_told_from_another_message(subject: StoreSubject) -> No
             with expect_error(DuplicateMessage, "another message under the id of one that was delivered"):
                 await is_stored(store, other)
         expect(await is_stored(store, _again(since=NOW)), "what was scheduled since then is known")
+        await store.store(message("m-2"), NOW)
+        await store.finish([await claim_one(store)], Outcome.FAILED, NOW)
+        expect(not await is_stored(store, message("m-2", due=NOW + SECOND)), "what failed may come back")
 
 
 def _again(since: datetime) -> DelayedMessage:
