@@ -47,6 +47,7 @@ class Headers:
     DELIVER_AT = "NServiceBus.DeliverAt"
     TIME_TO_BE_RECEIVED = "NServiceBus.TimeToBeReceived"
     EXPIRES_AT = "Postdate.ExpiresAt"
+    MAY_REPEAT_SINCE = "Postdate.MayRepeatSince"
     DELAYED_RETRIES = "NServiceBus.Retries"
     DELAYED_RETRIES_TIMESTAMP = "NServiceBus.Retries.Timestamp"
     IMMEDIATE_RETRIES = "NServiceBus.FLRetries"

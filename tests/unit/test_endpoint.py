@@ -237,14 +237,18 @@ def sending(endpoint: Endpoint, amount: int, *, delay: timedelta = 3 * SECOND) -
 async def test_what_a_handler_delays_under_the_id_of_another_message_is_an_error_of_the_handler(
     around: Surroundings, mode: str, left: bool
 ) -> None:
-    """Where it goes through a queue, of the message itself: it is in the error queue, and nothing is dropped."""
+    """Where it goes through a queue, of the message itself: it is in the error queue, and nothing is dropped.
+
+    Also where the handled one was in a backlog when the other was sent: that does not make it a repetition.
+    """
     await around.transport.create_queues(["later"])
     endpoint = around.endpoint(recoverability=ONE_TRY, transaction_mode=mode)
     sending(endpoint, 2)
     async with endpoint:
         await endpoint.send(Pay(1), destination="later", delay=SECOND, message_id="mine")
         await around.clock.advance(2 * SECOND if left else 0 * SECOND)
-        await endpoint.send(Paid(), message_id="handled")
+        before = {Headers.TIME_SENT: format_timestamp(around.start - SECOND)}
+        await endpoint.send(Paid(), message_id="handled", headers=before)
         await around.clock.settle()
         assert await around.length("error") == 1
         (headers,) = await around.error_headers()
@@ -273,7 +277,7 @@ async def test_what_a_handler_delays_again_under_its_id_passes_without_a_word(ar
 async def test_a_message_that_comes_again_after_what_it_sent_has_left_is_handled_again(
     clock: VirtualClock, tmp_path: Path
 ) -> None:
-    """In mode ``receive_only`` what it sent is committed before it is off its queue; only records are left of that."""
+    """In one database it has not left, in mode ``receive_only`` either: what is stored there ends with its message."""
     file = tmp_path / "all.db"
     store, transport = SqliteStore(file, synchronous="normal"), LocalTransport(file, synchronous="normal")
     faulty = FaultyTransport(transport, Fault("commit", TransportUnavailable("lost"), calls=[1]))

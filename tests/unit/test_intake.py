@@ -3,6 +3,7 @@
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -19,6 +20,10 @@ from postdate import (
     MemoryTransport,
     SqliteStore,
 )
+from postdate.backends.rabbitmq.consuming import Delivery
+from postdate.backends.rabbitmq.content import joined
+from postdate.backends.rabbitmq.delays import came_to_be_delayed, to_be_delayed
+from postdate.backends.rabbitmq.wire import long_bytes, short_bytes
 from postdate.core.intake import Intake
 from postdate.endpoint.sending import through_queue
 from postdate.errors import (
@@ -128,6 +133,47 @@ async def test_another_message_under_a_known_id_is_in_the_error_queue_at_once_an
     assert await bench.memory.get("m-1") == first
     (copy,) = bench.arrived("error")
     assert (copy.body, copy.headers[Headers.ERROR_CODE]) == (b"second", "duplicate_message")
+    assert bench.ids(QUEUE) == []
+
+
+async def test_a_second_message_under_an_x_delay_id_is_passed_over_also_after_the_first_has_left(bench) -> None:
+    """Its publisher says it again: properties and delay are new. Another body, or another destination, is an error."""
+    intake = Intake(
+        bench.receiver,
+        bench.memory,
+        bench.queues,
+        bench.settings,
+        bench.clock,
+        bench.store_breaker,
+        read=partial(to_be_delayed, "postdate"),
+    )
+
+    async def publish(body: bytes, milliseconds: int, to: str = "billing") -> None:
+        said = {"x-delay": str(milliseconds), "x-delay-id": "mine", "x-delay-routing-key": to}
+        table = b"".join(short_bytes(name.encode()) + b"S" + long_bytes(value.encode()) for name, value in said.items())
+        at = int(bench.clock.now().timestamp())
+        properties = joined({"headers": long_bytes(table), "timestamp": at.to_bytes(8, "big")})
+        came = came_to_be_delayed(
+            "postdate", QUEUE, Delivery(1, False, properties, body, short_bytes(b"postdate") + short_bytes(b"key"))
+        )
+        await intake.handle(await bench.put_in_timeouts_queue(came.envelope))
+        await bench.clock.advance(SECOND)
+
+    def refused() -> list[tuple[bytes, str]]:
+        return [(copy.body, copy.headers[Headers.ERROR_CODE]) for copy in bench.arrived("error")]
+
+    await publish(b"1", 5_000)
+    await publish(b"1", 4_000)
+    assert ((await bench.memory.statistics(bench.start)).pending, refused()) == (1, [])
+    await publish(b"2", 3_000)
+    assert refused() == [(b"2", "duplicate_message")]
+    await bench.clock.advance(5 * SECOND)
+    await bench.look()
+    await publish(b"1", 5_000)
+    assert (bench.ids("billing"), len(refused())) == (["mine"], 1)
+    await publish(b"3", 5_000, to="elsewhere")
+    assert refused()[1:] == [(b"3", "duplicate_message")]
+    assert (await bench.memory.statistics(bench.start)).pending == 0
     assert bench.ids(QUEUE) == []
 
 

@@ -164,7 +164,10 @@ async def test_isolated_sends_leave_although_the_handler_fails_row_52(world: Wor
 
 @pytest.mark.parametrize("mode", TransactionMode)
 async def test_a_commit_that_fails_takes_with_it_what_the_mode_says(world: World, mode: TransactionMode) -> None:
-    """Receive only: what was sent stays sent. Atomic and scope: nothing left. None: handled once, whatever happens."""
+    """Receive only: what was sent stays sent. Atomic and scope: nothing left. None: handled once, whatever happens.
+
+    What is stored in the database of the queues ends with the message in every mode: sent again, it might have left.
+    """
     if mode not in world.modes:
         return
     endpoint = world.endpoint(mode)
@@ -174,8 +177,7 @@ async def test_a_commit_that_fails_takes_with_it_what_the_mode_says(world: World
         await endpoint.send({"n": 1})
         await world.clock.advance(30 * SECOND)
     assert handled == ([1] if mode is NONE else [1, 1])
-    sent = {NONE: 2, RECEIVE_ONLY: 4, ATOMIC: 2, SCOPE: 2}[mode]
-    assert await world.length("audit") == sent
+    assert await world.length("audit") == (4 if mode is RECEIVE_ONLY and not world.one_database else 2)
 
 
 # --- delivery ---------------------------------------------------------------------------------------------------------

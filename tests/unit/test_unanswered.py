@@ -12,11 +12,22 @@ import pytest
 from tests.waiting import until
 from typing_extensions import override
 
-from postdate import Endpoint, Envelope, Headers, MemoryTransport, Outbox, Recoverability, SqliteOutbox
+from postdate import (
+    DelayedDelivery,
+    Endpoint,
+    Envelope,
+    HandlerContext,
+    Headers,
+    MemoryStore,
+    MemoryTransport,
+    Outbox,
+    Recoverability,
+    SqliteOutbox,
+)
 from postdate.backends.azure.envelope import from_text, given_back, returns_in, to_text
 from postdate.backends.memory.transport import MemoryReceiver
 from postdate.core.recoverability import Decision, ImmediateRetry, MoveToError
-from postdate.errors import HandlingInterrupted
+from postdate.errors import DuplicateMessage, HandlingInterrupted
 from postdate.messages import format_timestamp
 from postdate.ports import Received
 from postdate.testing import VirtualClock
@@ -161,3 +172,32 @@ def test_what_others_say_in_azures_envelope_counts_nothing_and_stays(ours: str, 
 @pytest.mark.parametrize("text", ["é", "[]", '{"Postdate": {"GivenBack": [1, 1, 0]', "[" * 2000])
 def test_of_what_is_no_envelope_azure_alone_counts(text: str) -> None:
     assert returns_in(text, 2) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("returns", "sent_after", "errors"),
+    [(1, 0, 0), (1, 2, 1), (0, 0, 1)],
+    ids=["came back", "sent after the first had left", "was never handled"],
+)
+async def test_through_a_queue_what_a_handler_had_sent_before_passes_after_it_has_left(
+    clock: VirtualClock, returns: int, sent_after: int, errors: int
+) -> None:
+    """Of that only records are there: another message under its id, as others send it, looks the same and must not."""
+    queues, second, began = Queues(failures=returns, unanswered=returns), timedelta(seconds=1), clock.now()
+    await queues.create_queues(["later"])
+    mode, delays = "receive_only", DelayedDelivery(MemoryStore())
+    endpoint = Endpoint("sales", transport=queues, transaction_mode=mode, clock=clock, delayed_delivery=delays)
+
+    @endpoint.handler(bytes)
+    async def handle(message: bytes, context: HandlerContext) -> None:
+        await context.send(b"remind", destination="later", delay=second, message_id="mine")
+
+    async with endpoint:
+        for sent in (began, began + sent_after * second):
+            await endpoint.send(b"", destination="sales", headers={Headers.TIME_SENT: format_timestamp(sent)})
+            await clock.advance(1.5 * second)
+            assert (await queues.queue_lengths())["later"] == 1
+    assert await queues.queue_lengths() == {"sales": 0, "sales.timeouts": 0, "error": errors, "later": 1}
+    if errors:
+        (copy,) = await MemoryTransport.receiver(queues, "error").receive(1)
+        assert copy.envelope.headers[Headers.ERROR_CODE] == DuplicateMessage.code

@@ -2,50 +2,67 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from datetime import datetime
 
+from postdate.clock import LATEST
 from postdate.core.guard import calling_store
 from postdate.errors import DuplicateMessage
-from postdate.messages import DelayedMessage, Headers
+from postdate.messages import DelayedMessage, Headers, parse_timestamp
 from postdate.ports import AdministrableStore, ClaimingStore, MovingStore, NativeTransaction, RecordKind, Work
 
+log = logging.getLogger("postdate.repetitions")
 
-async def is_stored(store: ClaimingStore, message: DelayedMessage, since: datetime | None = None) -> bool:
-    """Return whether a store has, or had, this message; ``False``: it does not know the id.
+
+async def is_stored(store: ClaimingStore, message: DelayedMessage) -> bool:
+    """Return whether a store has, or had, this message; ``False``: the id is free, or that of one that failed.
 
     What waits is compared by its content, and not by its due time, as a send that is repeated has another one. Of what
     has left only records are there, with destination and due time. Where nobody can be asked, the id decides.
 
+    A message with the header :attr:`Headers.MAY_REPEAT_SINCE` may be a repetition of any that was scheduled from then
+    on: its own headers may be new ones, and of what has left the destination alone decides.
+
     Args:
         store: which refused the message.
         message: what was to be stored.
-        since: what was scheduled from then on for the same destination, and has left, is the same whenever it was due:
-            an earlier attempt at the message that is being handled has sent it.
 
     Raises:
         DuplicateMessage: it has, or had, another message under the id.
+        InvalidTimestamp: that header is malformed.
     """
     if not isinstance(store, AdministrableStore):
         return True
     with calling_store(store):
         waiting = await store.get(message.message_id)
         records = await store.history(message.message_id) if waiting is None else ()
+    if waiting is None and (not records or records[-1].kind is RecordKind.FAILED):
+        return False
+    may_repeat = Headers.MAY_REPEAT_SINCE in message.headers
+    since = parse_timestamp(message.headers[Headers.MAY_REPEAT_SINCE]) if may_repeat else LATEST
     if waiting is not None:
-        return _checked(message, is_same=_content(waiting) == _content(message))
-    there = [each for each in records if each.destination == message.destination]
-    is_recent = since is not None and any(each.kind is RecordKind.SCHEDULED and each.at >= since for each in there)
-    return bool(records) and _checked(message, is_same=is_recent or any(each.due == message.due for each in there))
+        is_same = _content(waiting, may_repeat=may_repeat) == _content(message, may_repeat=may_repeat)
+    else:
+        is_same = any(
+            each.due == message.due or (each.kind is RecordKind.SCHEDULED and each.at >= since)
+            for each in records
+            if each.destination == message.destination
+        )
+    _check(message, is_same=is_same)
+    log.debug("message %s, due %s, is not stored: it was before, and is unchanged", message.message_id, message.due)
+    return True
 
 
-def _content(message: DelayedMessage) -> object:
-    own = {name: text for name, text in message.headers.items() if not name.startswith(("NServiceBus.", "Postdate."))}
+def _content(message: DelayedMessage, *, may_repeat: bool = False) -> object:
+    ours = "" if may_repeat else ("NServiceBus.", "Postdate.")
+    own = {name: text for name, text in message.headers.items() if not name.startswith(ours)}
     return message.destination, message.body, message.headers.get(Headers.ENCLOSED_MESSAGE_TYPES), own
 
 
-def _checked(message: DelayedMessage, *, is_same: bool) -> bool:
+def _check(message: DelayedMessage, *, is_same: bool) -> None:
     if is_same:
-        return True
+        return
     raise DuplicateMessage(
         f"another message was stored under the id {message.message_id!r} before and is unchanged; give this one its own"
     )
@@ -62,22 +79,22 @@ class Storing:
         """Store them; see :meth:`postdate.ports.MovingStore.storing`."""
         self._work(transaction)
 
-    async def leave_out(self, since: datetime | None) -> bool:
+    async def leave_out(self) -> bool:
         """Leave out what is stored already; return whether that was any. See :func:`is_stored`."""
         new: dict[str, DelayedMessage] = {}
         for each in self._messages:
-            _checked(each, is_same=_content(new.setdefault(each.message_id, each)) == _content(each))
-        kept = [each for each in new.values() if not await is_stored(self._store, each, since)]
+            _check(each, is_same=_content(new.setdefault(each.message_id, each)) == _content(each))
+        kept = [each for each in new.values() if not await is_stored(self._store, each)]
         self._messages, before = kept, len(self._messages)
         self._work = self._store.storing(kept, self._now)
         return len(kept) < before
 
 
-async def leave_out_repetitions(work: Sequence[Work], error: DuplicateMessage, since: datetime | None = None) -> None:
+async def leave_out_repetitions(work: Sequence[Work], error: DuplicateMessage) -> None:
     """Have work that was refused for an ``error``, so that nothing of it was kept, not store again what is stored.
 
     Raises:
         DuplicateMessage: it would store another message under a known id.
     """
-    if not any([await each.leave_out(since) for each in work if isinstance(each, Storing)]):
+    if not any([await each.leave_out() for each in work if isinstance(each, Storing)]):
         raise error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from types import MappingProxyType
@@ -13,7 +13,7 @@ from postdate.endpoint.outgoing import OutgoingMessages
 from postdate.endpoint.replying import reply_options
 from postdate.endpoint.sending import SendKeywords, SendOptions
 from postdate.errors import ConfigurationError, MessageError
-from postdate.messages import DelayedMessage, Envelope, Headers
+from postdate.messages import DelayedMessage, Envelope, Headers, format_timestamp
 from postdate.ports import NativeTransaction, Received, TransactionMode, Work
 
 
@@ -30,6 +30,8 @@ class HandlerContext:
         self._messages, self._received, self._business = messages, received, business
         self._headers = MappingProxyType(received.envelope.headers)
         self.outgoing: list[Envelope | DelayedMessage] = []
+        self.named: list[DelayedMessage] = []
+        """Those with an id of the application that are to leave by an outbox: another message may have it."""
         self.work: list[Work] = []
         """Done in the transaction in which what was sent leaves; only with queues, or an outbox, in the database of the
         work."""
@@ -39,10 +41,9 @@ class HandlerContext:
         """Headers that say which saga instance sends; empty while none is at work."""
         self._ended = False
 
-    def end(self) -> Sequence[Envelope | DelayedMessage]:
-        """Return what was sent; from now on nothing can be."""
+    def end(self) -> None:
+        """From now on nothing can be sent."""
         self._ended = True
-        return self.outgoing
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -92,8 +93,23 @@ class HandlerContext:
             options: see there. A ``message_id`` that was used for another delayed message fails the handler as it ends.
         """
         outgoing = self._made(message, SendOptions(**options))
+        if options.get("message_id") is not None and isinstance(outgoing, DelayedMessage):
+            outgoing = self._named(outgoing)
         await self._leave(outgoing, isolated=isolated)
         return outgoing.message_id
+
+    def _named(self, outgoing: DelayedMessage) -> DelayedMessage:
+        """Return a message with an id of the application, which this handler may have sent in an earlier attempt.
+
+        That is so where a message came back unanswered, and what its handlers send leaves before its end.
+        """
+        if self._business is not None:
+            self.named.append(outgoing)
+        elif self._received.unanswered and self._messages.mode is TransactionMode.RECEIVE_ONLY:
+            since = self.headers.get(Headers.TIME_SENT) if self.due is None else format_timestamp(self.due)
+            if since is not None:
+                return replace(outgoing, headers={**outgoing.headers, Headers.MAY_REPEAT_SINCE: since})
+        return outgoing
 
     async def reply(self, message: object, headers: Mapping[str, str] | None = None) -> str:
         """Send a message to where the incoming one asked for replies, and to the saga instance that sent that, if any.

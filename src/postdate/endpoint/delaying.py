@@ -18,7 +18,7 @@ from postdate.endpoint.settings import DelayedDelivery, ExternalTimeoutManager, 
 from postdate.endpoint.timeout_manager import enlisting_timeouts, timeout_manager_queue
 from postdate.errors import DelayedDeliveryNotConfigured
 from postdate.messages import DelayedMessage, Envelope, new_message_id
-from postdate.ports import MovingStore, SagaStore, TransactionMode, Transport, Work
+from postdate.ports import MovingStore, SagaStore, TransactionMode, Transport
 
 Outgoing = Envelope | DelayedMessage
 
@@ -68,12 +68,11 @@ class Delays:
 
     async def store_now(self, delayed: Sequence[DelayedMessage], now: datetime) -> None:
         """Store what :meth:`split` has said is to be stored, each in a transaction of its own."""
-        assert self.store is not None or not delayed
-        if self.store is not None:
-            for message in delayed:
-                await self.store.store(message, now)
+        for message in delayed:
+            assert self.store is not None
+            await self.store.store(message, now)
 
-    def storing(self, delayed: Sequence[DelayedMessage], now: datetime) -> list[Work]:
+    def storing(self, delayed: Sequence[DelayedMessage], now: datetime) -> list[Storing]:
         """Return the work that stores what :meth:`split` has said is to be stored."""
         return [Storing(self.store, delayed, now)] if self.store is not None and delayed else []
 

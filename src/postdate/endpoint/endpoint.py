@@ -40,7 +40,7 @@ from postdate.endpoint.delaying import delays_of, strongest_mode
 from postdate.endpoint.endings import MessageEndings
 from postdate.endpoint.handlers import Handler, Handlers
 from postdate.endpoint.handling import Handling
-from postdate.endpoint.outbox import Outbox, OutboxCleanUp, OutboxHandling, Steps, check_outbox, prepare_outbox
+from postdate.endpoint.outbox import Outbox, OutboxCleanUp, OutboxHandling, check_outbox, prepare_outbox
 from postdate.endpoint.outgoing import OutgoingMessages
 from postdate.endpoint.publishing import publishing
 from postdate.endpoint.retries import Retries
@@ -400,8 +400,7 @@ class Endpoint:
     async def _with_outbox(self, outbox: Outbox, handling: Handling) -> Step:
         await prepare_outbox(outbox, self.name, set_up=self._create_queues)
         self._clean_up = [OutboxCleanUp(outbox, self.name, self.clock)]
-        steps = Steps(handling.call, handling.send_first, handling.recovered, handling.unhandled)
-        return OutboxHandling(self.outgoing, outbox, steps).handle
+        return OutboxHandling(outbox, handling).handle
 
     def _check_expiring_types(self) -> None:
         expiring = self.outgoing.times_to_be_received.expiring()

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
 from functools import partial
 from typing import Final
 
@@ -22,10 +20,10 @@ from postdate.endpoint.cancelling import cancelled_task, is_being_cancelled
 from postdate.endpoint.context import HandlerContext
 from postdate.endpoint.endings import MessageEndings
 from postdate.endpoint.handlers import Handlers
-from postdate.endpoint.outbox import BusinessTransaction, Handled
+from postdate.endpoint.outbox import BusinessTransaction
 from postdate.endpoint.outgoing import OutgoingMessages
 from postdate.endpoint.retries import POLICY_FAILURES, PolicyFailed, cancels_itself, is_lasting
-from postdate.endpoint.saga_handling import CONFLICTS_BORNE, SagaStoreUnreachable
+from postdate.endpoint.saga_handling import CONFLICTS_BORNE, OwnStoreUnreachable, calling_own_store
 from postdate.errors import (
     DuplicateMessage,
     HandlingInterrupted,
@@ -36,7 +34,7 @@ from postdate.errors import (
     SagaConflict,
     TransportUnreachable,
 )
-from postdate.messages import DelayedMessage, Envelope, Headers, parse_timestamp
+from postdate.messages import Envelope
 from postdate.ports import HANDLED, End, Received, RecordKind, TransactionMode, Work
 
 log = logging.getLogger("postdate.endpoint")
@@ -109,9 +107,9 @@ class Handling:
         """
         context = HandlerContext(self.outgoing, received)
         try:
-            outgoing = await self._outgoing(received, context)
-            end = self.outgoing.end_of(outgoing, RecordKind.HANDLED, also=context.work)
-        except (SagaConflict, SagaStoreUnreachable):
+            await self._call(received, context)
+            end = self.outgoing.end_of(context.outgoing, RecordKind.HANDLED, also=context.work)
+        except (SagaConflict, OwnStoreUnreachable):
             raise
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
             return self.recovered(received, error)
@@ -121,15 +119,13 @@ class Handling:
             # The handler awaited something that others cancelled, and let that out: it says nothing about this task.
             return self.recovered(received, RuntimeError(f"the handler ended by {type(error).__name__}"))
         refused = partial(self._refused, conflicts=conflicts) if conflicts else self._refused
-        if self.outgoing.mode is TransactionMode.RECEIVE_ONLY and (end.outgoing or end.work):
-            # Not rolled back when taking the message off the queue fails afterwards (specification 6).
+        if self.outgoing.mode is TransactionMode.RECEIVE_ONLY and end.outgoing:
+            # Not rolled back when taking the message off the queue fails afterwards (specification 6). What is stored
+            # in the database of the queues is: stored again when it has left, it looks like another under its id.
             try:
-                await self.send_first(end, since=_sent_at(received.envelope))
-            except SagaConflict:
-                raise
+                end = await self._send_apart(end)
             except PostdateError as error:
                 return self._not_sent(received, error)
-            end = End(end.record, end.detail)
         return Settlement(end, refused, context.afterwards)
 
     async def _refused(self, received: Received, error: PostdateError, conflicts: int = 0) -> Settlement:
@@ -163,46 +159,55 @@ class Handling:
 
     # --- what handling consists of ------------------------------------------------------------------------------------
 
-    async def call(self, received: Received, business: BusinessTransaction) -> Handled:
-        """Call the handlers, in a transaction of the outbox."""
+    async def call(self, received: Received, business: BusinessTransaction) -> HandlerContext:
+        """Call the handlers in a transaction of the outbox; return what they were given, with what they sent."""
         context = HandlerContext(self.outgoing, received, business)
-        outgoing = await self._outgoing(received, context)
-        return Handled(outgoing, context.work, context.afterwards)
+        await self._call(received, context)
+        for storing in self.outgoing.delays.storing(context.named, self.outgoing.clock.now()):
+            with calling_own_store():  # after the commit, one other message under a used id would keep all of them back
+                await storing.leave_out()
+        return context
 
-    async def _outgoing(self, received: Received, context: HandlerContext) -> Sequence[Envelope | DelayedMessage]:
-        """Call the handlers; return what they sent, with the copy for the audit."""
+    async def _call(self, received: Received, context: HandlerContext) -> None:
+        """Call the handlers; with what they send leaves the copy for the audit."""
         started = self.outgoing.clock.now() if self.audit is not None else None
         try:
             await self.handlers.call(received, context)
         finally:
             if cancelled_task() is not None:  # by its handler, perhaps, which ended before that was raised
                 await asyncio.sleep(0)
-        if self.audit is None or started is None:
-            return context.end()
-        copy = self.audit.copy(received.envelope, started, self.outgoing.clock.now(), self.endings.host)
-        return [*context.end(), copy]
+        context.end()
+        if self.audit is not None and started is not None:
+            now = self.outgoing.clock.now()
+            context.outgoing.append(self.audit.copy(received.envelope, started, now, self.endings.host))
 
-    async def send_first(self, end: End, since: datetime | None = None) -> None:
+    async def send_first(self, end: End) -> None:
         """Send and store outside of any receive transaction: with each other, where the queues can have that.
 
-        What is stored already is left out; for ``since`` see :func:`~postdate.core.repetitions.is_stored`.
+        What is stored already is left out; see :func:`~postdate.core.repetitions.is_stored`.
         """
+        rest = await self._send_apart(end)
+        await self._send(rest.outgoing, rest.work)
+
+    async def _send_apart(self, end: End) -> End:
+        """Send what need not, or cannot, leave in the transaction in which something is stored; return the rest."""
         can = self.outgoing.transport.capabilities
         expiring = any(envelope.time_to_be_received is not None for envelope in end.outgoing)
-        if end.work and expiring and not can.time_to_be_received_in_transactions:
-            await self._send(end.outgoing, (), since)
-            await self._send((), end.work, since)
-        else:
-            await self._send(end.outgoing, end.work, since)
+        if end.work and (can.time_to_be_received_in_transactions or not expiring):
+            return end
+        await self._send(end.outgoing, ())
+        return replace(end, outgoing=())
 
-    async def _send(self, envelopes: Sequence[Envelope], work: Sequence[Work], since: datetime | None) -> None:
+    async def _send(self, envelopes: Sequence[Envelope], work: Sequence[Work]) -> None:
+        if not envelopes and not work:
+            return
         transport = self.outgoing.transport
         sending = transport.send(envelopes, self.outgoing.clock.now(), work=work)
         try:
             errors = await self.receiver.watch.call(sending, transport, TransportUnreachable)
         except DuplicateMessage as error:
-            await leave_out_repetitions(work, error, since)
-            await self._send(envelopes, work, since)
+            await leave_out_repetitions(work, error)
+            await self._send(envelopes, work)
             return
         for error in errors:
             if error is not None:
@@ -250,10 +255,3 @@ class Handling:
         if end is None and (received.is_last or self.outgoing.mode is TransactionMode.NONE):
             return self.endings.to_error(received, error)
         return end
-
-
-def _sent_at(envelope: Envelope) -> datetime | None:
-    """Return when a message was sent, or was due: what its handlers sent is no older."""
-    with suppress(KeyError, InvalidTimestamp):
-        return envelope.due or parse_timestamp(envelope.headers[Headers.TIME_SENT])
-    return None

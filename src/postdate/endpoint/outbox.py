@@ -8,10 +8,9 @@ the same ids, when the message comes again. Source: specification 7, row 114; AD
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import anyio
 
@@ -20,9 +19,8 @@ from postdate.core.guard import calling_store
 from postdate.core.receive.settlements import Afterwards, Settlement
 from postdate.core.recoverability import is_outage
 from postdate.endpoint.cancelling import is_being_cancelled
-from postdate.endpoint.outgoing import OutgoingMessages
 from postdate.endpoint.retries import cancels_itself, is_lasting
-from postdate.endpoint.saga_handling import CONFLICTS_BORNE, SagaStoreUnreachable
+from postdate.endpoint.saga_handling import CONFLICTS_BORNE, OwnStoreUnreachable
 from postdate.endpoint.settings import check_above_zero
 from postdate.errors import (
     ConfigurationError,
@@ -36,16 +34,17 @@ from postdate.messages import Headers
 from postdate.ports import (
     End,
     NativeTransaction,
-    Operation,
     OutboxRecord,
     OutboxStore,
     OutboxTransaction,
     Received,
     RecordKind,
     TransactionMode,
-    Work,
 )
 from postdate.runtime.outage_log import OutageLog
+
+if TYPE_CHECKING:
+    from postdate.endpoint.handling import Handling
 
 log = logging.getLogger("postdate.outbox")
 
@@ -154,47 +153,15 @@ class BusinessTransaction:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class Handled:
-    """What came of calling the handlers of a message.
-
-    Args:
-        outgoing: what they sent, in order.
-        work: to be done in the transaction of the outbox.
-        afterwards: to be done when the message has ended well; raises nothing.
-    """
-
-    outgoing: Sequence[Operation]
-    work: Sequence[Work]
-    afterwards: Sequence[Afterwards]
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """What handling with an outbox has in common with handling without.
-
-    Args:
-        call: calls the handlers.
-        send: sends and stores what an end says, outside of the receive transaction.
-        recovered: decides, by recoverability, about a message that failed.
-        unhandled: decides whether a message ends without being handled; ``None``: it does not.
-    """
-
-    call: Callable[[Received, BusinessTransaction], Awaitable[Handled]]
-    send: Callable[[End], Awaitable[None]]
-    recovered: Callable[[Received, Exception], Settlement]
-    unhandled: Callable[[Received], Settlement | None]
-
-
 class OutboxHandling:
     """Handles one received message completely; the handler of the message pump of an endpoint with an outbox.
 
-    Failures of the outbox's own database and of that of sagas, when they are out of reach, are raised to the pump,
-    which pauses: no message is to blame for them. All others are failures of the message.
+    Failures of the outbox's own database and of those of sagas and delayed messages, when they are out of reach, are
+    raised to the pump, which pauses: no message is to blame for them. All others are failures of the message.
     """
 
-    def __init__(self, outgoing: OutgoingMessages, outbox: Outbox, steps: Steps) -> None:
-        self._outgoing, self._store, self._steps = outgoing, outbox.store, steps
+    def __init__(self, outbox: Outbox, handling: Handling) -> None:
+        self._store, self._handling, self._outgoing = outbox.store, handling, handling.outgoing
 
     async def handle(self, received: Received) -> Settlement:
         """Handle a message, or what is left to be done of it; see :data:`postdate.core.receive.settlements.Step`."""
@@ -213,7 +180,7 @@ class OutboxHandling:
             record, detail = first, ""
         try:
             if not record.dispatched:
-                await self._steps.send(self._outgoing.end_of(record.operations, RecordKind.HANDLED))
+                await self._handling.send_first(self._outgoing.end_of(record.operations, RecordKind.HANDLED))
                 with calling_store(self._store):
                     await self._store.mark_dispatched(self._outgoing.endpoint, id_, self._outgoing.clock.now())
         except PostdateError as error:  # what was sent and cannot be stays in the outbox
@@ -224,7 +191,7 @@ class OutboxHandling:
         """Count an error that waiting does not mend against its message; raise any other to the pump."""
         if not is_lasting(error):
             raise error
-        return self._steps.recovered(received, error)
+        return self._handling.recovered(received, error)
 
     async def _find(self, id_: str) -> OutboxRecord | None:
         with calling_store(self._store):
@@ -235,7 +202,7 @@ class OutboxHandling:
 
         What its handlers want to be done afterwards is added to ``afterwards``.
         """
-        unhandled = self._steps.unhandled(received)
+        unhandled = self._handling.unhandled(received)
         if unhandled is not None:
             return unhandled
         conflicts = 0
@@ -244,10 +211,9 @@ class OutboxHandling:
             try:
                 return await self._in_transaction(received, transaction, afterwards)
             except SagaConflict as error:  # somebody else was first: decided again, on what they left
-                await self._roll_back(transaction, error)
                 conflicts += 1
                 if conflicts == CONFLICTS_BORNE:
-                    return self._steps.recovered(received, error)
+                    return self._handling.recovered(received, error)
 
     async def _in_transaction(
         self,
@@ -255,12 +221,10 @@ class OutboxHandling:
         transaction: OutboxTransaction,
         afterwards: list[Afterwards],
     ) -> OutboxRecord | Settlement:
-        """Handle a message in a transaction; see :meth:`_first_time`; raises :class:`SagaConflict` before its end."""
+        """Handle a message in a transaction; see :meth:`_first_time`; a :class:`SagaConflict` is raised and undone."""
         try:
             return await self._handled(received, transaction, afterwards)
-        except SagaConflict:
-            raise
-        except SagaStoreUnreachable as error:
+        except (SagaConflict, OwnStoreUnreachable) as error:
             await self._roll_back(transaction, error)
             raise
         except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
@@ -273,7 +237,7 @@ class OutboxHandling:
             # The handler awaited something that others cancelled, and let that out: it says nothing about this task.
             failure = RuntimeError(f"the handler ended by {type(error).__name__}")
         await self._roll_back(transaction, failure)
-        return self._steps.recovered(received, failure)
+        return self._handling.recovered(received, failure)
 
     async def _handled(
         self,
@@ -282,7 +246,7 @@ class OutboxHandling:
         afterwards: list[Afterwards],
     ) -> OutboxRecord:
         business = BusinessTransaction(transaction, self._store, self._outgoing.transport.capabilities.database)
-        handled = await self._steps.call(received, business)
+        handled = await self._handling.call(received, business)
         if await transaction.commit(handled.outgoing, self._outgoing.clock.now(), handled.work):
             afterwards.extend(handled.afterwards)
             return OutboxRecord(handled.outgoing, dispatched=not handled.outgoing)

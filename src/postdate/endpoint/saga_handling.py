@@ -44,18 +44,18 @@ CONFLICTS_BORNE: Final = 1_000
 """Each says that another message got on. So many in a row are no coincidence: their store says so whatever happens."""
 
 
-class SagaStoreUnreachable(StoreUnreachable):
-    """The store of sagas is out of reach: no message is to blame, so none is given up for it."""
+class OwnStoreUnreachable(StoreUnreachable):
+    """A store of the endpoint is out of reach: no message is to blame, so none is given up for it."""
 
 
 @contextmanager
-def _calling_sagas() -> Generator[None]:
-    """Tell an outage of the store of sagas from one of anything that a handler calls."""
+def calling_own_store() -> Generator[None]:
+    """Tell an outage of a store of the endpoint from one of anything that a handler calls."""
     try:
         yield
     except PostdateError as error:
         if is_outage(error):
-            raise SagaStoreUnreachable(str(error)) from error
+            raise OwnStoreUnreachable(str(error)) from error
         raise
 
 
@@ -141,7 +141,7 @@ class Sagas:
 
         Raises:
             SagaConflict: an instance was changed meanwhile; nothing was kept, and the message is to be handled again.
-            SagaStoreUnreachable: the message is not to blame.
+            OwnStoreUnreachable: the message is not to blame.
         """
         found: list[SagaInstance] = []
         for definition in self._by_name.values():
@@ -164,7 +164,7 @@ class Sagas:
     ) -> SagaInstance | None:
         value, text = definition.correlation_of(message, method)
         correlation = Correlation(definition.correlated_by, text)
-        with _calling_sagas():
+        with calling_own_store():
             record = await self.store.find(definition.name, correlation)
         leftover: SagaRecord | None = None
         if record is not None:
@@ -198,7 +198,7 @@ class Sagas:
 
     async def _named(self, definition: SagaDefinition, context: SagaContext) -> tuple[SagaRecord | None, SagaDetails]:
         """Return the record of the instance that the headers name, and what is remembered of it, if it goes on."""
-        with _calling_sagas():
+        with calling_own_store():
             record = await self.store.load(definition.name, _saga_id(context.headers))
         if record is None:
             return None, SagaDetails()
@@ -213,7 +213,7 @@ class Sagas:
         Raises:
             UnknownMessageType: no such saga here, or it handles no timeouts of this type.
             InvalidMessage: the id in the headers is none.
-            SagaConflict, SagaStoreUnreachable: see :meth:`handle`.
+            SagaConflict, OwnStoreUnreachable: see :meth:`handle`.
         """
         definition, method = self._timeout_method(timeout, context.headers)
         record, details = await self._named(definition, context)
@@ -264,7 +264,7 @@ class Sagas:
         if changes and self._enlisting is not None:
             context.work.append(self._enlisting.applying(changes))
         elif changes:
-            with _calling_sagas():
+            with calling_own_store():
                 await self.store.apply(changes)
         for each in instances:
             if each.is_completed and (order := self._around.delays.clear_timeouts(uuid.UUID(each.record.saga_id))):

@@ -27,8 +27,9 @@ from postdate.backends.rabbitmq.address import exchange_address, queue_address
 from postdate.backends.rabbitmq.content import ONLY_TO, as_they_came, joined, kept_as_they_came, parts_of
 from postdate.backends.rabbitmq.properties import COUNTS, DELIVERY_COUNT, Arrived, arrived, readable
 from postdate.backends.rabbitmq.wire import Arguments, MalformedFrame, elements_of, fields_of, long_bytes, short_bytes
+from postdate.clock import EARLIEST
 from postdate.errors import InvalidHeaders, InvalidMessage, InvalidTimestamp
-from postdate.messages import DESTINATION_LIMIT, DelayedMessage, Envelope, new_message_id
+from postdate.messages import DESTINATION_LIMIT, DelayedMessage, Envelope, Headers, format_timestamp, new_message_id
 
 if TYPE_CHECKING:
     from postdate.backends.rabbitmq.consuming import Delivery
@@ -173,14 +174,11 @@ def to_be_delayed(exchange: str, envelope: Envelope, now: datetime) -> DelayedMe
         InvalidHeaders, InvalidTimestamp, InvalidMessage: its delay or its address cannot be; says what to do.
     """
     fields = _fields(envelope)
-    destination = _destination(exchange, envelope, fields)
-    return DelayedMessage(
-        _text(fields, ID) or envelope.message_id,
-        _due(fields, now),
-        destination,
-        {**envelope.headers, ONLY_TO: destination},
-        envelope.body,
-    )
+    destination, id_ = _destination(exchange, envelope, fields), _text(fields, ID)
+    headers = {**envelope.headers, ONLY_TO: destination}
+    if id_:
+        headers[Headers.MAY_REPEAT_SINCE] = format_timestamp(EARLIEST)
+    return DelayedMessage(id_ or envelope.message_id, _due(fields, now), destination, headers, envelope.body)
 
 
 def _fields(envelope: Envelope) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta, timezone
+from datetime import datetime, timedelta, timezone
 from functools import partial
 
 import anyio
@@ -10,7 +10,7 @@ from anyio import to_thread
 
 from postdate.core.repetitions import is_stored
 from postdate.errors import DuplicateMessage, MessageTooLarge, PostdateError
-from postdate.messages import DelayedMessage, encode_headers
+from postdate.messages import DelayedMessage, Headers, encode_headers, format_timestamp
 from postdate.ports import ClaimingStore, Outcome, Recording, RecordKind, capabilities_of
 from postdate.ports.scanning import ScannableStore
 from postdate.testing.conformance import ConformanceFailure, Topic, expect, expect_equal, expect_error
@@ -174,10 +174,17 @@ async def a_repetition_is_told_from_another_message(subject: StoreSubject) -> No
                 await is_stored(store, other)
         await store.finish([await claim_one(store)], Outcome.DELIVERED, NOW)
         expect(await is_stored(store, message()), "a message that was delivered is known")
-        for other in (message(due=NOW + SECOND), message(destination="other")):
+        for other in (message(due=NOW + SECOND), message(destination="other"), _again(since=NOW + SECOND)):
             with expect_error(DuplicateMessage, "another message under the id of one that was delivered"):
-                await is_stored(store, other, since=NOW + SECOND)
-        expect(await is_stored(store, message(due=NOW + SECOND), since=NOW), "what was scheduled since then is known")
+                await is_stored(store, other)
+        expect(await is_stored(store, _again(since=NOW)), "what was scheduled since then is known")
+        await store.store(message("m-2"), NOW)
+        await store.finish([await claim_one(store)], Outcome.FAILED, NOW)
+        expect(not await is_stored(store, message("m-2", due=NOW + SECOND)), "what failed may come back")
+
+
+def _again(since: datetime) -> DelayedMessage:
+    return message(due=NOW + SECOND, headers={Headers.MAY_REPEAT_SINCE: format_timestamp(since)})
 
 
 @storing.given(partial(a_store, recording=Recording.NONE))
