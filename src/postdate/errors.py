@@ -22,13 +22,13 @@
     │   ├── SagaConflict                somebody else changed the saga meanwhile; nothing was kept
     │   ├── StoreUnavailable            transient: refuses this for now
     │   │   ├── StoreFull               an outage
-    │   │   ├── StoreTroubled           an outage: locked, a lost race, an internal error, a failing disk
+    │   │   ├── StoreTroubled           an outage, maybe of one row: locked, an internal error, a failing disk
     │   │   └── StoreUnreachable        an outage: no connection, or no answer in time
     │   │       └── StoreReadOnly       it takes no writes: a replica, or on its way to become one
     │   ├── StoreNotWritable            an outage: permissions or a read-only file system
     │   ├── StoreNotSetUp               an outage: the tables are missing: run `postdate setup`
     │   ├── StoreFromNewerVersion       an outage: written by a later Postdate
-    │   └── NotADatabase                an outage: the file is something else, or damaged
+    │   └── NotADatabase                an outage, maybe of one row: the file is something else, or damaged
     ├── TransportError
     │   ├── QueueNotFound
     │   ├── TransportUnavailable        transient
@@ -44,7 +44,8 @@
 ``code`` is stable: logs, headers, the command line and exit documents use it. ``transient`` and ``outage`` are the only
 things retry code looks at. ``transient`` means that the same call may succeed later without anyone mending anything in
 the message or the configuration; ``outage``, that store or queues say it of themselves, whatever was asked of them: no
-message is to blame, so it is never counted against one.
+message is to blame, so it is never counted against one; but for what may be of a single row (`StoreTroubled`,
+`NotADatabase`), once a message has met it again and again while others went well.
 
 Source: house-style.md, "Errors".
 """

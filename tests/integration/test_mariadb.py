@@ -166,6 +166,23 @@ def test_errors_of_the_server_are_translated(number: int, expected: type[StoreEr
     assert "said by the server" in str(found)
 
 
+@pytest.mark.parametrize(
+    ("number", "statement"),
+    [
+        (1300, "SELECT _utf8mb4 x'FF'"),
+        (1267, "SELECT _utf8mb4'a' COLLATE utf8mb4_bin = _utf8mb4'b' COLLATE utf8mb4_general_ci"),
+    ],
+)
+def test_general_errors_about_the_data_of_a_statement_are_no_outage(
+    session: MariaDbSession, number: int, statement: str
+) -> None:
+    with pytest.raises(StoreError) as caught:
+        session.rows(statement)
+    assert isinstance(caught.value.__cause__, pymysql.Error)
+    assert caught.value.__cause__.args[0] == number
+    assert not caught.value.outage
+
+
 @pytest.mark.parametrize("url", ["mariadb://host:port/database", "postgresql://host/database", "mariadb://host/d?x=1"])
 def test_addresses_that_cannot_be_are_refused(url: str) -> None:
     with pytest.raises(ConfigurationError):

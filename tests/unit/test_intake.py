@@ -1,5 +1,6 @@
 """From the timeouts queue into the store (specification 1.6, rows 36, 40, 42, 43, 52)."""
 
+import logging
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -42,7 +43,7 @@ from postdate.errors import (
     TransportUnavailable,
 )
 from postdate.ports import Received
-from postdate.testing import Fault, FaultyStore, FaultyTransport
+from postdate.testing import Fault, FaultyStore, FaultyTransport, VirtualClock
 
 SECOND = timedelta(seconds=1)
 QUEUE = "sales.timeouts"
@@ -342,6 +343,43 @@ async def test_whatever_a_store_says_of_itself_the_message_stays_in_hand(bench, 
         bench.store.faults.clear()
         await bench.clock.advance(30 * SECOND)
     assert await bench.memory.get("m-1") is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_its_own"), [(StoreTroubled, True), (NotADatabase, True), (StoreReadOnly, False), (StoreFull, False)]
+)
+@pytest.mark.parametrize("retries", [1, 3])
+async def test_what_one_message_meets_again_and_again_while_others_are_stored_counts_against_it(
+    clock: VirtualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    kind: type[PostdateError],
+    *,
+    is_its_own: bool,
+    retries: int,
+) -> None:
+    """One damaged row was an outage without an end, with two lines in the log whenever another message was stored."""
+    queues, memory = MemoryTransport(), MemoryStore()
+    store = memory.store
+
+    async def all_but_one(message: DelayedMessage, now: datetime) -> None:
+        if message.message_id == "bad":
+            raise kind("page 7 is damaged")
+        await store(message, now)
+
+    monkeypatch.setattr(memory, "store", all_but_one)
+    settings = DelayedDelivery(memory, number_of_retries=retries)
+    async with Endpoint("sales", transport=queues, delayed_delivery=settings, clock=clock) as endpoint:
+        for message_id in ("bad", *(f"m-{number}" for number in range(20))):
+            await endpoint.send(b"", destination="sales", delay=600 * SECOND, message_id=message_id)
+            await clock.advance(SECOND)
+        assert (await memory.statistics(clock.now())).pending == 20
+        assert (await queues.queue_lengths())["error"] == is_its_own
+        copies = [each.envelope for each in await queues.receiver("error").receive(9)] if is_its_own else []
+    if is_its_own:
+        assert [(each.message_id, each.headers[Headers.ERROR_CODE]) for each in copies] == [("bad", kind.code)]
+        assert len([each for each in caplog.records if each.levelno >= logging.WARNING]) < 20
+        assert (await queues.queue_lengths())["sales.timeouts"] == 0
 
 
 async def test_a_call_that_fails_just_after_a_store_is_back_is_soon_tried_again(bench) -> None:

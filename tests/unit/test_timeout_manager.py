@@ -32,6 +32,7 @@ from postdate.errors import (
     PostdateError,
     StoreError,
     StoreNotSetUp,
+    StoreTroubled,
     StoreUnavailable,
     StoreUnreachable,
     TransportUnavailable,
@@ -39,6 +40,7 @@ from postdate.errors import (
     UnsupportedTransactionMode,
 )
 from postdate.messages import format_timestamp
+from postdate.ports.timeouts import Timeout
 from postdate.ports.transports import TransportCapabilities
 from postdate.testing import Fault, VirtualClock
 
@@ -542,6 +544,27 @@ async def test_row_101_dispatching_is_tried_five_times_and_the_timeout_stays(ben
     assert bench.timeouts.faults.calls["peek"] == 5
     assert (copy.headers[Headers.TIMEOUT_ID], copy.headers[Headers.FAILED_QUEUE]) == (timeout.timeout_id, DISPATCHER)
     assert bench.stored() == [timeout]
+
+
+@pytest.mark.parametrize(("error", "given_up"), [(StoreTroubled("page 7 is damaged"), ["m-bad"]), (GONE, [])])
+async def test_a_message_that_meets_trouble_alone_again_and_again_is_tried_five_times(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, error: PostdateError, given_up: list[str]
+) -> None:
+    add = bench.timeouts.add
+
+    async def damaged(timeout: Timeout) -> bool:
+        if "m-bad" in repr(timeout):
+            raise error
+        return await add(timeout)
+
+    monkeypatch.setattr(bench.timeouts, "add", damaged)
+    async with bench.endpoint():
+        await bench.put(deferred(bench.start + 600 * SECOND, "m-bad"))
+        for number in range(20):
+            await bench.put(deferred(bench.start + 600 * SECOND, f"m-{number}"))
+            await bench.clock.advance(SECOND)
+        assert [each.message_id for each in bench.arrived("error")] == given_up
+        assert len(bench.stored()) == 20
 
 
 @pytest.mark.parametrize("method", ["add", "peek", "try_remove"])

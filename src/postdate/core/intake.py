@@ -10,9 +10,10 @@ from typing import Final
 import anyio
 
 from postdate.clock import Clock
-from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
+from postdate.core.circuit_breaker import PAUSE_ARMED, FailureRate, RepeatedFailures
 from postdate.core.dispatcher import DispatchSettings, enlisting, error_copy
 from postdate.core.guard import calling_store
+from postdate.core.outages import BORNE, Suspects
 from postdate.core.receive.watching import CallWatch, WatchedReceiver
 from postdate.core.recoverability import (
     ErrorHeaders,
@@ -130,6 +131,7 @@ class Intake:
         )
         self._watch = receiver.watch if isinstance(receiver, WatchedReceiver) else CallWatch(clock)
         self._failure_rate, self._kept = failure_rate, dict[str, int]()
+        self._unstored, self._unsent, self._told_at = Suspects(), Suspects(), 0
         self._refused = OutageLog(
             log, f"error queue {settings.error_queue} does not take messages", f"error queue {settings.error_queue} is"
         )
@@ -150,7 +152,8 @@ class Intake:
         """Store the message, or send it on at once when it is due already (row 36), or deal with the failure.
 
         While the store takes nothing, whatever it says of itself, the message stays in hand: a broker counts how often
-        one was given back, and some drop it at the twentieth time. One that is near that goes to the error queue.
+        one was given back, and some drop it at the twentieth time. One that is near that goes to the error queue. What
+        may be trouble with one row counts against the message that meets it again and again while others are stored.
 
         Raises:
             PostdateError: it could not be taken off the queue. What was stored by then is found stored when it comes
@@ -178,10 +181,11 @@ class Intake:
         except PostdateError as error:
             if end.outgoing and isinstance(error, DestinationUnavailable):
                 return await self._try(received, message, is_new=False)  # the store keeps it until its queue has room
-            if end.outgoing and is_outage(error):
+            times = (self._unsent if end.outgoing else self._unstored).met(received.envelope.message_id, error)
+            if end.outgoing and is_outage(error) and times <= BORNE:
                 raise  # the queues cannot be reached, whatever the store can: the pump waits for them
-            if not received.is_last and is_outage(error):
-                await self._wait_for_store(error)
+            if not received.is_last and is_outage(error) and times <= BORNE:
+                await self._wait_for_store(received, error, alone=times > 1)
                 return False
             if end.outgoing:
                 await self._failed(received, error, "send", due=message)
@@ -190,6 +194,7 @@ class Intake:
             return True
         if end is _STORED:
             await self._receiver.commit(received, self._clock.now(), end)
+        (self._unsent if end.outgoing else self._unstored).worked(received.envelope.message_id)
         if not end.outgoing:
             if self._outage.is_out:
                 self.store_is_back()
@@ -201,7 +206,13 @@ class Intake:
             log.debug("message %s %s %s, due %s", message.message_id, done, message.destination, message.due)
         return True
 
-    async def _wait_for_store(self, error: PostdateError) -> None:
+    async def _wait_for_store(self, received: Received, error: PostdateError, *, alone: bool) -> None:
+        if alone:  # it is not waited for by others, nor woken by them
+            if self._told_at != self._unstored.went_well:
+                self._told_at = self._unstored.went_well
+                log.warning("cannot store delayed message %s, only others: %s", received.envelope.message_id, error)
+            await self._clock.wait_for(self._stop, PAUSE_ARMED)
+            return
         seconds = self._clock.monotonic()
         self._outage.failed(error, seconds)
         event = self._stop if self._stop.is_set() else self._store_is_back
@@ -253,6 +264,8 @@ class Intake:
                 refused = failure
             else:
                 self._kept.pop(envelope.message_id, None)
+                for suspects in (self._unstored, self._unsent):
+                    suspects.forget(envelope.message_id)
                 log.error("delayed message %s moved to error queue %s", envelope.message_id, copy.destination)
                 return
         await self._keep(received, refused)

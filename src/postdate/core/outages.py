@@ -1,4 +1,4 @@
-"""When sending may be tried again: of everything, and of one destination. Pure; time is an argument.
+"""Whom an outage is of: of everything, of one destination, or of one message alone. Pure; time is an argument.
 
 Nothing is claimed for a transport that cannot be reached but a probe: what cannot be sent is better held by nobody. A
 destination that takes nothing holds up only what is meant for it. Source: ADR 0019.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
+
+from postdate.core.recoverability import may_be_of_one
 
 SHORTEST_SECONDS: Final = 0.25
 LONGEST_SECONDS: Final = 1.5
@@ -26,12 +28,56 @@ turns, as far as those are not further away than :data:`LATEST_TURN_SECONDS`."""
 
 LATEST_TURN_SECONDS: Final = 10.0
 
+BORNE: Final = 10
+"""Times that a message may meet an outage that others do not meet: until then it may be chance."""
+
 _NEARLY_SECONDS: Final = 0.1
-_TO_BLAME_AFTER: Final = 2
-"""A message that met an outage so often, each time by itself, while others were sent in between, is its cause."""
+_BORNE_BY_TRANSPORTS: Final = 2
+"""The same of outages that come with a message as the probe of a transport: until then nothing else is sent."""
 
 _SUSPECTS: Final = 1_000
 _DESTINATIONS: Final = 10_000
+
+
+class Suspects:
+    """Tells an outage from what concerns one message: that one fails again and again, and others go well in between.
+
+    One for each store, and each kind of call that is made for every message: what others met must be comparable.
+    """
+
+    def __init__(self) -> None:
+        self._failed: dict[str, tuple[int, int]] = {}
+        """By message: how often it failed, others having gone well before; and what :attr:`went_well` was then."""
+        self.went_well = 0
+        """Grows whenever something goes well."""
+
+    def __bool__(self) -> bool:
+        """Whether any has failed."""
+        return bool(self._failed)
+
+    def failed(self, message_id: str) -> int:
+        """Note a failure; return how often it has failed, not counting those before which nothing had gone well."""
+        times, before = self._failed.pop(message_id, (0, -1))
+        times += self.went_well != before
+        if len(self._failed) >= _SUSPECTS:
+            del self._failed[next(iter(self._failed))]
+        self._failed[message_id] = (times, self.went_well)
+        return times
+
+    def met(self, message_id: str, error: BaseException) -> int:
+        """Return the same of an outage, if it may be of a single row; any other is never one of a message: 0."""
+        return self.failed(message_id) if may_be_of_one(error) else 0
+
+    def worked(self, *message_ids: str) -> None:
+        """Note that these, or others, went well."""
+        self.went_well += 1
+        self.forget(*message_ids)
+
+    def forget(self, *message_ids: str) -> None:
+        """Forget how often these have failed: they are dealt with."""
+        if self._failed:
+            for message_id in message_ids:
+                self._failed.pop(message_id, None)
 
 
 @dataclass(slots=True)
@@ -75,8 +121,7 @@ class Outages:
         self._transport: _Outage | None = None
         self._destinations: dict[str, _Outage] = {}
         self._over: dict[str, _Outage] = {}
-        self._suspects: dict[str, tuple[int, bool]] = {}
-        """By message: how often it failed as a probe, others having been sent before; and whether any were since."""
+        self._suspects = Suspects()
 
     @property
     def is_out(self) -> bool:
@@ -101,8 +146,7 @@ class Outages:
 
     def transport_works(self, message_ids: Collection[str]) -> bool:
         """Note that it has taken messages; return whether it was out."""
-        if self._suspects:
-            self._suspects = {id_: (n, True) for id_, (n, _) in self._suspects.items() if id_ not in message_ids}
+        self._suspects.worked(*message_ids)
         was_out, self._transport = self._transport is not None, None
         return was_out
 
@@ -112,11 +156,7 @@ class Outages:
         It is when that has happened to it again and again, and others were sent in between: else it would be the probe
         for ever, and nothing would be sent.
         """
-        times, others_were_sent = self._suspects.pop(message_id, (0, True))
-        if len(self._suspects) >= _SUSPECTS:
-            del self._suspects[next(iter(self._suspects))]
-        self._suspects[message_id] = (times + others_were_sent, False)
-        return times + others_were_sent > _TO_BLAME_AFTER
+        return self._suspects.failed(message_id) > _BORNE_BY_TRANSPORTS
 
     # --- one destination --------------------------------------------------------------------------------------------
 

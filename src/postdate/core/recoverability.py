@@ -17,8 +17,11 @@ from postdate.errors import (
     ConfigurationError,
     InvalidTimestamp,
     MessageError,
+    NotADatabase,
     PostdateError,
     QueueNotFound,
+    StoreTroubled,
+    TransportUnreachable,
 )
 from postdate.messages import Headers, check_headers, format_timestamp, parse_timestamp
 
@@ -222,6 +225,15 @@ def after_dispatch_failed(error: PostdateError, failures: int, number_of_retries
 def is_outage(error: BaseException) -> bool:
     """Return whether store or queues say it of themselves: no message is to blame, so none is given up for it."""
     return isinstance(error, PostdateError) and error.outage
+
+
+def may_be_of_one(error: BaseException) -> bool:
+    """Return whether what a store says of itself may concern a single row: an internal error, its disk, damage.
+
+    Read-only, full or out of reach it is for all, whatever becomes of others meanwhile.
+    """
+    of_store = error.__cause__ if isinstance(error, TransportUnreachable) else error
+    return isinstance(of_store, StoreTroubled | NotADatabase)
 
 
 def retry_delay(failures: int, error: BaseException | None = None) -> timedelta:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
 import anyio
 
+from postdate.core.outages import BORNE, Suspects
 from postdate.core.receive.settlements import BACK, Settlement
 from postdate.core.receive.watching import WatchedReceiver
 from postdate.core.recoverability import text_of
@@ -53,6 +54,7 @@ class Handling:
     handlers: Handlers
     audit: Audit | None
     receiver: WatchedReceiver
+    suspects: Suspects = field(default_factory=Suspects)
 
     async def handle(self, received: Received) -> Settlement | None:
         """See :data:`postdate.core.receive.settlements.Step`."""
@@ -126,7 +128,12 @@ class Handling:
                 end = await self._send_apart(end)
             except PostdateError as error:
                 return self._not_sent(received, error)
+        if self.suspects:
+            context.afterwards.append(partial(self._ended_well, received.envelope.message_id))
         return Settlement(end, refused, context.afterwards)
+
+    async def _ended_well(self, message_id: str) -> None:
+        self.suspects.worked(message_id)
 
     async def _refused(self, received: Received, error: PostdateError, conflicts: int = 0) -> Settlement:
         """Return what becomes of a handled message that cannot end as it should."""
@@ -139,6 +146,7 @@ class Handling:
     def _not_sent(self, received: Received, error: PostdateError) -> Settlement:
         """Return what becomes of a message when what its handlers sent cannot be; raise what is not its fault."""
         of_message = isinstance(error, (MessageError, QueueNotFound, DuplicateMessage))
+        of_message = of_message or self.suspects.met(received.envelope.message_id, error) > BORNE
         if not of_message and self.outgoing.mode is not TransactionMode.NONE:
             raise error
         return self.recovered(received, error)

@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from postdate.core.guard import calling_store
+from postdate.core.outages import BORNE, Suspects
 from postdate.core.recoverability import is_outage
 from postdate.endpoint.saga_instance import SagaContext, SagaInstance, SagaSurroundings, name_of
 from postdate.endpoint.saga_timeouts import SagaDetails, decoded, originator_of
@@ -110,6 +111,7 @@ class Sagas:
         self.store, self._around = store, around
         self._enlisting = enlisting_sagas(store, database)
         self._by_name: dict[str, SagaDefinition] = {}
+        self._suspects = Suspects()
 
     def add(self, saga: type[Saga[Any]]) -> SagaDefinition:
         """Register a saga.
@@ -135,6 +137,16 @@ class Sagas:
         return any(message_type in each.messages for each in self._by_name.values())
 
     # --- messages -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _calling(self, message_id: str) -> Generator[None]:
+        """Tell an outage of the store of sagas from one of anything that a handler calls, and of a single instance."""
+        try:
+            yield
+        except PostdateError as error:
+            if is_outage(error) and self._suspects.met(message_id, error) <= BORNE:
+                raise OwnStoreUnreachable(str(error)) from error
+            raise
 
     async def handle(self, message: object, context: SagaContext) -> None:
         """Let every saga that takes the message handle it.
@@ -164,7 +176,7 @@ class Sagas:
     ) -> SagaInstance | None:
         value, text = definition.correlation_of(message, method)
         correlation = Correlation(definition.correlated_by, text)
-        with calling_own_store():
+        with self._calling(context.message_id):
             record = await self.store.find(definition.name, correlation)
         leftover: SagaRecord | None = None
         if record is not None:
@@ -198,7 +210,7 @@ class Sagas:
 
     async def _named(self, definition: SagaDefinition, context: SagaContext) -> tuple[SagaRecord | None, SagaDetails]:
         """Return the record of the instance that the headers name, and what is remembered of it, if it goes on."""
-        with calling_own_store():
+        with self._calling(context.message_id):
             record = await self.store.load(definition.name, _saga_id(context.headers))
         if record is None:
             return None, SagaDetails()
@@ -264,8 +276,10 @@ class Sagas:
         if changes and self._enlisting is not None:
             context.work.append(self._enlisting.applying(changes))
         elif changes:
-            with calling_own_store():
+            with self._calling(context.message_id):
                 await self.store.apply(changes)
+        if instances:
+            self._suspects.worked(context.message_id)
         for each in instances:
             if each.is_completed and (order := self._around.delays.clear_timeouts(uuid.UUID(each.record.saga_id))):
                 context.outgoing.append(order)

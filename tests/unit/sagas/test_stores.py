@@ -15,12 +15,13 @@ from postdate import (
     MemoryStore,
     MemoryTransport,
     Outbox,
+    Recoverability,
     Saga,
     SqliteOutbox,
     SqliteSagaStore,
     started_by,
 )
-from postdate.errors import StoreUnreachable
+from postdate.errors import StoreError, StoreTroubled, StoreUnreachable
 from postdate.ports import Correlation, SagaChange, SagaFate
 from postdate.ports.expiry import ExpiryRules
 from postdate.testing import VirtualClock
@@ -54,6 +55,31 @@ async def test_an_outage_of_the_store_of_sagas_is_not_the_fault_of_the_message(
         assert await world.seen() == ["Place", "Due 10"]
     await kept.close()
     await sagas.close()
+
+
+@pytest.mark.parametrize(("kind", "failed"), [(StoreTroubled, 1), (StoreUnreachable, 0)])
+@pytest.mark.parametrize("method", ["find", "apply"])
+async def test_a_message_that_meets_trouble_alone_again_and_again_fails_as_others_change_their_sagas(
+    memory: World, monkeypatch: pytest.MonkeyPatch, method: str, kind: type[StoreError], failed: int
+) -> None:
+    """A damaged row was an outage of the store of sagas without an end."""
+    call = getattr(memory.sagas, method)
+
+    async def damaged(*arguments: Any) -> Any:
+        if "o-bad" in repr(arguments):
+            raise kind("page 7 is damaged")
+        return await call(*arguments)
+
+    monkeypatch.setattr(memory.sagas, method, damaged)
+    once = Recoverability(immediate_retries=0, delayed_retries=0)
+    async with memory.endpoint(recoverability=once) as endpoint:
+        await memory.send(endpoint, Place("o-bad"))
+        await memory.clock.advance(60 * SECOND)
+        assert await memory.length("error") == 0  # nobody else came: the store may be in trouble with all
+        for number in range(15):
+            await memory.send(endpoint, Place(f"o-{number}"))
+            await memory.clock.advance(SECOND)
+        assert await memory.length("error") == failed
 
 
 async def test_what_a_foreign_store_raises_after_the_end_of_a_message_changes_nothing(

@@ -36,6 +36,9 @@ _MEANINGS: Final[Meanings] = {
     StoreNotWritable: frozenset({1044, 1045, 1142, 1143, 1227, 1698}),
     StoreReadOnly: frozenset({1290, 1792, 1836, 4047}),
     MessageTooLarge: frozenset({1153, 1301}),
+    # General, but about what was asked for: a text that is none of its character set, or not comparable; more than one
+    # statement, transaction or undo record may be; a row that no partition is for.
+    StoreError: frozenset({1197, 1267, 1270, 1271, 1300, 1366, 1526, 1705, 1713}),
     # The server goes, is full of connections, or ended ours. What the driver itself says follows below.
     StoreUnreachable: frozenset(
         {1040, 1053, 1077, 1079, 1080, 1129, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1226, 1927}

@@ -71,7 +71,9 @@ def translate(error: psycopg.Error, where: str) -> PostdateError:
 def of_queues(error: StoreUnavailable) -> TransportUnavailable:
     """Return what a failure of the database means for the queues in it."""
     kind = TransportUnreachable if error.outage else TransportUnavailable
-    return kind(str(error))
+    found = kind(str(error))
+    found.__cause__ = error  # in a list of errors, too: what the store says of itself may concern a single row
+    return found
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from postdate.core.left_behind import leave_behind
 from postdate.core.receive.settlements import Settlement, Step
 from postdate.core.receive.settling import Ended, Settler
 from postdate.core.receive.watching import WatchedReceiver
-from postdate.core.recoverability import is_outage
+from postdate.core.recoverability import is_outage, may_be_of_one
 from postdate.errors import ClaimLost, PostdateError, StoreUnavailable, TransportUnavailable
 from postdate.ports import Received, Receiver
 from postdate.runtime.outage_log import OutageLog
@@ -336,7 +336,7 @@ class MessagePump:
         """Have workers do what is left to be done of messages whose ends were tried in one batch."""
         failed = list[tuple[Received, PostdateError]]()
         for received, settlement, error in some:
-            if isinstance(error, _NOT_TO_BLAME):
+            if isinstance(error, _NOT_TO_BLAME) and not may_be_of_one(error):  # of that, its step may know more
                 self._note_loss(received, error)
                 failed.append((received, error))
             else:

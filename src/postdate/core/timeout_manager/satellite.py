@@ -15,6 +15,7 @@ import anyio
 
 from postdate.clock import Clock
 from postdate.core.guard import calling_transport
+from postdate.core.outages import BORNE, Suspects
 from postdate.core.recoverability import ErrorHeaders, Host, error_headers, error_headers_in_brief, is_outage
 from postdate.errors import ClaimLost, MessageError, MessageTooLarge, PostdateError, TransportUnreachable
 from postdate.messages import Envelope
@@ -96,7 +97,7 @@ class Satellite:
     ) -> None:
         self._receiver, self._step, self._settings, self._clock = receiver, step, settings, clock
         self._metrics = metrics
-        self._stopping = anyio.Event()
+        self._stopping, self._suspects = anyio.Event(), Suspects()
         self._outage = OutageLog(
             log, f"messages of {settings.queue} wait for the storage of timeouts", "the storage of timeouts is"
         )
@@ -109,8 +110,8 @@ class Satellite:
         """Do the step and take the message off the queue; or try again later; or move it to the error queue.
 
         While a server cannot be reached, or says of itself that it takes nothing, no message is to blame: it stays in
-        hand, and no attempt is counted. A message that is wrong goes to the error queue at once. Everything else is
-        tried :data:`ATTEMPTS` times.
+        hand, and no attempt is counted, unless it meets trouble again and again that others do not meet. A message that
+        is wrong goes to the error queue at once. Everything else is tried :data:`ATTEMPTS` times.
 
         Raises:
             TransportUnreachable: for the pump, which waits for the queues.
@@ -134,13 +135,15 @@ class Satellite:
         except (TransportUnreachable, ClaimLost):
             raise
         except PostdateError as error:
-            if not received.is_last and is_outage(error):
+            is_its_own = received.is_last or self._suspects.met(received.envelope.message_id, error) > BORNE
+            if is_outage(error) and not is_its_own:
                 self._outage.failed(error, self._clock.monotonic())
                 return False
             await self._failed(received, error)
             return True
         if self._outage.is_out:
             self._outage.succeeded(self._clock.monotonic())
+        self._suspects.worked(received.envelope.message_id)
         if done.afterwards is not None:
             done.afterwards()
         return True
