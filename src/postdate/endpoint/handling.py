@@ -172,8 +172,10 @@ class Handling:
         context = HandlerContext(self.outgoing, received, business)
         await self._call(received, context)
         for storing in self.outgoing.delays.storing(context.named, self.outgoing.clock.now()):
-            with calling_own_store():  # after the commit, one other message under a used id would keep all of them back
+            # After the commit, one other message under a used id would keep all of them back.
+            with calling_own_store(self.suspects, received.envelope.message_id):
                 await storing.leave_out()
+            self.suspects.worked(received.envelope.message_id)
         return context
 
     async def _call(self, received: Received, context: HandlerContext) -> None:

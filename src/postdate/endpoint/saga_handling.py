@@ -50,12 +50,12 @@ class OwnStoreUnreachable(StoreUnreachable):
 
 
 @contextmanager
-def calling_own_store() -> Generator[None]:
-    """Tell an outage of a store of the endpoint from one of anything that a handler calls."""
+def calling_own_store(suspects: Suspects, message_id: str) -> Generator[None]:
+    """Tell an outage of a store of the endpoint from one of anything that a handler calls, and of a single row."""
     try:
         yield
     except PostdateError as error:
-        if is_outage(error):
+        if is_outage(error) and suspects.met(message_id, error) <= BORNE:
             raise OwnStoreUnreachable(str(error)) from error
         raise
 
@@ -138,16 +138,6 @@ class Sagas:
 
     # --- messages -------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _calling(self, message_id: str) -> Generator[None]:
-        """Tell an outage of the store of sagas from one of anything that a handler calls, and of a single instance."""
-        try:
-            yield
-        except PostdateError as error:
-            if is_outage(error) and self._suspects.met(message_id, error) <= BORNE:
-                raise OwnStoreUnreachable(str(error)) from error
-            raise
-
     async def handle(self, message: object, context: SagaContext) -> None:
         """Let every saga that takes the message handle it.
 
@@ -176,7 +166,7 @@ class Sagas:
     ) -> SagaInstance | None:
         value, text = definition.correlation_of(message, method)
         correlation = Correlation(definition.correlated_by, text)
-        with self._calling(context.message_id):
+        with calling_own_store(self._suspects, context.message_id):
             record = await self.store.find(definition.name, correlation)
         leftover: SagaRecord | None = None
         if record is not None:
@@ -210,7 +200,7 @@ class Sagas:
 
     async def _named(self, definition: SagaDefinition, context: SagaContext) -> tuple[SagaRecord | None, SagaDetails]:
         """Return the record of the instance that the headers name, and what is remembered of it, if it goes on."""
-        with self._calling(context.message_id):
+        with calling_own_store(self._suspects, context.message_id):
             record = await self.store.load(definition.name, _saga_id(context.headers))
         if record is None:
             return None, SagaDetails()
@@ -276,7 +266,7 @@ class Sagas:
         if changes and self._enlisting is not None:
             context.work.append(self._enlisting.applying(changes))
         elif changes:
-            with self._calling(context.message_id):
+            with calling_own_store(self._suspects, context.message_id):
                 await self.store.apply(changes)
         if instances:
             self._suspects.worked(context.message_id)
