@@ -307,19 +307,6 @@ async def test_limits_that_cannot_be_read_are_said_to_be_unknown(
             await receiver.close()
 
 
-async def test_limits_are_asked_for_again_after_an_outage_of_the_management_interface(
-    rabbitmq_url: str, name: str
-) -> None:
-    told: dict[str, Any] = {name: "not an answer of the plugin"}
-    with management(told) as port:
-        async with transport_at(f"{rabbitmq_url}?management={port}") as transport:
-            await transport.learn_limits(name)
-            assert name not in transport.limits
-            told[name] = {"type": "quorum", "arguments": {}, "effective_policy_definition": {"delivery-limit": 4}}
-            await transport.learn_limits(name)
-            assert transport.limits == {name: {"delivery-limit": 4}}
-
-
 class Managed(RabbitMQ):
     """A broker with its management interface."""
 
