@@ -32,16 +32,13 @@ check: install ## lint, formatting, types, import rules and the fast tests: 75 s
 	@$(MAKE) -k -j2 --output-sync=target lint test-fast
 
 test: install ## the gate: all of check, and all that must hold before a change lands; nine minutes
-	@$(MAKE) -j2 lint test-all
+	@$(MAKE) -j2 --output-sync=target lint test-ready
+	$(BIN)/pytest $(SAME) -n $(WORKERS)
 
 # The same order and the same random numbers at each run: what is red has been broken by somebody. `make soak` draws others.
 SAME := --randomly-seed=1
 
-# Tests begin when their servers are up, beside the rest of lint, which keeps one processor alone busy for half a minute.
-.PHONY: test-all test-ready
-test-all: test-ready
-	$(BIN)/pytest $(SAME) -n $(WORKERS)
-
+.PHONY: test-ready
 test-ready:
 	@scripts/services up
 	@$(BIN)/python -m tests.java # starts Spark in half the time

@@ -139,8 +139,10 @@ async def test_ends_may_send_a_megabyte_more_than_they_end_while_the_server_is_f
         await full.queues.send([Envelope("in", f"e-{number}") for number in range(7)], NOW)
         receiver = full.queues.receiver("in")
         held = await received(receiver, 7)
-        larger = End(outgoing=(Envelope("out", "larger", {}, bytes(300_000)),))
+        larger = End(outgoing=(Envelope("out", "larger", {"h": "x" * 200_000}, bytes(100_000)),))
         fill(redis_server)
+        with pytest.raises(QueueNotFound):  # what is not sent takes nothing
+            await receiver.commit(held[0], NOW, End(outgoing=(Envelope("gone", "larger", {}, bytes(900_000)),)))
         for each in held[:3]:
             await receiver.commit(each, NOW, larger)
         with pytest.raises(TransportUnreachable, match="maxmemory"):

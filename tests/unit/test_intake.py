@@ -166,6 +166,9 @@ async def test_a_second_message_under_an_x_delay_id_is_passed_over_also_after_th
     await publish(b"1", 5_000)
     await publish(b"1", 4_000)
     assert ((await bench.memory.statistics(bench.start)).pending, refused()) == (1, [])
+    stored = await bench.memory.get("mine")
+    assert stored is not None
+    assert Headers.MAY_REPEAT_SINCE not in stored.headers  # it says nothing to whoever gets the message
     await publish(b"2", 3_000)
     assert refused() == [(b"2", "duplicate_message")]
     await bench.clock.advance(5 * SECOND)

@@ -341,6 +341,27 @@ async def test_a_send_under_the_id_of_another_message_is_an_error_of_the_handler
     await queues.close()
 
 
+async def test_an_isolated_send_that_was_refused_is_no_error_of_a_handler_that_takes_it(
+    world: World, tmp_path: Path
+) -> None:
+    store, queues = Restarting(tmp_path / "q.db"), LocalTransport(tmp_path / "q.db")
+    await queues.create_queues(["billing"])
+
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        with pytest.raises(DuplicateMessage):
+            await context.send(Paid(2), destination="billing", delay=60 * SECOND, message_id="mine", isolated=True)
+        await context.send(Paid(3), destination="billing")
+
+    settings = {"transport": queues, "delayed_delivery": DelayedDelivery(store), "recoverability": ONE_TRY}
+    async with world.endpoint(handle, **settings) as endpoint:
+        await endpoint.send(Paid(1), destination="billing", delay=60 * SECOND, message_id="mine")
+        await endpoint.send(Pay(), message_id="m-1")
+        await world.clock.advance(2 * SECOND)
+        assert await queues.lengths_of(["error", "billing"]) == {"error": 0, "billing": 1}
+    await store.close()
+    await queues.close()
+
+
 # --- the delay counts from the send -----------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from postdate import Endpoint, HandlerContext, MemoryTransport, Recoverability
 from postdate.core.circuit_breaker import RepeatedFailures
 from postdate.core.receive.pump import MessagePump, Prefetch
 from postdate.core.receive.settlements import Settlement, Step
-from postdate.errors import ClaimLost, TransportUnavailable, TransportUnreachable
+from postdate.errors import ClaimLost, PostdateError, StoreTroubled, TransportUnavailable, TransportUnreachable
 from postdate.messages import Envelope
 from postdate.ports import HANDLED, End, Received, Receiver, RecordKind
 from postdate.runtime.metrics import NO_METRICS
@@ -252,6 +252,41 @@ def test_what_is_handled_in_a_twentieth_of_a_second_is_received_ahead(handled: i
     assert reading.most(100.0) == 16
     reading.handled = handled
     assert reading.most(100.0 + seconds) == most
+
+
+async def test_messages_of_a_batch_that_meets_trouble_wait_once_together_and_one_that_is_to_blame_ends(
+    clock: VirtualClock,
+) -> None:
+    """Each waited by itself, and nothing else was handled meanwhile, though the store was back."""
+
+    class Troubled(Holding):
+        async def receive(self, limit: int) -> Sequence[Received]:
+            self.limits.append(limit)
+            if len(self.limits) > 1:
+                await anyio.sleep_forever()
+            return [Received(Envelope("sales", str(number)), 0, object()) for number in range(200)]
+
+        async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+            if end.record is not RecordKind.FAILED:
+                raise StoreTroubled("its disk fails")
+            ended.append(received.envelope.message_id)
+
+    async def handle(received: Received) -> Settlement:
+        return Settlement(HANDLED, decide)
+
+    async def decide(received: Received, error: PostdateError) -> Settlement:
+        if received.envelope.message_id != "7":
+            raise error
+        return Settlement(End(RecordKind.FAILED))
+
+    ended, receiver = list[str](), Troubled()
+    pump = reading_ahead(receiver, handle, clock)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(pump.run)
+        await clock.advance(10 * SECOND)
+        assert ended == ["7"]
+        assert len(receiver.back) == 199
+        tasks.cancel_scope.cancel()
 
 
 async def test_what_was_received_ahead_goes_back_at_a_stop_although_a_handler_takes_its_time(

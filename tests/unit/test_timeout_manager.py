@@ -23,6 +23,7 @@ from postdate import (
     TransactionMode,
 )
 from postdate.backends.memory.timeouts import MemoryTimeouts
+from postdate.backends.postgres.errors import of_queues
 from postdate.endpoint.timeout_manager import are_one_queue
 from postdate.errors import (
     ConfigurationError,
@@ -546,7 +547,14 @@ async def test_row_101_dispatching_is_tried_five_times_and_the_timeout_stays(ben
     assert bench.stored() == [timeout]
 
 
-@pytest.mark.parametrize(("error", "given_up"), [(StoreTroubled("page 7 is damaged"), ["m-bad"]), (GONE, [])])
+DAMAGED = StoreTroubled("page 7 is damaged")
+
+
+@pytest.mark.parametrize(
+    ("error", "given_up"),
+    [(DAMAGED, ["m-bad"]), (of_queues(DAMAGED), ["m-bad"]), (GONE, [])],
+    ids=["damage", "damage in the database of the queues", "an outage"],
+)
 async def test_a_message_that_meets_trouble_alone_again_and_again_is_tried_five_times(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, error: PostdateError, given_up: list[str]
 ) -> None:

@@ -22,7 +22,7 @@ from postdate.core.recoverability import (
     is_outage,
     retry_delay,
 )
-from postdate.core.repetitions import Storing, is_stored
+from postdate.core.repetitions import Storing, is_stored, to_be_stored
 from postdate.errors import (
     DestinationUnavailable,
     DuplicateMessage,
@@ -181,11 +181,13 @@ class Intake:
         except PostdateError as error:
             if end.outgoing and isinstance(error, DestinationUnavailable):
                 return await self._try(received, message, is_new=False)  # the store keeps it until its queue has room
-            times = (self._unsent if end.outgoing else self._unstored).met(received.envelope.message_id, error)
+            suspects = self._unsent if end.outgoing else self._unstored
+            is_alone = suspects.are_others_well(received.envelope.message_id)
+            times = suspects.met(received.envelope.message_id, error)
             if end.outgoing and is_outage(error) and times <= BORNE:
                 raise  # the queues cannot be reached, whatever the store can: the pump waits for them
             if not received.is_last and is_outage(error) and times <= BORNE:
-                await self._wait_for_store(received, error, alone=times > 1)
+                await self._wait_for_store(received, error, alone=times > 1 and is_alone)
                 return False
             if end.outgoing:
                 await self._failed(received, error, "send", due=message)
@@ -229,12 +231,14 @@ class Intake:
         """
         now = self._clock.now()
         if is_new and message.due < now:
-            return End(record=None, outgoing=[to_envelope(message)])
+            return End(record=None, outgoing=[to_envelope(to_be_stored(message))])
         if self._enlisting is not None:
             return End(record=None, work=[Storing(self._enlisting, [message], now)])
         try:
             with calling_store(self._store):
-                await self._watch.call_apart(self._store.store(message, now), self._store, StoreUnreachable)
+                await self._watch.call_apart(
+                    self._store.store(to_be_stored(message), now), self._store, StoreUnreachable
+                )
         except DuplicateMessage:
             if not await self._watch.call_apart(is_stored(self._store, message), self._store, StoreUnreachable):
                 raise

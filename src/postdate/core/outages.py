@@ -36,6 +36,9 @@ _BORNE_BY_TRANSPORTS: Final = 2
 """The same of outages that come with a message as the probe of a transport: until then nothing else is sent."""
 
 _SUSPECTS: Final = 1_000
+_FORGOTTEN_AFTER: Final = 100_000
+"""A message that others have dealt with does not come again: it is forgotten when so much has gone well since."""
+
 _DESTINATIONS: Final = 10_000
 
 
@@ -55,6 +58,10 @@ class Suspects:
         """Whether any has failed."""
         return bool(self._failed)
 
+    def are_others_well(self, message_id: str) -> bool:
+        """Return whether anything has gone well since a message failed, if it did."""
+        return self._failed.get(message_id, (0, -1))[1] != self.went_well
+
     def failed(self, message_id: str) -> int:
         """Note a failure; return how often it has failed, not counting those before which nothing had gone well."""
         times, before = self._failed.pop(message_id, (0, -1))
@@ -72,6 +79,10 @@ class Suspects:
         """Note that these, or others, went well."""
         self.went_well += 1
         self.forget(*message_ids)
+        for first, (_, before) in self._failed.items():
+            if self.went_well - before > _FORGOTTEN_AFTER:
+                del self._failed[first]
+            break
 
     def forget(self, *message_ids: str) -> None:
         """Forget how often these have failed: they are dealt with."""

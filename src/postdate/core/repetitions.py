@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from postdate.clock import LATEST
@@ -60,6 +61,15 @@ def _content(message: DelayedMessage, *, may_repeat: bool = False) -> object:
     return message.destination, message.body, message.headers.get(Headers.ENCLOSED_MESSAGE_TYPES), own
 
 
+def to_be_stored(message: DelayedMessage) -> DelayedMessage:
+    """Return a message without what only :func:`is_stored` asks for: nobody is to send that on."""
+    if Headers.MAY_REPEAT_SINCE not in message.headers:
+        return message
+    return replace(
+        message, headers={name: text for name, text in message.headers.items() if name != Headers.MAY_REPEAT_SINCE}
+    )
+
+
 def _check(message: DelayedMessage, *, is_same: bool) -> None:
     if is_same:
         return
@@ -73,7 +83,7 @@ class Storing:
 
     def __init__(self, store: MovingStore, messages: Sequence[DelayedMessage], now: datetime) -> None:
         self._store, self._messages, self._now = store, messages, now
-        self._work = store.storing(messages, now)
+        self._work = self._storing(messages)
 
     def __call__(self, transaction: NativeTransaction) -> None:
         """Store them; see :meth:`postdate.ports.MovingStore.storing`."""
@@ -86,8 +96,11 @@ class Storing:
             _check(each, is_same=_content(new.setdefault(each.message_id, each)) == _content(each))
         kept = [each for each in new.values() if not await is_stored(self._store, each)]
         self._messages, before = kept, len(self._messages)
-        self._work = self._store.storing(kept, self._now)
+        self._work = self._storing(kept)
         return len(kept) < before
+
+    def _storing(self, messages: Sequence[DelayedMessage]) -> Work:
+        return self._store.storing([to_be_stored(each) for each in messages], self._now)
 
 
 async def leave_out_repetitions(work: Sequence[Work], error: DuplicateMessage) -> None:

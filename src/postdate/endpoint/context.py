@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from types import MappingProxyType
@@ -12,8 +13,8 @@ from postdate.endpoint.outbox import BusinessTransaction
 from postdate.endpoint.outgoing import OutgoingMessages
 from postdate.endpoint.replying import reply_options
 from postdate.endpoint.sending import SendKeywords, SendOptions
-from postdate.errors import ConfigurationError, MessageError
-from postdate.messages import DelayedMessage, Envelope, Headers, format_timestamp
+from postdate.errors import ConfigurationError, InvalidTimestamp, MessageError
+from postdate.messages import DelayedMessage, Envelope, Headers, format_timestamp, parse_timestamp
 from postdate.ports import NativeTransaction, Received, TransactionMode, Work
 
 
@@ -94,21 +95,24 @@ class HandlerContext:
         """
         outgoing = self._made(message, SendOptions(**options))
         if options.get("message_id") is not None and isinstance(outgoing, DelayedMessage):
-            outgoing = self._named(outgoing)
+            outgoing = self._named(outgoing, isolated=isolated)
         await self._leave(outgoing, isolated=isolated)
         return outgoing.message_id
 
-    def _named(self, outgoing: DelayedMessage) -> DelayedMessage:
+    def _named(self, outgoing: DelayedMessage, *, isolated: bool) -> DelayedMessage:
         """Return a message with an id of the application, which this handler may have sent in an earlier attempt.
 
-        That is so where a message came back unanswered, and what its handlers send leaves before its end.
+        That is so where a message came back unanswered, and what its handlers delay leaves through a queue before its
+        end.
         """
         if self._business is not None:
-            self.named.append(outgoing)
-        elif self._received.unanswered and self._messages.mode is TransactionMode.RECEIVE_ONLY:
-            since = self.headers.get(Headers.TIME_SENT) if self.due is None else format_timestamp(self.due)
-            if since is not None:
-                return replace(outgoing, headers={**outgoing.headers, Headers.MAY_REPEAT_SINCE: since})
+            self.named += () if isolated else (outgoing,)
+        elif self._received.unanswered and self._messages.delays.leave_first(self._messages.mode):
+            with suppress(KeyError, InvalidTimestamp):
+                since = self.due or parse_timestamp(self.headers[Headers.TIME_SENT])
+                return replace(
+                    outgoing, headers={**outgoing.headers, Headers.MAY_REPEAT_SINCE: format_timestamp(since)}
+                )
         return outgoing
 
     async def reply(self, message: object, headers: Mapping[str, str] | None = None) -> str:

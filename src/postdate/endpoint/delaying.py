@@ -56,6 +56,10 @@ class Delays:
                 f"delayed_delivery=DelayedDelivery(store) when you create it"
             )
 
+    def leave_first(self, mode: TransactionMode) -> bool:
+        """Return whether what a handler delays leaves before its message does, for a store that knows used ids."""
+        return mode is TransactionMode.RECEIVE_ONLY and self.store is None and self.timeout_manager is None
+
     def split(self, outgoing: Sequence[Outgoing]) -> tuple[list[Envelope], list[DelayedMessage]]:
         """Return what is to be sent, and what is to be stored in the database of the queues."""
         envelopes = [message for message in outgoing if isinstance(message, Envelope)]

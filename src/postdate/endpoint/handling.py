@@ -55,6 +55,9 @@ class Handling:
     audit: Audit | None
     receiver: WatchedReceiver
     suspects: Suspects = field(default_factory=Suspects)
+    """Of ends with which something is sent or stored."""
+    asking: Suspects = field(default_factory=Suspects)
+    """Of questions to the store of delayed messages."""
 
     async def handle(self, received: Received) -> Settlement | None:
         """See :data:`postdate.core.receive.settlements.Step`."""
@@ -120,7 +123,8 @@ class Handling:
                 raise
             # The handler awaited something that others cancelled, and let that out: it says nothing about this task.
             return self.recovered(received, RuntimeError(f"the handler ended by {type(error).__name__}"))
-        refused = partial(self._refused, conflicts=conflicts) if conflicts else self._refused
+        leaves = bool(end.outgoing or end.work)
+        refused = partial(self._refused, conflicts=conflicts, leaves=leaves) if conflicts or leaves else self._refused
         if self.outgoing.mode is TransactionMode.RECEIVE_ONLY and end.outgoing:
             # Not rolled back when taking the message off the queue fails afterwards (specification 6). What is stored
             # in the database of the queues is: stored again when it has left, it looks like another under its id.
@@ -128,25 +132,27 @@ class Handling:
                 end = await self._send_apart(end)
             except PostdateError as error:
                 return self._not_sent(received, error)
-        if self.suspects:
+        if leaves and self.suspects:
             context.afterwards.append(partial(self._ended_well, received.envelope.message_id))
         return Settlement(end, refused, context.afterwards)
 
     async def _ended_well(self, message_id: str) -> None:
         self.suspects.worked(message_id)
 
-    async def _refused(self, received: Received, error: PostdateError, conflicts: int = 0) -> Settlement:
+    async def _refused(
+        self, received: Received, error: PostdateError, conflicts: int = 0, *, leaves: bool = False
+    ) -> Settlement:
         """Return what becomes of a handled message that cannot end as it should."""
         if not isinstance(error, SagaConflict):
-            return self._not_sent(received, error)
+            return self._not_sent(received, error, leaves=leaves)
         if conflicts + 1 < CONFLICTS_BORNE:
             return await self._handle(received, conflicts + 1)
         return self.recovered(received, error)
 
-    def _not_sent(self, received: Received, error: PostdateError) -> Settlement:
+    def _not_sent(self, received: Received, error: PostdateError, *, leaves: bool = True) -> Settlement:
         """Return what becomes of a message when what its handlers sent cannot be; raise what is not its fault."""
         of_message = isinstance(error, (MessageError, QueueNotFound, DuplicateMessage))
-        of_message = of_message or self.suspects.met(received.envelope.message_id, error) > BORNE
+        of_message = of_message or (leaves and self.suspects.met(received.envelope.message_id, error) > BORNE)
         if not of_message and self.outgoing.mode is not TransactionMode.NONE:
             raise error
         return self.recovered(received, error)
@@ -173,9 +179,8 @@ class Handling:
         await self._call(received, context)
         for storing in self.outgoing.delays.storing(context.named, self.outgoing.clock.now()):
             # After the commit, one other message under a used id would keep all of them back.
-            with calling_own_store(self.suspects, received.envelope.message_id):
+            with calling_own_store(self.asking, received.envelope.message_id):
                 await storing.leave_out()
-            self.suspects.worked(received.envelope.message_id)
         return context
 
     async def _call(self, received: Received, context: HandlerContext) -> None:
@@ -232,6 +237,7 @@ class Handling:
         end = self._decided(received, error)
         if end is None:
             return BACK
+        self.suspects.forget(received.envelope.message_id)
         instead = (self.endings.to_error, self.endings.to_error_in_brief)
         return Settlement(end, partial(self._not_carried_out, error, instead))
 

@@ -16,6 +16,7 @@ import anyio
 
 from postdate.clock import Clock, later
 from postdate.core.guard import calling_store
+from postdate.core.outages import BORNE
 from postdate.core.receive.settlements import Afterwards, Settlement
 from postdate.core.recoverability import is_outage
 from postdate.endpoint.cancelling import is_being_cancelled
@@ -183,13 +184,15 @@ class OutboxHandling:
                 await self._handling.send_first(self._outgoing.end_of(record.operations, RecordKind.HANDLED))
                 with calling_store(self._store):
                     await self._store.mark_dispatched(self._outgoing.endpoint, id_, self._outgoing.clock.now())
+                self._handling.suspects.worked(received.envelope.message_id)
         except PostdateError as error:  # what was sent and cannot be stays in the outbox
             return await self._failed(received, error)
         return Settlement(End(RecordKind.HANDLED, detail), self._failed, afterwards)
 
     async def _failed(self, received: Received, error: PostdateError) -> Settlement:
-        """Count an error that waiting does not mend against its message; raise any other to the pump."""
-        if not is_lasting(error):
+        """Count what waiting does not mend, or others do not meet, against its message; raise any other error."""
+        is_its_own = self._handling.suspects.met(received.envelope.message_id, error) > BORNE
+        if not (is_lasting(error) or is_its_own):
             raise error
         return self._handling.recovered(received, error)
 

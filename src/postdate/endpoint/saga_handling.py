@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections import defaultdict
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -58,6 +59,8 @@ def calling_own_store(suspects: Suspects, message_id: str) -> Generator[None]:
         if is_outage(error) and suspects.met(message_id, error) <= BORNE:
             raise OwnStoreUnreachable(str(error)) from error
         raise
+    else:
+        suspects.worked(message_id)
 
 
 def enlisting_sagas(store: SagaStore, database: object | None) -> SagaStore | None:
@@ -111,7 +114,8 @@ class Sagas:
         self.store, self._around = store, around
         self._enlisting = enlisting_sagas(store, database)
         self._by_name: dict[str, SagaDefinition] = {}
-        self._suspects = Suspects()
+        self._suspects = defaultdict[object, Suspects](Suspects)
+        """By what is asked of the store."""
 
     def add(self, saga: type[Saga[Any]]) -> SagaDefinition:
         """Register a saga.
@@ -166,7 +170,7 @@ class Sagas:
     ) -> SagaInstance | None:
         value, text = definition.correlation_of(message, method)
         correlation = Correlation(definition.correlated_by, text)
-        with calling_own_store(self._suspects, context.message_id):
+        with calling_own_store(self._suspects[SagaStore.find], context.message_id):
             record = await self.store.find(definition.name, correlation)
         leftover: SagaRecord | None = None
         if record is not None:
@@ -200,7 +204,7 @@ class Sagas:
 
     async def _named(self, definition: SagaDefinition, context: SagaContext) -> tuple[SagaRecord | None, SagaDetails]:
         """Return the record of the instance that the headers name, and what is remembered of it, if it goes on."""
-        with calling_own_store(self._suspects, context.message_id):
+        with calling_own_store(self._suspects[SagaStore.load], context.message_id):
             record = await self.store.load(definition.name, _saga_id(context.headers))
         if record is None:
             return None, SagaDetails()
@@ -266,10 +270,9 @@ class Sagas:
         if changes and self._enlisting is not None:
             context.work.append(self._enlisting.applying(changes))
         elif changes:
-            with calling_own_store(self._suspects, context.message_id):
+            kinds = frozenset(each.fate for each in changes)  # rows are added elsewhere than where others are changed
+            with calling_own_store(self._suspects[kinds], context.message_id):
                 await self.store.apply(changes)
-        if instances:
-            self._suspects.worked(context.message_id)
         for each in instances:
             if each.is_completed and (order := self._around.delays.clear_timeouts(uuid.UUID(each.record.saga_id))):
                 context.outgoing.append(order)

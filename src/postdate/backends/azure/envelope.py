@@ -179,13 +179,15 @@ def _unwrapped(queue: str, native_id: str, text: str) -> Envelope:
 def given_back(text: str, given_out: int, failures: int, unanswered: int) -> str | None:
     """Return the text of a message that says what it has behind it; see :func:`returns_in`.
 
-    ``None``: Azure would not take so long a text. So this return will count as one without an answer.
+    With base64 around it where it had that. ``None``: Azure would not take so long a text. So this return will count
+    as one without an answer.
     """
     times = {name: each for name, each in _ours(_wrapper(text)).items() if isinstance(each, str)}
     ours = {**times, _GIVEN_BACK: (given_out, failures, unanswered)}
     as_it_came = _wrapper(text, msgspec.Raw)  # with numbers as they were written, and nested as deep as it likes
-    said = base64.b64encode(msgspec.json.encode({**as_it_came, _OURS: ours})).decode("ascii")
-    return said if len(said) <= LARGEST_TEXT_BYTES else None
+    said = msgspec.json.encode({**as_it_came, _OURS: ours})
+    said = said if _is_plain(text) else base64.b64encode(said)
+    return said.decode() if len(said) <= LARGEST_TEXT_BYTES else None
 
 
 def returns_in(text: str, given_out: int) -> tuple[int, int]:
@@ -210,10 +212,14 @@ def _ours(wrapper: Mapping[str, object]) -> Mapping[str, object]:
     return cast("dict[str, object]", ours) if isinstance(ours, dict) else {}
 
 
+def _is_plain(text: str) -> bool:
+    return text.lstrip(_BOM).lstrip().startswith("{")
+
+
 def _wrapper(text: str, values: type[_Value] = object) -> Mapping[str, _Value]:
     """Return the JSON object in a text, with or without base64 around it."""
     plain = text.lstrip(_BOM)
-    if not plain.lstrip().startswith("{"):
+    if not _is_plain(plain):
         try:
             plain = base64.b64decode(plain.strip(), validate=True).decode("utf-8-sig")
         except (binascii.Error, UnicodeDecodeError) as error:

@@ -314,7 +314,7 @@ class AzureQueueReceiver(Receiver):
 
     async def _give_back(self, hold: MessageWithReceipt, *, failed: bool) -> None:
         text, received = None, hold.received
-        if UNREADABLE not in received.envelope.headers:  # of which the text is all there is
+        if set(received.envelope.headers) != {UNREADABLE}:  # else the text is all there is, and stays as it is
             text = given_back(hold.text, hold.given_out, received.failures + failed, received.unanswered)
         async with hold.turn:
             if not hold.lost:

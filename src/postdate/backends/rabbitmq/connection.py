@@ -400,7 +400,11 @@ class PersistentConnection:
             if self._closed:
                 raise TransportUnreachable("this transport was closed")
             if self._link is None or self._link.ended is not None:
-                self._link = await self._connect(loop)
+                link = await self._connect(loop)
+                if self._closed or self._loop is not loop:
+                    link.leave()
+                    raise TransportUnreachable("this transport was closed, or is used from another event loop now")
+                self._link = link
             return self._link
 
     async def _connect(self, loop: asyncio.AbstractEventLoop) -> AmqpConnection:

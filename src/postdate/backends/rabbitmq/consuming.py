@@ -84,6 +84,7 @@ class ConsumingChannel(Channel):
         self._waiting = 0
         self._queue_is_gone = False
         self._asked = False
+        self._kept_until = -math.inf
         self._idle: asyncio.TimerHandle | None = None
 
     async def receive(self, limit: int) -> list[Delivery]:
@@ -154,7 +155,7 @@ class ConsumingChannel(Channel):
 
     def _stop_if_idle(self) -> None:
         idle, self._asked, self._idle = not (self._waiting or self._asked), False, None
-        if idle:
+        if idle and (self._consumers or self.link.loop.time() > self._kept_until):
             self.stop_pushing(self._ahead)
         if self._consumers or self._pushed:
             self._look_later()
@@ -174,16 +175,17 @@ class ConsumingChannel(Channel):
         self._consumers.clear()
         self._attached, self._detached_up_to = 0, self._last_tag
         pushed, self._pushed = self._pushed, deque()
+        self._kept_until, now = math.inf, self.link.loop.time()
         for delivery in pushed:
-            if len(self._pushed) < ahead and delivery.seen is None and self._may_stay(delivery):
+            if len(self._pushed) < ahead and delivery.seen is None and (until := self._may_stay_until(delivery)) >= now:
                 self._pushed.append(delivery)
+                self._kept_until = min(self._kept_until, until)
             else:
                 self.unwanted(delivery)
 
-    def _may_stay(self, delivery: Delivery) -> bool:
-        """Return whether the broker still waits for an answer, and would not drop the message if it had it."""
-        longest = min(_KEPT_SECONDS, self.time_to_live(), seconds_to_live(delivery.properties))
-        return self.link.loop.time() - delivery.at <= longest
+    def _may_stay_until(self, delivery: Delivery) -> float:
+        """Return until when the broker waits for an answer, and would not drop the message if it had it."""
+        return delivery.at + min(_KEPT_SECONDS, self.time_to_live(), seconds_to_live(delivery.properties))
 
     def acknowledge(self, tag: int) -> None:
         """Take a message off the queue; many that come together are one frame."""
@@ -207,9 +209,10 @@ class ConsumingChannel(Channel):
 
     def again(self, delivery: Delivery, seen: Arrived) -> bool:
         """Let a message be received here again, or go back when nobody asks soon; ``False``: it must go back now."""
-        if not self._may_stay(delivery):
+        if self._may_stay_until(delivery) < self.link.loop.time():
             return False
         self._pushed.appendleft(replace(delivery, redelivered=True, seen=seen))
+        self._kept_until = -math.inf  # it goes back when nobody asks soon
         self._asked = True
         self._news.set()
         self._look_later()

@@ -42,7 +42,7 @@ def read_limits(login: Login, version: str, queues: Sequence[str]) -> dict[str, 
                     found[name] = _limits_in(msgspec.json.decode(content, type=dict[str, Any]), version)
                 elif answer.status != HTTPStatus.NOT_FOUND or answer.headers.get_content_type() != "application/json":
                     raise _refusal(answer, place, login.user)
-            except (OSError, HTTPException, msgspec.DecodeError) as error:
+            except (OSError, HTTPException, ValueError, TypeError) as error:
                 raise TransportUnreachable(f"{place} does not tell them: {error}") from error
     return found
 

@@ -74,8 +74,9 @@ class _Probe(Channel):
 
     @override
     def on_block(self) -> None:
-        """End."""
-        self.end(TransportUnreachable("the broker takes no messages"))
+        """End, if it is that."""
+        if self.link.blocked is not None:
+            self.end(TransportUnreachable("the broker takes no messages"))
 
 
 # --- how long queues are ----------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ _ASKS_AGAIN_SECONDS = 30.0
 """After it did not answer, the management interface is left alone for so long: messages wait while it is asked."""
 
 _MAY_KNOW_MORE_SECONDS = 1.0
-"""After it knew nothing of a queue: of a new one it does in some seconds."""
+"""After an answer about a queue: of a new one it knows nothing for some seconds."""
 
 
 class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
@@ -118,6 +118,7 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
         self.attempts = Attempts()
         self.limits: dict[str, Mapping[str, int] | None] = {}
         self._asks_from = 0.0 if login.management_port > 0 else math.inf
+        self._asks_again_from = dict[str, float]()
         self.prefetch = prefetch
         self._queue_type = queue_type
         self._place = login.place
@@ -225,13 +226,13 @@ class RabbitMqTransport(Transport, PublishingTransport, ForeignIntake):
 
     async def learn_limits(self, queue: str) -> None:
         """Find out when a message has to leave a queue lest it is dropped."""
-        now = anyio.current_time()
-        if now >= self._asks_from:
+        if anyio.current_time() >= max(self._asks_from, self._asks_again_from.get(queue, 0.0)):
             try:
-                if (await self.limits_of([queue])).get(queue) is None:
-                    self._asks_from = now + _MAY_KNOW_MORE_SECONDS
+                await self.limits_of([queue])
+                self._asks_again_from[queue] = anyio.current_time() + _MAY_KNOW_MORE_SECONDS
             except TransportError as error:
-                self._asks_from = now + _ASKS_AGAIN_SECONDS if isinstance(error, TransportUnreachable) else math.inf
+                is_away = isinstance(error, TransportUnreachable)
+                self._asks_from = anyio.current_time() + _ASKS_AGAIN_SECONDS if is_away else math.inf
                 log.info("limits of queues by policies are not known: %s", error)
 
     @override

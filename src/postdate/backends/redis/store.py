@@ -189,7 +189,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
         head: tuple[Part, ...] = ("store", self.place, self._level, instant(now), len(messages))
 
         def work(transaction: NativeTransaction) -> None:
-            self._transaction(transaction).add(*head, *parts, messages=len(messages))
+            self._transaction(transaction).add(*head, *parts, messages=messages)
 
         return work
 

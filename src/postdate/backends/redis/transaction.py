@@ -33,13 +33,12 @@ class RedisTransaction:
         self.ended: list[DelayedMessage | Envelope] = []
         """What it ends: done also where the server is full, with what belongs to it unless that is much more."""
         self._parts: list[Part] = []
-        self._more_bytes = 0
+        self._added: list[DelayedMessage | Envelope] = []
 
-    def add(self, *parts: Part, messages: int = 0) -> None:
-        """Have one thing more done, by which there are more messages; see ``transact.lua`` for how it is written."""
+    def add(self, *parts: Part, messages: Sequence[DelayedMessage | Envelope] = ()) -> None:
+        """Have one thing more done, by which there are these messages more; ``transact.lua`` says how it is written."""
         self._parts += parts
-        if messages:
-            self._more_bytes += messages * _EACH_BYTES + sum(len(part) for part in parts if isinstance(part, bytes))
+        self._added += messages
 
     async def commit(self, server: RedisServer) -> Sequence[int]:
         """Do everything; return the places, in a send that is not strict, of messages whose queue is missing.
@@ -67,19 +66,26 @@ class RedisTransaction:
                 raise ClaimLost("the message is no longer held here")
 
     async def _answer(self, server: RedisServer) -> Sequence[Any]:
-        more = self._more_bytes and self._more_bytes - sum(_EACH_BYTES + size_of(each) for each in self.ended)
-        if more > 0 or not self.ended:
-            try:
-                answer = await server.run("transact", *self._parts)
-            except PostdateError as error:
-                overdrawn, is_full = server.overdrawn + more, isinstance(error.__cause__, OutOfMemoryError)
-                if not (self.ended and is_full and overdrawn <= _MOST_OVERDRAWN_BYTES):
-                    raise
-                server.overdrawn = overdrawn
-            else:
-                server.overdrawn = 0
-                return answer
-        return await server.run("settle", *self._parts)
+        if self.ended and not self._added:
+            return await server.run("settle", *self._parts)
+        try:
+            answer = await server.run("transact", *self._parts)
+        except PostdateError as error:
+            more = max(0, _bytes_of(self._added) - _bytes_of(self.ended))
+            is_full = isinstance(error.__cause__, OutOfMemoryError)
+            if not (self.ended and is_full and server.overdrawn + more <= _MOST_OVERDRAWN_BYTES):
+                raise
+            server.overdrawn += more  # before anything is awaited: others are near the limit, too
+            answer = await server.run("settle", *self._parts)
+            if answer[0] != b"done":
+                server.overdrawn = max(0, server.overdrawn - more)
+        else:
+            server.overdrawn = 0
+        return answer
+
+
+def _bytes_of(messages: Sequence[DelayedMessage | Envelope]) -> int:
+    return sum(_EACH_BYTES + size_of(each) for each in messages)
 
 
 def transaction_of(transaction: Any, database: object) -> RedisTransaction:

@@ -154,7 +154,7 @@ class RedisTransport(QueueQuarantine, Transport):
     ) -> None:
         """Have messages sent in a transaction; with ``strict`` a missing queue undoes it."""
         parts = [part for envelope in envelopes for part in envelope_parts(envelope)]
-        transaction.add("send", int(strict), written(now), len(envelopes), *parts, messages=len(envelopes))
+        transaction.add("send", int(strict), written(now), len(envelopes), *parts, messages=envelopes)
 
     async def commit(self, number: bytes, token: str, envelope: Envelope, now: datetime, end: End) -> None:
         """Take a held message off its queue, with everything in ``end``, in one script; see :class:`Receiver`."""

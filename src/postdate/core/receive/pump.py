@@ -287,7 +287,7 @@ class MessagePump:
                 if self._settler is not None and settlement.end is not None and counted is received:
                     self._settler.put(received, settlement)
                 else:
-                    await self._end_alone(received, settlement)
+                    await self._end_alone(received, settlement, counted)
         except BaseException as error:  # noqa: BLE001 - what is not dealt with is raised again
             await self._not_handled(received, error)
         finally:
@@ -313,8 +313,8 @@ class MessagePump:
             if len(self._lost) > _LOSSES_REMEMBERED:
                 del self._lost[next(iter(self._lost))]
 
-    async def _end_alone(self, received: Received, settlement: Settlement | None) -> None:
-        """End a message as was decided, or, where its queue refuses that, as is decided then."""
+    async def _end_alone(self, received: Received, settlement: Settlement | None, counted: Received) -> None:
+        """End a message as was decided, or, where its queue refuses that, as is decided then of what is ``counted``."""
         while settlement is not None:
             try:
                 if settlement.end is None:
@@ -326,7 +326,7 @@ class MessagePump:
                 self._note_loss(received, error)
                 if settlement.refused is None:
                     raise
-                settlement = await settlement.refused(received, error)
+                settlement = await settlement.refused(counted, error)
             else:
                 for each in settlement.afterwards:
                     await each()
@@ -334,29 +334,46 @@ class MessagePump:
 
     def _not_ended(self, messages: anyio.abc.TaskGroup, some: Sequence[Ended]) -> None:
         """Have workers do what is left to be done of messages whose ends were tried in one batch."""
-        failed = list[tuple[Received, PostdateError]]()
+        failed = list[tuple[Received, Settlement, PostdateError]]()
         for received, settlement, error in some:
-            if isinstance(error, _NOT_TO_BLAME) and not may_be_of_one(error):  # of that, its step may know more
+            if isinstance(error, _NOT_TO_BLAME):
                 self._note_loss(received, error)
-                failed.append((received, error))
+                failed.append((received, settlement, error))
             else:
                 self._unended.append(partial(self._after_end, received, settlement, error))
         if failed:
             self._unended.append(partial(self._after_failure, failed))
         self._wake_one(messages)
 
-    async def _after_failure(self, failed: Sequence[tuple[Received, PostdateError]]) -> None:
+    async def _after_failure(self, failed: Sequence[tuple[Received, Settlement, PostdateError]]) -> None:
         """Give back messages that are not to blame for what their queue says, after one pause for all of them."""
         self._busy += 1
         try:
-            (first, error), others = failed[0], f"and {len(failed) - 1} others " if len(failed) > 1 else ""
-            self._not_done(first, f"{others}was not finished", error)
-            await self._pause_after(error)
-            for received, each in failed:
-                await self._give_back(received, failed=not is_outage(each))
+            left = [(each[0], each[2]) for each in failed if not await self._is_to_blame(*each)]
+            if left:
+                (first, error), others = left[0], f"and {len(left) - 1} others " if len(left) > 1 else ""
+                self._not_done(first, f"{others}was not finished", error)
+                await self._pause_after(error)
+                for received, each in left:
+                    await self._give_back(received, failed=not is_outage(each))
         finally:
             self._busy -= 1
             self._made_room()
+
+    async def _is_to_blame(self, received: Received, settlement: Settlement, error: PostdateError) -> bool:
+        """Return whether its step says that trouble is of this message alone; it is ended as that decides."""
+        if settlement.refused is None or not may_be_of_one(error):
+            return False
+        try:
+            instead = await settlement.refused(received, error)
+        except PostdateError:  # an outage
+            return False
+
+        async def decided(*_: object) -> Settlement | None:
+            return instead
+
+        self._unended.append(partial(self._after_end, received, replace(settlement, refused=decided), error))
+        return True
 
     async def _after_end(self, received: Received, settlement: Settlement, error: Exception | None) -> None:
         """Do what is left to be done of a message whose end was tried: ``error`` is what that raised."""
@@ -368,7 +385,7 @@ class MessagePump:
             elif settlement.refused is None or not isinstance(error, PostdateError):
                 raise error  # noqa: TRY301 - as it would have been raised where the message was handled
             else:
-                await self._end_alone(received, await settlement.refused(received, error))
+                await self._end_alone(received, await settlement.refused(received, error), received)
         except BaseException as failure:  # noqa: BLE001 - what is not dealt with is raised again
             await self._not_handled(received, failure)
         finally:

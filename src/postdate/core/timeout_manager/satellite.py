@@ -132,11 +132,13 @@ class Satellite:
                     await self._receiver.roll_back(received, failed=False)
                     return True
                 await self._receiver.commit(received, self._clock.now(), done.end)
-        except (TransportUnreachable, ClaimLost):
+        except ClaimLost:
             raise
         except PostdateError as error:
-            is_its_own = received.is_last or self._suspects.met(received.envelope.message_id, error) > BORNE
-            if is_outage(error) and not is_its_own:
+            is_its_own = self._suspects.met(received.envelope.message_id, error) > BORNE
+            if isinstance(error, TransportUnreachable) and not is_its_own:
+                raise
+            if is_outage(error) and not (is_its_own or received.is_last):
                 self._outage.failed(error, self._clock.monotonic())
                 return False
             await self._failed(received, error)
