@@ -140,7 +140,7 @@ def sweep(
             rows = _one_a_task(spark, n).mapInArrow(_counting(spec), _COUNTS_SCHEMA).collect()
             counts = {name: sum(row[name] for row in rows) for name in _COUNTED}
         else:
-            counts = _written(_one_a_task(spark, n).mapInArrow(_listing(spec), LEDGER_SCHEMA), str(ledger))
+            counts = _written(_one_a_task(spark, n).mapInArrow(_sweeping(spec), LEDGER_SCHEMA), str(ledger))
     with opened(spec.store) as store:
         left = store.overdue(as_of)
     return SweepResult(
@@ -182,13 +182,17 @@ def _counting(spec: SweepSpec) -> Callable[[_Batches], _Batches]:
     return count
 
 
-def _listing(spec: SweepSpec) -> Callable[[_Batches], _Batches]:
-    def list_all(slots: _Batches) -> _Batches:
+def _sweeping(
+    spec: SweepSpec, seconds: float | None = None, stop_file: Path | None = None
+) -> Callable[[_Batches], _Batches]:
+    """Return what each task does: be a dispatcher until the time is up, or until nothing is due; see :func:`swept`."""
+
+    def sweep_all(slots: _Batches) -> _Batches:
         for slot in slots:
             for _ in range(slot.num_rows):
-                yield from swept(spec, None)
+                yield from swept(spec, seconds, stop_file)
 
-    return list_all
+    return sweep_all
 
 
 # --- continuously -----------------------------------------------------------------------------------------------------
@@ -296,7 +300,7 @@ def sweep_continuously(
     stop_file = Path(tempfile.mkdtemp(prefix="postdate-sweep-")) / "stop"
     # Spark's own source of ticks: a row for each slot in each micro-batch, and a micro-batch as soon as the last ended.
     ticks = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", n).option("numPartitions", n).load()
-    lines = ticks.select("value").mapInArrow(_residing(spec, seconds, stop_file), LEDGER_SCHEMA)
+    lines = ticks.select("value").mapInArrow(_sweeping(spec, seconds, stop_file), LEDGER_SCHEMA)
     writer = lines.writeStream.option("checkpointLocation", str(checkpoint)).queryName(f"sweep-{uuid.uuid4().hex[:8]}")
     sink = writer.format("noop") if ledger is None else writer.format("parquet").option("path", str(ledger))
     with _quick_hand_overs(spark):
@@ -317,14 +321,3 @@ def _quick_hand_overs(spark: SparkSession) -> Generator[None]:
                 spark.conf.unset(name)
             else:
                 spark.conf.set(name, value)
-
-
-def _residing(spec: SweepSpec, seconds: float, stop_file: Path) -> Callable[[_Batches], _Batches]:
-    """Return what each task does: be a dispatcher until the time is up."""
-
-    def reside(ticks: _Batches) -> _Batches:
-        for tick in ticks:
-            for _ in range(tick.num_rows):
-                yield from swept(spec, seconds, stop_file)
-
-    return reside

@@ -152,7 +152,7 @@ class Columns:
         values = pa.ListArray.from_arrays(pa.array([0, len(ids)], pa.int32()), ids)
         with self._cursor() as cursor:
             cursor.execute(
-                f"SELECT message_id FROM {self._plain('record')} "
+                f"SELECT message_id FROM {self._database.names.plain('record')} "
                 f"WHERE message_id = ANY($1) AND store_id = {sql.store_id} AND kind = 1",
                 pa.record_batch({"ids": values}),
             )
@@ -173,13 +173,9 @@ class Columns:
             self._connection.commit()
 
     def _numbers(self, cursor: Any, count: int) -> pa.Array[Any]:
-        sequence = literal(self._plain("number"))
+        sequence = literal(self._database.names.plain("number"))
         cursor.execute(f"SELECT nextval({sequence}::regclass) FROM generate_series(1, {count})")
         return cursor.fetch_arrow_table().column(0).combine_chunks()
-
-    def _plain(self, name: str) -> str:
-        """Return a name for a statement without parameters."""
-        return self._database.names.of(name).replace("%%", "%")
 
     # --- connections --------------------------------------------------------------------------------------------
 

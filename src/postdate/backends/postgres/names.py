@@ -46,7 +46,11 @@ class SchemaNames:
 
     def of(self, name: str) -> str:
         """Return a name in the schema for a statement with parameters."""
-        return f"{quoted(self.schema)}.{quoted(name)}".replace("%", "%%")
+        return self.plain(name).replace("%", "%%")
+
+    def plain(self, name: str) -> str:
+        """Return a name in the schema for a statement without parameters."""
+        return f"{quoted(self.schema)}.{quoted(name)}"
 
     @property
     def channel(self) -> str:

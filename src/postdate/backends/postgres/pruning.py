@@ -27,7 +27,7 @@ _MARK: Final = literal(ARCHIVED)
 
 def tables_of_stores(database: Access) -> Sequence[str]:
     """See :meth:`postdate.ports.archives.ArchivableStore.tables_of_stores`."""
-    query = sql(f"SELECT name FROM {_plain(database, 'store')} ORDER BY name")
+    query = sql(f"SELECT name FROM {database.names.plain('store')} ORDER BY name")
     return database.run_blocking(lambda connection: [name for (name,) in connection.execute(query)])
 
 
@@ -35,14 +35,14 @@ def mark_archived(database: Access, part: ScanPart, numbers: Sequence[int]) -> i
     """See :meth:`postdate.ports.archives.ArchivableStore.mark_archived`."""
     return _change(
         database,
-        f"UPDATE {_plain(database, 'record')} SET detail = {_MARK} "
+        f"UPDATE {database.names.plain('record')} SET detail = {_MARK} "
         f"WHERE {_among(part, numbers)} AND kind = 1 AND detail IS DISTINCT FROM {_MARK}",
     )
 
 
 def prune(database: Access, part: ScanPart, numbers: Sequence[int]) -> int:
     """See :meth:`postdate.ports.archives.ArchivableStore.prune`."""
-    return _change(database, f"DELETE FROM {_plain(database, 'record')} WHERE {_among(part, numbers)}")
+    return _change(database, f"DELETE FROM {database.names.plain('record')} WHERE {_among(part, numbers)}")
 
 
 def _among(part: ScanPart, numbers: Sequence[int]) -> str:
@@ -64,7 +64,7 @@ def _change(database: Access, statement: str) -> int:
 def restore(database: Access, store_id: int, records: Sequence[StoredRecord]) -> int:
     """See :meth:`postdate.ports.archives.ArchivableStore.restore`."""
     scheduled = {record.message_id: record for record in records if record.kind == RecordKind.SCHEDULED}
-    record_table = _plain(database, "record").replace("%", "%%")
+    record_table = database.names.of("record")
     unmark = sql(f"""
         UPDATE {record_table} AS r SET detail = given.detail
         FROM unnest(%(ids)s::text[], %(details)s::text[]) AS given(message_id, detail)
@@ -88,7 +88,8 @@ def restore(database: Access, store_id: int, records: Sequence[StoredRecord]) ->
                     if cursor.execute(insert, (number, at, due, store_id, *rest)).rowcount:
                         back.add(id_)
             others = [r for r in records if r.message_id in back and r.kind != RecordKind.SCHEDULED]
-            with cursor.copy(sql(f"COPY {_plain(database, 'record')} ({_COLUMNS}) FROM STDIN (FORMAT BINARY)")) as copy:
+            table = database.names.plain("record")
+            with cursor.copy(sql(f"COPY {table} ({_COLUMNS}) FROM STDIN (FORMAT BINARY)")) as copy:
                 copy.set_types(_TYPES)
                 for record in others:
                     copy.write_row(_row(record, store_id))
@@ -119,7 +120,7 @@ def _lift_sequence(database: Access, number: int) -> None:
     have drawn numbers have committed, and keeps everybody from drawing until this has: so the sequence is never set
     back, and what was drawn before it was lifted can be seen afterwards.
     """
-    sequence = _plain(database, "number")
+    sequence = database.names.plain("number")
     lower = sql(f"SELECT 1 FROM {sequence} WHERE last_value < {number:d}")
 
     def lift(connection: Connection) -> None:
@@ -130,8 +131,3 @@ def _lift_sequence(database: Access, number: int) -> None:
 
     if database.run_blocking(lambda connection: connection.execute(lower).fetchone()) is not None:
         database.transaction_blocking(lift, patiently=True)
-
-
-def _plain(database: Access, name: str) -> str:
-    """Return a name for a statement without parameters."""
-    return database.names.of(name).replace("%%", "%")

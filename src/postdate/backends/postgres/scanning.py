@@ -10,7 +10,7 @@ from typing import Any, Final
 import psycopg
 
 from postdate.backends.postgres.access import Access, Connection
-from postdate.backends.postgres.names import SchemaNames, literal, quoted, sql
+from postdate.backends.postgres.names import SchemaNames, literal, sql
 from postdate.backends.postgres.rows import in_calendar
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import PipelineError
@@ -121,21 +121,21 @@ def _selected(column: str, *, is_time: bool) -> str:
 
 def _relation(names: SchemaNames, table: str, scan: Scan) -> str:
     if scan.what == "records":
-        return f"{_plain(names, 'record')} AS t"
+        return f"{names.plain('record')} AS t"
     if scan.what == "queued":
-        return f"{_plain(names, 'queue_message')} AS t JOIN {_plain(names, 'queue')} AS q USING (queue_id)"
-    pending = f"{_plain(names, table)} AS t"
+        return f"{names.plain('queue_message')} AS t JOIN {names.plain('queue')} AS q USING (queue_id)"
+    pending = f"{names.plain(table)} AS t"
     # Every waiting message has its content: what is not asked for need not be fetched.
     if _CONTENT.isdisjoint(scan.columns):
         return pending
     # One look by the index for each row, whatever the planner thinks: a join would read all contents for each share.
-    content = f"SELECT k.headers, k.body FROM {_plain(names, 'content')} AS k WHERE k.number = t.number OFFSET 0"
+    content = f"SELECT k.headers, k.body FROM {names.plain('content')} AS k WHERE k.number = t.number OFFSET 0"
     return f"{pending} CROSS JOIN LATERAL ({content}) AS c"
 
 
 def _conditions(names: SchemaNames, table: str, scan: Scan) -> list[str]:
     where, conditions = scan.where, list[str]()
-    store = f"(SELECT store_id FROM {_plain(names, 'store')} WHERE name = {_text(table)})"
+    store = f"(SELECT store_id FROM {names.plain('store')} WHERE name = {_text(table)})"
     if scan.what != "pending":
         conditions.append(f"(t.store_id IS NULL OR t.store_id = {store})")
     if where.message_ids is not None:
@@ -155,14 +155,9 @@ def _with_ids(names: SchemaNames, what: str, store: str, ids: str) -> str:
         return f"t.message_id = ANY({ids})"
     # By the unique index of the scheduled records: the waiting messages have none on their ids.
     return (
-        f"t.number IN (SELECT r.number FROM {_plain(names, 'record')} AS r "
+        f"t.number IN (SELECT r.number FROM {names.plain('record')} AS r "
         f"WHERE r.message_id = ANY({ids}) AND r.store_id = {store} AND r.kind = 1)"
     )
-
-
-def _plain(names: SchemaNames, name: str) -> str:
-    """Return a name for a statement without parameters."""
-    return f"{quoted(names.schema)}.{quoted(name)}"
 
 
 def _text(text: str) -> str:
