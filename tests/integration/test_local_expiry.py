@@ -77,7 +77,7 @@ class Place:
 
     def keep_house(self) -> None:
         """Do what a thread does every second, now."""
-        self.transport.file._housekeeping()
+        self.transport.file._chores.round()
 
     def ask(self, sql: str) -> list[tuple]:
         return self.transport.file.read_blocking(lambda c: c.execute(sql).fetchall())

@@ -227,6 +227,6 @@ async def test_lock_files_that_were_removed_come_back(tmp_path: Path) -> None:
         await store.setup()
         folder = tmp_path / "a.db-claimants"
         shutil.rmtree(folder)
-        store.file._housekeeping()
+        store.file._chores.round()
         assert {each.name for each in folder.iterdir()} == {"1.lock", "1.alive"}
         assert store.file.free_claims_of_the_dead() == 0

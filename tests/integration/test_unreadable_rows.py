@@ -203,7 +203,7 @@ async def test_an_expiry_that_is_no_number_is_set_aside_by_whoever_receives(dama
     one_file.damage(f"UPDATE delayed_message SET expires_at = {damage} WHERE message_id = 'm-0'")
     report = await one_file.store.move_due(LATER, 1_000, discarding=Discarding(timedelta(0), has_lapsed))
     assert (report.delivered, report.expired) == (3, 0)
-    one_file.transport.file._housekeeping()
+    one_file.transport.file._chores.round()
     await assert_received(one_file, ["m-1", "m-2"])
     assert [each.message_id for each in await one_file.transport.quarantined(10)] == ["m-0"]
 
@@ -289,7 +289,7 @@ async def test_an_expired_message_that_cannot_be_kept_as_a_dead_letter_is_set_as
     await one_file.transport.send(sent, NOW)
     one_file.damage(HEADERS.replace("{}", "1"))
     await clock.advance(timedelta(minutes=1))
-    one_file.transport.file._housekeeping()
+    one_file.transport.file._chores.round()
     assert (await one_file.transport.queue_lengths())[DEAD_LETTERS] == 4
     assert [each.message_id for each in await one_file.transport.quarantined(10)] == ["e-0"]
     await one_file.close()

@@ -83,12 +83,6 @@ def runnable_java_home(home: Path, private: Path) -> Path:
     return runner.parent.parent
 
 
-def java_version(home: Path) -> str:
-    """Return the version in the ``release`` file of a Java home, ``unknown`` without one."""
-    found = re.search(r'^JAVA_VERSION="([^"]*)"', _release(home), re.MULTILINE)
-    return found[1] if found else "unknown"
-
-
 def _has_module(home: Path, module: str) -> bool:
     """Tell whether a Java home has a module; one that does not list its modules is taken to be complete."""
     listed = re.search(r'^MODULES="([^"]*)"', _release(home), re.MULTILINE)

@@ -77,15 +77,6 @@ class BadRow:
     detail: str
 
 
-def to_messages(batch: pa.RecordBatch) -> list[DelayedMessage]:
-    """Return the messages of a batch.
-
-    Raises:
-        MessageError: the first row that is no valid message.
-    """
-    return [_message(row) for row in _rows(batch)]
-
-
 def restored(batch: pa.RecordBatch) -> list[DelayedMessage]:
     """Return the messages of a batch with :data:`MESSAGE_COLUMNS`, which :func:`checked` has let pass."""
     return [
@@ -110,7 +101,7 @@ def checked(batch: pa.RecordBatch, largest_message_bytes: int) -> tuple[pa.Recor
             batch: a column ``doubtful``, if there is one, says which rows are to be looked at whatever they seem.
         largest_message_bytes: what the store takes, headers and body together.
     """
-    columns = _as_columns(batch)
+    columns = pa.record_batch([_column(batch, field) for field in MESSAGE_COLUMNS], schema=MESSAGE_COLUMNS)
     doubt = _doubt(columns, largest_message_bytes)
     if "doubtful" in batch.schema.names:
         doubt = pc.or_(doubt, pc.fill_null(batch.column("doubtful"), fill_value=False))
@@ -175,11 +166,6 @@ def _size(message: DelayedMessage, limit: int) -> int:
 
 
 # --- whole batches ----------------------------------------------------------------------------------------------------
-
-
-def _as_columns(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the columns that a store takes; what may be missing is filled in."""
-    return pa.record_batch([_column(batch, field) for field in MESSAGE_COLUMNS], schema=MESSAGE_COLUMNS)
 
 
 def _column(batch: pa.RecordBatch, field: pa.Field[Any]) -> pa.Array[Any]:

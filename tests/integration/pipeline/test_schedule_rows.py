@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from postdate.clock import to_microseconds
 from postdate.messages import DelayedMessage, encode_headers
 from postdate.pipeline.columns import INSTANT
-from postdate.pipeline.rows import MESSAGE_COLUMNS, checked, restored, sort_out, to_columns, to_messages
+from postdate.pipeline.rows import MESSAGE_COLUMNS, checked, restored, sort_out, to_columns
 
 DUE = to_microseconds(datetime(2026, 4, 1, tzinfo=UTC))
 FIRST, LAST = (to_microseconds(each.replace(tzinfo=UTC)) for each in (datetime.min, datetime.max))  # noqa: DTZ901
@@ -110,8 +110,9 @@ def test_text_that_is_no_object_is_no_headers(text: str) -> None:
 def test_optional_columns_may_be_missing() -> None:
     batch = pa.record_batch({"message_id": ["a"], "destination": ["q"], "due": pa.array([DUE]).cast(INSTANT)})
     good, bad = checked(batch, LIMIT)
-    assert (restored(good), bad) == (to_messages(batch), [])
-    assert to_columns(to_messages(batch)) == good
+    messages, _ = sort_out(batch, LIMIT)
+    assert (restored(good), bad) == (messages, [])
+    assert to_columns(messages) == good
 
 
 def test_a_batch_without_messages_has_the_columns() -> None:

@@ -418,10 +418,6 @@ class SqliteFile:
         """Create the file and its tables; idempotent."""
         await in_thread(self.setup_blocking)
 
-    def _housekeeping(self) -> None:
-        """Do one round of what a thread does every second."""
-        self._chores.round()
-
     def _show_life(self) -> bool:
         """Give a sign of life from time to time while this process holds something; else its silence harms nobody."""
         presence, now = self._presence, time.monotonic()
