@@ -130,14 +130,10 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, _Found]:
         key = f"{section}.{name}"
         if key in known:
             found[key] = _Found(FromText(value), f"environment {variable}")
-        elif separator or _with_one_underscore(variable):
+        elif separator or variable in {_variable(each).replace(_SECTION_END, "_") for each in known}:
             raise UnknownSetting(_unknown_key(key, f"variable {variable}", "environment", shown=_variable))
         # Anything else is not ours: container platforms set variables such as POSTDATE_SERVICE_HOST by themselves.
     return found
-
-
-def _with_one_underscore(variable: str) -> bool:
-    return variable in {_variable(key).replace(_SECTION_END, "_") for key in keys()}
 
 
 def _variable(key: str) -> str:

@@ -158,13 +158,9 @@ def _near(table: pa.Table, day: date) -> pa.Table:
     import pyarrow.compute as pc
 
     near = [day + timedelta(days=offset) for offset in range(-2, 3)]
-    wanted = pa.array([_date_number(which) for which in near], pa.int32())
+    wanted = pa.array([int(f"{which:%Y%m%d}") for which in near], pa.int32())
     number = pc.add(pc.multiply(table["year"], 10_000), pc.add(pc.multiply(table["month"], 100), table["day"]))
     return table.filter(pc.is_in(number, wanted))
-
-
-def _date_number(day: date) -> int:
-    return day.year * 10_000 + day.month * 100 + day.day
 
 
 def _zones(spark: SparkSession) -> DataFrame:

@@ -358,7 +358,6 @@ class _Question:
         return self._say(MessageState.FAILED, f"{headline}has left the error queue", [fact])
 
     def _about_discarding(self, discarded: Record) -> tuple[list[str], list[str]]:
-        """Return facts and advice."""
         facts = self._delivery_facts()
         if discarded.due is None:
             facts.append("it was sent without a delay: nothing else is recorded of it")

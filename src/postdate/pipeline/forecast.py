@@ -181,7 +181,7 @@ def _forecast(messages: DataFrame, asked: _Asked, rate: float | None) -> Forecas
         total = _total(counts)
         step = _step(counts, total["groups"])
         upcoming = _upcoming(counts, step)
-        width = _width(upcoming, asked.options.width, step)
+        width = round_width(_span(upcoming), MOST_INTERVALS, max(FRAME_WIDTHS.get(asked.options.width, 1), step))
         last = horizon(upcoming) if len(upcoming) else 0
         destinations = _destinations(counts) if total["groups"] else ()
         spans = find_herds(upcoming, asked.options.herd_factor, asked.options.herd_least)
@@ -312,10 +312,6 @@ def _destinations_found(counts: DataFrame, seen: int) -> int:
 
 def _span(load: Load) -> int:
     return horizon(load) - int(load.seconds[0]) + load.step if len(load) else 0
-
-
-def _width(load: Load, asked: str, step: int) -> int:
-    return round_width(_span(load), MOST_INTERVALS, max(FRAME_WIDTHS.get(asked, 1), step))
 
 
 def _load_width(load: Load, asked: str) -> int:

@@ -18,7 +18,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
 TEXT, GRID = "#010101", "#020202"
 """Placeholders for the colours of text and lines; a drawing adds its own to them."""
@@ -78,12 +78,8 @@ def count_axis(axes: Axes, label: str) -> None:
     """Let the axis show whole numbers from 0 on."""
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.yaxis.set_major_formatter(FuncFormatter(_count_label))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     axes.set_ylabel(label)
-
-
-def _count_label(count: float, _position: int | None) -> str:
-    return f"{count:,.0f}"
 
 
 def _for_page(svg: str, name: str, colours: Mapping[str, str]) -> str:

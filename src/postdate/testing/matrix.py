@@ -71,10 +71,11 @@ def promise(store: DelayedMessageStore, transport: Transport, mode: TransactionM
         check_mode(DelayedDelivery(store), transport, mode)
     except UnsupportedTransactionMode:
         return f"refused: {_why_refused(store, transport, mode)}"
+    together = enlisting(DelayedDelivery(store).claims, transport) is not None
     promised = {
         TransactionMode.TRANSACTION_SCOPE: "exactly once",
         # Off the queue before it is handled. Where sending and removing are two steps it may be in the queue twice.
-        TransactionMode.NONE: "at most once" if _one_database(store, transport) else "at most once for each delivery",
+        TransactionMode.NONE: "at most once" if together else "at most once for each delivery",
     }
     lasts = capabilities_of(store).durable and transport.capabilities.durable
     return promised.get(mode, "at least once") + ("" if lasts else ", while the process lives")
@@ -86,10 +87,6 @@ def _why_refused(store: DelayedMessageStore, transport: Transport, mode: Transac
     if mode not in capabilities_of(store).transaction_modes:
         return "not a mode of the store"
     return "two databases"
-
-
-def _one_database(store: DelayedMessageStore, transport: Transport) -> bool:
-    return enlisting(DelayedDelivery(store).claims, transport) is not None
 
 
 def _rows(columns: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:

@@ -45,7 +45,8 @@ async def statistics(pages: Pages, holding: AzureClaims, now: datetime) -> Store
 async def pending(pages: Pages, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
     """See :meth:`postdate.ports.AdministrableStore.list_pending`; what failed stands where its next attempt does."""
     found: list[DelayedMessage] = []
-    since = "" if where.due_from is None else _before(second_key(where.due_from))
+    # A key below all of that second, the bare second among them.
+    since = "" if where.due_from is None else second_key(where.due_from)[:-1]
     async with aclosing(pages.entities(since)) as entities:
         async for entity in entities:
             try:
@@ -57,11 +58,6 @@ async def pending(pages: Pages, where: MessageFilter, limit: int) -> Sequence[De
                 if len(found) == limit:
                     break
     return sorted(found, key=lambda message: message.due)
-
-
-def _before(second: str) -> str:
-    """Return a key below all of a second, the bare second among them."""
-    return second[:-1]
 
 
 def _due_of(entity: Entity) -> datetime | None:

@@ -39,9 +39,8 @@ class MariaDbDialect(Dialect):
     def connect(self) -> Session:
         session = cast("Session", self._server.connect_patiently())
         try:
-            session.change(
-                f"USE {self.quoted(self.schema)}", {}
-            )  # an alias in a DELETE means one in the chosen database
+            # An alias in a DELETE means one in the chosen database.
+            session.change(f"USE {self.quoted(self.schema)}", {})
         except BaseException:
             session.close()
             raise

@@ -40,6 +40,8 @@ _TYPES: Final[Mapping[str, str]] = {
     "store": "smallint",
     "notice": "text",
 }
+"""The parameters of a statement, in the order of :func:`values_of`."""
+
 _TOKEN: Final = re.compile(r"%%|%\((\w+)\)s|[^%]+")
 
 Values = Mapping[str, Any]
@@ -53,19 +55,8 @@ def values_of(row: Sequence[Any], now: datetime, store_id: int) -> Values:
         now: recorded as the time of scheduling.
         store_id: number of the store.
     """
-    id_, due, destination, expires_at, headers, body = row
-    notice = f"due {store_id} {to_microseconds(due)}" if due < now + _NOTICE else None
-    return {
-        "id": id_,
-        "due": due,
-        "destination": destination,
-        "expires_at": expires_at,
-        "headers": headers,
-        "body": body,
-        "now": now,
-        "store": store_id,
-        "notice": notice,
-    }
+    notice = f"due {store_id} {to_microseconds(row[1])}" if row[1] < now + _NOTICE else None
+    return dict(zip(_TYPES, (*row, now, store_id, notice), strict=True))
 
 
 async def enqueue(connection: object, statement: bytes, messages: Sequence[Values]) -> None:

@@ -259,15 +259,12 @@ class PostgresPool:
 
     async def _connected(self, answers: Answers) -> BoundedAsyncConnection:
         if self.given_up:
-            await in_thread(self._end_given_up, answers)
+            await in_thread(lambda: self.connect(answers).close())
         connection = await BoundedAsyncConnection.connect(self.address.for_applications, autocommit=True)
         self._in_vain_at = float("-inf")
         connection.opened_at = time.monotonic()
         as_opened(connection)
         return connection
-
-    def _end_given_up(self, answers: Answers) -> None:
-        self.connect(answers).close()
 
     async def put_of_application(self, connection: BoundedAsyncConnection, answers: Answers) -> None:
         """Take a connection back as it was lent; one that cannot be is closed.

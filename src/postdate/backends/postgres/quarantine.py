@@ -321,12 +321,8 @@ def number_for(connection: Connection, statements: QuarantineStatements, mended:
         return row[0]
     number, last = known
     if last != RecordKind.FAILED:
-        raise _stored_anew(mended)
+        raise DuplicateMessage(f"message {mended['id']!r} was stored anew since it was set aside; discard this one")
     return number
-
-
-def _stored_anew(mended: dict[str, Any]) -> DuplicateMessage:
-    return DuplicateMessage(f"message {mended['id']!r} was stored anew since it was set aside; discard this one")
 
 
 def into_queue(connection: Connection, statements: QuarantineStatements, mended: dict[str, Any], where: str) -> None:

@@ -70,7 +70,9 @@ class PostgresColumns(HiddenColumns):
             self.close()
             said = str(error).partition("\n")[0]
             raise StoreUnavailable(f"batch {number} of run {run_id} cannot be read: {said}") from error
-        return _as_batch(table) if _is_plain(table) else None
+        if not _is_plain(table):
+            return None
+        return pa.record_batch([_whole(table.column(name)) for name in _TYPES], names=list(_TYPES))
 
     @override
     def close(self) -> None:
@@ -113,10 +115,6 @@ def _is_plain(table: pa.Table) -> bool:
 
 def _is_blank(texts: pa.ChunkedArray[Any]) -> Any:
     return pc.equal(pc.utf8_length(pc.utf8_trim_whitespace(texts)), 0)
-
-
-def _as_batch(table: pa.Table) -> pa.RecordBatch:
-    return pa.record_batch([_whole(table.column(name)) for name in _TYPES], names=list(_TYPES))
 
 
 def _whole(column: pa.ChunkedArray[Any]) -> pa.Array[Any]:

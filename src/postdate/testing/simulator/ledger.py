@@ -76,8 +76,8 @@ class Ledger:
         self.events: deque[str] = deque(maxlen=remembered)
         self.violation: Violation | None = None
         """The first."""
-        self.on_violation: Callable[[], None] = _go_on
-        self.seconds: Callable[[], float] = _beginning
+        self.on_violation: Callable[[], None] = lambda: None
+        self.seconds: Callable[[], float] = lambda: 0.0
         """Tells the seconds of the run."""
         self.trouble_until = 0.0
         self.places: Counter[str] = Counter()
@@ -228,14 +228,6 @@ class Ledger:
         if self.violation is None:
             self.violation = Violation(promise, text)
             self.on_violation()
-
-
-def _beginning() -> float:
-    return 0.0
-
-
-def _go_on() -> None:
-    """Stand in for what ends the run."""
 
 
 def origin_of_row(message: DelayedMessage) -> str:

@@ -163,7 +163,7 @@ class SeededLoop(asyncio.BaseEventLoop):
         """Let what the last step has set off run, in the order of tasks: sets of tasks have no order of their own."""
         fresh = self._fresh
         if len(fresh) > 1:
-            fresh.sort(key=_task_of)
+            fresh.sort(key=lambda step: step.task)
         self._runnable += fresh
         fresh.clear()
 
@@ -248,10 +248,6 @@ class SeededLoop(asyncio.BaseEventLoop):
             for task in left:
                 task.cancel()
             await asyncio.wait(left, timeout=_ENDS_WITHIN_SECONDS)
-
-
-def _task_of(step: _Step | _Timer) -> int:
-    return step.task
 
 
 def _forget(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
