@@ -75,13 +75,11 @@ class MessageEndings:
 
         Queues that expire messages have looked at what is not in the headers, by their own clock.
         """
-        if self.ignore_time_to_be_received:
+        envelope, headers = received.envelope, received.envelope.headers
+        if self.ignore_time_to_be_received or (envelope.expires_at is None and not may_expire(headers)):
             return None
-        headers = received.envelope.headers
         if not self.outgoing.transport.capabilities.expires_messages:
-            headers = _own_headers(received.envelope)
-        if not may_expire(headers):
-            return None
+            headers = _own_headers(envelope)
         return discard_reason(headers, self.outgoing.clock.now(), self.allowance)
 
     def discarded(self, received: Received, reason: str) -> End:

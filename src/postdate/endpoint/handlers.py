@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import types
-from collections.abc import Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import Any, Final
 
 from postdate.endpoint.context import HandlerContext
@@ -44,46 +44,44 @@ class Handlers:
         """Return whether a handler or a saga takes messages of a type."""
         return message_type in self._handlers or (self.sagas is not None and self.sagas.handles(message_type))
 
-    def call(self, received: Received, context: HandlerContext) -> Awaitable[None]:
+    @types.coroutine
+    def call(self, received: Received, context: HandlerContext) -> Generator[Any, Any, None]:
         """Decode the message and call every handler of its type, one after the other; log who keeps the event loop."""
-        return _watched(self._call(received, context), received)
+        calling = self._call(received, context)
+        step: Callable[[Any], Any] = calling.send
+        given: Any = None
+        began = time.monotonic()
+        while True:
+            try:
+                waits_for = step(given)
+            except StopIteration:
+                if time.monotonic() - began >= _STANDS_AFTER_SECONDS:
+                    _log_standing(began, received)
+                    yield from asyncio.sleep(_LOOKS_ROUND_SECONDS).__await__()
+                return
+            except BaseException:
+                _log_standing(began, received)
+                raise
+            _log_standing(began, received)
+            try:
+                given = yield waits_for
+                step = calling.send
+            except BaseException as error:  # noqa: BLE001 - raised where it belongs, in the handler
+                step, given = calling.throw, error
+            began = time.monotonic()
 
     async def _call(self, received: Received, context: HandlerContext) -> None:
         message = self._types.decode(received.envelope.headers, received.envelope.body)
         if self.sagas is not None and is_saga_timeout(received.envelope.headers):
             await self.sagas.handle_timeout(message, context)
             return
-        if not self.handles(type(message)):
+        handlers = self._handlers.get(type(message), ())
+        if not handlers and not self.handles(type(message)):
             raise UnknownMessageType(f"no handler for {type_name(type(message))}")
-        for handle in self._handlers.get(type(message), ()):
+        for handle in handlers:
             await handle(message, context)
         if self.sagas is not None:
             await self.sagas.handle(message, context)
-
-
-@types.coroutine
-def _watched(calling: Coroutine[Any, Any, None], received: Received) -> Generator[Any, Any, None]:
-    step: Callable[[Any], Any] = calling.send
-    given: Any = None
-    began = time.monotonic()
-    while True:
-        try:
-            waits_for = step(given)
-        except StopIteration:
-            if time.monotonic() - began >= _STANDS_AFTER_SECONDS:
-                _log_standing(began, received)
-                yield from asyncio.sleep(_LOOKS_ROUND_SECONDS).__await__()
-            return
-        except BaseException:
-            _log_standing(began, received)
-            raise
-        _log_standing(began, received)
-        try:
-            given = yield waits_for
-            step = calling.send
-        except BaseException as error:  # noqa: BLE001 - raised where it belongs, in the handler
-            step, given = calling.throw, error
-        began = time.monotonic()
 
 
 def _log_standing(began: float, received: Received) -> None:

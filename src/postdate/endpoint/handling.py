@@ -94,35 +94,29 @@ class Handling:
     async def _handle(self, received: Received, conflicts: int = 0) -> Settlement:
         """Handle a message after so many conflicts of its sagas, of which each left nothing of it.
 
-        Somebody else was faster then: it is decided again, on what they left.
+        Somebody else was faster then: it is decided again, on what they left. An outage of the store of sagas is
+        raised: the message is not to blame.
         """
         while True:
+            context = HandlerContext(self.outgoing, received)
             try:
-                return await self._handle_once(received, conflicts)
+                await self._call(received, context)
+                end = self.outgoing.end_of(context.outgoing, RecordKind.HANDLED, also=context.work)
+                break
             except SagaConflict as error:
                 conflicts += 1
                 log.debug("message %s is handled again: %s", received.envelope.message_id, error)
                 if conflicts >= CONFLICTS_BORNE:
                     return self.recovered(received, error)
-
-    async def _handle_once(self, received: Received, conflicts: int) -> Settlement:
-        """Handle a message; raises :class:`SagaConflict` when nothing of that was kept and it is to be done again.
-
-        An outage of the store of sagas is raised, too: the message is not to blame.
-        """
-        context = HandlerContext(self.outgoing, received)
-        try:
-            await self._call(received, context)
-            end = self.outgoing.end_of(context.outgoing, RecordKind.HANDLED, also=context.work)
-        except (SagaConflict, OwnStoreUnreachable):
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
-            return self.recovered(received, error)
-        except anyio.get_cancelled_exc_class() as error:
-            if is_being_cancelled() and not cancels_itself(received):
+            except OwnStoreUnreachable:
                 raise
-            # The handler awaited something that others cancelled, and let that out: it says nothing about this task.
-            return self.recovered(received, RuntimeError(f"the handler ended by {type(error).__name__}"))
+            except Exception as error:  # noqa: BLE001 - whatever a handler raises is a failure of its message
+                return self.recovered(received, error)
+            except anyio.get_cancelled_exc_class() as error:
+                if is_being_cancelled() and not cancels_itself(received):
+                    raise
+                # The handler awaited something that others cancelled, and let that out: it says nothing of this task.
+                return self.recovered(received, RuntimeError(f"the handler ended by {type(error).__name__}"))
         leaves = bool(end.outgoing or end.work)
         refused = partial(self._refused, conflicts=conflicts, leaves=leaves) if conflicts or leaves else self._refused
         if self.outgoing.mode is TransactionMode.RECEIVE_ONLY and end.outgoing:
