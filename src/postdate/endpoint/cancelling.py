@@ -15,8 +15,5 @@ def is_being_cancelled() -> bool:
 
 def cancelled_task() -> asyncio.Task[object] | None:
     """Return this task if it was cancelled by asyncio's own means, also where nothing has raised that yet."""
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:  # another event loop than asyncio's
-        return None
+    task = asyncio.current_task()
     return task if task is not None and task.cancelling() else None

@@ -9,13 +9,41 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Unpack
 
-from postdate.endpoint.outbox import BusinessTransaction
 from postdate.endpoint.outgoing import OutgoingMessages
 from postdate.endpoint.replying import reply_options
 from postdate.endpoint.sending import SendKeywords, SendOptions
-from postdate.errors import ConfigurationError, InvalidTimestamp, MessageError
+from postdate.errors import ConfigurationError, InvalidTimestamp, MessageError, NotSupported
 from postdate.messages import DelayedMessage, Envelope, Headers, format_timestamp, parse_timestamp
-from postdate.ports import NativeTransaction, Received, TransactionMode, Work
+from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Received, TransactionMode, Work
+
+
+class BusinessTransaction:
+    """What the context of a handler knows of the outbox: the transaction, and what must not be done during it.
+
+    Args:
+        transaction: of the message being handled.
+        store: of the outbox.
+        queues: identity of the database of the queues, if any.
+    """
+
+    def __init__(self, transaction: OutboxTransaction, store: OutboxStore, queues: object | None) -> None:
+        self._transaction, self._store, self._queues = transaction, store, queues
+
+    async def begin(self) -> NativeTransaction:
+        """Return a connection with the transaction open on it; see :meth:`postdate.ports.OutboxTransaction.begin`."""
+        return await self._transaction.begin()
+
+    def check_isolated_send(self) -> None:
+        """Refuse to send beside an open transaction that keeps all others from writing to the queues.
+
+        Raises:
+            NotSupported: it would wait for itself.
+        """
+        if self._transaction.begun and self._store.has_one_writer and self._store.database == self._queues:
+            raise NotSupported(
+                "an isolated send into the file in which the handler has a transaction open would wait for itself: "
+                "send before context.transaction() is called, or without isolated, or keep the outbox in another file"
+            )
 
 
 class HandlerContext:

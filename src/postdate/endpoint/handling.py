@@ -18,10 +18,9 @@ from postdate.core.recoverability import text_of
 from postdate.core.repetitions import leave_out_repetitions
 from postdate.endpoint.audit import Audit
 from postdate.endpoint.cancelling import cancelled_task, is_being_cancelled
-from postdate.endpoint.context import HandlerContext
+from postdate.endpoint.context import BusinessTransaction, HandlerContext
 from postdate.endpoint.endings import MessageEndings
 from postdate.endpoint.handlers import Handlers
-from postdate.endpoint.outbox import BusinessTransaction
 from postdate.endpoint.outgoing import OutgoingMessages
 from postdate.endpoint.retries import POLICY_FAILURES, PolicyFailed, cancels_itself, is_lasting
 from postdate.endpoint.saga_handling import CONFLICTS_BORNE, OwnStoreUnreachable, calling_own_store

@@ -20,12 +20,12 @@ from postdate.core.outages import BORNE
 from postdate.core.receive.settlements import Afterwards, Settlement
 from postdate.core.recoverability import is_outage
 from postdate.endpoint.cancelling import is_being_cancelled
+from postdate.endpoint.context import BusinessTransaction
 from postdate.endpoint.retries import cancels_itself, is_lasting
 from postdate.endpoint.saga_handling import CONFLICTS_BORNE, OwnStoreUnreachable
 from postdate.endpoint.settings import check_above_zero
 from postdate.errors import (
     ConfigurationError,
-    NotSupported,
     PostdateError,
     SagaConflict,
     StoreUnavailable,
@@ -34,7 +34,6 @@ from postdate.errors import (
 from postdate.messages import Headers
 from postdate.ports import (
     End,
-    NativeTransaction,
     OutboxRecord,
     OutboxStore,
     OutboxTransaction,
@@ -123,35 +122,6 @@ async def prepare_outbox(outbox: Outbox, endpoint: str, *, set_up: bool) -> None
     if set_up:
         await outbox.store.setup()
     await outbox.store.find(endpoint, "")
-
-
-class BusinessTransaction:
-    """What the context of a handler knows of the outbox: the transaction, and what must not be done during it.
-
-    Args:
-        transaction: of the message being handled.
-        store: of the outbox.
-        queues: identity of the database of the queues, if any.
-    """
-
-    def __init__(self, transaction: OutboxTransaction, store: OutboxStore, queues: object | None) -> None:
-        self._transaction, self._store, self._queues = transaction, store, queues
-
-    async def begin(self) -> NativeTransaction:
-        """Return a connection with the transaction open on it; see :meth:`postdate.ports.OutboxTransaction.begin`."""
-        return await self._transaction.begin()
-
-    def check_isolated_send(self) -> None:
-        """Refuse to send beside an open transaction that keeps all others from writing to the queues.
-
-        Raises:
-            NotSupported: it would wait for itself.
-        """
-        if self._transaction.begun and self._store.has_one_writer and self._store.database == self._queues:
-            raise NotSupported(
-                "an isolated send into the file in which the handler has a transaction open would wait for itself: "
-                "send before context.transaction() is called, or without isolated, or keep the outbox in another file"
-            )
 
 
 class OutboxHandling:
