@@ -27,6 +27,7 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/basedpyright
 	$(BIN)/lint-imports --no-cache # a cache from before a file appeared tells of breaks that are none
+	$(BIN)/python scripts/house --check
 
 check: install ## lint, formatting, types, import rules and the fast tests: 75 seconds
 	@$(MAKE) -k -j2 --output-sync=target lint test-fast
