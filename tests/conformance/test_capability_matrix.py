@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.conformance.answers import ANSWERS, QUESTIONS, answers_table
+from tests.conformance.matrix import capability_matrix, promise_matrix
 from tests.conformance.test_documents import existing
 from tests.msmq_fake import QueueManager
 
@@ -26,7 +27,7 @@ from postdate import (
 from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
 from postdate.backends.registry import _found_here
-from postdate.testing import capability_matrix, promise_matrix, store_checks, transport_checks
+from postdate.testing import store_checks, transport_checks
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "capabilities.md"
 

@@ -10,8 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from postdate.testing.simulator import MUTATIONS, first_found, run, soak
+from tests.simulator.mutations import MUTATIONS, first_found
+from tests.simulator.run import run
+from tests.simulator.soak import soak
 
 SEEDS = range(200)
 """Those of every profile are among them; `make soak` does more."""
@@ -41,7 +42,7 @@ def test_the_guide_names_a_seed_for_every_fix() -> None:
 @pytest.mark.parametrize("seed", [0, 5, 11])
 def test_a_seed_replays_exactly_in_another_process(seed: int) -> None:
     """Also where texts have other hashes and objects other addresses."""
-    command = [sys.executable, "-m", "postdate.testing.simulator", "--seed", str(seed), "--trace"]
+    command = [sys.executable, "-m", "tests.simulator", "--seed", str(seed), "--trace"]
     done = subprocess.run(
         command, env={**os.environ, "PYTHONHASHSEED": str(seed + 1)}, capture_output=True, text=True, check=False
     )
@@ -55,7 +56,7 @@ def test_a_violation_prints_its_seed_and_ends_with_1() -> None:
     found = first_found(fix, [ROWS[fix], *range(600)])
     assert found is not None
     assert found.violation is not None
-    command = [sys.executable, "-m", "postdate.testing.simulator", "--without", fix, "--seed", str(found.seed)]
+    command = [sys.executable, "-m", "tests.simulator", "--without", fix, "--seed", str(found.seed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1].startswith(f"seed {found.seed} ({found.profile}): ")

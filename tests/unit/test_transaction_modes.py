@@ -7,6 +7,7 @@ from typing import Any
 
 import anyio
 import pytest
+from tests.conformance.matrix import promise
 
 from postdate import (
     DelayedDelivery,
@@ -22,7 +23,6 @@ from postdate import (
 from postdate.errors import ConfigurationError, StoreUnavailable, TransportUnavailable
 from postdate.ports import RecordKind
 from postdate.testing import Fault, FaultyMovingStore, FaultyStore, FaultyTransport, VirtualClock
-from postdate.testing.matrix import promise
 
 SECOND = timedelta(seconds=1)
 NONE, RECEIVE_ONLY, ATOMIC, SCOPE = TransactionMode

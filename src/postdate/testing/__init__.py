@@ -6,7 +6,6 @@ from postdate.testing.clock import VirtualClock
 from postdate.testing.conformance import Check, ConformanceFailure, Damage
 from postdate.testing.endpoints import EndpointTest, Sent, Waiting
 from postdate.testing.faults import Call, Fault, Faults, FaultyMovingStore, FaultyStore, FaultyTransport, Plan
-from postdate.testing.matrix import capability_matrix, promise_matrix
 from postdate.testing.measurements import RecordedMetrics
 from postdate.testing.saga_suite import SagaStoreSubject, saga_checks
 from postdate.testing.store_suite import contract_checks, store_checks
@@ -36,9 +35,7 @@ __all__ = [
     "TransportSubject",
     "VirtualClock",
     "Waiting",
-    "capability_matrix",
     "contract_checks",
-    "promise_matrix",
     "saga_checks",
     "store_checks",
     "timeout_checks",

@@ -7,6 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
+from tests.simulator.clock import true_now
+from tests.simulator.ledger import origin_of, origin_of_row
+from tests.simulator.network import LATE_IN_DOUBT_SECONDS, NOT_YET, Connection, Request
+from tests.simulator.site import HOLDS_AT_MOST
 from typing_extensions import override
 
 from postdate.errors import DestinationUnavailable, PostdateError
@@ -30,10 +34,6 @@ from postdate.ports import (
     Work,
 )
 from postdate.ports.stores import Discarding
-from postdate.testing.simulator.clock import true_now
-from postdate.testing.simulator.ledger import origin_of, origin_of_row
-from postdate.testing.simulator.network import LATE_IN_DOUBT_SECONDS, NOT_YET, Connection, Request
-from postdate.testing.simulator.site import HOLDS_AT_MOST
 
 
 class SimulatedStore(ClaimingStore):

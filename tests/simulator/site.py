@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from tests.simulator.ledger import Ledger, origin_of, origin_of_row
+
 from postdate.errors import ClaimLost, DuplicateMessage, InvalidHeaders, PostdateError, QueueNotFound
 from postdate.messages import DelayedMessage, Envelope, Headers, to_envelope, with_failures
 from postdate.ports import Claim, End, MoveReport, Outcome, Received, RecordKind, StoreReport, Wake, Work
-from postdate.testing.simulator.ledger import Ledger, origin_of, origin_of_row
 
 HOLDS_AT_MOST: Final = timedelta(seconds=60)
 

@@ -15,11 +15,11 @@ from random import Random
 from typing import Any, Final, Generic, TypeVar
 
 import anyio
+from tests.simulator.ledger import Ledger, origin_of_row
+from tests.simulator.site import Site, SiteSession
 
 from postdate.errors import PostdateError, StoreUnavailable, StoreUnreachable, TransportUnavailable
 from postdate.ports import Claim, Received
-from postdate.testing.simulator.ledger import Ledger, origin_of_row
-from postdate.testing.simulator.site import Site, SiteSession
 
 T = TypeVar("T")
 

@@ -14,13 +14,14 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from tests.simulator.clock import ProcessClock
+from tests.simulator.run import RunResult, run
+from tests.simulator.site import Breaks
+
 from postdate.core import finishing, guard, poller, recoverability, store_clock
 from postdate.errors import PostdateError
 from postdate.ports import Claim
 from postdate.testing.clock import START
-from postdate.testing.simulator.clock import ProcessClock
-from postdate.testing.simulator.run import RunResult, run
-from postdate.testing.simulator.site import Breaks
 
 Mutation = Callable[[], AbstractContextManager[Breaks]]
 

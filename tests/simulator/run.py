@@ -13,6 +13,14 @@ from datetime import datetime, timedelta
 from random import Random
 from typing import Any, Final, cast
 
+from tests.simulator.clock import ProcessClock, at_second
+from tests.simulator.ledger import REMEMBERED, Ledger, Promises, Violation
+from tests.simulator.loop import SeededLoop, Tag
+from tests.simulator.network import SERVER, Connection, NetworkFaults, Server, Weather
+from tests.simulator.ports import SimulatedMovingStore, SimulatedStore, SimulatedTransport
+from tests.simulator.scenario import Happening, Kind, ScenarioEvent, scenario
+from tests.simulator.site import HOLDS_AT_MOST, Breaks, Site, SiteSession
+
 from postdate.clock import LATEST, later
 from postdate.core.poller import LONGEST_SLEEP
 from postdate.core.recoverability import Recoverability
@@ -21,13 +29,6 @@ from postdate.endpoint.handling import HandlerContext
 from postdate.endpoint.settings import DelayedDelivery
 from postdate.errors import DuplicateMessage, PostdateError, StoreUnreachable, TransportUnreachable
 from postdate.messages import DelayedMessage, Headers
-from postdate.testing.simulator.clock import ProcessClock, at_second
-from postdate.testing.simulator.ledger import REMEMBERED, Ledger, Promises, Violation
-from postdate.testing.simulator.loop import SeededLoop, Tag
-from postdate.testing.simulator.network import SERVER, Connection, NetworkFaults, Server, Weather
-from postdate.testing.simulator.ports import SimulatedMovingStore, SimulatedStore, SimulatedTransport
-from postdate.testing.simulator.scenario import Happening, Kind, ScenarioEvent, scenario
-from postdate.testing.simulator.site import HOLDS_AT_MOST, Breaks, Site, SiteSession
 
 NAME: Final = "sales"
 OTHERS: Final = "billing"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from postdate.testing.simulator.network import Trouble, Weather
+from tests.simulator.network import Trouble, Weather
 
 
 class Happening(enum.Enum):

@@ -1,4 +1,11 @@
-"""The simulator on a command line: one seed, or many in several processes."""
+"""The endpoint in a world that a seed decides: processes, clocks, servers and networks that fail in every way they can.
+
+The poller, the dispatcher, the mover, the intake, the pumps and the endpoint are the real ones. What is simulated is
+around them: time and the order of tasks (`loop`, `clock`), a database and queues that keep what the ports promise
+(`site`), the way there, on which calls are refused, lost, late or never answered (`ports`), and what happens when
+(`scenario`, `run`). Whatever happens, a ledger accounts for every message (`ledger`). One seed is one life of some
+minutes; the same seed is the same life. Source: ADR 0019.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +14,17 @@ import sys
 from contextlib import nullcontext
 from typing import Final
 
-from postdate.testing.simulator.mutations import MUTATIONS, table
-from postdate.testing.simulator.run import RunResult, run
-from postdate.testing.simulator.site import Breaks
-from postdate.testing.simulator.soak import soak
+from tests.simulator.mutations import MUTATIONS, table
+from tests.simulator.run import RunResult, run
+from tests.simulator.site import Breaks
+from tests.simulator.soak import soak
 
 _LINES: Final = 60
 
 
 def main() -> int:
     """Run what the command line asks for; 0: every promise was kept."""
-    parser = argparse.ArgumentParser(prog="python -m postdate.testing.simulator", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.simulator", description=__doc__)
     parser.add_argument("--seed", type=int, help="live through one seed and print its last events")
     parser.add_argument("--trace", action="store_true", help="print all of its events")
     parser.add_argument("--seeds", default="0:2000", help="from the first to before the last (default: %(default)s)")

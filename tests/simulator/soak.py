@@ -14,9 +14,9 @@ from itertools import islice
 from multiprocessing import get_context, parent_process
 from typing import Final
 
-from postdate.testing.simulator.mutations import MUTATIONS
-from postdate.testing.simulator.run import run
-from postdate.testing.simulator.site import Breaks
+from tests.simulator.mutations import MUTATIONS
+from tests.simulator.run import run
+from tests.simulator.site import Breaks
 
 SEEDS_AT_ONCE: Final = 50
 _TOLD_EVERY_SECONDS: Final = 10.0
@@ -107,7 +107,7 @@ def soak(
         tell(f"seed {seed}: the simulator itself failed: {text}\n")
     tell(f"{_so_far(found, time.monotonic() - began)}\n")
     if found.violations:
-        tell(f"replay one: python -m postdate.testing.simulator --seed {found.violations[0][0]} --trace\n")
+        tell(f"replay one: python -m tests.simulator --seed {found.violations[0][0]} --trace\n")
     return found
 
 
