@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -310,23 +311,34 @@ class Restarting(SqliteStore):
         return await super().get(message_id)
 
 
+@asynccontextmanager
+async def under_a_known_id(
+    world: World, tmp_path: Path, handle: Callable[..., Awaitable[None]]
+) -> AsyncGenerator[tuple[Restarting, LocalTransport]]:
+    """Have a handler take ``m-1`` while another message waits as ``mine`` in the database of the queues."""
+    store, queues = Restarting(tmp_path / "q.db"), LocalTransport(tmp_path / "q.db")
+    await queues.create_queues(["billing"])
+    settings = {"transport": queues, "delayed_delivery": DelayedDelivery(store), "recoverability": ONE_TRY}
+    async with world.endpoint(handle, **settings) as endpoint:
+        await endpoint.send(Paid(1), destination="billing", delay=60 * SECOND, message_id="mine")
+        await endpoint.send(Pay(), message_id="m-1")
+        await world.clock.advance(2 * SECOND)
+        yield store, queues
+    await store.close()
+    await queues.close()
+
+
 async def test_a_send_under_the_id_of_another_message_is_an_error_of_the_handler_and_nothing_is_kept(
     world: World, tmp_path: Path
 ) -> None:
     """Found out after the commit, it would keep all else that was sent in the outbox."""
-    store, queues = Restarting(tmp_path / "q.db"), LocalTransport(tmp_path / "q.db")
-    await queues.create_queues(["billing"])
 
     async def handle(message: Pay, context: HandlerContext) -> None:
         await world.pay(context)
         await context.send(Paid(3), destination="billing")
         await context.send(Paid(2), destination="billing", delay=60 * SECOND, message_id="mine")
 
-    settings = {"transport": queues, "delayed_delivery": DelayedDelivery(store), "recoverability": ONE_TRY}
-    async with world.endpoint(handle, **settings) as endpoint:
-        await endpoint.send(Paid(1), destination="billing", delay=60 * SECOND, message_id="mine")
-        await endpoint.send(Pay(), message_id="m-1")
-        await world.clock.advance(2 * SECOND)
+    async with under_a_known_id(world, tmp_path, handle) as (store, queues):
         assert store.asked == 2
         assert await queues.lengths_of(["error", "billing"]) == {"error": 1, "billing": 0}
         receiver = queues.receiver("error")
@@ -337,29 +349,18 @@ async def test_a_send_under_the_id_of_another_message_is_an_error_of_the_handler
         waiting = await store.get("mine")
         assert waiting is not None
         assert b"1" in waiting.body
-    await store.close()
-    await queues.close()
 
 
 async def test_an_isolated_send_that_was_refused_is_no_error_of_a_handler_that_takes_it(
     world: World, tmp_path: Path
 ) -> None:
-    store, queues = Restarting(tmp_path / "q.db"), LocalTransport(tmp_path / "q.db")
-    await queues.create_queues(["billing"])
-
     async def handle(message: Pay, context: HandlerContext) -> None:
         with pytest.raises(DuplicateMessage):
             await context.send(Paid(2), destination="billing", delay=60 * SECOND, message_id="mine", isolated=True)
         await context.send(Paid(3), destination="billing")
 
-    settings = {"transport": queues, "delayed_delivery": DelayedDelivery(store), "recoverability": ONE_TRY}
-    async with world.endpoint(handle, **settings) as endpoint:
-        await endpoint.send(Paid(1), destination="billing", delay=60 * SECOND, message_id="mine")
-        await endpoint.send(Pay(), message_id="m-1")
-        await world.clock.advance(2 * SECOND)
+    async with under_a_known_id(world, tmp_path, handle) as (_, queues):
         assert await queues.lengths_of(["error", "billing"]) == {"error": 0, "billing": 1}
-    await store.close()
-    await queues.close()
 
 
 # --- the delay counts from the send -----------------------------------------------------------------------------------
