@@ -5,10 +5,11 @@ import math
 import re
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 from unittest.mock import Mock
 
@@ -571,11 +572,15 @@ async def test_a_message_that_cannot_be_read_keeps_nothing_beside_it_from_being_
     assert set(receiver._held) == {each.token for each in received}
 
 
-def pushed(tag: int, channel: int, **counts: int) -> bytes:
-    """Return what pushes a message to the first consumer of a channel; one that came back has counts."""
+def pushed(tag: int, channel: int, lives: bytes | None = None, **counts: int) -> bytes:
+    """Return what pushes a message to the first consumer of a channel; one that came back has counts.
+
+    ``lives``: milliseconds, as a publisher says it; ``None``: for ever.
+    """
     arguments = short_text("postdate-1") + wire.uint64(tag) + bytes((bool(counts),)) + short_text("") + short_text("q")
     fields = b"".join(short_text(f"x-{name}-count") + b"l" + wire.uint64(count) for name, count in counts.items())
-    properties = (1 << 13).to_bytes(2, "big") + wire.long_bytes(fields)
+    flags, expiration = (1 << 13, b"") if lives is None else (1 << 13 | 1 << 8, wire.short_bytes(lives))
+    properties = flags.to_bytes(2, "big") + wire.long_bytes(fields) + expiration
     header = wire.HEADER_FRAME.pack(wire.HEADER, channel, len(properties) + 12, 60, 0, 0)
     return method_frame(channel, wire.BASIC_DELIVER, arguments) + header + properties + wire.END
 
@@ -583,15 +588,16 @@ def pushed(tag: int, channel: int, **counts: int) -> bytes:
 class Pushing:
     """Pushes messages to whoever consumes, and notes all that it is told from then on."""
 
-    def __init__(self, count: int, **counts: int) -> None:
-        self.count, self.counts, self.told = count, counts, list[Method]()
+    def __init__(self, count: int, lives: Mapping[int, bytes] = MappingProxyType({}), **counts: int) -> None:
+        self.count, self.lives, self.counts, self.told = count, lives, counts, list[Method]()
 
     def __call__(self, method: Method, channel: int, send: Send) -> None:
         self.told.append(method)
         if method == wire.BASIC_QOS:
             send(method_frame(channel, wire.BASIC_QOS_OK))
         if method == wire.BASIC_CONSUME:
-            messages = b"".join(pushed(tag, channel, **self.counts) for tag in range(1, self.count + 1))
+            tags = range(1, self.count + 1)
+            messages = b"".join(pushed(tag, channel, self.lives.get(tag), **self.counts) for tag in tags)
             send(method_frame(channel, wire.BASIC_CONSUME_OK, short_text("postdate-1")) + messages)
             self.told.clear()
         if method == wire.CHANNEL_CLOSE:
@@ -599,13 +605,15 @@ class Pushing:
 
 
 @pytest.mark.parametrize(
-    ("limits", "minutes"), [({}, 21), ({"message-ttl": 60_000}, 2)], ids=["the answer", "the queue"]
+    ("limits", "lives", "minutes", "left"),
+    [({}, {}, 21, []), ({"message-ttl": 60_000}, {}, 2, []), ({}, {2: b"60000"}, 2, [3])],
+    ids=["the answer", "the queue", "one of them"],
 )
 async def test_what_is_pushed_ahead_goes_back_before_the_broker_has_waited_too_long_for(
-    skip: Callable[[float], None], limits: dict[str, int], minutes: int
+    skip: Callable[[float], None], limits: dict[str, int], lives: dict[int, bytes], minutes: int, left: list[int]
 ) -> None:
     """It stayed as long as handlers took, and after half an hour the broker took all that the channel held."""
-    script = Pushing(3)
+    script = Pushing(3, lives)
     async with broker(script) as url:
         transport = RabbitMqTransport(f"{url}?heartbeat=0", prefetch=2)
         transport.limits["q"] = limits
@@ -616,7 +624,8 @@ async def test_what_is_pushed_ahead_goes_back_before_the_broker_has_waited_too_l
         assert channel is not None
         assert len(channel._pushed) == 2
         skip(60 * minutes)
-        await until(lambda: script.told.count(wire.BASIC_NACK) == 2)
+        await until(lambda: script.told.count(wire.BASIC_NACK) == 2 - len(left))
+        assert [each.tag for each in channel._pushed] == left
         await transport.close()
 
 
@@ -668,12 +677,14 @@ async def test_nothing_is_pushed_to_a_pump_that_stops_while_its_handler_ends(mon
         await transport.close()
 
 
-async def test_what_was_given_back_is_not_kept_ahead() -> None:
+@pytest.mark.parametrize("is_idle", [False, True], ids=["just now", "while nobody asks"])
+async def test_what_was_given_back_is_not_kept_ahead(*, is_idle: bool) -> None:
     script = Pushing(3)
     async with broker(script) as url:
         transport = RabbitMqTransport(url, prefetch=2)
         receiver = transport.receiver("q")
         (first,) = await receiver.receive(1)
+        await until(lambda: not is_idle or wire.BASIC_CANCEL in script.told)
         await receiver.roll_back(first)
         await until(lambda: wire.BASIC_NACK in script.told)
         channel = receiver._channel
