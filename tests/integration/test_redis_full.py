@@ -1,10 +1,8 @@
 """Redis without memory, and without what it had: what makes room goes on, what is gone is made again and said once."""
 
 import logging
-from collections.abc import Iterator
+import shutil
 from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar
 
 import anyio
 import pytest
@@ -18,20 +16,6 @@ from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
 from postdate.errors import QueueNotFound, StoreFull, TransportUnreachable
 from postdate.ports import End
-
-
-class Forgetful(servers.Redis):
-    """Keeps nothing when it ends."""
-
-    _settings: ClassVar[dict[str, str]] = {**servers.Redis._settings, "appendonly": "no"}
-
-
-@pytest.fixture
-def forgetful(server_folder: Path) -> Iterator[Forgetful]:
-    made = Forgetful(server_folder / "redis")
-    made.start()
-    yield made
-    made.kill()
 
 
 def fill(server: servers.Redis, limit: int = 1) -> None:
@@ -159,14 +143,14 @@ async def test_ends_may_send_a_megabyte_more_than_they_end_while_the_server_is_f
 
 
 async def test_queues_that_a_server_has_lost_are_made_again_and_that_is_said_once(
-    forgetful: Forgetful, caplog: pytest.LogCaptureFixture
+    redis_server: servers.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    elsewhere = RedisTransport(forgetful.url)
+    elsewhere = RedisTransport(redis_server.url)
 
     async def made_again() -> bool:
         return len(await elsewhere.lengths_of(["work", "work.timeouts", "error"])) == 3
 
-    async with Redis(forgetful.url) as database:
+    async with Redis(redis_server.url) as database:
         endpoint, handled = Endpoint("work", database), anyio.Event()
 
         @endpoint.handler(Work)
@@ -175,8 +159,9 @@ async def test_queues_that_a_server_has_lost_are_made_again_and_that_is_said_onc
 
         async with endpoint:
             await endpoint.send(Work(0), destination="work", delay=3_600 * SECOND)
-            await anyio.to_thread.run_sync(forgetful.kill)
-            await anyio.to_thread.run_sync(forgetful.start)
+            await anyio.to_thread.run_sync(redis_server.kill)
+            await anyio.to_thread.run_sync(shutil.rmtree, redis_server.data)
+            await anyio.to_thread.run_sync(redis_server.start)
             await until(made_again, despite=TransportUnreachable)
             await until(lambda: endpoint.send(Work(1), destination="work"), despite=TransportUnreachable)
             with patience():
