@@ -120,7 +120,8 @@ async def test_ends_may_send_a_megabyte_more_than_they_end_while_the_server_is_f
     """More of it would make the server's memory grow without an end: it is refused whole, as all that is sent."""
     async with Redis(redis_server.url) as full:
         await full.queues.create_queues(["in", "out"])
-        await full.queues.send([Envelope("in", f"e-{number}") for number in range(7)], NOW)
+        large = {4: bytes(300_000)}
+        await full.queues.send([Envelope("in", f"e-{n}", {}, large.get(n, b"")) for n in range(7)], NOW)
         receiver = full.queues.receiver("in")
         held = await received(receiver, 7)
         larger = End(outgoing=(Envelope("out", "larger", {"h": "x" * 200_000}, bytes(100_000)),))
@@ -131,7 +132,7 @@ async def test_ends_may_send_a_megabyte_more_than_they_end_while_the_server_is_f
             await receiver.commit(each, NOW, larger)
         with pytest.raises(TransportUnreachable, match="maxmemory"):
             await receiver.commit(held[3], NOW, larger)
-        await receiver.commit(held[4], NOW, End(outgoing=(Envelope("out", "as-large"),)))
+        await receiver.commit(held[4], NOW, End(outgoing=(Envelope("out", "as-large", {}, large[4]),)))
         await receiver.commit(held[5], NOW)
         assert await full.queues.observer().queue_lengths() == {"in": 2, "out": 4}
         fill(redis_server, 0)
