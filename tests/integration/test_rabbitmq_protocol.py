@@ -178,6 +178,34 @@ async def test_a_connection_is_left_when_its_transport_is_used_from_another_even
         assert "another event loop" in str(link.ended)
 
 
+@pytest.mark.parametrize("closes", [False, True], ids=["used", "closed"])
+async def test_a_connection_that_is_made_too_late_for_its_transport_is_left(
+    monkeypatch: pytest.MonkeyPatch, *, closes: bool
+) -> None:
+    """While it was made, the transport was closed, or used from another event loop: nobody else would end it."""
+    made = list[AmqpConnection]()
+    async with broker(lambda method, channel, send: None) as url:
+        line = RabbitMqTransport(f"{url}?heartbeat=0").consuming
+        connect = line._connect
+
+        async def elsewhere() -> None:
+            await (await line.link()).close()
+
+        async def connect_late(loop: asyncio.AbstractEventLoop) -> AmqpConnection:
+            made.append(await connect(loop))
+            monkeypatch.setattr(line, "_connect", connect)
+            await (line.close() if closes else anyio.to_thread.run_sync(asyncio.run, elsewhere()))
+            return made[0]
+
+        monkeypatch.setattr(line, "_connect", connect_late)
+        try:
+            with pytest.raises(TransportUnreachable, match="closed, or is used from another event loop"):
+                await line.link()
+            await until(lambda: made[0].ended)
+        finally:
+            await made[0].abort()
+
+
 async def test_what_a_server_says_before_tls_breaks_is_told_with_that_and_so_is_the_server(tmp_path: Path) -> None:
     certificates, context = issue(tmp_path, "127.0.0.1"), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates.certificate, certificates.key)
