@@ -332,14 +332,23 @@ async def test_a_broker_that_blocks_publishers_is_waited_for_in_vain(skip: Calla
     assert "low on disk" in str(answer)
 
 
-async def test_what_a_broker_says_that_takes_no_messages_is_told() -> None:
+@pytest.mark.parametrize(
+    ("reason", "then", "told"),
+    [
+        ("low on disk", b"", "low on disk"),
+        ("low on disk", method_frame(0, wire.CONNECTION_UNBLOCKED), "low on disk"),
+        ("", b"", "it does not say why"),
+    ],
+    ids=["for long", "for a moment", "without a reason"],
+)
+async def test_what_a_broker_says_that_takes_no_messages_is_told(reason: str, then: bytes, told: str) -> None:
     def script(method: Method, channel: int, send: Send) -> None:
         if method == wire.BASIC_PUBLISH:
-            send(method_frame(0, wire.CONNECTION_BLOCKED, short_text("low on disk")))
+            send(method_frame(0, wire.CONNECTION_BLOCKED, short_text(reason)) + then)
 
     async with broker(script, silent=frozenset({wire.CONFIRM_SELECT})) as url:
         transport = RabbitMqTransport(url)
-        assert (await transport.server_facts()).settings == {"blocked": "low on disk"}
+        assert (await transport.server_facts()).settings == {"blocked": told}
         await transport.close()
 
 
