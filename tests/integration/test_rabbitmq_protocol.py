@@ -682,6 +682,47 @@ async def test_limits_that_are_unknown_are_asked_for_again_when_a_message_comes_
         await transport.close()
 
 
+@pytest.mark.parametrize(
+    ("answer", "at_once", "later"),
+    [
+        (None, ["q", "p"], ["q", "p"]),
+        (TransportUnreachable("away"), ["q"], ["q"]),
+        (TransportError("it is none"), ["q"], []),
+    ],
+    ids=["of a queue", "none", "never"],
+)
+async def test_limits_are_asked_for_queue_by_queue_and_of_nobody_for_a_while_who_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+    skip: Callable[[float], None],
+    answer: TransportError | None,
+    at_once: list[str],
+    later: list[str],
+) -> None:
+    asked = list[str]()
+
+    def tell(login: object, version: str, queues: Sequence[str]) -> dict[str, None]:
+        asked.extend(queues)
+        if answer is not None:
+            raise answer
+        return dict.fromkeys(queues)
+
+    async def receivers_begin(*queues: str) -> list[str]:
+        asked.clear()
+        for queue in queues:
+            await transport.receiver(queue)._open()
+        return asked
+
+    for pause in ("_ASKS_AGAIN_SECONDS", "_MAY_KNOW_MORE_SECONDS"):  # so long that none ends by itself
+        monkeypatch.setattr(f"postdate.backends.rabbitmq.transport.{pause}", 600)
+    monkeypatch.setattr("postdate.backends.rabbitmq.transport.read_limits", tell)
+    async with broker(lambda method, channel, send: None) as url:
+        transport = RabbitMqTransport(f"{url}?heartbeat=0&management=1")
+        assert await receivers_begin("q", "p", "q", "p") == at_once
+        skip(601)
+        assert await receivers_begin("q", "p") == later
+        await transport.close()
+
+
 async def test_nothing_is_pushed_to_a_pump_that_stops_while_its_handler_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker pushed the next message for each that was acknowledged, and counted that it came back."""
     monkeypatch.setattr("postdate.backends.rabbitmq.consuming._IDLE_SECONDS", 600)
