@@ -179,6 +179,34 @@ async def test_a_connection_is_left_when_its_transport_is_used_from_another_even
         assert "another event loop" in str(link.ended)
 
 
+@pytest.mark.parametrize("closes", [False, True], ids=["used", "closed"])
+async def test_a_connection_that_is_made_too_late_for_its_transport_is_left(
+    monkeypatch: pytest.MonkeyPatch, *, closes: bool
+) -> None:
+    """While it was made, the transport was closed, or used from another event loop: nobody else would end it."""
+    made = list[AmqpConnection]()
+    async with broker(lambda method, channel, send: None) as url:
+        line = RabbitMqTransport(f"{url}?heartbeat=0").consuming
+        connect = line._connect
+
+        async def elsewhere() -> None:
+            await (await line.link()).close()
+
+        async def connect_late(loop: asyncio.AbstractEventLoop) -> AmqpConnection:
+            made.append(await connect(loop))
+            monkeypatch.setattr(line, "_connect", connect)
+            await (line.close() if closes else anyio.to_thread.run_sync(asyncio.run, elsewhere()))
+            return made[0]
+
+        monkeypatch.setattr(line, "_connect", connect_late)
+        try:
+            with pytest.raises(TransportUnreachable, match="closed, or is used from another event loop"):
+                await line.link()
+            await until(lambda: made[0].ended)
+        finally:
+            await made[0].abort()
+
+
 async def test_what_a_server_says_before_tls_breaks_is_told_with_that_and_so_is_the_server(tmp_path: Path) -> None:
     certificates, context = issue(tmp_path, "127.0.0.1"), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates.certificate, certificates.key)
@@ -305,14 +333,23 @@ async def test_a_broker_that_blocks_publishers_is_waited_for_in_vain(skip: Calla
     assert "low on disk" in str(answer)
 
 
-async def test_what_a_broker_says_that_takes_no_messages_is_told() -> None:
+@pytest.mark.parametrize(
+    ("reason", "then", "told"),
+    [
+        ("low on disk", b"", "low on disk"),
+        ("low on disk", method_frame(0, wire.CONNECTION_UNBLOCKED), "low on disk"),
+        ("", b"", "it does not say why"),
+    ],
+    ids=["for long", "for a moment", "without a reason"],
+)
+async def test_what_a_broker_says_that_takes_no_messages_is_told(reason: str, then: bytes, told: str) -> None:
     def script(method: Method, channel: int, send: Send) -> None:
         if method == wire.BASIC_PUBLISH:
-            send(method_frame(0, wire.CONNECTION_BLOCKED, short_text("low on disk")))
+            send(method_frame(0, wire.CONNECTION_BLOCKED, short_text(reason)) + then)
 
     async with broker(script, silent=frozenset({wire.CONFIRM_SELECT})) as url:
         transport = RabbitMqTransport(url)
-        assert (await transport.server_facts()).settings == {"blocked": "low on disk"}
+        assert (await transport.server_facts()).settings == {"blocked": told}
         await transport.close()
 
 
@@ -651,6 +688,47 @@ async def test_limits_that_are_unknown_are_asked_for_again_when_a_message_comes_
         (received,) = await receiver.receive(1)
         assert received.is_last
         assert answers == []
+        await transport.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "at_once", "later"),
+    [
+        (None, ["q", "p"], ["q", "p"]),
+        (TransportUnreachable("away"), ["q"], ["q"]),
+        (TransportError("it is none"), ["q"], []),
+    ],
+    ids=["of a queue", "none", "never"],
+)
+async def test_limits_are_asked_for_queue_by_queue_and_of_nobody_for_a_while_who_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+    skip: Callable[[float], None],
+    answer: TransportError | None,
+    at_once: list[str],
+    later: list[str],
+) -> None:
+    asked = list[str]()
+
+    def tell(login: object, version: str, queues: Sequence[str]) -> dict[str, None]:
+        asked.extend(queues)
+        if answer is not None:
+            raise answer
+        return dict.fromkeys(queues)
+
+    async def receivers_begin(*queues: str) -> list[str]:
+        asked.clear()
+        for queue in queues:
+            await transport.receiver(queue)._open()
+        return asked
+
+    for pause in ("_ASKS_AGAIN_SECONDS", "_MAY_KNOW_MORE_SECONDS"):  # so long that none ends by itself
+        monkeypatch.setattr(f"postdate.backends.rabbitmq.transport.{pause}", 600)
+    monkeypatch.setattr("postdate.backends.rabbitmq.transport.read_limits", tell)
+    async with broker(lambda method, channel, send: None) as url:
+        transport = RabbitMqTransport(f"{url}?heartbeat=0&management=1")
+        assert await receivers_begin("q", "p", "q", "p") == at_once
+        skip(601)
+        assert await receivers_begin("q", "p") == later
         await transport.close()
 
 

@@ -191,6 +191,9 @@ class Receiver(ABC):
         """Have nothing more come: from here on this receiver only ends what it holds. At once, without waiting.
 
         By default nothing, for receivers to which nothing comes that was not asked for.
+
+        Guarantees:
+            receiving.nothing_more_comes_to_a_stopped_receiver.
         """
 
     @abstractmethod
