@@ -258,9 +258,9 @@ class PostgresOutboxTransaction(OutboxTransaction):
             new = (await connection.execute(self._outbox.statements.insert, row)).rowcount == 1
             if new and work:
                 await in_thread(_do, connection, work)
-            assert self._block is not None
-            await self._block.__aexit__(*((None, None, None) if new else _undone()))
-            self._block = None
+            block, self._block = self._block, None  # which is over, also where the commit is refused
+            assert block is not None
+            await block.__aexit__(*((None, None, None) if new else _undone()))
         await self._give_back()
         return new
 
