@@ -753,7 +753,7 @@ class ChecksWhatItReceives(LocalTransport):
 
 class ChecksWhatItReceivesReceiver(LocalReceiver):
     async def receive(self, limit: int) -> Sequence[Received]:
-        return [replace(each, envelope=replace(each.envelope)) for each in await super().receive(limit)]
+        return [each._replace(envelope=replace(each.envelope)) for each in await super().receive(limit)]
 
 
 class WorksAfterTheCommit(LocalTransport):

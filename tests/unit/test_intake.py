@@ -328,7 +328,7 @@ async def test_what_waits_for_a_store_goes_on_as_soon_as_another_message_could_b
 async def test_what_its_queue_would_drop_soon_goes_to_the_error_queue_while_the_store_is_away(bench) -> None:
     bench.store.faults.add(Fault("store", StoreUnreachable("away")))
     received = await arrive(bench, bench.message(due_in=600))
-    await bench.intake.handle(replace(received, is_last=True))
+    await bench.intake.handle(received._replace(is_last=True))
     assert bench.ids("error") == ["m-1"]
     assert bench.ids(QUEUE) == []
 

@@ -60,8 +60,7 @@ class TransportCapabilities:
     takes_by_id: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """A message taken from a queue and held by this process.
 
     Args:
