@@ -580,6 +580,13 @@ class HandsOutTwice(BrokenTransport):
             return received
 
 
+class GoesOnTakingWhenStopped(BrokenTransport):
+    class receiver_class(MemoryReceiver):  # noqa: N801
+        async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
+            await super().commit(received, now, end)
+            await super().receive(1)
+
+
 class LosesWhatIsCancelled(BrokenTransport):
     class receiver_class(MemoryReceiver):  # noqa: N801
         async def receive(self, limit: int) -> Sequence[Received]:
@@ -746,7 +753,7 @@ class ChecksWhatItReceives(LocalTransport):
 
 class ChecksWhatItReceivesReceiver(LocalReceiver):
     async def receive(self, limit: int) -> Sequence[Received]:
-        return [replace(each, envelope=replace(each.envelope)) for each in await super().receive(limit)]
+        return [each._replace(envelope=replace(each.envelope)) for each in await super().receive(limit)]
 
 
 class WorksAfterTheCommit(LocalTransport):
@@ -772,6 +779,7 @@ BROKEN_TRANSPORTS: dict[str, tuple[type[Any], str]] = {
     "keeps what it held": (KeepsWhatItHeldWhenClosed, "receiving.closing_gives_back_what_is_held"),
     "hands out twice": (HandsOutTwice, "receiving.a_held_message_is_hidden"),
     "hands out twice to competitors": (HandsOutTwice, "receiving.competing_receivers_share_the_messages"),
+    "goes on taking when stopped": (GoesOnTakingWhenStopped, "receiving.nothing_more_comes_to_a_stopped_receiver"),
     "loses what is cancelled": (LosesWhatIsCancelled, "receiving.a_cancelled_receive_loses_nothing"),
     "swaps the order": (NewestFirstOut, "sending.order_is_kept"),
     "commits twice": (CommitsTwice, "transactions.a_lost_hold_sends_nothing"),

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.locking_places import LockingPlace, locking_place, locking_places
 from tests.redis_subjects import Prefix
-from tests.servers import Redis
+from tests.servers import Redis, started
 from tests.waiting import PATIENCE_SECONDS
 
 SCRIPT = Path(__file__).with_name("processes.py")
@@ -146,7 +146,5 @@ def prefix(redis_url: str) -> Iterator[Prefix]:
 @pytest.fixture
 def redis_server(server_folder: Path) -> Iterator[Redis]:
     """A server of Redis of the test's own, which it may stop, fill and kill."""
-    made = Redis(server_folder / "redis")
-    made.start()
-    yield made
-    made.kill()
+    with started(Redis(server_folder / "redis")) as server:
+        yield server

@@ -1,9 +1,11 @@
 """One row that its store cannot write is no outage: its message ends in the error queue, and others flow meanwhile."""
 
 import sqlite3
-from contextlib import closing
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -86,17 +88,32 @@ def damage_a_page(path: Path) -> None:
     path.write_bytes(content)
 
 
+@asynccontextmanager
+async def store_that_refuses(
+    backend: str, request: pytest.FixtureRequest, path: Path
+) -> AsyncGenerator[tuple[ClaimingStore, Callable[[], None]]]:
+    """Yield a store, and what has it refuse the row of one message, once it is in use."""
+    if backend == "SQLite":
+        await sqlite_with_a_damaged_page(path)
+        store = SqliteStore(path, synchronous="normal")
+        yield store, lambda: None
+        await store.close()
+    elif backend == "PostgreSQL":
+        async with placed(request.getfixturevalue("postgres_url")) as place:
+            yield place.store, partial(refuse_in_postgres, place, "record", f"NEW.message_id = '{BAD}'")
+    else:
+        subject = MariaDbStoreSubject(request.getfixturevalue("mariadb_url"))
+        store = subject.open()
+        yield store, partial(refuse_in_mariadb, subject, 1030 if backend == "MariaDB" else 1526)
+        await store.close()
+        subject.drop()
+
+
 @pytest.mark.parametrize("backend", ["SQLite", "PostgreSQL", "MariaDB", "MariaDB, of the statement"])
 async def test_a_delayed_message_whose_row_cannot_be_written_ends_in_the_error_queue_and_others_are_stored(
     backend: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = Place(request.getfixturevalue("postgres_url"))
-    subject = MariaDbStoreSubject(request.getfixturevalue("mariadb_url"))
-    store: ClaimingStore = place.store if backend == "PostgreSQL" else subject.open()
-    if backend == "SQLite":
-        monkeypatch.setattr("postdate.backends.sqlite.connection._LOOKED_THROUGH_BYTES", 0)
-        await sqlite_with_a_damaged_page(tmp_path / "a.db")
-        store = SqliteStore(tmp_path / "a.db", synchronous="normal")
+    monkeypatch.setattr("postdate.backends.sqlite.connection._LOOKED_THROUGH_BYTES", 0)
     queues, numbers, tomorrow = MemoryTransport(), count(), now() + timedelta(days=1)
 
     async def is_given_up() -> bool:
@@ -106,11 +123,11 @@ async def test_a_delayed_message_whose_row_cannot_be_written_ends_in_the_error_q
     async def all_others_are_stored() -> bool:
         return (await queues.queue_lengths())["sales.timeouts"] == 0
 
-    async with Endpoint("sales", transport=queues, delayed_delivery=DelayedDelivery(store)) as endpoint:
-        if backend == "PostgreSQL":
-            refuse_in_postgres(place, "record", f"NEW.message_id = '{BAD}'")
-        elif backend != "SQLite":
-            refuse_in_mariadb(subject, 1030 if backend == "MariaDB" else 1526)
+    async with (
+        store_that_refuses(backend, request, tmp_path / "a.db") as (store, refuse),
+        Endpoint("sales", transport=queues, delayed_delivery=DelayedDelivery(store)) as endpoint,
+    ):
+        refuse()
         await endpoint.send(b"", destination="done", deliver_at=tomorrow, message_id=BAD)
         await until(is_given_up)
         await until(all_others_are_stored)
@@ -118,9 +135,6 @@ async def test_a_delayed_message_whose_row_cannot_be_written_ends_in_the_error_q
     assert copy.envelope.message_id == BAD
     code = {"SQLite": "not_a_database", "MariaDB, of the statement": "store_error"}.get(backend, "store_troubled")
     assert copy.envelope.headers[Headers.ERROR_CODE] == code
-    await store.close()
-    await place.close()
-    subject.drop()
 
 
 @dataclass

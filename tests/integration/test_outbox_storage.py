@@ -15,7 +15,8 @@ from tests.postgres_subjects import drop_schema, fresh_schema
 from tests.waiting import patience
 
 from postdate import DelayedMessage, Envelope, PostgresOutbox, SqliteOutbox
-from postdate.errors import StoreError, StoreFromNewerVersion, StoreNotSetUp, StoreUnreachable
+from postdate.core.recoverability import is_outage
+from postdate.errors import StoreError, StoreFromNewerVersion, StoreNotSetUp, StoreUnavailable, StoreUnreachable
 from postdate.persistence.outbox import decode_operations
 from postdate.ports import OutboxRecord, OutboxStore
 
@@ -345,6 +346,30 @@ async def test_a_lost_connection_is_an_outage_and_not_the_fault_of_the_message(p
             await transaction.commit([], NOW)
         with pytest.raises(StoreUnreachable):
             await transaction.roll_back()
+        assert await outbox.transaction("sales", "m-1").commit([], NOW)
+    finally:
+        await outbox.close()
+        drop_schema(postgres_url, schema)
+
+
+async def test_a_race_that_is_lost_at_the_commit_is_no_outage(postgres_url: str) -> None:
+    """Who chooses to be serializable loses some, and is handled again at once."""
+    schema = fresh_schema()
+    outbox = PostgresOutbox(postgres_url, schema=schema)
+    try:
+        await outbox.setup()
+        transaction = outbox.transaction("sales", "m-1")
+        await (await transaction.begin()).execute("""
+            CREATE TEMP TABLE raced (x integer) ON COMMIT DROP;
+            CREATE FUNCTION pg_temp.lose() RETURNS trigger LANGUAGE plpgsql AS
+                $$ BEGIN RAISE EXCEPTION 'lost' USING ERRCODE = '40001'; END $$;
+            CREATE CONSTRAINT TRIGGER lose AFTER INSERT ON raced DEFERRABLE INITIALLY DEFERRED
+                FOR EACH ROW EXECUTE FUNCTION pg_temp.lose();
+            INSERT INTO raced VALUES (1)""")
+        with pytest.raises(StoreUnavailable, match="lost") as raised:
+            await transaction.commit([], NOW)
+        assert not is_outage(raised.value)
+        await transaction.roll_back()
         assert await outbox.transaction("sales", "m-1").commit([], NOW)
     finally:
         await outbox.close()

@@ -21,7 +21,7 @@ from postdate import Endpoint, Envelope, Headers, Recoverability, SystemClock
 from postdate.backends.rabbitmq import wire
 from postdate.backends.rabbitmq.consuming import Attempts, Delivery
 from postdate.backends.rabbitmq.delays import came_to_be_delayed
-from postdate.backends.rabbitmq.limits import delivery_limit
+from postdate.backends.rabbitmq.limits import delivery_limit, read_limits
 from postdate.backends.rabbitmq.login import parse_url
 from postdate.backends.rabbitmq.properties import Arrived, arrived
 from postdate.backends.rabbitmq.transport import RabbitMqReceiver, RabbitMqTransport
@@ -199,7 +199,7 @@ def management(queues: dict[str, Any], status: int = 200) -> Generator[int]:
         def do_GET(self) -> None:
             name = self.path.removeprefix("/api/queues/%2F/")
             found = queues.get(name)
-            content = json.dumps(found).encode()
+            content = found if isinstance(found, bytes) else json.dumps(found).encode()
             self.send_response(status if found is not None else 404)
             if found is None:  # where there is no such queue, and not where there is no such page
                 self.send_header("Content-Type", "application/json")
@@ -211,7 +211,7 @@ def management(queues: dict[str, Any], status: int = 200) -> Generator[int]:
             """Say nothing."""
 
     server = HTTPServer(("127.0.0.1", 0), Answer)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         yield server.server_port
@@ -278,6 +278,49 @@ async def test_the_limits_of_queues_are_said(rabbitmq_url: str) -> None:
     assert [each.result for each in said] == [Verdict.WARN] * 4
     assert "not known yet: new" in said[0].found
     assert "'orders' has delivery-limit 3" in said[1].found
+
+
+@pytest.mark.parametrize(
+    ("told", "limits"),
+    [
+        ({}, None),
+        ({"effective_policy_definition": None}, {}),  # neither a type nor arguments
+        ({"type": "quorum", "arguments": [], "effective_policy_definition": {}}, {"delivery-limit": 20}),
+        ({"type": "quorum", "arguments": {"x-delivery-limit": -1}, "effective_policy_definition": []}, {}),
+        ({"arguments": {"x-max-length": 9, "x-overflow": 7}, "effective_policy_definition": {}}, {"max-length": 9}),
+        ({"arguments": {"x-expires": 10}, "effective_policy_definition": {"expires": -1}}, {"expires": -1}),
+    ],
+)
+def test_an_odd_answer_is_read_as_far_as_it_says_something(told: object, limits: dict[str, int] | None) -> None:
+    with management({"q": told}) as port:
+        login = parse_url(f"amqp://127.0.0.1?management={port}")
+        assert read_limits(login, "4.2.1", ["q"]) == {"q": limits}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        b"<html>",
+        ["q"],
+        {"effective_policy_definition": 7},
+        {"effective_policy_definition": {"message-ttl": "soon"}},
+        {"effective_policy_definition": {"max-length": None}},
+        {"type": "quorum", "effective_policy_definition": {"delivery-limit": "often"}},
+        {"type": "quorum", "arguments": {"x-delivery-limit": "often"}, "effective_policy_definition": {}},
+    ],
+)
+def test_an_answer_that_cannot_be_one_of_the_broker_tells_no_limits(told: object) -> None:
+    with management({"q": told}) as port:
+        login = parse_url(f"amqp://127.0.0.1?management={port}")
+        with pytest.raises(TransportUnreachable, match=f"at 127.0.0.1:{port} does not tell them"):
+            read_limits(login, "4.2.1", ["q"])
+
+
+def test_where_nobody_listens_or_somebody_who_speaks_no_http_no_limits_are_told() -> None:
+    with management({"q": {}}, status=1_000) as nonsense:
+        for port in (1, nonsense):
+            with pytest.raises(TransportUnreachable, match="does not tell them"):
+                read_limits(parse_url(f"amqp://127.0.0.1?management={port}"), "4.2.1", ["q"])
 
 
 @pytest.mark.parametrize(

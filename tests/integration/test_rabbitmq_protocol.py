@@ -5,10 +5,11 @@ import math
 import re
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 from typing import cast
 from unittest.mock import Mock
 
@@ -178,6 +179,34 @@ async def test_a_connection_is_left_when_its_transport_is_used_from_another_even
         assert "another event loop" in str(link.ended)
 
 
+@pytest.mark.parametrize("closes", [False, True], ids=["used", "closed"])
+async def test_a_connection_that_is_made_too_late_for_its_transport_is_left(
+    monkeypatch: pytest.MonkeyPatch, *, closes: bool
+) -> None:
+    """While it was made, the transport was closed, or used from another event loop: nobody else would end it."""
+    made = list[AmqpConnection]()
+    async with broker(lambda method, channel, send: None) as url:
+        line = RabbitMqTransport(f"{url}?heartbeat=0").consuming
+        connect = line._connect
+
+        async def elsewhere() -> None:
+            await (await line.link()).close()
+
+        async def connect_late(loop: asyncio.AbstractEventLoop) -> AmqpConnection:
+            made.append(await connect(loop))
+            monkeypatch.setattr(line, "_connect", connect)
+            await (line.close() if closes else anyio.to_thread.run_sync(asyncio.run, elsewhere()))
+            return made[0]
+
+        monkeypatch.setattr(line, "_connect", connect_late)
+        try:
+            with pytest.raises(TransportUnreachable, match="closed, or is used from another event loop"):
+                await line.link()
+            await until(lambda: made[0].ended)
+        finally:
+            await made[0].abort()
+
+
 async def test_what_a_server_says_before_tls_breaks_is_told_with_that_and_so_is_the_server(tmp_path: Path) -> None:
     certificates, context = issue(tmp_path, "127.0.0.1"), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificates.certificate, certificates.key)
@@ -304,14 +333,23 @@ async def test_a_broker_that_blocks_publishers_is_waited_for_in_vain(skip: Calla
     assert "low on disk" in str(answer)
 
 
-async def test_what_a_broker_says_that_takes_no_messages_is_told() -> None:
+@pytest.mark.parametrize(
+    ("reason", "then", "told"),
+    [
+        ("low on disk", b"", "low on disk"),
+        ("low on disk", method_frame(0, wire.CONNECTION_UNBLOCKED), "low on disk"),
+        ("", b"", "it does not say why"),
+    ],
+    ids=["for long", "for a moment", "without a reason"],
+)
+async def test_what_a_broker_says_that_takes_no_messages_is_told(reason: str, then: bytes, told: str) -> None:
     def script(method: Method, channel: int, send: Send) -> None:
         if method == wire.BASIC_PUBLISH:
-            send(method_frame(0, wire.CONNECTION_BLOCKED, short_text("low on disk")))
+            send(method_frame(0, wire.CONNECTION_BLOCKED, short_text(reason)) + then)
 
     async with broker(script, silent=frozenset({wire.CONFIRM_SELECT})) as url:
         transport = RabbitMqTransport(url)
-        assert (await transport.server_facts()).settings == {"blocked": "low on disk"}
+        assert (await transport.server_facts()).settings == {"blocked": told}
         await transport.close()
 
 
@@ -571,11 +609,15 @@ async def test_a_message_that_cannot_be_read_keeps_nothing_beside_it_from_being_
     assert set(receiver._held) == {each.token for each in received}
 
 
-def pushed(tag: int, channel: int, **counts: int) -> bytes:
-    """Return what pushes a message to the first consumer of a channel; one that came back has counts."""
+def pushed(tag: int, channel: int, lives: bytes | None = None, **counts: int) -> bytes:
+    """Return what pushes a message to the first consumer of a channel; one that came back has counts.
+
+    ``lives``: milliseconds, as a publisher says it; ``None``: for ever.
+    """
     arguments = short_text("postdate-1") + wire.uint64(tag) + bytes((bool(counts),)) + short_text("") + short_text("q")
     fields = b"".join(short_text(f"x-{name}-count") + b"l" + wire.uint64(count) for name, count in counts.items())
-    properties = (1 << 13).to_bytes(2, "big") + wire.long_bytes(fields)
+    flags, expiration = (1 << 13, b"") if lives is None else (1 << 13 | 1 << 8, wire.short_bytes(lives))
+    properties = flags.to_bytes(2, "big") + wire.long_bytes(fields) + expiration
     header = wire.HEADER_FRAME.pack(wire.HEADER, channel, len(properties) + 12, 60, 0, 0)
     return method_frame(channel, wire.BASIC_DELIVER, arguments) + header + properties + wire.END
 
@@ -583,15 +625,16 @@ def pushed(tag: int, channel: int, **counts: int) -> bytes:
 class Pushing:
     """Pushes messages to whoever consumes, and notes all that it is told from then on."""
 
-    def __init__(self, count: int, **counts: int) -> None:
-        self.count, self.counts, self.told = count, counts, list[Method]()
+    def __init__(self, count: int, lives: Mapping[int, bytes] = MappingProxyType({}), **counts: int) -> None:
+        self.count, self.lives, self.counts, self.told = count, lives, counts, list[Method]()
 
     def __call__(self, method: Method, channel: int, send: Send) -> None:
         self.told.append(method)
         if method == wire.BASIC_QOS:
             send(method_frame(channel, wire.BASIC_QOS_OK))
         if method == wire.BASIC_CONSUME:
-            messages = b"".join(pushed(tag, channel, **self.counts) for tag in range(1, self.count + 1))
+            tags = range(1, self.count + 1)
+            messages = b"".join(pushed(tag, channel, self.lives.get(tag), **self.counts) for tag in tags)
             send(method_frame(channel, wire.BASIC_CONSUME_OK, short_text("postdate-1")) + messages)
             self.told.clear()
         if method == wire.CHANNEL_CLOSE:
@@ -599,13 +642,15 @@ class Pushing:
 
 
 @pytest.mark.parametrize(
-    ("limits", "minutes"), [({}, 21), ({"message-ttl": 60_000}, 2)], ids=["the answer", "the queue"]
+    ("limits", "lives", "minutes", "left"),
+    [({}, {}, 21, []), ({"message-ttl": 60_000}, {}, 2, []), ({}, {2: b"60000"}, 2, [3])],
+    ids=["the answer", "the queue", "one of them"],
 )
 async def test_what_is_pushed_ahead_goes_back_before_the_broker_has_waited_too_long_for(
-    skip: Callable[[float], None], limits: dict[str, int], minutes: int
+    skip: Callable[[float], None], limits: dict[str, int], lives: dict[int, bytes], minutes: int, left: list[int]
 ) -> None:
     """It stayed as long as handlers took, and after half an hour the broker took all that the channel held."""
-    script = Pushing(3)
+    script = Pushing(3, lives)
     async with broker(script) as url:
         transport = RabbitMqTransport(f"{url}?heartbeat=0", prefetch=2)
         transport.limits["q"] = limits
@@ -616,7 +661,8 @@ async def test_what_is_pushed_ahead_goes_back_before_the_broker_has_waited_too_l
         assert channel is not None
         assert len(channel._pushed) == 2
         skip(60 * minutes)
-        await until(lambda: script.told.count(wire.BASIC_NACK) == 2)
+        await until(lambda: script.told.count(wire.BASIC_NACK) == 2 - len(left))
+        assert [each.tag for each in channel._pushed] == left
         await transport.close()
 
 
@@ -645,6 +691,47 @@ async def test_limits_that_are_unknown_are_asked_for_again_when_a_message_comes_
         await transport.close()
 
 
+@pytest.mark.parametrize(
+    ("answer", "at_once", "later"),
+    [
+        (None, ["q", "p"], ["q", "p"]),
+        (TransportUnreachable("away"), ["q"], ["q"]),
+        (TransportError("it is none"), ["q"], []),
+    ],
+    ids=["of a queue", "none", "never"],
+)
+async def test_limits_are_asked_for_queue_by_queue_and_of_nobody_for_a_while_who_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+    skip: Callable[[float], None],
+    answer: TransportError | None,
+    at_once: list[str],
+    later: list[str],
+) -> None:
+    asked = list[str]()
+
+    def tell(login: object, version: str, queues: Sequence[str]) -> dict[str, None]:
+        asked.extend(queues)
+        if answer is not None:
+            raise answer
+        return dict.fromkeys(queues)
+
+    async def receivers_begin(*queues: str) -> list[str]:
+        asked.clear()
+        for queue in queues:
+            await transport.receiver(queue)._open()
+        return asked
+
+    for pause in ("_ASKS_AGAIN_SECONDS", "_MAY_KNOW_MORE_SECONDS"):  # so long that none ends by itself
+        monkeypatch.setattr(f"postdate.backends.rabbitmq.transport.{pause}", 600)
+    monkeypatch.setattr("postdate.backends.rabbitmq.transport.read_limits", tell)
+    async with broker(lambda method, channel, send: None) as url:
+        transport = RabbitMqTransport(f"{url}?heartbeat=0&management=1")
+        assert await receivers_begin("q", "p", "q", "p") == at_once
+        skip(601)
+        assert await receivers_begin("q", "p") == later
+        await transport.close()
+
+
 async def test_nothing_is_pushed_to_a_pump_that_stops_while_its_handler_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker pushed the next message for each that was acknowledged, and counted that it came back."""
     monkeypatch.setattr("postdate.backends.rabbitmq.consuming._IDLE_SECONDS", 600)
@@ -668,12 +755,14 @@ async def test_nothing_is_pushed_to_a_pump_that_stops_while_its_handler_ends(mon
         await transport.close()
 
 
-async def test_what_was_given_back_is_not_kept_ahead() -> None:
+@pytest.mark.parametrize("is_idle", [False, True], ids=["just now", "while nobody asks"])
+async def test_what_was_given_back_is_not_kept_ahead(*, is_idle: bool) -> None:
     script = Pushing(3)
     async with broker(script) as url:
         transport = RabbitMqTransport(url, prefetch=2)
         receiver = transport.receiver("q")
         (first,) = await receiver.receive(1)
+        await until(lambda: not is_idle or wire.BASIC_CANCEL in script.told)
         await receiver.roll_back(first)
         await until(lambda: wire.BASIC_NACK in script.told)
         channel = receiver._channel

@@ -1,10 +1,8 @@
 """Redis without memory, and without what it had: what makes room goes on, what is gone is made again and said once."""
 
 import logging
-from collections.abc import Iterator
+import shutil
 from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar
 
 import anyio
 import pytest
@@ -18,20 +16,6 @@ from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
 from postdate.errors import QueueNotFound, StoreFull, TransportUnreachable
 from postdate.ports import End
-
-
-class Forgetful(servers.Redis):
-    """Keeps nothing when it ends."""
-
-    _settings: ClassVar[dict[str, str]] = {**servers.Redis._settings, "appendonly": "no"}
-
-
-@pytest.fixture
-def forgetful(server_folder: Path) -> Iterator[Forgetful]:
-    made = Forgetful(server_folder / "redis")
-    made.start()
-    yield made
-    made.kill()
 
 
 def fill(server: servers.Redis, limit: int = 1) -> None:
@@ -136,7 +120,8 @@ async def test_ends_may_send_a_megabyte_more_than_they_end_while_the_server_is_f
     """More of it would make the server's memory grow without an end: it is refused whole, as all that is sent."""
     async with Redis(redis_server.url) as full:
         await full.queues.create_queues(["in", "out"])
-        await full.queues.send([Envelope("in", f"e-{number}") for number in range(7)], NOW)
+        large = {4: bytes(300_000)}
+        await full.queues.send([Envelope("in", f"e-{n}", {}, large.get(n, b"")) for n in range(7)], NOW)
         receiver = full.queues.receiver("in")
         held = await received(receiver, 7)
         larger = End(outgoing=(Envelope("out", "larger", {"h": "x" * 200_000}, bytes(100_000)),))
@@ -147,7 +132,7 @@ async def test_ends_may_send_a_megabyte_more_than_they_end_while_the_server_is_f
             await receiver.commit(each, NOW, larger)
         with pytest.raises(TransportUnreachable, match="maxmemory"):
             await receiver.commit(held[3], NOW, larger)
-        await receiver.commit(held[4], NOW, End(outgoing=(Envelope("out", "as-large"),)))
+        await receiver.commit(held[4], NOW, End(outgoing=(Envelope("out", "as-large", {}, large[4]),)))
         await receiver.commit(held[5], NOW)
         assert await full.queues.observer().queue_lengths() == {"in": 2, "out": 4}
         fill(redis_server, 0)
@@ -159,14 +144,14 @@ async def test_ends_may_send_a_megabyte_more_than_they_end_while_the_server_is_f
 
 
 async def test_queues_that_a_server_has_lost_are_made_again_and_that_is_said_once(
-    forgetful: Forgetful, caplog: pytest.LogCaptureFixture
+    redis_server: servers.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    elsewhere = RedisTransport(forgetful.url)
+    elsewhere = RedisTransport(redis_server.url)
 
     async def made_again() -> bool:
         return len(await elsewhere.lengths_of(["work", "work.timeouts", "error"])) == 3
 
-    async with Redis(forgetful.url) as database:
+    async with Redis(redis_server.url) as database:
         endpoint, handled = Endpoint("work", database), anyio.Event()
 
         @endpoint.handler(Work)
@@ -175,8 +160,9 @@ async def test_queues_that_a_server_has_lost_are_made_again_and_that_is_said_onc
 
         async with endpoint:
             await endpoint.send(Work(0), destination="work", delay=3_600 * SECOND)
-            await anyio.to_thread.run_sync(forgetful.kill)
-            await anyio.to_thread.run_sync(forgetful.start)
+            await anyio.to_thread.run_sync(redis_server.kill)
+            await anyio.to_thread.run_sync(shutil.rmtree, redis_server.data)
+            await anyio.to_thread.run_sync(redis_server.start)
             await until(made_again, despite=TransportUnreachable)
             await until(lambda: endpoint.send(Work(1), destination="work"), despite=TransportUnreachable)
             with patience():

@@ -328,7 +328,7 @@ async def test_what_waits_for_a_store_goes_on_as_soon_as_another_message_could_b
 async def test_what_its_queue_would_drop_soon_goes_to_the_error_queue_while_the_store_is_away(bench) -> None:
     bench.store.faults.add(Fault("store", StoreUnreachable("away")))
     received = await arrive(bench, bench.message(due_in=600))
-    await bench.intake.handle(replace(received, is_last=True))
+    await bench.intake.handle(received._replace(is_last=True))
     assert bench.ids("error") == ["m-1"]
     assert bench.ids(QUEUE) == []
 
@@ -383,6 +383,41 @@ async def test_what_one_message_meets_again_and_again_while_others_are_stored_co
         assert [(each.message_id, each.headers[Headers.ERROR_CODE]) for each in copies] == [("bad", kind.code)]
         assert len([each for each in caplog.records if each.levelno >= logging.WARNING]) < 20
         assert (await queues.queue_lengths())["sales.timeouts"] == 0
+
+
+async def test_a_message_is_in_trouble_alone_only_while_others_are_stored(
+    bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """From then on it waits as in any outage: that is told, and ends for it when another is stored."""
+    store, works = bench.memory.store, True
+
+    async def all_but_one(message: DelayedMessage, now: datetime) -> None:
+        if message.message_id == "m-bad" and not works:
+            raise StoreTroubled("page 7 is damaged")
+        await store(message, now)
+
+    async def another_is_stored(number: int) -> None:
+        await bench.intake.handle(await arrive(bench, bench.message(f"m-{number}", 600)))
+
+    monkeypatch.setattr(bench.memory, "store", all_but_one)
+    await another_is_stored(0)
+    works = False
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(bench.intake.handle, await arrive(bench, bench.message("m-bad", 600)))
+        await bench.clock.advance(SECOND / 2)
+        assert "only others" not in caplog.text  # it has failed once: it may be chance
+        await another_is_stored(1)
+        await bench.clock.advance(SECOND / 2)
+        assert "only others" in caplog.text
+        assert bench.store_breaker.deadline is None
+        await bench.clock.advance(35 * SECOND)
+        assert bench.critical_errors == ["store"]
+        works = True
+        await another_is_stored(2)
+        await bench.clock.advance(SECOND / 10)
+        assert await bench.memory.get("m-bad") is not None
+        tasks.cancel_scope.cancel()
+    assert bench.ids("error") == []
 
 
 async def test_a_call_that_fails_just_after_a_store_is_back_is_soon_tried_again(bench) -> None:

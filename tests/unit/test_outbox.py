@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -27,6 +28,7 @@ from postdate import (
     SqliteOutbox,
     SqliteStore,
 )
+from postdate.core.outages import BORNE
 from postdate.endpoint.outbox import CLEAN_UP_BATCH
 from postdate.errors import (
     ConfigurationError,
@@ -34,6 +36,7 @@ from postdate.errors import (
     NotSupported,
     StoreError,
     StoreNotSetUp,
+    StoreTroubled,
     StoreUnavailable,
     StoreUnreachable,
     TransportUnavailable,
@@ -310,23 +313,34 @@ class Restarting(SqliteStore):
         return await super().get(message_id)
 
 
+@asynccontextmanager
+async def under_a_known_id(
+    world: World, tmp_path: Path, handle: Callable[..., Awaitable[None]]
+) -> AsyncGenerator[tuple[Restarting, LocalTransport]]:
+    """Have a handler take ``m-1`` while another message waits as ``mine`` in the database of the queues."""
+    store, queues = Restarting(tmp_path / "q.db"), LocalTransport(tmp_path / "q.db")
+    await queues.create_queues(["billing"])
+    settings = {"transport": queues, "delayed_delivery": DelayedDelivery(store), "recoverability": ONE_TRY}
+    async with world.endpoint(handle, **settings) as endpoint:
+        await endpoint.send(Paid(1), destination="billing", delay=60 * SECOND, message_id="mine")
+        await endpoint.send(Pay(), message_id="m-1")
+        await world.clock.advance(2 * SECOND)
+        yield store, queues
+    await store.close()
+    await queues.close()
+
+
 async def test_a_send_under_the_id_of_another_message_is_an_error_of_the_handler_and_nothing_is_kept(
     world: World, tmp_path: Path
 ) -> None:
     """Found out after the commit, it would keep all else that was sent in the outbox."""
-    store, queues = Restarting(tmp_path / "q.db"), LocalTransport(tmp_path / "q.db")
-    await queues.create_queues(["billing"])
 
     async def handle(message: Pay, context: HandlerContext) -> None:
         await world.pay(context)
         await context.send(Paid(3), destination="billing")
         await context.send(Paid(2), destination="billing", delay=60 * SECOND, message_id="mine")
 
-    settings = {"transport": queues, "delayed_delivery": DelayedDelivery(store), "recoverability": ONE_TRY}
-    async with world.endpoint(handle, **settings) as endpoint:
-        await endpoint.send(Paid(1), destination="billing", delay=60 * SECOND, message_id="mine")
-        await endpoint.send(Pay(), message_id="m-1")
-        await world.clock.advance(2 * SECOND)
+    async with under_a_known_id(world, tmp_path, handle) as (store, queues):
         assert store.asked == 2
         assert await queues.lengths_of(["error", "billing"]) == {"error": 1, "billing": 0}
         receiver = queues.receiver("error")
@@ -337,29 +351,18 @@ async def test_a_send_under_the_id_of_another_message_is_an_error_of_the_handler
         waiting = await store.get("mine")
         assert waiting is not None
         assert b"1" in waiting.body
-    await store.close()
-    await queues.close()
 
 
 async def test_an_isolated_send_that_was_refused_is_no_error_of_a_handler_that_takes_it(
     world: World, tmp_path: Path
 ) -> None:
-    store, queues = Restarting(tmp_path / "q.db"), LocalTransport(tmp_path / "q.db")
-    await queues.create_queues(["billing"])
-
     async def handle(message: Pay, context: HandlerContext) -> None:
         with pytest.raises(DuplicateMessage):
             await context.send(Paid(2), destination="billing", delay=60 * SECOND, message_id="mine", isolated=True)
         await context.send(Paid(3), destination="billing")
 
-    settings = {"transport": queues, "delayed_delivery": DelayedDelivery(store), "recoverability": ONE_TRY}
-    async with world.endpoint(handle, **settings) as endpoint:
-        await endpoint.send(Paid(1), destination="billing", delay=60 * SECOND, message_id="mine")
-        await endpoint.send(Pay(), message_id="m-1")
-        await world.clock.advance(2 * SECOND)
+    async with under_a_known_id(world, tmp_path, handle) as (_, queues):
         assert await queues.lengths_of(["error", "billing"]) == {"error": 0, "billing": 1}
-    await store.close()
-    await queues.close()
 
 
 # --- the delay counts from the send -----------------------------------------------------------------------------------
@@ -559,6 +562,69 @@ async def test_an_outage_of_the_outbox_is_not_the_fault_of_the_message(world: Wo
         await world.clock.advance(60 * SECOND)
         assert world.paid() == ["m-1"]
     assert world.ids("error") == []
+
+
+@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "with all"])
+@pytest.mark.parametrize(
+    ("of", "step"),
+    [(FaultyOutbox, "find"), (FaultyTransaction, "commit"), (FaultyOutbox, "mark_dispatched")],
+    ids=["find", "commit", "mark"],
+)
+async def test_a_message_with_which_alone_the_outbox_is_in_trouble_again_and_again_fails(
+    world: World, monkeypatch: pytest.MonkeyPatch, of: type[Any], step: str, *, is_alone: bool
+) -> None:
+    """A damaged row; with damage that all meet, nobody is to blame."""
+    call, tried = getattr(of, step), 0
+
+    async def damaged(self: Any, *arguments: Any) -> Any:
+        nonlocal tried
+        if is_alone and "m-bad" not in repr(arguments):
+            return await call(self, *arguments)
+        tried += 1
+        raise StoreTroubled("page 7 is damaged")
+
+    async with world.endpoint(recoverability=ONE_TRY):
+        with monkeypatch.context() as patch:
+            patch.setattr(of, step, damaged)
+            await world.deliver("m-bad")
+            for number in range(20):
+                await world.deliver(f"m-{number}")
+                await world.clock.advance(SECOND)
+        await world.clock.advance(5 * SECOND)
+        assert tried > BORNE
+        assert world.ids("error") == ["m-bad"] * is_alone
+        assert set(world.paid()) >= {f"m-{number}" for number in range(20)}
+        assert world.ids("sales") == []
+
+
+@pytest.mark.parametrize("is_alone", [True, False], ids=["alone", "with all"])
+async def test_trouble_with_a_question_about_what_is_to_be_stored_is_compared_with_other_such_questions(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_alone: bool
+) -> None:
+    """Where nobody is answered, it is an outage, though others end that ask nothing."""
+    store, queues = SqliteStore(tmp_path / "q.db"), LocalTransport(tmp_path / "q.db")
+    await queues.create_queues(["billing"])
+    get = store.get
+
+    async def damaged(message_id: str) -> DelayedMessage | None:
+        if message_id == "of m-bad":
+            raise StoreTroubled("page 7 is damaged")
+        return await get(message_id)
+
+    async def handle(message: Pay, context: HandlerContext) -> None:
+        delay = 600 * SECOND if is_alone or context.message_id == "m-bad" else None
+        await context.send(Paid(), destination="billing", delay=delay, message_id=f"of {context.message_id}")
+
+    monkeypatch.setattr(store, "get", damaged)
+    settings = {"transport": queues, "delayed_delivery": DelayedDelivery(store), "recoverability": ONE_TRY}
+    async with world.endpoint(handle, **settings) as endpoint:
+        for message_id in ("m-bad", *(f"m-{number}" for number in range(20))):
+            await endpoint.send(Pay(), message_id=message_id)
+            await world.clock.advance(SECOND)
+        assert (await queues.lengths_of(["error"]))["error"] == is_alone
+        assert (await queues.lengths_of(["billing"]))["billing"] == (0 if is_alone else 20)
+    await store.close()
+    await queues.close()
 
 
 async def test_past_its_time_to_be_received_a_new_message_is_discarded_and_a_handled_one_goes_on(world: World) -> None:

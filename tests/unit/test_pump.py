@@ -223,11 +223,15 @@ class Losing(Holding):
 async def test_a_message_that_loses_its_claim_whenever_it_is_handled_has_failed_in_the_end_and_begins_anew_later(
     clock: VirtualClock, *, prefetches: bool, counts: bool
 ) -> None:
-    receiver, came = Losing(counts=counts), list[tuple[int, int]]()
+    receiver, came, refused = Losing(counts=counts), list[tuple[int, int]](), list[tuple[int, int]]()
 
     async def handle(received: Received) -> Settlement:
         came.append((received.failures, received.unanswered))
-        return Settlement(HANDLED if received.unanswered < 3 else End(RecordKind.FAILED))
+        return Settlement(HANDLED if received.unanswered < 3 else End(RecordKind.FAILED), decide)
+
+    async def decide(received: Received, error: PostdateError) -> Settlement:
+        refused.append((received.failures, received.unanswered))
+        raise error
 
     breaker = RepeatedFailures("Receive", "failed", SECOND, lambda text, error: None, NO_METRICS)
     pump = MessagePump(receiver, handle, 4, clock, breaker, "sales", prefetches=prefetches)
@@ -236,6 +240,7 @@ async def test_a_message_that_loses_its_claim_whenever_it_is_handled_has_failed_
         await clock.advance(60 * SECOND)
         assert came == [(n, n) for n in range(4)]
         assert receiver.ends == [RecordKind.FAILED]
+        assert refused == [(n, n) for n in range(3) if not prefetches or (n and not counts)]  # not of a batch
         receiver.come()  # from the error queue, by an operator
         await clock.advance(60 * SECOND)
         assert came == [(n, n) for n in range(4)] * 2

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -39,7 +38,7 @@ class CameBack(MemoryReceiver):
 
     @override
     async def receive(self, limit: int) -> Sequence[Received]:
-        return [replace(each, **self.how) for each in await super().receive(limit)]
+        return [each._replace(**self.how) for each in await super().receive(limit)]
 
 
 class Queues(MemoryTransport):

@@ -87,7 +87,7 @@ class Handling:
             f"it came back {times} times without an answer: the process that handled it ended, lost its connection, or "
             f"took too long and lost its claim{limit}; see why, then let it be handled again: postdate errors return"
         )
-        settlement = self.recovered(replace(received, failures=max(0, received.failures - 1)), error)
+        settlement = self.recovered(received._replace(failures=max(0, received.failures - 1)), error)
         return None if settlement is BACK else settlement
 
     async def _handle(self, received: Received, conflicts: int = 0) -> Settlement:

@@ -16,13 +16,13 @@ import anyio
 
 from postdate.clock import Clock, later
 from postdate.core.guard import calling_store
-from postdate.core.outages import BORNE
+from postdate.core.outages import BORNE, Suspects
 from postdate.core.receive.settlements import Afterwards, Settlement
 from postdate.core.recoverability import is_outage
 from postdate.endpoint.cancelling import is_being_cancelled
 from postdate.endpoint.context import BusinessTransaction
 from postdate.endpoint.retries import cancels_itself, is_lasting
-from postdate.endpoint.saga_handling import CONFLICTS_BORNE, OwnStoreUnreachable
+from postdate.endpoint.saga_handling import CONFLICTS_BORNE, OwnStoreUnreachable, calling_own_store
 from postdate.endpoint.settings import check_above_zero
 from postdate.errors import (
     ConfigurationError,
@@ -133,6 +133,8 @@ class OutboxHandling:
 
     def __init__(self, outbox: Outbox, handling: Handling) -> None:
         self._store, self._handling, self._outgoing = outbox.store, handling, handling.outgoing
+        self._committing = Suspects()
+        """Apart: a commit adds a row elsewhere than where others are marked."""
 
     async def handle(self, received: Received) -> Settlement:
         """Handle a message, or what is left to be done of it; see :data:`postdate.core.receive.settlements.Step`."""
@@ -220,7 +222,9 @@ class OutboxHandling:
     ) -> OutboxRecord:
         business = BusinessTransaction(transaction, self._store, self._outgoing.transport.capabilities.database)
         handled = await self._handling.call(received, business)
-        if await transaction.commit(handled.outgoing, self._outgoing.clock.now(), handled.work):
+        with calling_own_store(self._committing, received.envelope.message_id):
+            is_first = await transaction.commit(handled.outgoing, self._outgoing.clock.now(), handled.work)
+        if is_first:
             afterwards.extend(handled.afterwards)
             return OutboxRecord(handled.outgoing, dispatched=not handled.outgoing)
         log.info("message %s was handled by somebody else meanwhile", message_id(received))

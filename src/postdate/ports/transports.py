@@ -60,8 +60,7 @@ class TransportCapabilities:
     takes_by_id: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
+class Received(NamedTuple):
     """A message taken from a queue and held by this process.
 
     Args:
@@ -191,6 +190,9 @@ class Receiver(ABC):
         """Have nothing more come: from here on this receiver only ends what it holds. At once, without waiting.
 
         By default nothing, for receivers to which nothing comes that was not asked for.
+
+        Guarantees:
+            receiving.nothing_more_comes_to_a_stopped_receiver.
         """
 
     @abstractmethod

@@ -82,6 +82,33 @@ async def test_a_message_that_meets_trouble_alone_again_and_again_fails_as_other
         assert await memory.length("error") == failed
 
 
+@pytest.mark.parametrize(
+    ("method", "fate"), [("find", None), ("load", None), ("apply", SagaFate.CREATED), ("apply", SagaFate.UPDATED)]
+)
+async def test_trouble_with_all_of_one_kind_is_an_outage_whatever_becomes_of_other_kinds(
+    memory: World, monkeypatch: pytest.MonkeyPatch, method: str, fate: SagaFate | None
+) -> None:
+    """A page may be damaged on which new rows go, or an index; nobody is to blame for that."""
+    call = getattr(memory.sagas, method)
+
+    async def damaged(*arguments: Any) -> Any:
+        if fate is None or any(each.fate is fate for each in arguments[0]):
+            raise StoreTroubled("page 7 is damaged")
+        return await call(*arguments)
+
+    async with memory.endpoint(concurrency=100) as endpoint:
+        await memory.send(endpoint, Place("o-1", [f"due {second}" for second in range(1, 21)]))
+        with monkeypatch.context() as patch:
+            patch.setattr(memory.sagas, method, damaged)
+            for number in range(2, 22):
+                await memory.send(endpoint, Place(f"o-{number}"), Change("o-1"))
+                await memory.clock.advance(SECOND)
+        assert await memory.length("error") == 0
+        await memory.clock.advance(10 * SECOND)
+        assert len(await memory.seen() or []) == 41
+        assert await memory.seen("o-21") == ["Place"]
+
+
 async def test_what_a_foreign_store_raises_after_the_end_of_a_message_changes_nothing(
     memory: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,11 +20,11 @@ from typing_extensions import override
 
 from postdate.backends.postgres.access import Access, OpenDatabase
 from postdate.backends.postgres.answering import BoundedAsyncConnection, BoundedConnection
-from postdate.backends.postgres.errors import translate
+from postdate.backends.postgres.errors import is_conflict, translate
 from postdate.backends.postgres.names import part_steps, sql
 from postdate.backends.postgres.pool import as_opened
 from postdate.backends.postgres.scripts import part_script
-from postdate.errors import ConfigurationError, StoreError, StoreUnreachable
+from postdate.errors import ConfigurationError, StoreError, StoreUnavailable, StoreUnreachable
 from postdate.persistence.outbox import decode_operations, encode_operations, storable
 from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Scripted, Work
 from postdate.ports.outbox import Operation, OutboxRecord
@@ -258,9 +258,9 @@ class PostgresOutboxTransaction(OutboxTransaction):
             new = (await connection.execute(self._outbox.statements.insert, row)).rowcount == 1
             if new and work:
                 await in_thread(_do, connection, work)
-            assert self._block is not None
-            await self._block.__aexit__(*((None, None, None) if new else _undone()))
-            self._block = None
+            block, self._block = self._block, None  # which is over, also where the commit is refused
+            assert block is not None
+            await block.__aexit__(*((None, None, None) if new else _undone()))
         await self._give_back()
         return new
 
@@ -308,7 +308,9 @@ class PostgresOutboxTransaction(OutboxTransaction):
             yield
         except psycopg.Error as error:
             translated = translate(error, self._outbox.where)
-            if isinstance(translated, StoreUnreachable):
+            if is_conflict(error):  # of what its handler did with others: no outage, it is handled again at once
+                translated = StoreUnavailable(str(translated))
+            elif isinstance(translated, StoreUnreachable):
                 self._lost = translated
             raise translated from error
 

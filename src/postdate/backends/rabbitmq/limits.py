@@ -74,8 +74,8 @@ def _limits_in(queue: Mapping[str, Any], version: str) -> dict[str, int] | None:
     def said(name: str) -> list[Any]:
         return [place[key] for place, key in ((arguments, f"x-{name}"), (policy, name)) if key in place]
 
-    limits = {name: min(said(name)) for name in _OTHERS if said(name)}
-    if any(each.startswith("reject-publish") for each in said("overflow")):  # which senders notice
+    limits = {name: int(min(said(name))) for name in _OTHERS if said(name)}
+    if any(str(each).startswith("reject-publish") for each in said("overflow")):  # which senders notice
         limits = {name: limit for name, limit in limits.items() if not name.startswith("max")}
     limit = delivery_limit(said(DELIVERY_LIMIT), version) if queue.get("type") == "quorum" else None
     return limits if limit is None else {DELIVERY_LIMIT: limit, **limits}

@@ -62,11 +62,13 @@ async def _why_blocked(link: AmqpConnection) -> str | None:
         await probe.call(wire.CONFIRM_SELECT, b"\0", wire.CONFIRM_SELECT_OK)
     except ChannelClosed:  # it refuses to say
         return None
-    except TransportUnreachable:
-        if link.blocked is None:
-            raise
-        return link.blocked or "it does not say why"
+    except _TakesNothing as refusal:
+        return str(refusal)
     return ""
+
+
+class _TakesNothing(TransportUnreachable):
+    """The text says why; the broker may take messages again before anybody reads it."""
 
 
 class _Probe(Channel):
@@ -76,7 +78,7 @@ class _Probe(Channel):
     def on_block(self) -> None:
         """End, if it is that."""
         if self.link.blocked is not None:
-            self.end(TransportUnreachable("the broker takes no messages"))
+            self.end(_TakesNothing(self.link.blocked or "it does not say why"))
 
 
 # --- how long queues are ----------------------------------------------------------------------------------------------

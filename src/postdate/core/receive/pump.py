@@ -13,7 +13,6 @@ import logging
 import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -303,7 +302,7 @@ class MessagePump:
         if lost <= 0:
             self._lost.pop(id_, None)
             return received
-        return replace(received, failures=received.failures + lost, unanswered=received.unanswered + lost)
+        return received._replace(failures=received.failures + lost, unanswered=received.unanswered + lost)
 
     def _note_loss(self, received: Received, error: Exception) -> None:
         """Count a claim that was lost when its message, handled, was to end: few queues count it."""
@@ -372,7 +371,7 @@ class MessagePump:
         async def decided(*_: object) -> Settlement | None:
             return instead
 
-        self._unended.append(partial(self._after_end, received, replace(settlement, refused=decided), error))
+        self._unended.append(partial(self._after_end, received, settlement._replace(refused=decided), error))
         return True
 
     async def _after_end(self, received: Received, settlement: Settlement, error: Exception | None) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from postdate.errors import PostdateError
 from postdate.ports import End, Received
@@ -13,8 +12,7 @@ Afterwards: TypeAlias = Callable[[], Awaitable[None]]
 """What is to be done when a message has ended well; raises nothing."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Settlement:
+class Settlement(NamedTuple):
     """How a received message is to end.
 
     Args:

@@ -21,6 +21,7 @@ from postdate.testing.transport_suite.subject import (
     is_empty,
     left_in,
     let_tasks_run,
+    queues,
     receive,
     receive_all,
     receive_one,
@@ -214,6 +215,27 @@ async def closing_gives_back_what_is_held(transport: Transport) -> None:
     expect_equal(sorted(ids(again)), ["0", "2"], "received after closing")
     expect_equal([each.failures for each in again], [0, 0], "failures")
     await other.close()
+
+
+@receiving
+async def nothing_more_comes_to_a_stopped_receiver(subject: TransportSubject) -> None:
+    """Once stopped, a receiver still ends what it holds; all else is for others, as if nobody had had it before."""
+    async with queues(subject) as transport:
+        await transport.send([envelope(f"{n}") for n in range(4)], NOW)
+        other = subject.open_elsewhere() if transport.capabilities.durable else transport
+        try:
+            stopped, elsewhere = transport.receiver(IN), other.receiver(IN)
+            committed, given_back = await receive_all(stopped, 2)
+            stopped.stop()
+            await stopped.commit(committed, NOW)
+            await stopped.roll_back(given_back)
+            failures = {each.envelope.message_id: each.failures for each in await receive_all(elsewhere, 3)}
+            expect_equal(sorted(failures), ["1", "2", "3"], "received by another receiver")
+            expect_equal((failures["2"], failures["3"]), (0, 0), "failures of what the stopped one did not hold")
+            await elsewhere.close()
+            await stopped.close()
+        finally:
+            await other.close()
 
 
 @receiving.given(a_receiver)
