@@ -118,7 +118,11 @@ async def test_what_was_claimed_on_a_forgotten_connection_is_free_again(place: P
 async def test_closing_does_not_wait_for_a_server_that_says_nothing(
     place: Place, link: FaultyLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither for so long as answers may take, nor connections; and each tries once to end what it leaves behind."""
+    """Neither for so long as answers may take, nor connections; and each tries once to end what it leaves behind.
+
+    To give back what it holds it needs another connection where none is idle, which is up to the machine; not one for
+    each message.
+    """
     url, hour = f"{through(link, place.url)}?connect_timeout=3600", timedelta(hours=1)
     store = PostgresStore(url, schema=place.schema, table=TABLE, answers_within=hour)
     transport = PostgresTransport(url, schema=place.schema, answers_within=hour)
@@ -139,7 +143,7 @@ async def test_closing_does_not_wait_for_a_server_that_says_nothing(
     monkeypatch.setattr("postdate.backends.postgres.answering._LEAVING_SECONDS", 0.3)
     await store.close()
     await transport.close()
-    assert len([each for each in tried if each.name != "postdate-postgres-listener"]) == 2
+    assert 2 <= len([each for each in tried if each.name != "postdate-postgres-listener"]) <= 4
 
 
 @pytest.mark.parametrize("then", ["cut", "restore"])

@@ -7,8 +7,7 @@ import hashlib
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from typing_extensions import override
 
@@ -28,8 +27,7 @@ _KEPT_SECONDS: Final = 20 * 60.0
 """What was pushed before that is not kept here any longer: the broker waits 30 minutes for an answer, by default."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """A message as the broker pushed it.
 
     Args:
@@ -211,7 +209,7 @@ class ConsumingChannel(Channel):
         """Let a message be received here again, or go back when nobody asks soon; ``False``: it must go back now."""
         if self._may_stay_until(delivery) < self.link.loop.time():
             return False
-        self._pushed.appendleft(replace(delivery, redelivered=True, seen=seen))
+        self._pushed.appendleft(delivery._replace(redelivered=True, seen=seen))
         self._kept_until = -math.inf  # it goes back when nobody asks soon
         self._asked = True
         self._news.set()

@@ -31,11 +31,10 @@ import base64
 import binascii
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from struct import Struct
 from struct import error as StructError  # noqa: N812 - a class
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -342,8 +341,7 @@ def _merged(plain: dict[str, str], content: bytes | None) -> list[bytes]:
 # --- receiving --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(NamedTuple):
     """A message as it came.
 
     Args:

@@ -2,11 +2,12 @@
 
 ::
 
-    from postdate.pipeline.delay import delay, delay_conf, read_directory
+    from postdate.pipeline.delay import delay, delay_conf, go_on, read_directory
     from postdate.pipeline.session import spark_session
 
     with spark_session(conf=delay_conf()) as spark:
         orders = read_directory(spark, "orders", "order_id string, due timestamp")
+        go_on(spark, "state")
         delay(orders, due="due").writeStream.option("checkpointLocation", "state").start("due-orders", "parquet")
 
 ``wheel`` says which bucket of due time a row belongs to, ``packing`` makes packages of rows that share one,
@@ -14,8 +15,8 @@
 together, and ``job`` runs it from one directory to another.
 """
 
-from postdate.pipeline.delay.job import DelayTarget, run_delay
+from postdate.pipeline.delay.job import DelayTarget, go_on, run_delay
 from postdate.pipeline.delay.operator import DelayOptions, delay, delay_conf
 from postdate.pipeline.files import read_directory
 
-__all__ = ["DelayOptions", "DelayTarget", "delay", "delay_conf", "read_directory", "run_delay"]
+__all__ = ["DelayOptions", "DelayTarget", "delay", "delay_conf", "go_on", "read_directory", "run_delay"]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from postdate.errors import PipelineError
 from postdate.pipeline.delay.operator import DelayOptions, delay
+from postdate.pipeline.failures import told_in_one_line
 
 _WRITTEN = ("json", "parquet")
 
@@ -67,9 +68,40 @@ def run_delay(
         PipelineError: something does not fit together; nothing was started.
     """
     rows = delay(source, due, id, cancel, options)
+    go_on(source.sparkSession, target.checkpoint)
     every = f"{target.trigger // timedelta(milliseconds=1)} milliseconds"
     writer = rows.writeStream.outputMode("append").trigger(processingTime=every).format(target.format)
-    try:
+    with told_in_one_line(f"cannot delay rows into {target.path!r}"):
         return writer.option("checkpointLocation", target.checkpoint).start(target.path)
-    except PySparkException as failed:
-        raise PipelineError(f"cannot delay rows into {target.path!r}: {failed}") from failed
+
+
+def go_on(spark: SparkSession, checkpoint: str) -> None:
+    """Have what waits in a checkpoint go on as soon as its query is started again, before there is news for it.
+
+    Call it before each start of a query of your own with :func:`postdate.pipeline.delay.delay`; :func:`run_delay` does.
+    Spark asks what it has last done whether to go on without news. Where a query was stopped between two micro-batches,
+    it has done nothing yet, and what waits would wait until the source has something new, however long it has been due.
+    So the last micro-batch is done once more, as after a kill just before it was committed: into files once, by the
+    batch id; a ``foreachBatch`` of your own sees its id again.
+
+    Args:
+        spark: the session that will start the query, which is not running.
+        checkpoint: its directory, or where it will be.
+
+    Raises:
+        PipelineError: the directory cannot be read or written; nothing was changed.
+    """
+    bridge: Any = spark.sparkContext  # to Java, which alone knows the file systems of Spark
+    hadoop = bridge._jvm.org.apache.hadoop.fs  # noqa: SLF001
+    with told_in_one_line(f"cannot go on with the checkpoint {checkpoint!r}"):
+        root = hadoop.Path(checkpoint)
+        files = root.getFileSystem(bridge._jsc.hadoopConfiguration())  # noqa: SLF001
+
+        def last(log: str) -> int:
+            folder = hadoop.Path(root, log)
+            names = [str(each.getPath().getName()) for each in files.listStatus(folder)] if files.exists(folder) else []
+            return max((int(name) for name in names if name.isdecimal()), default=-1)
+
+        batch = last("commits")
+        if batch >= 0 and batch == last("offsets"):
+            files.delete(hadoop.Path(root, f"commits/{batch}"), False)
