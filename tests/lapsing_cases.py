@@ -16,7 +16,6 @@ from postdate.messages import Headers, format_time_span, format_timestamp
 T = TypeVar("T")
 
 MICROSECOND = timedelta(microseconds=1)
-FIRST, LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 ALLOWANCES = (timedelta(0), timedelta(seconds=30), MICROSECOND, timedelta(seconds=-5), timedelta.max, timedelta.min)
 """Few, so that each can be an expression of its own."""
 

@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+import pytest
 from anyio import to_thread
 from tests.cli.test_explain import MINUTE, NOW, scene
 
@@ -69,6 +70,7 @@ async def test_the_command_says_it(cli):
     assert any("ignore_incoming_time_to_be_received_headers" in advice for advice in said["advice"])
 
 
-def test_an_allowance_without_discarding_is_wrong_use(cli):
-    ran = cli("pipeline", "sweep", "--allowance", "30s")
-    assert (ran.status, "--allowance is for --discard-lapsed" in ran.err) == (2, True)
+@pytest.mark.parametrize("options", [["--discard-lapsed"], ["--allowance", "30s"]])
+def test_a_sweep_leaves_it_to_the_receivers_and_says_so(cli, options):
+    ran = cli("pipeline", "sweep", *options)
+    assert (ran.status, "receivers discard by the same rule" in ran.err) == (2, True)

@@ -1,7 +1,6 @@
 """Rows that were damaged by hand hold up no move, no receive and no question. ADR 0019, point 6."""
 
 import os
-from datetime import timedelta
 from unittest import mock
 from urllib.parse import urlsplit
 
@@ -9,13 +8,11 @@ import pytest
 from tests.integration.postgres_place import SECOND, TABLE, Place, now, placed
 from tests.waiting import claimed, received, until
 
-from postdate import Headers, TransactionMode
+from postdate import TransactionMode
 from postdate.backends.postgres.sessions import mark
-from postdate.core.dispatcher import has_lapsed
 from postdate.errors import QueueNotFound, StoreUnavailable
 from postdate.messages import Envelope
 from postdate.ports import Mending, Outcome, Scan
-from postdate.ports.stores import Discarding
 
 pytestmark = pytest.mark.anyio
 
@@ -70,34 +67,6 @@ async def test_a_damaged_row_holds_up_no_claim(place: Place, how: str) -> None:
     assert (aside.message_id, aside.place) == ("m-0", "")
     left = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND application_name LIKE %s"
     await until(lambda: place.rows(left, f"%{mark()}") == [(1,)])  # of the claims; those of other tests have ended
-
-
-@pytest.mark.parametrize("how", DAMAGES)
-async def test_a_damaged_row_is_never_lost_by_a_move_that_looks_into_headers(place: Place, how: str) -> None:
-    """One whose content is gone was neither sent nor discarded, was deleted, and was recorded as delivered."""
-    await damage_one_of_ten(place, how)
-    discarding = Discarding(timedelta(0), has_lapsed)
-    while (await place.store.move_due(now(), 5, discarding=discarding)).delivered:
-        pass
-    receiver = place.transport.receiver("consumer")
-    found = await received(receiver, 9)
-    assert sorted(each.envelope.message_id for each in found) == [f"m-{n}" for n in range(1, 10)]
-    await receiver.close()
-    aside = await place.store.quarantined_count() + await place.transport.quarantined_count()
-    waiting = (await place.store.statistics(now())).pending
-    expired = place.rows("SELECT count(*) FROM record WHERE message_id = 'm-0' AND kind = 5")[0][0]
-    assert (aside, waiting, expired) == ((0, 0, 1) if how == "expiry BC" else (1, 0, 0))
-
-
-async def test_headers_that_cannot_be_parsed_do_not_keep_others_from_moving(place: Place) -> None:
-    """The rule that looks into headers in SQL fails over such a row, and with it the whole statement."""
-    await damage_one_of_ten(place, "headers")
-    torn = f'{{"{Headers.TIME_TO_BE_RECEIVED}": torn'
-    place.run(f"UPDATE content SET headers = '{torn}' WHERE headers LIKE '%torn'")
-    discarding = Discarding(timedelta(0), has_lapsed)
-    assert (await place.store.move_due(now(), 100, discarding=discarding)).delivered == 9
-    (aside,) = await place.store.quarantined(10)
-    assert (aside.message_id, aside.raw["headers"].decode()) == ("m-0", torn)
 
 
 async def test_what_is_damaged_for_good_is_looked_at_by_operators_and_jobs_without_failing(place: Place) -> None:

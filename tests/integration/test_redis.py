@@ -1,7 +1,6 @@
 """Redis when something breaks: its memory, its role, its scripts, its answers, and the processes that use it."""
 
 import os
-import random
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
@@ -10,7 +9,6 @@ from typing import Any
 import anyio
 import pytest
 from redis.exceptions import AuthenticationError, BusyLoadingError, MovedError, ReadOnlyError, ResponseError
-from tests.lapsing_cases import answer, cases, drawn
 from tests.redis_subjects import Prefix
 from tests.servers import Redis
 from tests.waiting import Eventually, until
@@ -23,7 +21,6 @@ from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
 from postdate.clock import EARLIEST, LATEST, SystemClock
 from postdate.config import Address
-from postdate.core.dispatcher import has_lapsed
 from postdate.errors import (
     ClaimLost,
     ConfigurationError,
@@ -33,9 +30,7 @@ from postdate.errors import (
     StoreUnreachable,
     TransportUnreachable,
 )
-from postdate.messages import Headers, format_timestamp
-from postdate.ports import Outcome, RecordKind
-from postdate.ports.stores import Discarding
+from postdate.ports import Outcome
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -252,63 +247,6 @@ async def test_what_is_stored_while_the_answer_to_a_look_is_under_way_is_in_the_
     assert again_at is not None
     assert again_at <= NOW + SECOND  # sooner, if the server has told meanwhile of what was stored before
     stop()
-
-
-# --- what nobody wants any more ---------------------------------------------------------------------------------------
-
-
-async def test_a_move_says_of_random_headers_what_the_rule_says(
-    store: RedisStore, transport: RedisTransport, chance: random.Random
-) -> None:
-    """Moved at the very instant that is asked about: to the microsecond."""
-    asked = [case for case in drawn(cases(), 100, chance) if case.now > EARLIEST + SECOND]
-    for number, case in enumerate(asked):
-        await store.store(DelayedMessage(f"m-{number}", EARLIEST, "done", case.headers, b""), EARLIEST)
-        report = await store.move_due(case.now, 10, discarding=Discarding(case.allowance, has_lapsed), listing=True)
-        assert report.moved is not None
-        assert report.moved.expired == [answer(case).lapsed], case
-    lapsed = sum(answer(case).lapsed for case in asked)
-    assert (await store.record_counts())[RecordKind.EXPIRED] == lapsed
-    assert await transport.lengths_of(["done"]) == {"done": len(asked) - lapsed}
-
-
-async def test_what_may_lapse_keeps_its_place_and_what_comes_while_it_is_judged_is_judged_too(
-    prefix: Prefix, store: RedisStore, transport: RedisTransport, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = await prepared(RedisStore(prefix.login))
-    run, moves = store._server.run, list[str]()
-
-    async def store_between(name: str, *arguments: Part) -> object:
-        moves.append(name)
-        if len(moves) == 2:
-            await other.store(DelayedMessage("late", NOW - SECOND, "done", ends(NOW)), NOW)
-        return await run(name, *arguments)
-
-    def ends(at: datetime) -> dict[str, str]:
-        return {Headers.EXPIRES_AT: format_timestamp(at)}
-
-    for number, (name, headers) in enumerate({"a": ends(NOW + 9 * SECOND), "b": {}, "c": ends(NOW)}.items()):
-        await store.store(DelayedMessage(name, NOW + number * MICROSECOND, "done", headers), NOW)
-    monkeypatch.setattr(store._server, "run", store_between)
-    report = await store.move_due(NOW + SECOND, 10, discarding=Discarding(timedelta(0), has_lapsed), listing=True)
-    monkeypatch.undo()
-    await other.close()
-    assert moves == ["move"] * 3
-    assert report.moved is not None
-    assert report.moved.message_ids == ["late", "a", "b", "c"]
-    assert report.moved.expired == [True, False, False, True]
-    assert (report.delivered, report.expired, report.next_attempt) == (2, 2, None)
-    assert [each.envelope.message_id for each in await transport.observer().browse("done", 10)] == ["a", "b"]
-
-
-async def test_headers_that_are_too_large_for_one_answer_are_judged_in_several(
-    store: RedisStore, transport: RedisTransport
-) -> None:
-    headers = {Headers.EXPIRES_AT: format_timestamp(NOW - SECOND), "large": "x" * 300_000}
-    await store.store_many([DelayedMessage(f"m-{number}", NOW, "done", headers) for number in range(20)], NOW)
-    report = await store.move_due(NOW + SECOND, 15, discarding=Discarding(timedelta(0), has_lapsed))
-    assert (report.delivered, report.expired) == (0, 15)
-    assert await transport.lengths_of(["done"]) == {"done": 0}
 
 
 # --- processes --------------------------------------------------------------------------------------------------------

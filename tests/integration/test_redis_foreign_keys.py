@@ -1,7 +1,6 @@
 """Keys of another type in the place of messages and of their records: each is set aside by itself, with its bytes."""
 
 from collections.abc import AsyncIterator
-from datetime import timedelta
 
 import pytest
 from tests.integration.test_redis import MICROSECOND, NOW, SECOND, message, prepared
@@ -11,10 +10,8 @@ from typing_extensions import override
 from postdate import Envelope
 from postdate.backends.redis.store import RedisStore
 from postdate.backends.redis.transport import RedisTransport
-from postdate.core.dispatcher import has_lapsed
 from postdate.errors import DuplicateMessage
 from postdate.ports import Mending, MessageFilter, Outcome, RecordKind
-from postdate.ports.stores import Discarding
 from postdate.testing import Check, Damage, StoreSubject, TransportSubject, store_checks, transport_checks
 
 _OF_STORES = {
@@ -129,7 +126,7 @@ async def test_a_move_leaves_it_behind_for_who_claims(
 ) -> None:
     await store.store_many([message(f"m-{number}", NOW + number * MICROSECOND) for number in range(3)], NOW)
     foreign(prefix, ":m:m-1")
-    moved = await store.move_due(NOW + SECOND, 10, discarding=Discarding(timedelta(0), has_lapsed))
+    moved = await store.move_due(NOW + SECOND, 10)
     assert (moved.delivered, moved.left_behind) == (2, True)
     assert await store.claim_due(NOW + SECOND, 10) == []
     assert [each.message_id for each in await store.quarantined(10)] == ["m-1"]

@@ -33,7 +33,6 @@ from postdate.ports import (
     Wake,
     Work,
 )
-from postdate.ports.stores import Discarding
 
 
 class SimulatedStore(ClaimingStore):
@@ -172,9 +171,7 @@ class SimulatedMovingStore(SimulatedStore, MovingStore):
         return self._site.finishing(claims, outcome)
 
     @override
-    async def move_due(
-        self, now: datetime, limit: int, *, discarding: Discarding | None = None, listing: bool = False
-    ) -> MoveReport:
+    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
         return await self._connection.call("move_due", lambda: self._site.move(now, limit))
 
     @override

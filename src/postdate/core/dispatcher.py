@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -20,7 +20,6 @@ from anyio.abc import TaskGroup
 
 from postdate.clock import Clock, in_real_time, later
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
-from postdate.core.expiry import discard_reason
 from postdate.core.finishing import Finisher, GivingBack, mark_of
 from postdate.core.guard import ANSWERS_WITHIN, Guard, calling_store
 from postdate.core.in_flight import BYTES_IN_FLIGHT, HANGS_AFTER, Batch, Group, InFlight, within
@@ -40,7 +39,6 @@ from postdate.core.recoverability import (
 )
 from postdate.errors import (
     DestinationUnavailable,
-    InvalidTimestamp,
     MessageError,
     PostdateError,
     TransportUnavailable,
@@ -48,7 +46,6 @@ from postdate.errors import (
 )
 from postdate.messages import DelayedMessage, Envelope, delay_headers, to_envelope, without_delay_headers
 from postdate.ports import OUTCOME_RECORDS, Claim, ClaimingStore, MovingStore, Outcome, Transport, Wake
-from postdate.ports.stores import Discarding
 from postdate.runtime.metrics import NO_METRICS, Metrics
 from postdate.runtime.outage_log import OutageLog
 
@@ -101,8 +98,6 @@ class DispatchSettings:
         error_queue: for messages that cannot be sent.
         number_of_retries: attempts after the first.
         host: named in error copies.
-        discard_lapsed_after: how long after the end that their headers give messages are recorded as expired instead of
-            sent; ``None``: never, as their receivers decide (specification 2.4).
         errors_return_to_destination: error copies of due messages name the queue that these were meant for, not the
             timeouts queue, as the queue to return them to (specification 3.6).
         bytes_in_flight: see :data:`postdate.core.in_flight.BYTES_IN_FLIGHT`.
@@ -112,7 +107,6 @@ class DispatchSettings:
     error_queue: str
     number_of_retries: int
     host: Host
-    discard_lapsed_after: timedelta | None = None
     errors_return_to_destination: bool = False
     bytes_in_flight: int = BYTES_IN_FLIGHT
 
@@ -166,12 +160,6 @@ class Dispatcher:
         self._full = OutageLog(log, "some queues take no messages now", "all queues are")
         error_queue = f"error queue {settings.error_queue}"
         self._refused = OutageLog(log, f"{error_queue} does not take messages", f"{error_queue} is")
-
-    @property
-    def discarding(self) -> Discarding | None:
-        """Which messages are recorded as expired because of their headers; ``None``: their receivers decide."""
-        allowance = self._settings.discard_lapsed_after
-        return None if allowance is None else Discarding(allowance, has_lapsed)
 
     @property
     def holds_some(self) -> bool:
@@ -298,7 +286,7 @@ class Dispatcher:
         now = batch.now
         expired, wanted, doomed = list[Claim](), list[Claim](), list[tuple[Claim, PostdateError, bool]]()
         for claim in batch.held.values():
-            if self._is_unwanted(claim.message, now):
+            if is_expired(claim.message, now):
                 expired.append(claim)
             elif self._doomed and (error := self._doom_of(claim.message)) is not None:
                 doomed.append((claim, error, True))
@@ -314,10 +302,6 @@ class Dispatcher:
             await self._failed(batch, doomed)
             if batch.groups:
                 await self._settle_what_answers(batch)
-
-    def _is_unwanted(self, message: DelayedMessage, now: datetime) -> bool:
-        allowance = self._settings.discard_lapsed_after
-        return is_expired(message, now) or (allowance is not None and has_lapsed(message.headers, now, allowance))
 
     async def _settle_what_answers(self, batch: Batch) -> None:
         """Wait for all destinations, or for as long as patience lasts; what comes later settles by itself."""
@@ -703,14 +687,6 @@ def enlisting(store: ClaimingStore, transport: Transport) -> MovingStore | None:
 def is_expired(message: DelayedMessage, now: datetime) -> bool:
     """Return whether nobody wants the message any more: strictly after its expiry."""
     return message.expires_at is not None and message.expires_at < now
-
-
-def has_lapsed(headers: Mapping[str, str], now: datetime, allowance: timedelta) -> bool:
-    """Return whether a message is past the use that its headers give it; not where that cannot be told."""
-    try:
-        return discard_reason(headers, now, allowance) is not None
-    except InvalidTimestamp:  # the receiver cannot tell, either, and fails it: so it is seen, and not lost
-        return False
 
 
 def error_copy(

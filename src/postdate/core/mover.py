@@ -25,8 +25,7 @@ class Mover:
 
     Args:
         store: in the database of the transport.
-        dispatcher: for messages whose destination is not a queue of that database: they go the ordinary way. If it
-            discards what has lapsed, the store must be a :class:`postdate.ports.stores.MovingStore`.
+        dispatcher: for messages whose destination is not a queue of that database: they go the ordinary way.
         clock: for the time of each move.
         metrics: what is counted.
         journal: told of what was moved.
@@ -51,7 +50,7 @@ class Mover:
     async def take(self, now: datetime) -> PollResult:
         """See :class:`postdate.core.poller.DueWork`."""
         began = self._clock.monotonic()
-        report = await self._asking.call(lambda: self._move(now))
+        report = await self._asking.call(lambda: self._store.move_due(now, _MOVED_AT_ONCE, listing=self._listing))
         if report.moved is not None:
             self._journal.moved(report.moved, now)
         self._count(report, timedelta(seconds=self._clock.monotonic() - began))
@@ -69,10 +68,6 @@ class Mover:
             return PollResult(moved + others.count, others.more, min(attempts, default=None))
         await self._asking.call(self._store.pause)
         return PollResult(moved + others.count, more=True)
-
-    async def _move(self, now: datetime) -> MoveReport:
-        discarding = self._dispatcher.discarding
-        return await self._store.move_due(now, _MOVED_AT_ONCE, discarding=discarding, listing=self._listing)
 
     def _count(self, report: MoveReport, duration: timedelta) -> None:
         self._metrics.fetched(report.delivered + report.expired, duration)

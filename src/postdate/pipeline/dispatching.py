@@ -70,9 +70,6 @@ class SweepSpec:
         error_queue: for messages that cannot be sent.
         number_of_retries: attempts after the first.
         patience: how long the store, or everything that is sent to, may fail before the job does.
-        discard_lapsed_after: how long after the end that their headers give (time to be received, absolute expiry)
-            messages are recorded as expired instead of sent: an allowance for clocks that differ. ``None``: they are
-            sent, and their receivers decide, as is specified. What has no readable end is sent either way.
     """
 
     store: StoreSpec
@@ -81,7 +78,6 @@ class SweepSpec:
     error_queue: str = "error"
     number_of_retries: int = 0
     patience: timedelta = RECEIVE_BREAKER
-    discard_lapsed_after: timedelta | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "transport", absolute(self.transport))
@@ -305,13 +301,7 @@ async def _machine(spec: SweepSpec, counts: Counts, journal: Journal) -> AsyncGe
         fetching = RepeatedFailures("SweepFetch", "cannot take due messages", spec.patience, trouble)
         sending = _Sending("SweepDispatch", "cannot send due messages", spec.patience, trouble)
         rate = FailureRate("SweepFailureHandling", "cannot deal with failures", 1, trouble)
-        settings = DispatchSettings(
-            timeouts_queue(endpoint),
-            spec.error_queue,
-            spec.number_of_retries,
-            Host(endpoint),
-            spec.discard_lapsed_after,
-        )
+        settings = DispatchSettings(timeouts_queue(endpoint), spec.error_queue, spec.number_of_retries, Host(endpoint))
         dispatcher = Dispatcher(store, transport, settings, clock, sending, rate, counts, journal)
         work: DueWork = dispatcher
         if isinstance(store, MovingStore) and enlisting(store, transport) is not None:

@@ -1,10 +1,9 @@
 """The time to be received as Spark SQL: when a message is past its use, said of a column of headers, without Python.
 
-The same rule as :mod:`postdate.core.expiry`, to the microsecond; a test holds the two together, and with them the one
-in :mod:`postdate.backends.postgres.lapsing`. Where the rule of Python raises, because a time sent or an absolute expiry
-is malformed or the end would be outside the calendar, nothing is past its use here: what should live is never lost, and
-no job fails over one row. :func:`malformed_end_of_use` finds such messages; their receiver moves them to its error
-queue.
+The same rule as :mod:`postdate.core.expiry`, to the microsecond; a test holds the two together. Where the rule of
+Python raises, because a time sent or an absolute expiry is malformed or the end would be outside the calendar, nothing
+is past its use here: what should live is never lost, and no job fails over one row. :func:`malformed_end_of_use` finds
+such messages; their receiver moves them to its error queue.
 
 Headers are a ``map<string,string>``. Of JSON text they are ``from_json(text, "map<string,string>")``.
 

@@ -377,19 +377,6 @@ class MoveReport:
     moved: Moved | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Discarding:
-    """Which due messages are recorded as expired instead of sent, besides those past their absolute expiry.
-
-    Args:
-        allowance: how long after the end that its headers give a message is still sent, for clocks that differ.
-        has_lapsed: the rule, of headers, the current time and the allowance. A store may have the same rule in SQL.
-    """
-
-    allowance: timedelta
-    has_lapsed: Callable[[Mapping[str, str], datetime, timedelta], bool]
-
-
 class MovingStore(ClaimingStore):
     """A store that can share its database with the queues (``capabilities.database``).
 
@@ -416,23 +403,18 @@ class MovingStore(ClaimingStore):
         """
 
     @abstractmethod
-    async def move_due(
-        self, now: datetime, limit: int, *, discarding: Discarding | None = None, listing: bool = False
-    ) -> MoveReport:
+    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
         """Move up to ``limit`` due messages to their queues, oldest first, remove and record them: one transaction.
 
         Args:
             now: what is due strictly before it moves; recorded as the time of it.
             limit: messages at most.
-            discarding: which messages have lapsed by ``now``, and are recorded as expired; ``None``: no header is
-                looked at. One whose end cannot be told is sent: its receiver fails it. Source: specification 2.4.
             listing: say which messages they were.
 
         Guarantees:
             capabilities.due_messages_move_to_their_queues, a_move_takes_no_more_than_its_limit,
             a_move_lists_what_it_took;
-            claims.what_is_stored_during_a_move_is_not_slept_over;
-            test_a_store_says_of_random_headers_what_the_rule_says.
+            claims.what_is_stored_during_a_move_is_not_slept_over.
         """
 
     @abstractmethod

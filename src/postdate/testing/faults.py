@@ -29,7 +29,6 @@ from postdate.ports import (
     Wake,
     Work,
 )
-from postdate.ports.stores import Discarding
 
 T = TypeVar("T")
 
@@ -214,12 +213,8 @@ class FaultyMovingStore(FaultyStore, MovingStore):
         return self._moving.finishing(claims, outcome, now, detail)
 
     @override
-    async def move_due(
-        self, now: datetime, limit: int, *, discarding: Discarding | None = None, listing: bool = False
-    ) -> MoveReport:
-        return await self.faults.run(
-            "move_due", lambda: self._moving.move_due(now, limit, discarding=discarding, listing=listing)
-        )
+    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
+        return await self.faults.run("move_due", lambda: self._moving.move_due(now, limit, listing=listing))
 
     @override
     async def pause(self) -> None:

@@ -1,4 +1,4 @@
-"""The time to be received in Spark, in PostgreSQL and in SQLite says what the rule of the core says (rows 65-70)."""
+"""The time to be received in Spark says what the rule of the core says (rows 65-70)."""
 
 import random
 from collections.abc import Mapping
@@ -6,13 +6,11 @@ from datetime import UTC, datetime, timedelta
 from functools import reduce
 from typing import Any
 
-import psycopg
 import pytest
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the name every Spark program uses
 from tests.lapsing_cases import ALLOWANCES, MICROSECOND, Answer, Case, answer, cases, drawn
 
-from postdate.backends.postgres import lapsing as in_postgres
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import InvalidTimestamp
 from postdate.messages import Headers, encode_headers, format_timestamp
@@ -55,24 +53,6 @@ def said_by_spark(spark: SparkSession, asked: list[Case]) -> tuple[list[Answer],
 
 def _answer(row: Row) -> Answer:
     return Answer(None if row["end"] is None else from_microseconds(row["end"]), row["malformed"], row["lapsed"])
-
-
-def said_by_postgres(url: str, asked: list[Case]) -> list[Answer]:
-    """Ask of all cases in one statement, in a session whose time zone is as odd as any."""
-    end, malformed = in_postgres.end_of_use("headers"), in_postgres.malformed_end_of_use("headers")
-    statement = f"""
-        SELECT (extract(epoch FROM {end}) * 1000000)::bigint, {malformed},
-            {in_postgres.lapsed("headers", "now", "allowance")}
-        FROM unnest(%s::text[], %s::timestamptz[], %s::interval[]) WITH ORDINALITY AS asked(headers, now, allowance, n)
-        ORDER BY n"""
-    values = (
-        [encode_headers(case.headers) for case in asked],
-        [case.now for case in asked],
-        [case.allowance for case in asked],
-    )
-    with psycopg.connect(url, options="-c TimeZone=Australia/Lord_Howe -c DateStyle=German") as connection:
-        rows = connection.execute(statement.encode(), values).fetchall()
-    return [Answer(None if end is None else from_microseconds(end), wrong, past) for end, wrong, past in rows]
 
 
 def differing(asked: list[Case], told: list[Answer]) -> list[tuple[Case, Answer, Answer]]:
@@ -127,8 +107,8 @@ MALFORMED = [
 ]
 
 
-def test_python_sql_and_spark_agree_on_each_rule_and_on_random_headers_rows_65_to_70(
-    spark: SparkSession, postgres_url: str, chance: random.Random
+def test_python_and_spark_agree_on_each_rule_and_on_random_headers_rows_65_to_70(
+    spark: SparkSession, chance: random.Random
 ) -> None:
     """One job for all that is asked."""
     told = [
@@ -150,7 +130,6 @@ def test_python_sql_and_spark_agree_on_each_rule_and_on_random_headers_rows_65_t
         ),
     ):
         assert kind > _CASES / 100
-    assert differing(asked, said_by_postgres(postgres_url, asked)) == []
     as_maps, as_texts = said_by_spark(spark, asked)
     assert differing(asked, as_maps) == []
     assert differing(asked, as_texts) == []

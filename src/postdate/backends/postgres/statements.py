@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from postdate.backends.postgres.lapsing import lapsed
 from postdate.backends.postgres.names import SchemaNames, sql
 from postdate.backends.postgres.quarantine import QuarantineStatements
 from postdate.backends.postgres.rows import in_calendar
@@ -162,20 +161,12 @@ class Statements:
             f"array_agg({column}) FILTER (WHERE %(listing)s)"
             for column in ("message_id", in_calendar("due"), "destination", "expired")
         )
-        taken = f"""
+        move = f"""
+            WITH batch AS MATERIALIZED (
                 SELECT p.ctid AS place, p.number, p.message_id, p.due, p.expires_at, p.destination, q.queue_id,
                     coalesce(p.expires_at < %(now)s, false) AS expired
                 FROM {pending} AS p JOIN {queue} AS q ON q.name = p.destination
-                WHERE {due} FOR UPDATE OF p SKIP LOCKED"""
-        # Headers are looked at only once it is settled which messages are taken: they are in another table. Where they
-        # are gone from there the message moves, as without the rule, and whoever receives it sets it aside.
-        past_use = lapsed("c.headers", "%(now)s::timestamptz", "%(allowance)s::interval")
-        wanted = f"""
-                SELECT place, number, message_id, due, expires_at, destination, queue_id,
-                    expired OR coalesce((SELECT {past_use} FROM {content} AS c WHERE c.number = t.number), false)
-                        AS expired
-                FROM taken AS t"""
-        move = f"""
+                WHERE {due} FOR UPDATE OF p SKIP LOCKED),
             gone AS (DELETE FROM {pending} WHERE ctid = ANY (ARRAY(SELECT place FROM batch)) RETURNING 1),
             sent AS (
                 INSERT INTO {queue_message} (queue_id, content, due, expires_at, ends_at, store_id, message_id)
@@ -200,11 +191,7 @@ class Statements:
                 SELECT {in_calendar("p.attempt_at")}, {has_queue} FROM {pending} AS p
                 WHERE {free} AND p.number NOT IN (SELECT number FROM batch)
                 ORDER BY p.attempt_at, p.number LIMIT 1) AS next ON true"""
-        of_all = f"WITH batch AS MATERIALIZED ({taken}),"
-        of_wanted = f"WITH taken AS MATERIALIZED ({taken}), batch AS MATERIALIZED ({wanted}),"
-        self.move, self.move_few = sql(f"{of_all}{move} {nothing_next}"), sql(f"{of_all}{move} {next_one}")
-        self.move_wanted = sql(f"{of_wanted}{move} {nothing_next}")
-        self.move_few_wanted = sql(f"{of_wanted}{move} {next_one}")
+        self.move, self.move_few = sql(f"{move} {nothing_next}"), sql(f"{move} {next_one}")
 
         # --- one message by its id
         target = f"""

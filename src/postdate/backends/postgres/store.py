@@ -74,7 +74,6 @@ from postdate.ports import (
     Work,
 )
 from postdate.ports.archives import StoredRecord
-from postdate.ports.stores import Discarding
 from postdate.runtime.group_commit import Job, do_jobs, group_of
 from postdate.runtime.threads import in_thread
 
@@ -497,23 +496,13 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
     # --- moving -------------------------------------------------------------------------------------------------
 
     @override
-    async def move_due(
-        self, now: datetime, limit: int, *, discarding: Discarding | None = None, listing: bool = False
-    ) -> MoveReport:
-        """See :meth:`postdate.ports.MovingStore.move_due`; one statement, with the rule of discarding in SQL."""
-        allowance = None if discarding is None else discarding.allowance
-        many, few = (
-            (self._sql.move, self._sql.move_few)
-            if allowance is None
-            else (self._sql.move_wanted, self._sql.move_few_wanted)
-        )
-
+    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
         def move(connection: Connection) -> MoveReport:
             look = self._next_due.look()
             held, first_held = self._claims.locked(), self._claims.first_locked()
             values = {"now": now, "limit": limit, "store": self._store_id(connection), "from": self._next_due.since()}
-            sql = many if self._many_due else few
-            values |= {"held": array(held), "listing": listing, "allowance": allowance}
+            sql = self._sql.move if self._many_due else self._sql.move_few
+            values |= {"held": array(held), "listing": listing}
             try:
                 row = connection.execute(sql, values, prepare=True, binary=True).fetchone()
             except psycopg.DataError as error:  # one row may keep all others from moving

@@ -27,8 +27,8 @@ from postdate.backends.redis.server import RedisServer
 from postdate.backends.redis.transaction import RedisTransaction, finish_parts, transaction_of
 from postdate.backends.rowlocks.next_due import NextDue
 from postdate.clock import from_microseconds, to_microseconds
-from postdate.errors import ConfigurationError, DuplicateMessage, InvalidHeaders, InvalidMessage, MessageError
-from postdate.messages import DelayedMessage, Headers, decode_headers, encode_headers, rescheduled, sealed
+from postdate.errors import ConfigurationError, DuplicateMessage, InvalidMessage, MessageError
+from postdate.messages import DelayedMessage, encode_headers, rescheduled, sealed
 from postdate.ports import (
     NOTHING_MOVED,
     OUTCOME_RECORDS,
@@ -49,13 +49,9 @@ from postdate.ports import (
     Wake,
     Work,
 )
-from postdate.ports.stores import Discarding
 
 _MOST_BYTES_AT_ONCE: Final = 16 * 1024 * 1024
 """Of headers and bodies in one claim; a single message may have more."""
-
-_NAMED_BY_WHAT_MAY_LAPSE: Final = (Headers.TIME_TO_BE_RECEIVED, Headers.EXPIRES_AT, "\\u")
-"""Few messages have one of these. A name could hide behind an escape only; we write none in names, but others may."""
 
 log = logging.getLogger("postdate.redis")
 
@@ -344,24 +340,10 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
     # --- moves --------------------------------------------------------------------------------------------------
 
     @override
-    async def move_due(
-        self, now: datetime, limit: int, *, discarding: Discarding | None = None, listing: bool = False
-    ) -> MoveReport:
-        """See :meth:`postdate.ports.MovingStore.move_due`; one script.
-
-        With ``discarding`` the script asks first, where headers may say when a message lapses: nothing is moved before
-        all of them are judged, so they keep their order, and what comes in between is asked about, too.
-        """
+    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
         look = self._next_due.look()
-        names = () if discarding is None else _NAMED_BY_WHAT_MAY_LAPSE
-        head = (self.place, self._level, instant(now), limit, int(listing), len(names), *names)
-        judged = list[Part]()
-        answer: Sequence[Any] = await self._server.run("move", *head, 0)
-        while discarding is not None and isinstance(answer[0], list):
-            for member, headers in answer:
-                judged += member, int(_has_lapsed(headers, now, discarding))
-            answer = await self._server.run("move", *head, len(judged) // 2, *judged)
-        delivered, expired, left_behind, first, rows = answer
+        call = (self.place, self._level, instant(now), limit, int(listing))
+        delivered, expired, left_behind, first, rows = await self._server.run("move", *call)
         next_attempt = self._seen(look, first or None)
         return MoveReport(delivered, expired, bool(left_behind), next_attempt, _moved(rows) if listing else None)
 
@@ -447,13 +429,6 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
     @override
     async def server_facts(self) -> ServerFacts:
         return await server_facts(self._server)
-
-
-def _has_lapsed(headers: bytes, now: datetime, discarding: Discarding) -> bool:
-    try:
-        return discarding.has_lapsed(decode_headers(headers), now, discarding.allowance)
-    except InvalidHeaders:
-        return False  # whoever receives it sets it aside
 
 
 def _moved(rows: Sequence[Any]) -> Moved:

@@ -7,11 +7,8 @@ from typing import Final
 from postdate.backends.sqlite.file import Transaction, queue_topic
 from postdate.backends.sqlite.rows import nearest_instant, read_rows, shown
 from postdate.backends.sqlite.waiting import next_attempt
-from postdate.clock import LATEST, from_microseconds
-from postdate.errors import InvalidHeaders
-from postdate.messages import Headers, decode_headers
+from postdate.clock import LATEST
 from postdate.ports import NOTHING_MOVED, Moved, MoveReport, Recording
-from postdate.ports.stores import Discarding
 
 # The batch is written down first: every later statement works on exactly these rows, whatever the planner does. An
 # expiry that is no number ends nothing, here and in the queue: whoever receives the message sets it aside.
@@ -31,13 +28,6 @@ _RECORD_BATCH: Final = """
     SELECT iif(b.expired, 5, 2), d.message_id, :now, d.due, d.destination
     FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq
     ORDER BY b.position"""
-# Few messages have an end of use, and to look for its name costs much less than to parse headers. A name could hide
-# from that only behind an escape; we write none in names, but others may.
-_JUDGE_BATCH: Final = f"""
-    UPDATE temp.batch SET expired = 1 WHERE NOT expired AND (
-        SELECT (instr(c.headers, '{Headers.TIME_TO_BE_RECEIVED}') OR instr(c.headers, '{Headers.EXPIRES_AT}')
-            OR instr(c.headers, '\\u')) AND postdate_has_lapsed(CAST(c.headers AS BLOB))
-        FROM delayed_message AS d CROSS JOIN content AS c ON c.seq = d.content WHERE d.seq = batch.seq)"""
 _LIST_BATCH: Final = """
     SELECT d.message_id, d.due, d.destination, b.expired
     FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq ORDER BY b.position"""
@@ -55,14 +45,13 @@ _HEAD_HAS_NO_QUEUE: Final = """
     WHERE d.attempt_at < :now ORDER BY d.attempt_at LIMIT 1"""
 
 
-def move(tx: Transaction, now: int, limit: int, discarding: Discarding | None = None, *, listing: bool) -> MoveReport:
+def move(tx: Transaction, now: int, limit: int, *, listing: bool) -> MoveReport:
     """Do what :meth:`postdate.ports.MovingStore.move_due` says, in a transaction.
 
     Args:
         tx: that writes.
         now: microseconds since 1970 UTC; what was due before it is taken.
         limit: messages at most.
-        discarding: which messages have lapsed; ``None``: none but those past their absolute expiry.
         listing: say which ones.
     """
     tx.execute(
@@ -73,29 +62,10 @@ def move(tx: Transaction, now: int, limit: int, discarding: Discarding | None = 
     moved = NOTHING_MOVED if listing else None
     delivered = expired = 0
     if tx.execute(_TAKE_BATCH, values).rowcount:
-        if discarding is not None:
-            _judge(tx, now, discarding)
         moved = _listed(tx) if listing else None
         delivered, expired = _move_batch(tx, now)
     head = tx.execute(_HEAD_HAS_NO_QUEUE, {"now": now}).fetchone()
     return MoveReport(delivered, expired, bool(head and head[0]), next_attempt(tx.connection), moved)
-
-
-def _judge(tx: Transaction, now: int, discarding: Discarding) -> None:
-    """Mark what has lapsed, by the rule itself."""
-    at = from_microseconds(now)
-
-    def has_lapsed(headers: object) -> bool:
-        if not isinstance(headers, bytes | str):
-            return False  # gone: whoever receives it sets it aside
-        try:
-            said = decode_headers(headers)
-        except InvalidHeaders:
-            return False
-        return discarding.has_lapsed(said, at, discarding.allowance)
-
-    tx.connection.create_function("postdate_has_lapsed", 1, has_lapsed, deterministic=True)
-    tx.execute(_JUDGE_BATCH)
 
 
 def _listed(tx: Transaction) -> Moved:

@@ -52,7 +52,6 @@ from postdate.ports import (
     Work,
 )
 from postdate.ports.archives import StoredRecord
-from postdate.ports.stores import Discarding
 
 _RETIME: Final = """
     UPDATE content SET headers = replace(headers, ?, ?)
@@ -319,11 +318,9 @@ class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableSto
     # --- moving -------------------------------------------------------------------------------------------------
 
     @override
-    async def move_due(
-        self, now: datetime, limit: int, *, discarding: Discarding | None = None, listing: bool = False
-    ) -> MoveReport:
+    async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
         at = to_microseconds(now)
-        return await self.file.write(lambda tx: move(tx, at, limit, discarding, listing=listing))
+        return await self.file.write(lambda tx: move(tx, at, limit, listing=listing))
 
     @override
     async def pause(self) -> None:

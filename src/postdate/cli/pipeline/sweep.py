@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,19 +40,8 @@ def sweep(
             "--residency", parser=DURATION, metavar="DURATION", help="With --continuous: a task lasts; default: 30s."
         ),
     ] = None,
-    discard_lapsed: Annotated[
-        bool,
-        typer.Option("--discard-lapsed", help="Record as expired what its headers say nobody wants any more."),
-    ] = False,
-    allowance: Annotated[
-        timedelta | None,
-        typer.Option(
-            "--allowance",
-            parser=DURATION,
-            metavar="DURATION",
-            help="With --discard-lapsed: only that long after its end, for clocks that differ; default: 0s.",
-        ),
-    ] = None,
+    discard_lapsed: Annotated[bool, typer.Option("--discard-lapsed", hidden=True)] = False,
+    allowance: Annotated[str | None, typer.Option("--allowance", hidden=True)] = None,
     log_level: LogLevel = "INFO",
     *,
     cluster: SparkOptions,
@@ -67,9 +55,9 @@ def sweep(
         raise wrong_usage("--continuous needs --checkpoint DIR")
     if not continuous and (checkpoint is not None or residency is not None):
         raise wrong_usage("--checkpoint and --residency are for --continuous")
-    if allowance is not None and not discard_lapsed:
-        raise wrong_usage("--allowance is for --discard-lapsed")
-    spec = replace(_spec(use), discard_lapsed_after=(allowance or timedelta(0)) if discard_lapsed else None)
+    if discard_lapsed or allowance is not None:
+        raise wrong_usage("leave out --discard-lapsed and --allowance: receivers discard by the same rule")
+    spec = _spec(use)
     if continuous:
 
         def go_on(spark: SparkSession) -> None:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from functools import partial
 from unittest import mock
 
 from postdate import messages
-from postdate.core.dispatcher import has_lapsed
 from postdate.errors import DuplicateMessage, InvalidMessage
 from postdate.messages import Headers, format_timestamp, rescheduled
 from postdate.ports import (
@@ -24,7 +22,6 @@ from postdate.ports import (
     RecordKind,
     Transport,
 )
-from postdate.ports.stores import Discarding
 from postdate.testing.conformance import Damage, Topic, expect, expect_equal, expect_error, in_time
 from postdate.testing.damaged import GOOD, MENDED, Rows, bad, expect_kept, rows_of
 from postdate.testing.store_suite.subject import (
@@ -82,13 +79,12 @@ async def _moving(subject: StoreSubject) -> AsyncGenerator[tuple[MovingStore, Tr
         yield found and rows and (*found, rows)
 
 
-async def _move_beside(
-    store: MovingStore, transport: Transport, rows: Rows, discarding: Discarding | None = None
-) -> None:
-    """Have a move meet damaged messages; each must be set aside, by the store or by whoever receives it."""
+@quarantine.given(_moving)
+async def a_move_loses_nothing_that_is_unreadable(store: MovingStore, transport: Transport, rows: Rows) -> None:
+    """Moving: the others arrive in their order, and each damaged message is set aside, here or in its queue."""
     await _store_damaged(store, rows)
     for _ in range(len(GOOD) + len(rows.damages)):  # enough, however few of a batch can be moved
-        await store.move_due(NOW + SECOND, _AT_ONCE, discarding=discarding)
+        await store.move_due(NOW + SECOND, _AT_ONCE)
     expect_equal(ids(await store.claim_due(NOW + SECOND, 100)), [], "claims of what could not be moved")
     receiver, received = transport.receiver(QUEUE), list[str]()
     with in_time("receiving what was moved beside damaged messages"):
@@ -102,20 +98,6 @@ async def _move_beside(
         set_aside += [each.message_id for each in await in_queues.place.quarantined(100)]
     expect_equal(sorted(set_aside), sorted(bad(damage) for damage in rows.damages), "set aside")
     expect_equal(await store.next_attempt(), None, "next attempt with nothing left")
-
-
-@quarantine.given(_moving)
-async def a_move_loses_nothing_that_is_unreadable(store: MovingStore, transport: Transport, rows: Rows) -> None:
-    """Moving: the others arrive in their order, and each damaged message is set aside, here or in its queue."""
-    await _move_beside(store, transport, rows)
-
-
-@quarantine.given(_moving)
-async def a_move_that_looks_into_headers_loses_nothing_that_is_unreadable(
-    store: MovingStore, transport: Transport, rows: Rows
-) -> None:
-    """Moving with the rule of what nobody wants any more: a damaged message is not taken for one that has lapsed."""
-    await _move_beside(store, transport, rows, Discarding(timedelta(0), has_lapsed))
 
 
 @quarantine.given(quarantining)

@@ -1,20 +1,8 @@
--- store, level, now, messages at most, whether to list them; names that only headers of what may lapse have; members of
--- messages with such headers, each with whether it has lapsed: move what is due to its queue, record what has expired.
--- Whether headers mean that a message has lapsed is for the caller to judge: where some of those that would be moved are
--- not judged yet, nothing is done, and {member, headers} of each is returned. So all of them keep their order.
+-- store, level, now, messages at most, whether to list them: move what is due to its queue, record what has expired.
 -- Bodies are not touched: the key of a message is renamed.
 local store, level, now, limit, listing = take(), take(), take(), tonumber(take()), take() == '1'
-local names, lapsed = {}, {}
-for place = 1, tonumber(take()) do
-  names[place] = take()
-end
-for _ = 1, tonumber(take()) do
-  local member = take()
-  lapsed[member] = take()
-end
-
 local free, exists = store .. ':free', {}
-local PAGE, ASKED_BYTES = 500, 4 * 1024 * 1024
+local PAGE = 500
 
 local function is_queue(name)
   if exists[name] == nil then
@@ -23,18 +11,9 @@ local function is_queue(name)
   return exists[name]
 end
 
-local function may_lapse(headers)
-  for _, name in ipairs(names) do
-    if headers and string.find(headers, name, 1, true) then
-      return true
-    end
-  end
-  return false
-end
-
 -- What is to be done, looked at before anything is changed -----------------------------------------------------------
 
-local plan, asked, asked_bytes = {}, {}, 0
+local plan = {}
 
 local function plan_one(member)
   local id = id_of(member)
@@ -46,26 +25,14 @@ local function plan_one(member)
   if not one.is_expired and not (queue and is_queue(queue)) then
     return
   end
-  if not one.is_expired and #names > 0 then
-    local verdict = lapsed[member]
-    if verdict then
-      one.is_expired = verdict == '1'
-    else
-      local headers = call('HGET', key, 'h')
-      if may_lapse(headers) then
-        asked[#asked + 1] = { member, headers }
-        asked_bytes = asked_bytes + #headers
-      end
-    end
-  end
   plan[#plan + 1] = one
 end
 
 local looked, from = 0, '-'
-while #plan < limit and looked < limit + 5000 and asked_bytes < ASKED_BYTES do
+while #plan < limit and looked < limit + 5000 do
   local members = call('ZRANGE', free, from, '(' .. now, 'BYLEX', 'LIMIT', 0, PAGE)
   for _, member in ipairs(members) do
-    if #plan == limit or asked_bytes >= ASKED_BYTES then
+    if #plan == limit then
       break
     end
     plan_one(member)
@@ -75,9 +42,6 @@ while #plan < limit and looked < limit + 5000 and asked_bytes < ASKED_BYTES do
   if #members < PAGE then
     break
   end
-end
-if #asked > 0 then
-  return asked
 end
 
 -- Doing it -----------------------------------------------------------------------------------------------------------
