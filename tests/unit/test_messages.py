@@ -7,7 +7,16 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from postdate.errors import InvalidHeaders, InvalidMessage, InvalidTimestamp, MessageError, NotADelayedMessage
+from postdate.errors import (
+    ClaimLost,
+    DuplicateMessage,
+    InvalidHeaders,
+    InvalidMessage,
+    InvalidTimestamp,
+    MessageError,
+    NotADelayedMessage,
+    QueueNotFound,
+)
 from postdate.messages import (
     SEAL_LENGTH,
     DelayedMessage,
@@ -255,6 +264,18 @@ def test_headers_that_no_format_can_carry_are_refused(headers: dict) -> None:
 def test_size_counts_bytes() -> None:
     assert size_in_bytes("{}", b"abc") == 5
     assert size_in_bytes("🕰", b"") == 4
+
+
+def test_errors_say_their_sentence_themselves() -> None:
+    assert str(DuplicateMessage.of("a")) == "message 'a' was stored before; the first one is unchanged"
+    assert str(DuplicateMessage.of("a", "b")) == "messages 'a', 'b' were stored before; the first one is unchanged"
+    assert str(ClaimLost.of("a")) == "message 'a' is no longer held here"
+    assert str(ClaimLost.of("a", queue="q", reason="late")) == "message 'a' in 'q' is no longer held here: late"
+    assert str(ClaimLost.of("a", "b")) == "one of 2 messages is no longer held here"
+    assert str(QueueNotFound.of("q")) == "there is no queue 'q'; create it: postdate setup --queue q"
+    assert str(QueueNotFound.of("q", "a", place="t.db")) == (
+        "t.db has no queue 'q' for message 'a'; create it: postdate setup --queue q"
+    )
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------

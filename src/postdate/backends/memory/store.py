@@ -80,7 +80,7 @@ class MemoryStore(ClaimingStore, AdministrableStore):
             await self._come_back(message, now)
             return
         if (await self.store_many([message], now)).already_there:
-            raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
+            raise DuplicateMessage.of(message.message_id)
 
     @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:

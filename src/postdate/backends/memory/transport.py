@@ -222,7 +222,7 @@ class MemoryReceiver(Receiver):
     def _let_go(self, received: Received) -> Envelope:
         held = self._held.pop(received.token, None) if isinstance(received.token, int) else None
         if held is None:
-            raise ClaimLost(f"message {received.envelope.message_id!r} in {self._name!r} is no longer held here")
+            raise ClaimLost.of(received.envelope.message_id, queue=self._name)
         self._queue.held -= 1
         return held[1]
 

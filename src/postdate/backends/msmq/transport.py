@@ -349,7 +349,7 @@ class MsmqReceiver(Receiver):
     def _what_holds(self, received: Received) -> _Held:
         held = self._held.get(received.token)
         if held is None or held.received is not received:
-            raise ClaimLost(f"message {received.envelope.message_id!r} in {self._queue!r} is no longer held here")
+            raise ClaimLost.of(received.envelope.message_id, queue=self._queue)
         return held
 
     def _let_go(self, held: _Held) -> None:

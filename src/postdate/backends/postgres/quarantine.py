@@ -321,7 +321,7 @@ def number_for(connection: Connection, statements: QuarantineStatements, mended:
         return row[0]
     number, last = known
     if last != RecordKind.FAILED:
-        raise DuplicateMessage(f"message {mended['id']!r} was stored anew since it was set aside; discard this one")
+        raise DuplicateMessage.of_set_aside(mended["id"])
     return number
 
 

@@ -273,7 +273,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
     def _insert_new_or_revive(self, connection: Connection, rows: Sequence[Row], now: datetime) -> None:
         report = inserting.insert_or_revive(connection, self._sql, rows, now, self._store_id(connection))
         if report.already_there:
-            raise DuplicateMessage(f"message {report.already_there[0]!r} was stored before; the first one is unchanged")
+            raise DuplicateMessage.of(report.already_there[0])
 
     def _notify(self, connection: Connection, due: datetime, now: datetime) -> None:
         inserting.notify(connection, self._sql, due, now, self._store_id(connection))
@@ -402,8 +402,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
                 removed += row[0]
             self._claims.finished_elsewhere(held)
             if removed < len(claims):
-                lost = claims[0].message.message_id if len(claims) == 1 else f"one of {len(claims)} messages"
-                raise ClaimLost(f"message {lost!r} is no longer held by this process")
+                raise ClaimLost.of(*(claim.message.message_id for claim in claims))
 
         return finish
 

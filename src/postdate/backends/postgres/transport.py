@@ -248,7 +248,7 @@ class PostgresTransport(Transport, Quarantine, Scripted):
             if not isinstance(row, tuple):
                 errors.append(row)
                 continue
-            errors.append(None if found.get(position) else _no_queue(row[0], row[1], self.database.where))
+            errors.append(None if found.get(position) else QueueNotFound.of(row[0], row[1], place=self.database.where))
             position += 1
         return errors
 
@@ -303,9 +303,7 @@ class PostgresTransport(Transport, Quarantine, Scripted):
         if queue not in self._queue_ids:
             row = connection.execute(self.sql.find, (queue,)).fetchone()
             if row is None:
-                raise QueueNotFound(
-                    f"{self.database.where} has no queue {queue!r}; create it: postdate setup --queue {queue}"
-                )
+                raise QueueNotFound.of(queue, place=self.database.where)
             self._queue_ids[queue] = row[0]
         return self._queue_ids[queue]
 
@@ -553,7 +551,7 @@ class PostgresReceiver(Receiver):
         return int(end.record) if wanted and end.record is not None else None
 
     def _lost(self, received: Received) -> ClaimLost:
-        return ClaimLost(f"message {received.envelope.message_id!r} in {self._queue!r} is no longer held here")
+        return ClaimLost.of(received.envelope.message_id, queue=self._queue)
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
@@ -663,9 +661,3 @@ def _end_of(envelope: Envelope, now: datetime) -> tuple[datetime | None, timedel
 
 def _utc(instant: datetime | None) -> datetime | None:
     return None if instant is None else instant.astimezone(UTC)
-
-
-def _no_queue(queue: str, message_id: str, where: str) -> QueueNotFound:
-    return QueueNotFound(
-        f"{where} has no queue {queue!r} for message {message_id!r}; create it: postdate setup --queue {queue}"
-    )

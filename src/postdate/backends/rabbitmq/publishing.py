@@ -355,7 +355,7 @@ class PublishingChannel(Channel):
         code, text = arguments.unsigned(2), arguments.short_text()
         address = PublishAddress(arguments.short_text(), arguments.short_text())
         frame = self._publish_frame(address)
-        error: PostdateError = QueueNotFound(_nowhere(address))
+        error: PostdateError = _nowhere(address)
         for its in (properties, None):
             waited_for, given_up = self._find(frame, its, given_up=False), self._find(frame, its, given_up=True)
             if waited_for is not None and given_up is not None:
@@ -398,14 +398,13 @@ class PublishingChannel(Channel):
         self._flights.clear()
 
 
-def _nowhere(address: PublishAddress) -> str:
+def _nowhere(address: PublishAddress) -> QueueNotFound:
     if address.exchange:
-        return (
+        return QueueNotFound(
             f"exchange {address.exchange!r} leads to no queue with the routing key {address.routing_key!r}; "
             f"bind a queue to it"
         )
-    queue = address.routing_key
-    return f"there is no queue {queue!r}; create it: postdate setup --queue {queue}"
+    return QueueNotFound.of(address.routing_key)
 
 
 def _too_large(envelope: Envelope, header_length: int, frame_limit: int, limit: int) -> MessageTooLarge | None:

@@ -161,7 +161,7 @@ class RedisReceiver(Receiver):
         return hold
 
     def _lost_hold(self, received: Received) -> ClaimLost:
-        return ClaimLost(f"message {received.envelope.message_id!r} in {self.queue!r} is no longer held here")
+        return ClaimLost.of(received.envelope.message_id, queue=self.queue)
 
     def lost(self) -> None:
         """Look at the queue again, as others may have everything that was held, and may have given it back."""

@@ -160,7 +160,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         if (await self._store([message], now, may_come_back=True)).already_there:
-            raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
+            raise DuplicateMessage.of(message.message_id)
 
     @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:

@@ -109,7 +109,7 @@ class RedisTransport(QueueQuarantine, Transport):
             QueueNotFound: this object has not made that queue.
         """
         if queue not in self._made:
-            raise QueueNotFound(f"there is no queue {queue!r}")
+            raise QueueNotFound.of(queue)
         if await self._make(self._made):
             names = ", ".join(sorted(self._made))
             log.error("%r has lost queues and all that was in them, and they are made again: %s", self, names)
@@ -129,9 +129,7 @@ class RedisTransport(QueueQuarantine, Transport):
         self.add_send(transaction, [envelopes[place] for place in sent], now, strict=bool(work))
         for missing in await transaction.commit(self._server):
             envelope = envelopes[sent[missing]]
-            answers[sent[missing]] = QueueNotFound(
-                f"there is no queue {envelope.destination!r} for message {envelope.message_id!r}"
-            )
+            answers[sent[missing]] = QueueNotFound.of(envelope.destination, envelope.message_id)
         return answers
 
     def why_not(self, envelope: Envelope) -> PostdateError | None:

@@ -133,9 +133,7 @@ class RowQuarantine:
             from_row(row)
             note = RecordNote(at, int(RecordKind.RETURNED))
             if not self._tables.come_back(session, row, note) and not self._tables.insert(session, [row], at):
-                raise DuplicateMessage(
-                    f"message {row.message_id!r} was stored anew since it was set aside; discard this one"
-                )
+                raise DuplicateMessage.of_set_aside(row.message_id)
             self._tables.end_aside(session, aside, None)
 
         self._pool.transaction(put_back)

@@ -208,7 +208,7 @@ class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, Scannab
 
             # Apart: who finds the id there has a lock on it, shared with others who do; each would wait for the rest.
             if not await in_thread(self._pool.transaction, store_again):
-                raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
+                raise DuplicateMessage.of(message.message_id)
         self._next_due.heard(row.due)
 
     def _store_jobs(self, jobs: Sequence[Job[tuple[MessageRow, int], bool]]) -> None:

@@ -261,7 +261,7 @@ class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableSto
         def finish(tx: Transaction) -> None:
             for claim in claims:
                 if not _finish(tx, claim, OUTCOME_RECORDS[outcome], at, detail):
-                    raise ClaimLost(f"message {claim.message.message_id!r} is no longer held by this process")
+                    raise ClaimLost.of(claim.message.message_id)
 
         return finish
 
@@ -455,7 +455,7 @@ class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableSto
 def _insert_new(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> None:
     report = insert_or_revive(tx, rows, at)
     if report.already_there:
-        raise DuplicateMessage(f"message {report.already_there[0]!r} was stored before; the first one is unchanged")
+        raise DuplicateMessage.of(report.already_there[0])
 
 
 def _end(tx: Transaction, message_id: str, kind: RecordKind, at: int, detail: str) -> bool:
