@@ -14,6 +14,7 @@ from postdate.errors import (
     InvalidMessage,
     InvalidTimestamp,
     MessageError,
+    MessageTooLarge,
     NotADelayedMessage,
     QueueNotFound,
 )
@@ -38,7 +39,9 @@ from postdate.messages import (
     resealed,
     sealed,
     size_in_bytes,
+    stored_headers,
     to_envelope,
+    why_too_large,
 )
 
 DUE = datetime(2026, 1, 31, 12, 0, 5, tzinfo=UTC)
@@ -264,6 +267,27 @@ def test_headers_that_no_format_can_carry_are_refused(headers: dict) -> None:
 def test_size_counts_bytes() -> None:
     assert size_in_bytes("{}", b"abc") == 5
     assert size_in_bytes("🕰", b"") == 4
+
+
+def test_what_is_too_large_is_told_with_its_size_and_the_limit() -> None:
+    message = DelayedMessage("m", DUE, "queue", {}, b"x" * 2_000)
+    assert stored_headers(message, 2_002) == "{}"
+    with pytest.raises(MessageTooLarge, match="message 'm' has 2,002 bytes, this store takes 2,001; keep large"):
+        stored_headers(message, 2_001)
+    envelope = Envelope("queue", "m", {}, b"x" * 2_000)
+    assert why_too_large(envelope, "{}", 2_002) is None
+    told = "message 'm' to 'queue' has 2,002 bytes, this transport takes 2,001; keep large content elsewhere"
+    assert str(why_too_large(envelope, "{}", 2_001)).startswith(told)
+
+
+@pytest.mark.parametrize("header", [Headers.FAILED_QUEUE, Headers.PROCESSING_ENDED])
+def test_a_copy_for_the_error_or_audit_queue_has_room_for_what_it_says_besides(header: str) -> None:
+    limit, room = 1_000, 256 * 1024
+    copy = Envelope("error", "m", {header: "x"}, b"x" * (limit + room - 2))
+    assert why_too_large(copy, "{}", limit) is None
+    assert "takes 263,144" in str(why_too_large(copy, "{} ", limit))
+    delayed = DelayedMessage("m", DUE, "queue", {header: "x"}, copy.body)
+    assert why_too_large(delayed, "{}", limit) is not None, "a store keeps no such copies"
 
 
 def test_errors_say_their_sentence_themselves() -> None:

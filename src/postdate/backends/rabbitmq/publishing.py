@@ -24,7 +24,7 @@ from postdate.errors import (
     QueueNotFound,
     TransportUnreachable,
 )
-from postdate.messages import Envelope, encode_headers, size_in_bytes, size_limit
+from postdate.messages import Envelope, encode_headers, why_too_large
 
 log = logging.getLogger("postdate.rabbitmq")
 
@@ -414,14 +414,7 @@ def _too_large(envelope: Envelope, header_length: int, frame_limit: int, limit: 
             f"the headers of message {envelope.message_id!r} to {envelope.destination!r} have {header_length:,} bytes, "
             f"AMQP takes {frame_limit:,} on this connection; put large content into the body"
         )
-    size = size_in_bytes(encode_headers(envelope.headers), envelope.body)
-    limit = size_limit(envelope.headers, limit)
-    if size > limit:
-        return MessageTooLarge(
-            f"message {envelope.message_id!r} to {envelope.destination!r} has {size:,} bytes, this transport takes "
-            f"{limit:,}; keep large content elsewhere and send a reference, or raise largest_message_bytes"
-        )
-    return None
+    return why_too_large(envelope, encode_headers(envelope.headers), limit)
 
 
 def why_not(envelope: Envelope, limit: int) -> PostdateError | None:

@@ -16,7 +16,7 @@ from postdate.backends.redis.claimant import Claimant
 from postdate.backends.redis.clocks import Clocks
 from postdate.backends.redis.errors import STORE
 from postdate.backends.redis.facts import check_eviction, server_facts, server_now
-from postdate.backends.redis.layout import Part, check_size, instant_of, message_parts, microseconds_of, read_message
+from postdate.backends.redis.layout import Part, instant_of, message_parts, microseconds_of, read_message
 from postdate.backends.redis.layout import written as instant
 from postdate.backends.redis.login import RedisLogin
 from postdate.backends.redis.observation import RedisStoreObserver
@@ -28,7 +28,15 @@ from postdate.backends.redis.transaction import RedisTransaction, finish_parts, 
 from postdate.backends.rowlocks.next_due import NextDue
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import ConfigurationError, DuplicateMessage, InvalidHeaders, InvalidMessage, MessageError
-from postdate.messages import DelayedMessage, Headers, decode_headers, encode_headers, rescheduled, sealed
+from postdate.messages import (
+    DelayedMessage,
+    Headers,
+    decode_headers,
+    encode_headers,
+    rescheduled,
+    sealed,
+    stored_headers,
+)
 from postdate.ports import (
     NOTHING_MOVED,
     OUTCOME_RECORDS,
@@ -178,7 +186,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
 
     def _parts(self, messages: Sequence[DelayedMessage]) -> list[Part]:
         for message in messages:
-            check_size(message, self._capabilities.largest_message_bytes)
+            stored_headers(message, self._capabilities.largest_message_bytes)
         return [part for message in messages for part in message_parts(message, checksum=self._checksum)]
 
     # --- in a transaction with the queues -------------------------------------------------------------------------

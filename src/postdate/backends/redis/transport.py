@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from postdate.backends.redis.errors import QUEUES
 from postdate.backends.redis.facts import check_eviction, server_facts
-from postdate.backends.redis.layout import envelope_parts, why_too_large, written
+from postdate.backends.redis.layout import envelope_parts, written
 from postdate.backends.redis.login import RedisLogin
 from postdate.backends.redis.observation import RedisQueueObserver
 from postdate.backends.redis.opened import OpenRedis
@@ -24,7 +24,7 @@ from postdate.backends.redis.receiver import RedisReceiver
 from postdate.backends.redis.server import RedisServer
 from postdate.backends.redis.transaction import RedisTransaction
 from postdate.errors import PostdateError, QueueNotFound
-from postdate.messages import Envelope
+from postdate.messages import Envelope, check_headers, encode_headers, why_too_large
 from postdate.ports import (
     End,
     Observer,
@@ -134,7 +134,8 @@ class RedisTransport(QueueQuarantine, Transport):
 
     def why_not(self, envelope: Envelope) -> PostdateError | None:
         """Return why a message cannot be sent whether its queue is there or not, or ``None``."""
-        return why_too_large(envelope, self._capabilities.largest_message_bytes)
+        check_headers(envelope.headers)
+        return why_too_large(envelope, encode_headers(envelope.headers), self._capabilities.largest_message_bytes)
 
     def transaction(self, work: Sequence[Work]) -> RedisTransaction:
         """Return a transaction in which ``work`` is done.
