@@ -49,6 +49,7 @@ from postdate.ports import (
     ArchivableStore,
     ArrowBatch,
     Claim,
+    DelegatedQuarantine,
     Mending,
     MessageFilter,
     Moved,
@@ -57,8 +58,6 @@ from postdate.ports import (
     NativeTransaction,
     OldSnapshot,
     Outcome,
-    Quarantine,
-    Quarantined,
     Record,
     Recording,
     RecordKind,
@@ -89,7 +88,7 @@ _STORED_AT_ONCE: Final = 500
 """Messages that are stored one by one, and share a commit."""
 
 
-class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine, Scripted):
+class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, DelegatedQuarantine, Scripted):
     """Keeps delayed messages in a table of PostgreSQL. Needs direct connections: a pooler would swallow wake-ups.
 
     Args:
@@ -545,24 +544,13 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
     # --- what cannot be read ------------------------------------------------------------------------------------
 
     @override
-    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
-        return await self._shelf.listed(limit)
-
-    @override
-    async def quarantined_count(self) -> int:
-        return await self._shelf.count()
-
-    @override
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        await self._shelf.put_back(number, mending, now)
+        await super().put_back(number, mending, now)
         self._next_due.forget()
 
-    @override
-    async def discard_quarantined(self, number: int, now: datetime) -> None:
-        await self._shelf.discard(number, now)
-
     @property
-    def _shelf(self) -> PostgresQuarantine:
+    @override
+    def _quarantine(self) -> PostgresQuarantine:
         def place(connection: Connection) -> str:
             return f"t.queue_id IS NULL AND t.store_id = {self._store_id(connection):d}"
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from typing_extensions import override
 
@@ -25,7 +25,7 @@ from postdate.backends.rowlocks.parts import (
     nearest_instant,
 )
 from postdate.backends.rowlocks.pool import Pool
-from postdate.backends.rowlocks.quarantine import RowLockQuarantine, RowQuarantine
+from postdate.backends.rowlocks.quarantine import RowQuarantine
 from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
 from postdate.errors import (
@@ -41,6 +41,7 @@ from postdate.ports import (
     AdministrableStore,
     Claim,
     ClaimingStore,
+    DelegatedQuarantine,
     MessageFilter,
     Outcome,
     Record,
@@ -59,8 +60,6 @@ from postdate.ports import (
 from postdate.runtime.group_commit import Job, do_jobs, group_of
 from postdate.runtime.threads import in_thread
 
-T = TypeVar("T")
-
 _MICROSECOND: Final = timedelta(microseconds=1)
 _CLOSE_WITHIN_SECONDS: Final = 5.0
 _STORED_AT_ONCE: Final = 500
@@ -70,7 +69,7 @@ log = logging.getLogger("postdate.stores")
 _MODES: Final = frozenset(TransactionMode) - {TransactionMode.TRANSACTION_SCOPE}
 
 
-class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, ScannableStore, Scripted):
+class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, ScannableStore, Scripted):
     """Keeps delayed messages in a table of a database server. The queues are elsewhere, so delivery is at least once.
 
     Args:
@@ -117,9 +116,9 @@ class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, Scannab
             liveness.start(claims)
             return liveness.holder()
 
-        shelf = RowQuarantine(self._pool, tables, self._next_due)
-        claims = Claims(self._pool, tables, holder, shelf.left_out)
-        self._parts = (tables, claims, liveness, shelf)
+        quarantine = RowQuarantine(self._pool, tables, self._next_due)
+        claims = Claims(self._pool, tables, holder, quarantine.left_out)
+        self._parts = (tables, claims, liveness, quarantine)
 
     @property
     @override
@@ -184,7 +183,8 @@ class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, Scannab
         return self._assembled[0]
 
     @property
-    def _shelf(self) -> RowQuarantine:
+    @override
+    def _quarantine(self) -> RowQuarantine:
         return self._assembled[3]
 
     @property
@@ -307,12 +307,12 @@ class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, Scannab
         try:
             while True:
                 session.begin()
-                left_out = self._shelf.left_out()
+                left_out = self._quarantine.left_out()
                 found = self._tables.claim(session, at, limit + len(left_out))
                 messages, bad = decoded((number, row) for number, _, row in found)
                 if bad.keys() <= left_out:
                     break
-                self._shelf.clear_away(session, bad, at)  # for all to see, before anything is held
+                self._quarantine.clear_away(session, bad, at)  # for all to see, before anything is held
             found = [each for each in found if each[0] in messages][:limit]
             if not found:
                 session.rollback()
@@ -437,7 +437,7 @@ class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, Scannab
 
         def count(session: Any) -> StoreStatistics:
             *counts, next_due = self._tables.statistics(session, at)
-            aside = self._shelf.count(session)
+            aside = self._quarantine.count(session)
             return StoreStatistics(*counts, next_due=_instant(next_due), quarantined=aside)
 
         return await in_thread(self._pool.run_patiently, count)
@@ -454,14 +454,14 @@ class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, Scannab
         def look(session: Any) -> Sequence[tuple[int, MessageRow]]:
             return self._tables.list_pending(session, where.destination, first, end, limit)
 
-        return await in_thread(self._shelf.looked_at, look)
+        return await in_thread(self._quarantine.looked_at, look)
 
     @override
     async def get(self, message_id: str) -> DelayedMessage | None:
         def look(session: Any) -> Sequence[tuple[int, MessageRow]]:
             return self._tables.get(session, message_id)
 
-        found = await in_thread(self._shelf.looked_at, look)
+        found = await in_thread(self._quarantine.looked_at, look)
         return found[0] if found else None
 
     @override
