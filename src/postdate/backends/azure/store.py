@@ -141,11 +141,6 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         return f"AzureTableStore({self._login.place('table')}, table={self._table_name!r})"
 
     @property
-    @override
-    def capabilities(self) -> StoreCapabilities:
-        return self._capabilities
-
-    @property
     def table_name(self) -> str | None:
         """The table of the waiting messages; ``None`` before it is known."""
         return self._table_name

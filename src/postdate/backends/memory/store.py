@@ -64,11 +64,6 @@ class MemoryStore(ClaimingStore, AdministrableStore):
         self._tokens = itertools.count(1)
         self._wakes: list[Wake] = []
 
-    @property
-    @override
-    def capabilities(self) -> StoreCapabilities:
-        return self._capabilities
-
     @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
         """Nothing to prepare; the mode was checked against the capabilities."""

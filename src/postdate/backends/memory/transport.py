@@ -98,11 +98,6 @@ class MemoryTransport(Transport):
         self._clock = clock or SystemClock()
         self.queues: dict[str, _Queue] = {}
 
-    @property
-    @override
-    def capabilities(self) -> TransportCapabilities:
-        return self._capabilities
-
     @override
     async def create_queues(self, names: Sequence[str]) -> None:
         for name in names:

@@ -137,11 +137,6 @@ class MsmqTransport(Transport):
     def __repr__(self) -> str:
         return f"MsmqTransport({self._default_machine!r}, transactional={self.transactional})"
 
-    @property
-    @override
-    def capabilities(self) -> TransportCapabilities:
-        return self._capabilities
-
     def _apartment(self) -> Apartment:
         if self._sending is None:
             self._sending = Apartment(self.com, "send")

@@ -145,11 +145,6 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, DelegatedQ
             has_clock=True,
         )
 
-    @property
-    @override
-    def capabilities(self) -> StoreCapabilities:
-        return self._capabilities
-
     @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
         """Settle the name of the table; the server is not asked. See :class:`postdate.ports.DelayedMessageStore`."""

@@ -149,11 +149,6 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
             takes_by_id=True,
         )
 
-    @property
-    @override
-    def capabilities(self) -> TransportCapabilities:
-        return self._capabilities
-
     @override
     def setup_statements(self, endpoint: str) -> str:
         """Return the SQL of the tables that :meth:`create_queues` makes; may be run again."""

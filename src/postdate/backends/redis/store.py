@@ -120,11 +120,6 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
     def __repr__(self) -> str:
         return f"RedisStore({self._server!r}, table={self._table!r})"
 
-    @property
-    @override
-    def capabilities(self) -> StoreCapabilities:
-        return self._capabilities
-
     @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
         if self._table is None:
@@ -378,11 +373,6 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
         """Others have their turn between any two scripts."""
 
     # --- the simple contract --------------------------------------------------------------------------------------
-
-    @override
-    async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
-        claims = await self.claim_due(now, 1)
-        return claims[0].message if claims else None
 
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:

@@ -87,11 +87,6 @@ class RedisTransport(QueueQuarantine, Transport):
     def __repr__(self) -> str:
         return f"RedisTransport({self._server!r})"
 
-    @property
-    @override
-    def capabilities(self) -> TransportCapabilities:
-        return self._capabilities
-
     @override
     async def create_queues(self, names: Sequence[str]) -> None:
         await check_eviction(self._server)

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.rowlocks.claims import Claims, HeldMessage
+from postdate.backends.rowlocks.claims import Claims
 from postdate.backends.rowlocks.database import RowLockSchema
 from postdate.backends.rowlocks.liveness import Liveness
 from postdate.backends.rowlocks.next_due import NextDue
@@ -119,11 +119,6 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
         quarantine = RowQuarantine(self._pool, tables, self._next_due)
         claims = Claims(self._pool, tables, holder, quarantine.left_out)
         self._parts = (tables, claims, liveness, quarantine)
-
-    @property
-    @override
-    def capabilities(self) -> StoreCapabilities:
-        return self._capabilities
 
     @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
@@ -253,7 +248,7 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
     async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
         def fetch() -> DelayedMessage | None:
             claims = self._claim(to_microseconds(now), 1)
-            self._claims.lease([claim.token for claim in claims if isinstance(claim.token, HeldMessage)])
+            self._claims.lease(self._claims.held(claims))  # a lock would keep a connection for each message
             return claims[0].message if claims else None
 
         return await in_thread(fetch)

@@ -34,12 +34,8 @@ class SqliteSagaStore(SqlSagaStore):
     ) -> None:
         self.file = SqliteFile.open(path, synchronous=synchronous, recording=recording, create=create)
         super().__init__(str(self.file.path), "saga", "?")
+        self._capabilities = SagaStoreCapabilities(durable=True, shared=True, database=("sqlite", str(self.file.path)))
         self._closed = False
-
-    @property
-    @override
-    def capabilities(self) -> SagaStoreCapabilities:
-        return SagaStoreCapabilities(durable=True, shared=True, database=("sqlite", str(self.file.path)))
 
     @override
     async def setup(self) -> None:

@@ -151,11 +151,6 @@ class LocalTransport(FileQuarantine, Transport):
             takes_by_id=True,
         )
 
-    @property
-    @override
-    def capabilities(self) -> TransportCapabilities:
-        return self._capabilities
-
     @override
     async def create_queues(self, names: Sequence[str]) -> None:
         def create(tx: Transaction) -> None:
