@@ -105,11 +105,11 @@ class PostgresTimeouts(TimeoutPersister, Scripted):
         """Settle the name of the table; the server is not asked."""
         self._endpoint, self._sql, self._digits = endpoint, self._statements(endpoint), None
 
-    def _statements(self, endpoint: str) -> _Statements:
-        return _Statements(self._schema, check_name(table_name(endpoint, prefix=self._prefix), _WHAT))
+    def _statements(self, endpoint: str) -> _TimeoutStatements:
+        return _TimeoutStatements(self._schema, check_name(table_name(endpoint, prefix=self._prefix), _WHAT))
 
     @property
-    def _known(self) -> _Statements:
+    def _known(self) -> _TimeoutStatements:
         if self._sql is None:
             raise ConfigurationError(
                 "PostgresTimeouts does not know its table yet: call initialize(endpoint) first, or give table_prefix="
@@ -181,7 +181,7 @@ class PostgresTimeouts(TimeoutPersister, Scripted):
         wanted = normal_id(timeout_id)
         return None if wanted is None else await in_thread(self._claim, self._known, wanted)
 
-    def _claim(self, statements: _Statements, timeout_id: str) -> TimeoutClaim | None:
+    def _claim(self, statements: _TimeoutStatements, timeout_id: str) -> TimeoutClaim | None:
         connection = self._connections.take()
         found = None
         try:
@@ -197,7 +197,7 @@ class PostgresTimeouts(TimeoutPersister, Scripted):
                 _roll_back(self._connections, connection)
         if found is None:
             return None
-        claim = _Claim(self._connections, connection, statements, found)
+        claim = _ConnectionClaim(self._connections, connection, statements, found)
         return TimeoutClaim(found, claim.remove, claim.release)
 
     @override
@@ -254,11 +254,11 @@ class PostgresTimeouts(TimeoutPersister, Scripted):
         await in_thread(self._connections.close_blocking)
 
 
-class _Claim:
+class _ConnectionClaim:
     """What a :class:`postdate.ports.timeouts.TimeoutClaim` calls: a row, locked by the transaction of a session."""
 
     def __init__(
-        self, connections: Access, connection: BoundedConnection, statements: _Statements, timeout: Timeout
+        self, connections: Access, connection: BoundedConnection, statements: _TimeoutStatements, timeout: Timeout
     ) -> None:
         self.timeout = timeout
         self._connections, self._statements = connections, statements
@@ -302,7 +302,7 @@ def _naive(instant: datetime) -> datetime:
     return instant.astimezone(UTC).replace(tzinfo=None)
 
 
-class _Statements:
+class _TimeoutStatements:
     """Every statement of one table, and its name.
 
     Args:

@@ -117,7 +117,7 @@ class ServerTimeouts(TimeoutPersister, Scripted):
         self, database: RowLockSchema, make_table: Callable[[str], TimeoutTable], table_prefix: str | None
     ) -> None:
         self.server, self._pool, self._make_table = database.server, Pool(database.connections), make_table
-        self._claims = set[_Claim]()
+        self._claims = set[_SessionClaim]()
         self._prefix, self._endpoint = table_prefix, ""
         self._table = None if table_prefix is None else self._named("")
 
@@ -185,7 +185,7 @@ class ServerTimeouts(TimeoutPersister, Scripted):
         if found is None:
             self._pool.roll_back(session)
             return None
-        claim = _Claim(self._pool, session, table, found, self._claims)
+        claim = _SessionClaim(self._pool, session, table, found, self._claims)
         self._claims.add(claim)
         return TimeoutClaim(found, claim.remove, claim.release)
 
@@ -227,7 +227,7 @@ class ServerTimeouts(TimeoutPersister, Scripted):
         await in_thread(give_back)
 
 
-class _Claim:
+class _SessionClaim:
     """What a :class:`postdate.ports.timeouts.TimeoutClaim` calls: a row, locked by the transaction of a session.
 
     Args:
@@ -239,7 +239,7 @@ class _Claim:
     """
 
     def __init__(
-        self, pool: Pool, session: Any, table: TimeoutTable, timeout: Timeout, all_claims: set[_Claim]
+        self, pool: Pool, session: Any, table: TimeoutTable, timeout: Timeout, all_claims: set[_SessionClaim]
     ) -> None:
         self.timeout = timeout
         self._pool, self._session, self._table, self._all_claims = pool, session, table, all_claims

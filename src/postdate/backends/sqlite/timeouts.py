@@ -136,7 +136,7 @@ class SqliteTimeouts(TimeoutPersister):
                 hold.let_go()
         if found is None:
             return None
-        claim = _Claim(found, self, hold)
+        claim = _FileClaim(found, self, hold)
         return TimeoutClaim(found, claim.remove, claim.release)
 
     @override
@@ -193,7 +193,7 @@ class SqliteTimeouts(TimeoutPersister):
             self.file.close()
 
 
-class _Claim:
+class _FileClaim:
     """What a :class:`postdate.ports.timeouts.TimeoutClaim` calls: a locked file."""
 
     def __init__(self, timeout: Timeout, timeouts: SqliteTimeouts, hold: LockedFile) -> None:
