@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from typing_extensions import override
 
-from postdate.backends.sqlite.file import SqliteFile
+from postdate.backends.sqlite.file import OnFile, SqliteFile
 from postdate.backends.sqlite.recording import FAILED_LAST, INSERT_MESSAGE, INSERT_SCHEDULED, record
 from postdate.backends.sqlite.rows import (
     Row,
@@ -80,10 +80,9 @@ def _set_aside_again(tx: Transaction, shelf: QuarantineTable, suspects: Mapping[
     return len(bad)
 
 
-class FileQuarantine(Quarantine):
+class FileQuarantine(OnFile, Quarantine):
     """The methods of :class:`postdate.ports.Quarantine`, on a file."""
 
-    file: SqliteFile
     _place: ClassVar[str]
     """Which places are this one's, as a condition."""
 

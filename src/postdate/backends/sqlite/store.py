@@ -121,7 +121,6 @@ class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableSto
         self.file = SqliteFile.open(
             path, synchronous=synchronous, recording=recording, create=create, holds_at_most=holds_at_most
         )
-        self._closed = False
         self._claimed = WeakSet[_Claimed]()
         self._capabilities = StoreCapabilities(
             durable=True,
@@ -152,13 +151,6 @@ class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableSto
     @override
     def observer(self) -> FileObserver:
         return FileObserver(self.file)
-
-    @override
-    async def close(self) -> None:
-        """Give the file back; a second time without effect."""
-        closed, self._closed = self._closed, True
-        if not closed:
-            self.file.close()
 
     # --- storing ------------------------------------------------------------------------------------------------
 

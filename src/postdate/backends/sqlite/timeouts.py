@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from typing_extensions import override
 
-from postdate.backends.sqlite.file import SqliteFile, Transaction
+from postdate.backends.sqlite.file import OnFile, SqliteFile, Transaction
 from postdate.backends.sqlite.liveness import presence_folder
 from postdate.backends.sqlite.locked_files import LockedFile, try_to_hold
 from postdate.errors import ConfigurationError
@@ -28,7 +28,7 @@ T = TypeVar("T")
 _RESERVED: Final = "sqlite_"
 
 
-class SqliteTimeouts(SharedSqlTimeouts["_SqliteTable"]):
+class SqliteTimeouts(OnFile, SharedSqlTimeouts["_SqliteTable"]):
     """Keeps timeouts in a table of an SQLite file; :class:`postdate.ports.timeouts.TimeoutPersister`.
 
     Times are texts ``yyyy-MM-dd HH:mm:ss.ffffff`` in UTC. Several processes may use one file at once.
@@ -55,7 +55,6 @@ class SqliteTimeouts(SharedSqlTimeouts["_SqliteTable"]):
     ) -> None:
         super().__init__(_SqliteTable, table_prefix)
         self.file = SqliteFile.open(path, synchronous=synchronous, recording=recording)
-        self._closed = False
 
     @property
     @override
@@ -103,13 +102,6 @@ class SqliteTimeouts(SharedSqlTimeouts["_SqliteTable"]):
             return None
         claim = _FileClaim(found, self, hold)
         return TimeoutClaim(found, claim.remove, claim.release)
-
-    @override
-    async def close(self) -> None:
-        """Give the file back; a second time without effect."""
-        closed, self._closed = self._closed, True
-        if not closed:
-            self.file.close()
 
 
 class _FileClaim:

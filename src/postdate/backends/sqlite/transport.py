@@ -137,7 +137,6 @@ class LocalTransport(FileQuarantine, Transport):
             path, synchronous=synchronous, recording=recording, create=create, rules=rules, holds_at_most=holds_at_most
         )
         self._rules = rules
-        self._closed = False
         self._capabilities = TransportCapabilities(
             durable=True,
             transaction_modes=frozenset(TransactionMode),
@@ -218,13 +217,6 @@ class LocalTransport(FileQuarantine, Transport):
     @override
     def observer(self) -> FileObserver:
         return FileObserver(self.file)
-
-    @override
-    async def close(self) -> None:
-        """Give the file back; a second time without effect."""
-        closed, self._closed = self._closed, True
-        if not closed:
-            self.file.close()
 
 
 class LocalReceiver(Receiver):
