@@ -291,24 +291,24 @@ def stored_headers(message: DelayedMessage, largest_message_bytes: int, *, check
         MessageTooLarge: headers and body have more bytes together than the store takes.
     """
     headers = encode_headers(message.headers)
-    if refused := why_too_large(message, headers, largest_message_bytes):
-        raise refused
+    size = size_in_bytes(headers, message.body)
+    if size > largest_message_bytes:
+        raise _too_large(message, "", size, "store", largest_message_bytes)
     return sealed(headers, message.body) if checksum else headers
 
 
-def why_too_large(
-    message: DelayedMessage | Envelope, headers: str, largest_message_bytes: int
-) -> MessageTooLarge | None:
-    """Return why a store, or queues, do not take a message whose encoded headers are these; ``None`` if they do.
+def why_too_large(envelope: Envelope, headers: str, largest_message_bytes: int) -> MessageTooLarge | None:
+    """Return why queues do not take a message whose encoded headers are these, if that is so.
 
-    What its copy for an error or audit queue says besides does not count there.
+    What the copy of a message for the error or the audit queue says besides does not count.
     """
-    size, limit, sent = size_in_bytes(headers, message.body), largest_message_bytes, isinstance(message, Envelope)
-    if sent and (Headers.FAILED_QUEUE in message.headers or Headers.PROCESSING_ENDED in message.headers):
+    size, limit = size_in_bytes(headers, envelope.body), largest_message_bytes
+    if Headers.FAILED_QUEUE in envelope.headers or Headers.PROCESSING_ENDED in envelope.headers:
         limit += _COPY_BYTES
-    if size <= limit:
-        return None
-    where, taker = (f" to {message.destination!r}", "transport") if sent else ("", "store")
+    return _too_large(envelope, f" to {envelope.destination!r}", size, "transport", limit) if size > limit else None
+
+
+def _too_large(message: DelayedMessage | Envelope, where: str, size: int, taker: str, limit: int) -> MessageTooLarge:
     return MessageTooLarge(
         f"message {message.message_id!r}{where} has {size:,} bytes, this {taker} takes {limit:,}; keep large content "
         f"elsewhere and send a reference, or raise largest_message_bytes"

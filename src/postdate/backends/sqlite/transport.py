@@ -150,6 +150,11 @@ class LocalTransport(FileQuarantine, Transport):
             takes_by_id=True,
         )
 
+    @property
+    @override
+    def capabilities(self) -> TransportCapabilities:
+        return self._capabilities  # asked for each message: that of the port would be one file more on its way
+
     @override
     async def create_queues(self, names: Sequence[str]) -> None:
         def create(tx: Transaction) -> None:
