@@ -52,7 +52,7 @@ Source: house-style.md, "Errors".
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class PostdateError(Exception):
@@ -164,6 +164,19 @@ class DuplicateMessage(StoreError):
 
     code = "duplicate_message"
 
+    @classmethod
+    def of(cls, *message_ids: str) -> Self:
+        """Return the error of a store that knows these ids."""
+        were = f"message {message_ids[0]!r} was"
+        if len(message_ids) > 1:
+            were = f"messages {', '.join(map(repr, message_ids))} were"
+        return cls(f"{were} stored before; the first one is unchanged")
+
+    @classmethod
+    def of_set_aside(cls, message_id: str) -> Self:
+        """Return the error of a store to which a message of its quarantine cannot be put back."""
+        return cls(f"message {message_id!r} was stored anew since it was set aside; discard this one")
+
 
 class SagaConflict(StoreError):
     """A saga instance was created, changed or completed by somebody else meanwhile; nothing was kept.
@@ -248,6 +261,13 @@ class QueueNotFound(TransportError):
 
     code = "queue_not_found"
 
+    @classmethod
+    def of(cls, queue: str, message_id: str = "", *, place: str = "") -> Self:
+        """Return the error of a queue that can be made; ``place`` names the database where it is not."""
+        message = f" for message {message_id!r}" if message_id else ""
+        no = f"{place} has no" if place else "there is no"
+        return cls(f"{no} queue {queue!r}{message}; create it: postdate setup --queue {queue}")
+
 
 class TransportUnavailable(TransportError):
     """The transport did not answer. Nothing was sent; the call may be repeated."""
@@ -277,6 +297,13 @@ class ClaimLost(TransportError):
     """The claim on a message was taken over by another process; the transaction was rolled back."""
 
     code = "claim_lost"
+
+    @classmethod
+    def of(cls, *message_ids: str, queue: str = "", reason: str = "") -> Self:
+        """Return the error of whoever holds one of these messages no longer: of a store, or of a queue."""
+        what = f"message {message_ids[0]!r}" if len(message_ids) == 1 else f"one of {len(message_ids)} messages"
+        where, why = f" in {queue!r}" if queue else "", f": {reason}" if reason else ""
+        return cls(f"{what}{where} is no longer held here{why}")
 
 
 class TimeoutConcurrentlyProcessed(PostdateError):

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Final, Self
+from typing import Self
 from xml.etree import ElementTree
 
 import msgspec
@@ -240,12 +240,6 @@ def encode_headers(headers: Mapping[str, str]) -> str:
     return msgspec.json.encode(dict(headers)).decode()
 
 
-def size_limit(headers: Mapping[str, str], largest_message_bytes: int) -> int:
-    """Return how large a message may be: what its copy for the error or the audit queue says besides does not count."""
-    is_copy = Headers.FAILED_QUEUE in headers or Headers.PROCESSING_ENDED in headers
-    return largest_message_bytes + (_COPY_BYTES if is_copy else 0)
-
-
 def size_in_bytes(headers: str, body: bytes) -> int:
     """Return how much a message counts against a limit: its encoded headers, in UTF-8, and its body."""
     return len(body) + (len(headers) if headers.isascii() else len(headers.encode()))
@@ -290,9 +284,6 @@ def sealed(headers: str, body: bytes) -> str:
     return headers + _seal(_checksum(headers.encode(), body))
 
 
-_ELSEWHERE: Final = "keep large content elsewhere and send a reference, or raise largest_message_bytes"
-
-
 def stored_headers(message: DelayedMessage, largest_message_bytes: int, *, checksum: bool = False) -> str:
     """Return the headers of a message as a store keeps them, with a checksum of its content if that is wanted.
 
@@ -302,21 +293,25 @@ def stored_headers(message: DelayedMessage, largest_message_bytes: int, *, check
     headers = encode_headers(message.headers)
     size = size_in_bytes(headers, message.body)
     if size > largest_message_bytes:
-        raise MessageTooLarge(
-            f"message {message.message_id!r} has {size:,} bytes, this store takes {largest_message_bytes:,}; "
-            f"{_ELSEWHERE}"
-        )
+        raise _too_large(message, "", size, "store", largest_message_bytes)
     return sealed(headers, message.body) if checksum else headers
 
 
 def why_too_large(envelope: Envelope, headers: str, largest_message_bytes: int) -> MessageTooLarge | None:
-    """Return why queues do not take a message whose encoded headers are these, if that is so."""
-    size, limit = size_in_bytes(headers, envelope.body), size_limit(envelope.headers, largest_message_bytes)
-    if size <= limit:
-        return None
+    """Return why queues do not take a message whose encoded headers are these, if that is so.
+
+    What the copy of a message for the error or the audit queue says besides does not count.
+    """
+    size, limit = size_in_bytes(headers, envelope.body), largest_message_bytes
+    if Headers.FAILED_QUEUE in envelope.headers or Headers.PROCESSING_ENDED in envelope.headers:
+        limit += _COPY_BYTES
+    return _too_large(envelope, f" to {envelope.destination!r}", size, "transport", limit) if size > limit else None
+
+
+def _too_large(message: DelayedMessage | Envelope, where: str, size: int, taker: str, limit: int) -> MessageTooLarge:
     return MessageTooLarge(
-        f"message {envelope.message_id!r} to {envelope.destination!r} has {size:,} bytes, this transport takes "
-        f"{limit:,}; {_ELSEWHERE}"
+        f"message {message.message_id!r}{where} has {size:,} bytes, this {taker} takes {limit:,}; keep large content "
+        f"elsewhere and send a reference, or raise largest_message_bytes"
     )
 
 

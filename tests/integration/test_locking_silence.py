@@ -473,7 +473,7 @@ async def test_without_rights_to_set_aside_the_others_go_on(
     assert len(said) == 1, said
     assert "--print-sql" in said[0]
 
-    monkeypatch.setattr(granted._shelf, "_left_until", 0.0)  # a minute later
+    monkeypatch.setattr(granted._quarantine, "_left_until", 0.0)  # a minute later
     assert await granted.next_attempt() == NOW
     with closing(MariaDbServer(mariadb_url).connect()) as session:
         aside = MariaDbNames(schema, TABLE).of("quarantine")

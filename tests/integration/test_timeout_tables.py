@@ -290,10 +290,10 @@ async def test_timeouts_go_by_their_indexes_in_sqlite(tmp_path: Path) -> None:
     persister = SqliteTimeouts(tmp_path / "t.db", synchronous="normal")
     await persister.initialize(ENDPOINT)
     await persister.setup()
-    sql = persister._known
+    sql = persister._known.sql
     with closing(connect(tmp_path / "t.db")) as connection:
         for statement, index in ((sql.due, "_Time"), (sql.first, "_Time"), (sql.delete_saga, "_SagaId")):
-            values = ("2026",) * statement.count("?")
+            values: dict[str, str] = dict.fromkeys(("after", "until", "limit", "id"), "2026")
             plan = str(connection.execute(f"EXPLAIN QUERY PLAN {statement}", values).fetchall())
             assert f"{TABLE}{index}" in plan, plan
             assert "SCAN" not in plan, plan

@@ -57,11 +57,6 @@ class SimulatedStore(ClaimingStore):
             has_clock=has_clock,
         )
 
-    @property
-    @override
-    def capabilities(self) -> StoreCapabilities:
-        return self._capabilities
-
     @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
         await self._connection.call("initialize", lambda: None)
@@ -198,11 +193,6 @@ class SimulatedTransport(Transport):
             pipelines=pipelines,
             prefetches=shares and pipelines,
         )
-
-    @property
-    @override
-    def capabilities(self) -> TransportCapabilities:
-        return self._capabilities
 
     @override
     async def create_queues(self, names: Sequence[str]) -> None:

@@ -22,7 +22,7 @@ from postdate.core.recoverability import (
     is_outage,
     retry_delay,
 )
-from postdate.core.repetitions import Storing, is_stored, to_be_stored
+from postdate.core.repetitions import RepeatableStoring, is_stored, to_be_stored
 from postdate.errors import (
     DestinationUnavailable,
     DuplicateMessage,
@@ -233,7 +233,7 @@ class Intake:
         if is_new and message.due < now:
             return End(record=None, outgoing=[to_envelope(to_be_stored(message))])
         if self._enlisting is not None:
-            return End(record=None, work=[Storing(self._enlisting, [message], now)])
+            return End(record=None, work=[RepeatableStoring(self._enlisting, [message], now)])
         try:
             with calling_store(self._store):
                 await self._watch.call_apart(

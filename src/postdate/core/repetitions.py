@@ -78,7 +78,7 @@ def _check(message: DelayedMessage, *, is_same: bool) -> None:
     )
 
 
-class Storing:
+class RepeatableStoring:
     """The work that stores messages in a transaction of the queues, but for those that prove to be stored already."""
 
     def __init__(self, store: MovingStore, messages: Sequence[DelayedMessage], now: datetime) -> None:
@@ -109,5 +109,5 @@ async def leave_out_repetitions(work: Sequence[Work], error: DuplicateMessage) -
     Raises:
         DuplicateMessage: it would store another message under a known id.
     """
-    if not any([await each.leave_out() for each in work if isinstance(each, Storing)]):
+    if not any([await each.leave_out() for each in work if isinstance(each, RepeatableStoring)]):
         raise error

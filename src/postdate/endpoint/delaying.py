@@ -9,7 +9,7 @@ from datetime import datetime
 from functools import partial
 
 from postdate.core.dispatcher import enlisting
-from postdate.core.repetitions import Storing
+from postdate.core.repetitions import RepeatableStoring
 from postdate.core.timeout_manager.reading import clear_timeouts, to_timeout_manager
 from postdate.endpoint.delayed_delivery import timeouts_queue
 from postdate.endpoint.saga_handling import enlisting_sagas
@@ -76,9 +76,9 @@ class Delays:
             assert self.store is not None
             await self.store.store(message, now)
 
-    def storing(self, delayed: Sequence[DelayedMessage], now: datetime) -> list[Storing]:
+    def storing(self, delayed: Sequence[DelayedMessage], now: datetime) -> list[RepeatableStoring]:
         """Return the work that stores what :meth:`split` has said is to be stored."""
-        return [Storing(self.store, delayed, now)] if self.store is not None and delayed else []
+        return [RepeatableStoring(self.store, delayed, now)] if self.store is not None and delayed else []
 
     def clear_timeouts(self, saga_id: uuid.UUID) -> Envelope | None:
         """Return the order to forget all timeouts of a saga, for whoever completes it; ``None``: nobody would obey it.

@@ -20,7 +20,7 @@ _VERSION: Final = 1
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
-class _Kept(msgspec.Struct, omit_defaults=True):
+class _KeptOperation(msgspec.Struct, omit_defaults=True):
     """One operation; instants are microseconds since 1970 UTC, spans microseconds."""
 
     destination: str
@@ -36,7 +36,7 @@ class _Kept(msgspec.Struct, omit_defaults=True):
 
 class _KeptOperations(msgspec.Struct):
     version: int
-    operations: list[_Kept]
+    operations: list[_KeptOperation]
 
 
 def encode_operations(operations: Sequence[Operation]) -> bytes:
@@ -59,8 +59,8 @@ def decode_operations(encoded: bytes) -> tuple[Operation, ...]:
     return tuple(_operation(each) for each in kept.operations)
 
 
-def _kept(operation: Operation) -> _Kept:
-    kept = _Kept(operation.destination, operation.message_id, dict(operation.headers), operation.body)
+def _kept(operation: Operation) -> _KeptOperation:
+    kept = _KeptOperation(operation.destination, operation.message_id, dict(operation.headers), operation.body)
     kept.due = None if operation.due is None else to_microseconds(operation.due)
     kept.expires_at = None if operation.expires_at is None else to_microseconds(operation.expires_at)
     if isinstance(operation, DelayedMessage):
@@ -72,7 +72,7 @@ def _kept(operation: Operation) -> _Kept:
     return kept
 
 
-def _operation(kept: _Kept) -> Operation:
+def _operation(kept: _KeptOperation) -> Operation:
     due = None if kept.due is None else from_microseconds(kept.due)
     expires_at = None if kept.expires_at is None else from_microseconds(kept.expires_at)
     if kept.delayed and due is not None:

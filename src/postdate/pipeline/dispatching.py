@@ -266,7 +266,7 @@ class _Machine:
             raise self.trouble.error
 
 
-class _Held:
+class _HeldBackWork:
     """Due work that waits while the ledger is full: what Spark does not take, is not dispatched."""
 
     def __init__(self, work: DueWork, ledger: DispatchJournal) -> None:
@@ -306,7 +306,7 @@ async def _machine(spec: SweepSpec, counts: Counts, journal: Journal) -> AsyncGe
         work: DueWork = dispatcher
         if isinstance(store, MovingStore) and enlisting(store, transport) is not None:
             work = Mover(store, dispatcher, clock, counts, journal)
-        held = _Held(work, journal) if isinstance(journal, DispatchJournal) else work
+        held = _HeldBackWork(work, journal) if isinstance(journal, DispatchJournal) else work
         yield _Machine(held, clock, fetching, sending, BreakerTimers([fetching, rate], clock), trouble)
 
 

@@ -98,7 +98,7 @@ def forecast(
     """
     if partitions < 1:
         raise PipelineError(f"{partitions} tasks read nothing; give at least 1")
-    asked = _Asked.of(now, options, store.shown)
+    asked = _ForecastRequest.of(now, options, store.shown)
     require_utc(spark)
     pending = scan_frame(spark, store, "pending", ("due", "destination"), scan_parts(store, "pending", partitions))
     rate = asked.options.rate
@@ -129,7 +129,7 @@ def forecast_frame(
     Raises:
         PipelineError: a column is missing or of another type, or the session is not in UTC.
     """
-    asked = _Asked.of(now, options, "a table")
+    asked = _ForecastRequest.of(now, options, "a table")
     require_utc(messages.sparkSession)
     named = {"due": (due, TimestampType()), "destination": (destination, StringType())}
     for name, wanted in named.values():
@@ -161,14 +161,14 @@ def measured_rate(spark: SparkSession, store: StoreSpec, partitions: int = 4) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _ForecastRequest:
     as_of: datetime
     options: ForecastOptions
     source: str
     started: float
 
     @classmethod
-    def of(cls, now: datetime, options: ForecastOptions | None, source: str) -> _Asked:
+    def of(cls, now: datetime, options: ForecastOptions | None, source: str) -> _ForecastRequest:
         return cls(aware_utc(now, "now"), options or ForecastOptions(), source, time.perf_counter())
 
     @property
@@ -176,7 +176,7 @@ class _Asked:
         return to_microseconds(self.as_of) // 1_000_000
 
 
-def _forecast(messages: DataFrame, asked: _Asked, rate: float | None) -> ForecastResult:
+def _forecast(messages: DataFrame, asked: _ForecastRequest, rate: float | None) -> ForecastResult:
     with _counted(messages, asked.as_of) as counts:
         total = _total(counts)
         step = _step(counts, total["groups"])
@@ -411,7 +411,7 @@ def _needed(upcoming: Load, to_do: Load, tolerance: timedelta) -> tuple[NeededRa
     )
 
 
-def _drain(to_do: Load, rate: float, asked: _Asked, overdue: int, last: int) -> Drain:
+def _drain(to_do: Load, rate: float, asked: _ForecastRequest, overdue: int, last: int) -> Drain:
     """Dispatch everything at a rate; ``last`` is the last second that a picture shows."""
     measured = asked.options.rate is None
     if not len(to_do):

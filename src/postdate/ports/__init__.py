@@ -33,7 +33,7 @@ from postdate.ports.observation import (
 )
 from postdate.ports.outbox import Operation, OutboxRecord, OutboxStore, OutboxTransaction
 from postdate.ports.publishing import PublishingTransport
-from postdate.ports.quarantine import Mending, Quarantine, Quarantined
+from postdate.ports.quarantine import DelegatedQuarantine, Mending, Quarantine, Quarantined
 from postdate.ports.record_streams import RecordStreamStore
 from postdate.ports.sagas import Correlation, SagaChange, SagaFate, SagaRecord, SagaStore, SagaStoreCapabilities
 from postdate.ports.scanning import ArrowBatch, Scan, ScanFilter, ScannableStore, ScanPart
@@ -70,6 +70,7 @@ __all__ = [
     "Correlation",
     "DelayExchange",
     "DelayedMessageStore",
+    "DelegatedQuarantine",
     "End",
     "Ending",
     "ExpiryRules",

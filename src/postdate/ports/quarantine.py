@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from typing_extensions import override
+
 from postdate.messages import DESTINATION_LIMIT, aware_utc, check_headers, check_text
 
 
@@ -108,3 +110,27 @@ class Quarantine(ABC):
         Raises:
             MessageNotFound: nothing of that number is set aside.
         """
+
+
+class DelegatedQuarantine(Quarantine):
+    """A store, or queues, that leave what is set aside to an object of its own."""
+
+    @property
+    def _quarantine(self) -> Quarantine:
+        raise NotImplementedError
+
+    @override
+    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
+        return await self._quarantine.quarantined(limit)
+
+    @override
+    async def quarantined_count(self) -> int:
+        return await self._quarantine.quarantined_count()
+
+    @override
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
+        await self._quarantine.put_back(number, mending, now)
+
+    @override
+    async def discard_quarantined(self, number: int, now: datetime) -> None:
+        await self._quarantine.discard_quarantined(number, now)

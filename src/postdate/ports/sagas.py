@@ -98,10 +98,12 @@ class SagaStore(ABC):
     Nothing is locked between loading and applying: who changes a version that is not there any more is told.
     """
 
+    _capabilities: SagaStoreCapabilities
+
     @property
-    @abstractmethod
     def capabilities(self) -> SagaStoreCapabilities:
-        """What this store can do; constant."""
+        """What this store can do; constant. The field ``_capabilities``, unless this is overridden."""
+        return self._capabilities
 
     @abstractmethod
     async def setup(self) -> None:

@@ -173,10 +173,12 @@ class Claim:
 class ClaimingStore(DelayedMessageStore):
     """A store that works in batches. Every built-in store is one."""
 
+    _capabilities: StoreCapabilities
+
     @property
-    @abstractmethod
     def capabilities(self) -> StoreCapabilities:
-        """What this store can do; constant."""
+        """What this store can do; constant. The field ``_capabilities``, unless this is overridden."""
+        return self._capabilities
 
     @override
     async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:

@@ -220,10 +220,12 @@ class Receiver(ABC):
 class Transport(ABC):
     """Queues."""
 
+    _capabilities: TransportCapabilities
+
     @property
-    @abstractmethod
     def capabilities(self) -> TransportCapabilities:
-        """What this transport can do; constant."""
+        """What this transport can do; constant. The field ``_capabilities``, unless this is overridden."""
+        return self._capabilities
 
     @abstractmethod
     async def create_queues(self, names: Sequence[str]) -> None:

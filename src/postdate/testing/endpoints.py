@@ -117,7 +117,7 @@ class EndpointTest:
         self.clock: VirtualClock = _HeardClock(start, self._store.wake)
         """When it is set, by ``step``, the poller is told, where a real one finds out within a minute."""
         self._sagas = sagas or (MemorySagaStore() if outbox is None else None)
-        self._endpoint = _Watched(
+        self._endpoint = _WatchedEndpoint(
             name,
             transport=_Exits(MemoryTransport(clock=self.clock), self._note),
             delayed_delivery=DelayedDelivery(self._store),
@@ -304,7 +304,7 @@ class _HeardClock(VirtualClock):
         self._told()
 
 
-class _Watched(Endpoint):
+class _WatchedEndpoint(Endpoint):
     """Remembers the messages that it made, and why some went to the error queue.
 
     Its poller does not look by itself: a month would be 43,200 looks. Whatever it would find so, it is told of.

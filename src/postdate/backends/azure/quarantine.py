@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final
+
+from typing_extensions import override
 
 from postdate.backends.azure.groups import Operation, Table
 from postdate.backends.azure.layout import DelayedEntity, changed_at, read_entity, row_key, text_of
@@ -21,7 +24,7 @@ from postdate.backends.azure.records import Records
 from postdate.backends.azure.storing import Storing
 from postdate.errors import InvalidMessage, MessageError, MessageNotFound, StoreError
 from postdate.messages import MESSAGE_ID_LIMIT, DelayedMessage, check_text, resealed
-from postdate.ports import Mending, Quarantined
+from postdate.ports import Mending, Quarantine, Quarantined
 
 _PARTITION: Final = "malformed"
 _REASON: Final = "Reason"
@@ -36,17 +39,20 @@ def number_of(row: str) -> int:
     return int.from_bytes(hashlib.sha256(row.encode()).digest()[:_NUMBER_BYTES], "big")
 
 
-class TableQuarantine:
+class TableQuarantine(Quarantine):
     """What is set aside of one table.
 
     Args:
         table: of the waiting messages.
         records: beside them.
         storing: into the table.
+        returned: told what waits again.
     """
 
-    def __init__(self, table: Table, records: Records, storing: Storing) -> None:
-        self._table, self._records, self._storing = table, records, storing
+    def __init__(
+        self, table: Table, records: Records, storing: Storing, returned: Callable[[DelayedEntity], None]
+    ) -> None:
+        self._table, self._records, self._storing, self._returned = table, records, storing, returned
 
     async def set_aside(self, entity: Entity, error: MessageError, now: datetime) -> None:
         """Take an entity that is no message out of the way of the others.
@@ -77,26 +83,27 @@ class TableQuarantine:
             destination = where if isinstance(where, str) else ""
             await self._records.end_unread(message_id, destination, now, f"unreadable: {error}")
 
-    async def all(self, limit: int | None = None) -> list[Quarantined]:
-        """Return what is set aside, oldest first."""
+    @override
+    async def quarantined(self, limit: int) -> list[Quarantined]:
         rows = [row async for row in self._records.table.query(f"PartitionKey eq '{_PARTITION}'")]
         return [_shown(row) for row in sorted(rows, key=changed_at)[:limit]]
 
-    async def count(self) -> int:
-        """Return how many are set aside."""
+    @override
+    async def quarantined_count(self) -> int:
         rows = self._records.table.query(f"PartitionKey eq '{_PARTITION}'", ["RowKey"])
         return len([row async for row in rows])
 
-    async def put_back(self, number: int, mending: Mending, now: datetime) -> DelayedEntity:
-        """See :meth:`postdate.ports.Quarantine.put_back`; returns the message as it waits."""
+    @override
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
+        """Copy back first, then remove: no transaction has both; see :meth:`postdate.ports.Quarantine.put_back`."""
         entity = await self._find(number)
         waiting = mended(entity, mending)
         stored = await self._storing.store_returned(waiting.message, now)
         await self._forget(entity)
-        return stored
+        self._returned(stored)
 
-    async def discard(self, number: int, now: datetime) -> None:
-        """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
+    @override
+    async def discard_quarantined(self, number: int, now: datetime) -> None:
         entity = await self._find(number)
         message_id = _id_of(entity)
         if message_id:

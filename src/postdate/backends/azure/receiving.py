@@ -263,10 +263,8 @@ class AzureQueueReceiver(Receiver):
     def _what_holds(self, received: Received) -> MessageWithReceipt:
         hold = self._held.get(received.token)
         if hold is None or hold.received is not received or hold.lost:
-            reason = f": {hold.lost}" if hold is not None and hold.lost else ""
-            raise ClaimLost(
-                f"message {received.envelope.message_id!r} in {self._queue!r} is no longer held here{reason}"
-            )
+            reason = "" if hold is None else hold.lost
+            raise ClaimLost.of(received.envelope.message_id, queue=self._queue, reason=reason)
         return hold
 
     def _drop(self, hold: MessageWithReceipt) -> None:
@@ -298,7 +296,7 @@ class AzureQueueReceiver(Receiver):
     async def _delete(self, hold: MessageWithReceipt) -> None:
         async with hold.turn:
             if hold.lost:
-                raise ClaimLost(f"message {hold.native_id} in {self._queue!r} is no longer held here: {hold.lost}")
+                raise ClaimLost.of(hold.native_id, queue=self._queue, reason=hold.lost)
             try:
                 with self._service.asking(self._queue):
                     await self._service.queue(self._queue).delete_message(hold.native_id, hold.receipt)

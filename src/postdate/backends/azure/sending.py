@@ -11,8 +11,8 @@ from datetime import datetime
 from postdate.backends.azure.envelope import to_text
 from postdate.backends.azure.service import QueueService
 from postdate.backends.azure.time_to_live import time_to_live
-from postdate.errors import MessageError, MessageTooLarge, PostdateError, QueueNotFound, TransportUnreachable
-from postdate.messages import Envelope, Headers, encode_headers, size_in_bytes
+from postdate.errors import MessageError, PostdateError, QueueNotFound, TransportUnreachable
+from postdate.messages import Envelope, encode_headers, why_too_large
 
 log = logging.getLogger("postdate.azure")
 
@@ -62,20 +62,13 @@ class QueueSender:
         """Return a message ready to be sent, or why it cannot be."""
         try:
             self._service.queue(envelope.destination)
-            self._check_size(envelope)
+            if self._limit is not None and (
+                refused := why_too_large(envelope, encode_headers(envelope.headers), self._limit)
+            ):
+                return refused
             return EncodedMessage(to_text(envelope), time_to_live(envelope, now))
         except (MessageError, QueueNotFound) as error:
             return error
-
-    def _check_size(self, envelope: Envelope) -> None:
-        if self._limit is None or Headers.FAILED_QUEUE in envelope.headers:
-            return
-        size = size_in_bytes(encode_headers(envelope.headers), envelope.body)
-        if size > self._limit:
-            raise MessageTooLarge(
-                f"message {envelope.message_id!r} to {envelope.destination} has {size:,} bytes, the limit is "
-                f"{self._limit:,}; keep large content elsewhere and send a reference, or raise largest_message_bytes"
-            )
 
     async def _send(
         self, envelope: Envelope, parcel: EncodedMessage | PostdateError, outage: list[PostdateError]

@@ -50,11 +50,9 @@ from postdate.ports import (
     AdministrableStore,
     Claim,
     ClaimingStore,
-    Mending,
+    DelegatedQuarantine,
     MessageFilter,
     Outcome,
-    Quarantine,
-    Quarantined,
     Record,
     Recording,
     RecordKind,
@@ -79,7 +77,7 @@ NEAR: Final = timedelta(seconds=5)
 log = logging.getLogger("postdate.stores.azure_table")
 
 
-class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
+class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
     """Keeps delayed messages in a table of Azure Storage.
 
     Args:
@@ -141,11 +139,6 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
 
     def __repr__(self) -> str:
         return f"AzureTableStore({self._login.place('table')}, table={self._table_name!r})"
-
-    @property
-    @override
-    def capabilities(self) -> StoreCapabilities:
-        return self._capabilities
 
     @property
     def table_name(self) -> str | None:
@@ -226,7 +219,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
 
         pages = Pages(table, set_aside)
         storing = Storing(table, records, pages, checksum=self._checksum)
-        quarantine = TableQuarantine(table, records, storing)
+        quarantine = TableQuarantine(table, records, storing, self._returned)
         clocks = Timekeeping(records.table)
         return _Rooms(table, Rounds(table), records, leases, pages, storing, quarantine, clocks, keeper)
 
@@ -460,24 +453,14 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
 
     # --- what cannot be read ------------------------------------------------------------------------------------
 
+    @property
     @override
-    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
-        """See :meth:`postdate.ports.Quarantine.quarantined`; their numbers follow from their row keys."""
-        return await self._opened.quarantine.all(limit)
+    def _quarantine(self) -> TableQuarantine:
+        return self._opened.quarantine
 
-    @override
-    async def quarantined_count(self) -> int:
-        return await self._opened.quarantine.count()
-
-    @override
-    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        """See :meth:`postdate.ports.Quarantine.put_back`; copied back first, then removed: no transaction has both."""
-        self._stored([await self._opened.quarantine.put_back(number, mending, now)])
+    def _returned(self, message: DelayedEntity) -> None:
+        self._stored([message])
         self._next_due.forget()
-
-    @override
-    async def discard_quarantined(self, number: int, now: datetime) -> None:
-        await self._opened.quarantine.discard(number, now)
 
     # --- the simple contract ------------------------------------------------------------------------------------
 
@@ -564,7 +547,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
     async def statistics(self, now: datetime) -> StoreStatistics:
         """See :meth:`postdate.ports.AdministrableStore.statistics`; reads the keys of all, and knows our own claims."""
         found = await questions.statistics(self._opened.pages, self._holding, now)
-        return replace(found, quarantined=await self._opened.quarantine.count())
+        return replace(found, quarantined=await self.quarantined_count())
 
     @override
     async def record_counts(self) -> Mapping[RecordKind, int]:

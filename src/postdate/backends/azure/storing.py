@@ -41,7 +41,7 @@ class Storing:
         if not is_new:
             return await self._store_again(waiting, now, may_come_back=True)
         if not await self._put(waiting):
-            raise _duplicate(message.message_id)  # somebody who found the id without its message was faster
+            raise DuplicateMessage.of(message.message_id)  # somebody who found the id without its message was faster
         return waiting
 
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> list[DelayedEntity]:
@@ -86,7 +86,7 @@ class Storing:
         else:  # an id without a message: whoever stored it was interrupted, or upstream's poller took it
             taken = known.end is None and not await self._is_there(known) and await records.take_over(known, waiting)
         if not (taken and await self._put(waiting)):
-            raise _duplicate(id_)
+            raise DuplicateMessage.of(id_)
         return waiting
 
     async def _put(self, waiting: DelayedEntity) -> bool:
@@ -108,7 +108,3 @@ class Storing:
                 with suppress(MessageError):  # set aside when it is due
                     return read_entity(entity)
         return None
-
-
-def _duplicate(message_id: str) -> DuplicateMessage:
-    return DuplicateMessage(f"message {message_id!r} was stored before; the first one is unchanged")

@@ -98,11 +98,6 @@ class AzureStorageQueueTransport(Transport):
     def __repr__(self) -> str:
         return f"AzureStorageQueueTransport({self.service.place})"
 
-    @property
-    @override
-    def capabilities(self) -> TransportCapabilities:
-        return self._capabilities
-
     @override
     async def create_queues(self, names: Sequence[str]) -> None:
         """See :meth:`postdate.ports.Transport.create_queues`.

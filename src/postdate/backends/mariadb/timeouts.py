@@ -15,8 +15,9 @@ from typing_extensions import override
 from postdate.backends.mariadb.connection import literal
 from postdate.backends.mariadb.names import check_name, quoted
 from postdate.backends.mariadb.schema import MariaDbSchema
-from postdate.backends.rowlocks.timeouts import ServerTimeouts, TimeoutStatements, TimeoutTable
+from postdate.backends.rowlocks.timeouts import RowLockTimeoutTable, ServerTimeouts
 from postdate.errors import MessageTooLarge, StoreError, StoreNotSetUp
+from postdate.persistence.sql_timeouts import TimeoutStatements
 from postdate.persistence.timeouts import HEADERS, ID, STATE, TIME, rounded_up, spellings, text_time
 
 _WHAT: Final = "the table of timeouts (table_prefix=...)"
@@ -50,8 +51,8 @@ class MariaDbTimeouts(ServerTimeouts):
         super().__init__(database, lambda name: MariaDbTable(database.schema, name), table_prefix)
 
 
-class MariaDbTable(TimeoutTable):
-    """Every statement of one table; see :class:`postdate.backends.rowlocks.timeouts.TimeoutTable`.
+class MariaDbTable(RowLockTimeoutTable):
+    """Every statement of one table; see :class:`postdate.backends.rowlocks.timeouts.RowLockTimeoutTable`.
 
     Args:
         schema: the database it is in.

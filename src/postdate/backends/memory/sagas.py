@@ -14,13 +14,10 @@ from postdate.ports import Correlation, SagaChange, SagaFate, SagaRecord, SagaSt
 class MemorySagaStore(SagaStore):
     """Keeps saga instances in memory."""
 
+    _capabilities = SagaStoreCapabilities(durable=False, shared=False)
+
     def __init__(self) -> None:
         self._records: dict[tuple[str, str], SagaRecord] = {}
-
-    @property
-    @override
-    def capabilities(self) -> SagaStoreCapabilities:
-        return SagaStoreCapabilities(durable=False, shared=False)
 
     @override
     async def setup(self) -> None:

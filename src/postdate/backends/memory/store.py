@@ -64,11 +64,6 @@ class MemoryStore(ClaimingStore, AdministrableStore):
         self._tokens = itertools.count(1)
         self._wakes: list[Wake] = []
 
-    @property
-    @override
-    def capabilities(self) -> StoreCapabilities:
-        return self._capabilities
-
     @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
         """Nothing to prepare; the mode was checked against the capabilities."""
@@ -80,7 +75,7 @@ class MemoryStore(ClaimingStore, AdministrableStore):
             await self._come_back(message, now)
             return
         if (await self.store_many([message], now)).already_there:
-            raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
+            raise DuplicateMessage.of(message.message_id)
 
     @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:

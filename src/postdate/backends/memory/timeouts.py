@@ -40,7 +40,7 @@ class MemoryTimeouts(TimeoutPersister):
         if found is None or found.timeout_id in self._claimed:
             return None
         self._claimed.add(found.timeout_id)
-        claim = _Claim(found, self, self._claimed)
+        claim = _MemoryClaim(found, self, self._claimed)
         return TimeoutClaim(found, claim.remove, claim.release)
 
     @override
@@ -70,7 +70,7 @@ class MemoryTimeouts(TimeoutPersister):
         """Nothing to release."""
 
 
-class _Claim:
+class _MemoryClaim:
     """What a :class:`postdate.ports.timeouts.TimeoutClaim` calls."""
 
     def __init__(self, timeout: Timeout, timeouts: MemoryTimeouts, claimed: set[str]) -> None:

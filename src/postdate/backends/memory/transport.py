@@ -23,7 +23,7 @@ from postdate.runtime.wakeup import Alarm
 
 
 @dataclass(frozen=True, slots=True)
-class _Ending(Envelope):
+class _ExpiringEnvelope(Envelope):
     """A message in a queue that ends there.
 
     Args:
@@ -34,11 +34,11 @@ class _Ending(Envelope):
 
 
 def _with_end(envelope: Envelope, ends_at: int | None) -> Envelope:
-    return envelope if ends_at is None else _Ending(**_fields(envelope), ends_at=ends_at)
+    return envelope if ends_at is None else _ExpiringEnvelope(**_fields(envelope), ends_at=ends_at)
 
 
 def _without_end(envelope: Envelope) -> Envelope:
-    return Envelope(**_fields(envelope)) if isinstance(envelope, _Ending) else envelope
+    return Envelope(**_fields(envelope)) if isinstance(envelope, _ExpiringEnvelope) else envelope
 
 
 def _fields(envelope: Envelope) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class _Queue:
 
     def put(self, envelope: Envelope, failures: int = 0, *, first: bool = False) -> None:
         (self.messages.appendleft if first else self.messages.append)((envelope, failures))
-        if isinstance(envelope, _Ending):
+        if isinstance(envelope, _ExpiringEnvelope):
             self.first_end = min(self.first_end, envelope.ends_at) if self.ending else envelope.ends_at
             self.ending += 1
         for alarm in self.alarms:
@@ -65,19 +65,19 @@ class _Queue:
 
     def take(self) -> tuple[Envelope, int]:
         envelope, failures = self.messages.popleft()
-        self.ending -= isinstance(envelope, _Ending)
+        self.ending -= isinstance(envelope, _ExpiringEnvelope)
         return envelope, failures
 
     def drop_expired(self, now: int) -> None:
         if not self.ending or now <= self.first_end:
             return
         self.messages = deque(each for each in self.messages if not _has_ended(each[0], now))
-        ends = [envelope.ends_at for envelope, _ in self.messages if isinstance(envelope, _Ending)]
+        ends = [envelope.ends_at for envelope, _ in self.messages if isinstance(envelope, _ExpiringEnvelope)]
         self.ending, self.first_end = len(ends), min(ends, default=0)
 
 
 def _has_ended(envelope: Envelope, now: int) -> bool:
-    return isinstance(envelope, _Ending) and envelope.ends_at < now
+    return isinstance(envelope, _ExpiringEnvelope) and envelope.ends_at < now
 
 
 class MemoryTransport(Transport):
@@ -97,11 +97,6 @@ class MemoryTransport(Transport):
         )
         self._clock = clock or SystemClock()
         self.queues: dict[str, _Queue] = {}
-
-    @property
-    @override
-    def capabilities(self) -> TransportCapabilities:
-        return self._capabilities
 
     @override
     async def create_queues(self, names: Sequence[str]) -> None:
@@ -222,7 +217,7 @@ class MemoryReceiver(Receiver):
     def _let_go(self, received: Received) -> Envelope:
         held = self._held.pop(received.token, None) if isinstance(received.token, int) else None
         if held is None:
-            raise ClaimLost(f"message {received.envelope.message_id!r} in {self._name!r} is no longer held here")
+            raise ClaimLost.of(received.envelope.message_id, queue=self._name)
         self._queue.held -= 1
         return held[1]
 

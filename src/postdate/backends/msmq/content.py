@@ -39,8 +39,7 @@ from postdate.messages import (
     format_timestamp,
     headers_with_expiry,
     parse_timestamp,
-    size_in_bytes,
-    size_limit,
+    why_too_large,
 )
 from postdate.ports import ExpiryRules, NativeExpiry
 
@@ -119,18 +118,18 @@ def outgoing(
     Raises:
         TimeToBeReceivedInTransaction, MessageTooLarge, InvalidHeaders: it cannot be sent.
     """
-    headers: Mapping[str, str] = envelope.headers
-    check_headers(headers)
+    check_headers(envelope.headers)
     if in_transaction and rules.expiry.one_per_transaction:
-        headers = headers_with_expiry(headers, envelope.expires_at)
+        envelope = replace(envelope, headers=headers_with_expiry(envelope.headers, envelope.expires_at))
     else:
         envelope = _with_relative_expiry(envelope, now)
     native = rules.expiry.native(envelope, in_transaction=in_transaction, address=shown)
     if _is_over(native):
         log.debug("message %s to %s is past its expiry: not sent", envelope.message_id, shown)
         return None
-    _check_size(envelope, headers, shown, rules.largest_message_bytes)
-    extension = encode_headers_xml({**_apart(headers), **_carried(envelope)})
+    if refused := why_too_large(envelope, encode_headers(envelope.headers), rules.largest_message_bytes):
+        raise refused
+    extension = encode_headers_xml({**_apart(envelope.headers), **_carried(envelope)})
     size = len(extension) + len(envelope.body)
     if size > LARGEST_NATIVE_BYTES:
         raise MessageTooLarge(
@@ -144,7 +143,7 @@ def outgoing(
         envelope.body,
         _seconds(native.time_to_be_received),
         (MQMSG_DEADLETTER if native.dead_letter else 0) | (MQMSG_JOURNAL if rules.use_journal_queue else 0),
-        to_native_id(headers.get(Headers.CORRELATION_ID, "")),
+        to_native_id(envelope.headers.get(Headers.CORRELATION_ID, "")),
     )
 
 
@@ -161,15 +160,6 @@ def _is_over(native: NativeExpiry) -> bool:
     """Return whether nobody wants it; where it is to be among the dead letters, it goes there by the shortest time."""
     span = native.time_to_be_received
     return span is not None and span <= timedelta(0) and not native.dead_letter
-
-
-def _check_size(envelope: Envelope, headers: Mapping[str, str], shown: str, largest: int) -> None:
-    size, limit = size_in_bytes(encode_headers(headers), envelope.body), size_limit(headers, largest)
-    if size > limit:
-        raise MessageTooLarge(
-            f"message {envelope.message_id!r} to {shown} has {size:,} bytes, this transport takes {limit:,}; keep "
-            f"large content elsewhere and send a reference, or raise largest_message_bytes"
-        )
 
 
 def _apart(headers: Mapping[str, str]) -> dict[str, str]:

@@ -137,11 +137,6 @@ class MsmqTransport(Transport):
     def __repr__(self) -> str:
         return f"MsmqTransport({self._default_machine!r}, transactional={self.transactional})"
 
-    @property
-    @override
-    def capabilities(self) -> TransportCapabilities:
-        return self._capabilities
-
     def _apartment(self) -> Apartment:
         if self._sending is None:
             self._sending = Apartment(self.com, "send")
@@ -349,7 +344,7 @@ class MsmqReceiver(Receiver):
     def _what_holds(self, received: Received) -> _Held:
         held = self._held.get(received.token)
         if held is None or held.received is not received:
-            raise ClaimLost(f"message {received.envelope.message_id!r} in {self._queue!r} is no longer held here")
+            raise ClaimLost.of(received.envelope.message_id, queue=self._queue)
         return held
 
     def _let_go(self, held: _Held) -> None:

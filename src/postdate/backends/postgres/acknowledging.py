@@ -142,7 +142,7 @@ class Acknowledgements:
         return set(gone or ())
 
     def _lost(self, ending: Acknowledgement) -> ClaimLost:
-        return ClaimLost(f"message {ending.message_id!r} in {self._queue!r} is no longer held here")
+        return ClaimLost.of(ending.message_id, queue=self._queue)
 
 
 def _times(instants: Iterable[datetime]) -> str:

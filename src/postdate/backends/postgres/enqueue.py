@@ -86,8 +86,7 @@ def enqueue_blocking(connection: object, statement: bytes, messages: Sequence[Va
 
 def _raise_for_doubles(ids: Sequence[str]) -> None:
     if ids:
-        were = f"message {ids[0]!r} was" if len(ids) == 1 else f"messages {', '.join(map(repr, ids))} were"
-        raise DuplicateMessage(f"{were} stored before; the first one is unchanged")
+        raise DuplicateMessage.of(*ids)
 
 
 def _rendered(statement: bytes, parameter: Callable[[str], str], text: Callable[[str], str]) -> str:

@@ -77,6 +77,15 @@ def of_queues(error: StoreUnavailable) -> TransportUnavailable:
 
 
 @contextmanager
+def queue_errors() -> Generator[None]:
+    """Raise errors of the database as errors of the queues in it."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        raise of_queues(error) from error
+
+
+@contextmanager
 def translated(where: str) -> Generator[None]:
     """Raise errors of PostgreSQL as errors of Postdate."""
     try:

@@ -125,9 +125,7 @@ class PostgresQueueObserver(Observer):
         find = f"SELECT queue_id FROM {self._database.names.of('queue')} WHERE name = %(queue)s"
         found = await self._rows(find, {"queue": queue})
         if not found:
-            raise QueueNotFound(
-                f"{self._database.where} has no queue {queue!r}; create it: postdate setup --queue {queue}"
-            )
+            raise QueueNotFound.of(queue, place=self._database.where)
         one = f"{self._queued} WHERE m.queue_id = %(queue)s ORDER BY m.queue_id, m.number LIMIT %(limit)s"
         return await self._readable(one, {"queue": found[0][0], "limit": limit}, _queued)
 

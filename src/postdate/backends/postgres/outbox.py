@@ -73,7 +73,7 @@ class PostgresOutbox(OutboxStore, Scripted):
         if connections < 1:
             raise ConfigurationError(f"connections must be 1 or more, not {connections}")
         self._database = Access(database, schema, answers_within=answers_within)
-        self.statements = _Statements(self._database.names.of("outbox"))
+        self.statements = _OutboxStatements(self._database.names.of("outbox"))
         self._free = anyio.Semaphore(connections)
 
     @property
@@ -315,7 +315,7 @@ class PostgresOutboxTransaction(OutboxTransaction):
             raise translated from error
 
 
-class _Statements:
+class _OutboxStatements:
     """The SQL of one schema."""
 
     def __init__(self, table: str) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
 import psycopg
+from typing_extensions import override
 
 from postdate.backends.postgres.access import Access, Connection
 from postdate.backends.postgres.errors import AFTER_AN_UPGRADE, is_refused
@@ -20,7 +22,7 @@ from postdate.backends.postgres.names import SchemaNames, array, sql
 from postdate.backends.postgres.rows import Unreadable, only_in_calendar, present
 from postdate.errors import DuplicateMessage, InvalidMessage, MessageNotFound, QueueNotFound
 from postdate.messages import check_headers, opened, resealed
-from postdate.ports import Mending, Quarantined, Recording, RecordKind
+from postdate.ports import Mending, Quarantine, Quarantined, Recording, RecordKind
 
 log = logging.getLogger("postdate.postgres")
 
@@ -229,14 +231,15 @@ def named(bad: Sequence[Unreadable]) -> dict[str, object]:
     return {"numbers": array(row.number for row in bad), "reasons": [row.reason.replace("\0", "") for row in bad]}
 
 
-class PostgresQuarantine:
-    """What is set aside of one store, or of all queues of a schema; see :class:`postdate.ports.Quarantine`.
+class PostgresQuarantine(Quarantine):
+    """What is set aside of one store, or of all queues of a schema.
 
     Args:
         database: of the adapter.
         sql: of the quarantine.
         place: which rows are this one's, as a condition; no parameters.
         put: puts what is mended where it was, in the transaction of the connection.
+        errors: around each call, so that queues raise errors of queues.
     """
 
     def __init__(
@@ -245,30 +248,31 @@ class PostgresQuarantine:
         statements: QuarantineStatements,
         place: Callable[[Connection], str],
         put: Callable[[Connection, dict[str, Any]], None],
+        errors: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self._database, self._sql, self._place, self._put = database, statements, place, put
+        self._database, self._sql, self._place, self._put, self._errors = database, statements, place, put, errors
 
-    async def listed(self, limit: int) -> Sequence[Quarantined]:
-        """See :meth:`postdate.ports.Quarantine.quarantined`."""
-
+    @override
+    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
         def find(connection: Connection) -> list[Quarantined]:
             query = f"{self._sql.list} WHERE {self._place(connection)} ORDER BY t.number LIMIT %s"
             return [_shown(row) for row in connection.execute(sql(query), (limit,)).fetchall()]
 
-        return await self._database.run(find)
+        with self._errors():
+            return await self._database.run(find)
 
-    async def count(self) -> int:
-        """See :meth:`postdate.ports.Quarantine.quarantined_count`."""
-
+    @override
+    async def quarantined_count(self) -> int:
         def count(connection: Connection) -> int:
             query = f"SELECT count(*) FROM {self._sql.quarantine} AS t WHERE {self._place(connection)}"
             ((found,),) = connection.execute(sql(query), ()).fetchall()
             return found
 
-        return await self._database.run(count)
+        with self._errors():
+            return await self._database.run(count)
 
+    @override
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        """See :meth:`postdate.ports.Quarantine.put_back`."""
         if mending.headers is not None:
             check_headers(mending.headers)
 
@@ -277,18 +281,19 @@ class PostgresQuarantine:
             self._put(connection, mended)
             self._record(connection, mended, RecordKind.RETURNED, None)
 
-        await self._database.transaction(put_back)
+        with self._errors():
+            await self._database.transaction(put_back)
 
-    async def discard(self, number: int, now: datetime) -> None:
-        """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
-
+    @override
+    async def discard_quarantined(self, number: int, now: datetime) -> None:
         def discard(connection: Connection) -> None:
             aside = self._taken(connection, number)
             values = {"now": now, "due": aside.due, "id": aside.message_id, "store": aside.store_id}
             values |= {"destination": aside.destination, "queue": aside.queue_id}
             self._record(connection, values, RecordKind.DISCARDED, f"{_UNREADABLE}{aside.reason}")
 
-        await self._database.transaction(discard)
+        with self._errors():
+            await self._database.transaction(discard)
 
     def _taken(self, connection: Connection, number: int) -> Aside:
         place = f"number = %s AND {self._place(connection)}"
@@ -321,7 +326,7 @@ def number_for(connection: Connection, statements: QuarantineStatements, mended:
         return row[0]
     number, last = known
     if last != RecordKind.FAILED:
-        raise DuplicateMessage(f"message {mended['id']!r} was stored anew since it was set aside; discard this one")
+        raise DuplicateMessage.of_set_aside(mended["id"])
     return number
 
 

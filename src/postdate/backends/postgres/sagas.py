@@ -38,11 +38,7 @@ class PostgresSagaStore(SqlSagaStore, Scripted):
     ) -> None:
         self.database = Access(database, schema, answers_within=answers_within)
         super().__init__(self.database.where, self.database.names.of(_TABLE), "%s")
-
-    @property
-    @override
-    def capabilities(self) -> SagaStoreCapabilities:
-        return SagaStoreCapabilities(durable=True, shared=True, database=self.database.identity)
+        self._capabilities = SagaStoreCapabilities(durable=True, shared=True, database=self.database.identity)
 
     @override
     def setup_statements(self, endpoint: str) -> str:

@@ -49,6 +49,7 @@ from postdate.ports import (
     ArchivableStore,
     ArrowBatch,
     Claim,
+    DelegatedQuarantine,
     Mending,
     MessageFilter,
     Moved,
@@ -57,8 +58,6 @@ from postdate.ports import (
     NativeTransaction,
     OldSnapshot,
     Outcome,
-    Quarantine,
-    Quarantined,
     Record,
     Recording,
     RecordKind,
@@ -88,7 +87,7 @@ _STORED_AT_ONCE: Final = 500
 """Messages that are stored one by one, and share a commit."""
 
 
-class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine, Scripted):
+class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, DelegatedQuarantine, Scripted):
     """Keeps delayed messages in a table of PostgreSQL. Needs direct connections: a pooler would swallow wake-ups.
 
     Args:
@@ -144,11 +143,6 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
             holds_at_most=self.database.holds_at_most,
             has_clock=True,
         )
-
-    @property
-    @override
-    def capabilities(self) -> StoreCapabilities:
-        return self._capabilities
 
     @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
@@ -272,7 +266,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
     def _insert_new_or_revive(self, connection: Connection, rows: Sequence[Row], now: datetime) -> None:
         report = inserting.insert_or_revive(connection, self._sql, rows, now, self._store_id(connection))
         if report.already_there:
-            raise DuplicateMessage(f"message {report.already_there[0]!r} was stored before; the first one is unchanged")
+            raise DuplicateMessage.of(report.already_there[0])
 
     def _notify(self, connection: Connection, due: datetime, now: datetime) -> None:
         inserting.notify(connection, self._sql, due, now, self._store_id(connection))
@@ -401,8 +395,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
                 removed += row[0]
             self._claims.finished_elsewhere(held)
             if removed < len(claims):
-                lost = claims[0].message.message_id if len(claims) == 1 else f"one of {len(claims)} messages"
-                raise ClaimLost(f"message {lost!r} is no longer held by this process")
+                raise ClaimLost.of(*(claim.message.message_id for claim in claims))
 
         return finish
 
@@ -535,24 +528,13 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, Quarantine
     # --- what cannot be read ------------------------------------------------------------------------------------
 
     @override
-    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
-        return await self._shelf.listed(limit)
-
-    @override
-    async def quarantined_count(self) -> int:
-        return await self._shelf.count()
-
-    @override
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        await self._shelf.put_back(number, mending, now)
+        await super().put_back(number, mending, now)
         self._next_due.forget()
 
-    @override
-    async def discard_quarantined(self, number: int, now: datetime) -> None:
-        await self._shelf.discard(number, now)
-
     @property
-    def _shelf(self) -> PostgresQuarantine:
+    @override
+    def _quarantine(self) -> PostgresQuarantine:
         def place(connection: Connection) -> str:
             return f"t.queue_id IS NULL AND t.store_id = {self._store_id(connection):d}"
 

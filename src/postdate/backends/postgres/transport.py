@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import islice
@@ -26,7 +26,7 @@ from typing_extensions import override
 
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.acknowledging import Acknowledgement, Acknowledgements, raise_first
-from postdate.backends.postgres.errors import of_queues
+from postdate.backends.postgres.errors import of_queues, queue_errors
 from postdate.backends.postgres.names import array
 from postdate.backends.postgres.observation import PostgresQueueObserver, server_facts
 from postdate.backends.postgres.quarantine import (
@@ -58,11 +58,9 @@ from postdate.messages import (
 )
 from postdate.ports import (
     HANDLED,
+    DelegatedQuarantine,
     End,
     Ending,
-    Mending,
-    Quarantine,
-    Quarantined,
     Received,
     Receiver,
     Recording,
@@ -95,10 +93,11 @@ _SENT_AT_ONCE: Final = _IN_ONE_STATEMENT // _FEW
 
 Row = tuple[Any, ...]
 _Rows = Sequence[Row | MessageTooLarge]
+
 T = TypeVar("T")
 
 
-class PostgresTransport(Transport, Quarantine, Scripted):
+class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
     """Queues in a schema of PostgreSQL. Needs direct connections: a pooler would swallow wake-ups.
 
     Args:
@@ -150,11 +149,6 @@ class PostgresTransport(Transport, Quarantine, Scripted):
             takes_by_id=True,
         )
 
-    @property
-    @override
-    def capabilities(self) -> TransportCapabilities:
-        return self._capabilities
-
     @override
     def setup_statements(self, endpoint: str) -> str:
         """Return the SQL of the tables that :meth:`create_queues` makes; may be run again."""
@@ -184,12 +178,10 @@ class PostgresTransport(Transport, Quarantine, Scripted):
         rows = self.rows(envelopes, now)
         if not rows and not work:
             return []
-        try:
+        with queue_errors():
             if work or len(rows) > _FEW:
                 return await self.database.transaction(lambda c: self._send_all(c, rows, work))
             return await group_of(self, _SENT_AT_ONCE).run(self._send_jobs, rows)
-        except StoreUnavailable as error:
-            raise of_queues(error) from error
 
     def _send_all(
         self, connection: Connection, rows: Sequence[Row | MessageTooLarge], work: Sequence[Work]
@@ -211,10 +203,8 @@ class PostgresTransport(Transport, Quarantine, Scripted):
         return [list(islice(errors, len(each))) for each in works]
 
     async def _run(self, work: Callable[[Connection], Any], *, patiently: bool = False) -> Any:
-        try:
+        with queue_errors():
             return await self.database.run(work, patiently=patiently)
-        except StoreUnavailable as error:
-            raise of_queues(error) from error
 
     def rows(self, envelopes: Sequence[Envelope], now: datetime) -> list[Row | MessageTooLarge]:
         """Return the rows of ``envelopes`` for the database; for this transport and its receivers only."""
@@ -248,39 +238,17 @@ class PostgresTransport(Transport, Quarantine, Scripted):
             if not isinstance(row, tuple):
                 errors.append(row)
                 continue
-            errors.append(None if found.get(position) else _no_queue(row[0], row[1], self.database.where))
+            errors.append(None if found.get(position) else QueueNotFound.of(row[0], row[1], place=self.database.where))
             position += 1
         return errors
 
-    @override
-    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
-        return await self._aside(self._shelf.listed(limit))
-
-    @override
-    async def quarantined_count(self) -> int:
-        return await self._aside(self._shelf.count())
-
-    @override
-    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        await self._aside(self._shelf.put_back(number, mending, now))
-
-    @override
-    async def discard_quarantined(self, number: int, now: datetime) -> None:
-        await self._aside(self._shelf.discard(number, now))
-
     @property
-    def _shelf(self) -> PostgresQuarantine:
+    @override
+    def _quarantine(self) -> PostgresQuarantine:
         def put(connection: Connection, mended: dict[str, Any]) -> None:
             into_queue(connection, self.aside, mended, self.database.where)
 
-        return PostgresQuarantine(self.database, self.aside, lambda _: "t.queue_id IS NOT NULL", put)
-
-    @staticmethod
-    async def _aside(call: Awaitable[T]) -> T:
-        try:
-            return await call
-        except StoreUnavailable as error:
-            raise of_queues(error) from error
+        return PostgresQuarantine(self.database, self.aside, lambda _: "t.queue_id IS NOT NULL", put, queue_errors)
 
     @override
     def receiver(self, queue: str) -> PostgresReceiver:
@@ -303,9 +271,7 @@ class PostgresTransport(Transport, Quarantine, Scripted):
         if queue not in self._queue_ids:
             row = connection.execute(self.sql.find, (queue,)).fetchone()
             if row is None:
-                raise QueueNotFound(
-                    f"{self.database.where} has no queue {queue!r}; create it: postdate setup --queue {queue}"
-                )
+                raise QueueNotFound.of(queue, place=self.database.where)
             self._queue_ids[queue] = row[0]
         return self._queue_ids[queue]
 
@@ -315,10 +281,8 @@ class PostgresTransport(Transport, Quarantine, Scripted):
 
     @override
     async def server_facts(self) -> ServerFacts:
-        try:
+        with queue_errors():
             return await server_facts(self.database, None)
-        except StoreUnavailable as error:
-            raise of_queues(error) from error
 
     async def queue_lengths(self) -> Mapping[str, int]:
         """Return how many messages each queue holds: with those being handled, without those that have expired."""
@@ -384,10 +348,8 @@ class PostgresReceiver(Receiver):
                 await self._alarm.wait()
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
-        try:
+        with queue_errors():
             return await in_thread(work)
-        except StoreUnavailable as error:
-            raise of_queues(error) from error
 
     def _listen(self, alarm: Alarm) -> Callable[[], None]:
         queue_id = self._database.run_blocking(lambda c: self._transport.queue_id(c, self._queue))
@@ -519,10 +481,8 @@ class PostgresReceiver(Receiver):
         ending = self._acknowledgement(received, now, end)
         if isinstance(ending, ClaimLost):
             raise ending
-        try:
+        with queue_errors():
             await self._endings.end(ending)
-        except StoreUnavailable as error:
-            raise of_queues(error) from error
         self._held.pop(received.token, None)
 
     @override
@@ -553,7 +513,7 @@ class PostgresReceiver(Receiver):
         return int(end.record) if wanted and end.record is not None else None
 
     def _lost(self, received: Received) -> ClaimLost:
-        return ClaimLost(f"message {received.envelope.message_id!r} in {self._queue!r} is no longer held here")
+        return ClaimLost.of(received.envelope.message_id, queue=self._queue)
 
     @override
     async def roll_back(self, received: Received, *, failed: bool = True) -> None:
@@ -663,9 +623,3 @@ def _end_of(envelope: Envelope, now: datetime) -> tuple[datetime | None, timedel
 
 def _utc(instant: datetime | None) -> datetime | None:
     return None if instant is None else instant.astimezone(UTC)
-
-
-def _no_queue(queue: str, message_id: str, where: str) -> QueueNotFound:
-    return QueueNotFound(
-        f"{where} has no queue {queue!r} for message {message_id!r}; create it: postdate setup --queue {queue}"
-    )

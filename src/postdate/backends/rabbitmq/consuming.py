@@ -147,8 +147,7 @@ class ConsumingChannel(Channel):
             if away is not None:
                 raise away from error
             if error.reply_code == NOT_FOUND:
-                text = f"there is no queue {self._queue!r}; create it: postdate setup --queue {self._queue}"
-                raise QueueNotFound(text) from error
+                raise QueueNotFound.of(self._queue) from error
             raise
 
     def _stop_if_idle(self) -> None:

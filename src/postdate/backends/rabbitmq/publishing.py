@@ -24,7 +24,7 @@ from postdate.errors import (
     QueueNotFound,
     TransportUnreachable,
 )
-from postdate.messages import Envelope, encode_headers, size_in_bytes, size_limit
+from postdate.messages import Envelope, encode_headers, why_too_large
 
 log = logging.getLogger("postdate.rabbitmq")
 
@@ -355,7 +355,7 @@ class PublishingChannel(Channel):
         code, text = arguments.unsigned(2), arguments.short_text()
         address = PublishAddress(arguments.short_text(), arguments.short_text())
         frame = self._publish_frame(address)
-        error: PostdateError = QueueNotFound(_nowhere(address))
+        error: PostdateError = _nowhere(address)
         for its in (properties, None):
             waited_for, given_up = self._find(frame, its, given_up=False), self._find(frame, its, given_up=True)
             if waited_for is not None and given_up is not None:
@@ -398,14 +398,13 @@ class PublishingChannel(Channel):
         self._flights.clear()
 
 
-def _nowhere(address: PublishAddress) -> str:
+def _nowhere(address: PublishAddress) -> QueueNotFound:
     if address.exchange:
-        return (
+        return QueueNotFound(
             f"exchange {address.exchange!r} leads to no queue with the routing key {address.routing_key!r}; "
             f"bind a queue to it"
         )
-    queue = address.routing_key
-    return f"there is no queue {queue!r}; create it: postdate setup --queue {queue}"
+    return QueueNotFound.of(address.routing_key)
 
 
 def _too_large(envelope: Envelope, header_length: int, frame_limit: int, limit: int) -> MessageTooLarge | None:
@@ -415,14 +414,7 @@ def _too_large(envelope: Envelope, header_length: int, frame_limit: int, limit: 
             f"the headers of message {envelope.message_id!r} to {envelope.destination!r} have {header_length:,} bytes, "
             f"AMQP takes {frame_limit:,} on this connection; put large content into the body"
         )
-    size = size_in_bytes(encode_headers(envelope.headers), envelope.body)
-    limit = size_limit(envelope.headers, limit)
-    if size > limit:
-        return MessageTooLarge(
-            f"message {envelope.message_id!r} to {envelope.destination!r} has {size:,} bytes, this transport takes "
-            f"{limit:,}; keep large content elsewhere and send a reference, or raise largest_message_bytes"
-        )
-    return None
+    return why_too_large(envelope, encode_headers(envelope.headers), limit)
 
 
 def why_not(envelope: Envelope, limit: int) -> PostdateError | None:

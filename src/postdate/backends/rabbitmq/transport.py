@@ -252,7 +252,7 @@ def refuse_work(work: Sequence[Work]) -> None:
         raise UnsupportedTransactionMode("queues of RabbitMQ cannot share a transaction with a database")
 
 
-class _Held(NamedTuple):
+class _HeldDelivery(NamedTuple):
     received: Received
     channel: ConsumingChannel
     delivery: Delivery
@@ -277,7 +277,7 @@ class RabbitMqReceiver(Receiver):
         self._transport, self._queue = transport, queue
         self._read = read or self._as_envelope
         self._channel: ConsumingChannel | None = None
-        self._held: dict[object, _Held] = {}
+        self._held: dict[object, _HeldDelivery] = {}
         self._has_failed = False
 
     @override
@@ -324,7 +324,7 @@ class RabbitMqReceiver(Receiver):
     def _as_envelope(self, delivery: Delivery) -> Arrived:
         return arrived(self._queue, delivery.properties, delivery.body, redelivered=delivery.redelivered)
 
-    def _seen(self, channel: ConsumingChannel, delivery: Delivery) -> _Held:
+    def _seen(self, channel: ConsumingChannel, delivery: Delivery) -> _HeldDelivery:
         try:
             came = delivery.seen or self._read(delivery)
         except Exception:
@@ -338,7 +338,7 @@ class RabbitMqReceiver(Receiver):
             limit = delivery_limit((), version) if limits is None else limits.get(DELIVERY_LIMIT)
             is_last = limit is not None and came.counted >= limit - 1  # not at it: one time may be an accident
         received = Received(came.envelope, failures, (channel, delivery.tag), unknown, is_last)
-        return _Held(received, channel, delivery, came)
+        return _HeldDelivery(received, channel, delivery, came)
 
     @override
     async def commit(self, received: Received, now: datetime, end: End = HANDLED) -> None:
@@ -365,10 +365,10 @@ class RabbitMqReceiver(Receiver):
         if error is not None:
             raise error
 
-    def _what_holds(self, received: Received) -> _Held:
+    def _what_holds(self, received: Received) -> _HeldDelivery:
         held = self._held.get(received.token)
         if held is None or held.received is not received or held.channel.ended is not None:
-            raise ClaimLost(f"message {received.envelope.message_id!r} in {self._queue!r} is no longer held here")
+            raise ClaimLost.of(received.envelope.message_id, queue=self._queue)
         return held
 
     @override
@@ -383,7 +383,7 @@ class RabbitMqReceiver(Receiver):
             else:
                 self._give_back(held, failures)
 
-    def _give_back(self, held: _Held, failures: int) -> None:
+    def _give_back(self, held: _HeldDelivery, failures: int) -> None:
         self._transport.attempts.kept(self._queue, held.came, failures, returns=1)
         held.channel.give_back(held.delivery.tag)
 

@@ -7,9 +7,8 @@ from datetime import datetime
 from typing import Any, Final
 
 from postdate.clock import EARLIEST, from_microseconds, to_microseconds
-from postdate.errors import InvalidMessage, MessageTooLarge
-from postdate.messages import DelayedMessage, Envelope, check_headers, encode_headers, opened, sealed, size_in_bytes
-from postdate.messages import size_limit as limit_of
+from postdate.errors import InvalidMessage
+from postdate.messages import DelayedMessage, Envelope, encode_headers, opened, sealed, size_in_bytes
 from postdate.ports import Record, RecordKind
 
 Part = bytes | str | int
@@ -110,17 +109,6 @@ def read_message(message_id: bytes, fields: Sequence[bytes | None]) -> DelayedMe
     )
 
 
-def check_size(message: DelayedMessage, limit: int) -> None:
-    """Refuse a message that is too large for a store.
-
-    Raises:
-        MessageTooLarge: headers and body have more bytes than ``limit``.
-    """
-    size, most = size_of(message), limit_of(message.headers, limit)
-    if size > most:
-        raise MessageTooLarge(f"message {message.message_id!r} has {size:,} bytes, this store takes {most:,}")
-
-
 # --- messages of a queue ------------------------------------------------------------------------------------------
 
 
@@ -136,19 +124,6 @@ def envelope_parts(envelope: Envelope) -> tuple[Part, ...]:
         "" if envelope.due is None else written(envelope.due),
         "" if lasts is None else (lasts.days * 86_400 + lasts.seconds) * 1_000_000 + lasts.microseconds,
     )
-
-
-def why_too_large(envelope: Envelope, limit: int) -> MessageTooLarge | None:
-    """Return why a message cannot be sent, or ``None``.
-
-    Raises:
-        InvalidHeaders: its headers cannot be carried.
-    """
-    check_headers(envelope.headers)
-    size, most = size_of(envelope), limit_of(envelope.headers, limit)
-    if size <= most:
-        return None
-    return MessageTooLarge(f"message {envelope.message_id!r} has {size:,} bytes, these queues take {most:,}")
 
 
 def read_envelope(queue: str, fields: Sequence[bytes | None]) -> tuple[Envelope, int]:

@@ -154,7 +154,7 @@ class RedisQueueObserver(Observer):
     @override
     async def browse(self, queue: str, limit: int) -> Sequence[Queued]:
         if queue not in await self._names():
-            raise QueueNotFound(f"there is no queue {queue!r}")
+            raise QueueNotFound.of(queue)
         held = {number: each for name, number, each in await self._held() if name == queue and each is not None}
         free: dict[int, Queued] = {}
         async for number, each in self._free(queue):

@@ -76,9 +76,7 @@ class StoreQuarantine(_SetAside):
             case 0:
                 raise self._missing(number)
             case 2:
-                raise DuplicateMessage(
-                    f"message {message.message_id!r} was stored anew; what is set aside is unchanged"
-                )
+                raise DuplicateMessage.of_set_aside(message.message_id)
             case _:
                 return
 

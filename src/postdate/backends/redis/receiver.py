@@ -28,7 +28,7 @@ _MOST_BYTES_AT_ONCE: Final = 16 * 1024 * 1024
 log = logging.getLogger("postdate.redis")
 
 
-class _Hold(NamedTuple):
+class _HoldToken(NamedTuple):
     """The number of a message in its queue, and the token of the claim."""
 
     number: bytes
@@ -126,7 +126,7 @@ class RedisReceiver(Receiver):
                 except MessageError as error:
                     unread.append((number, error))
                     continue
-                found.append(Received(envelope, failures, _Hold(number, token)))
+                found.append(Received(envelope, failures, _HoldToken(number, token)))
             try:
                 for number, error in unread:
                     await self._set_aside(number, token, error)
@@ -154,14 +154,14 @@ class RedisReceiver(Receiver):
         if not await self._server.run("roll_back", number, token, int(failed)):
             raise self._lost_hold(received)
 
-    def _hold(self, received: Received) -> _Hold:
+    def _hold(self, received: Received) -> _HoldToken:
         hold = received.token
-        if not isinstance(hold, _Hold) or not self._claimant.made(hold.token):
+        if not isinstance(hold, _HoldToken) or not self._claimant.made(hold.token):
             raise self._lost_hold(received)
         return hold
 
     def _lost_hold(self, received: Received) -> ClaimLost:
-        return ClaimLost(f"message {received.envelope.message_id!r} in {self.queue!r} is no longer held here")
+        return ClaimLost.of(received.envelope.message_id, queue=self.queue)
 
     def lost(self) -> None:
         """Look at the queue again, as others may have everything that was held, and may have given it back."""

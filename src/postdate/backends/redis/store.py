@@ -16,7 +16,7 @@ from postdate.backends.redis.claimant import Claimant
 from postdate.backends.redis.clocks import Clocks
 from postdate.backends.redis.errors import STORE
 from postdate.backends.redis.facts import check_eviction, server_facts, server_now
-from postdate.backends.redis.layout import Part, check_size, instant_of, message_parts, microseconds_of, read_message
+from postdate.backends.redis.layout import Part, instant_of, message_parts, microseconds_of, read_message
 from postdate.backends.redis.layout import written as instant
 from postdate.backends.redis.login import RedisLogin
 from postdate.backends.redis.observation import RedisStoreObserver
@@ -28,7 +28,7 @@ from postdate.backends.redis.transaction import RedisTransaction, finish_parts, 
 from postdate.backends.rowlocks.next_due import NextDue
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import ConfigurationError, DuplicateMessage, InvalidMessage, MessageError
-from postdate.messages import DelayedMessage, encode_headers, rescheduled, sealed
+from postdate.messages import DelayedMessage, encode_headers, rescheduled, sealed, stored_headers
 from postdate.ports import (
     NOTHING_MOVED,
     OUTCOME_RECORDS,
@@ -108,11 +108,6 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
     def __repr__(self) -> str:
         return f"RedisStore({self._server!r}, table={self._table!r})"
 
-    @property
-    @override
-    def capabilities(self) -> StoreCapabilities:
-        return self._capabilities
-
     @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
         if self._table is None:
@@ -156,7 +151,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
         if (await self._store([message], now, may_come_back=True)).already_there:
-            raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
+            raise DuplicateMessage.of(message.message_id)
 
     @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
@@ -174,7 +169,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
 
     def _parts(self, messages: Sequence[DelayedMessage]) -> list[Part]:
         for message in messages:
-            check_size(message, self._capabilities.largest_message_bytes)
+            stored_headers(message, self._capabilities.largest_message_bytes)
         return [part for message in messages for part in message_parts(message, checksum=self._checksum)]
 
     # --- in a transaction with the queues -------------------------------------------------------------------------
@@ -352,11 +347,6 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
         """Others have their turn between any two scripts."""
 
     # --- the simple contract --------------------------------------------------------------------------------------
-
-    @override
-    async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
-        claims = await self.claim_due(now, 1)
-        return claims[0].message if claims else None
 
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:

@@ -56,12 +56,11 @@ class RedisTransaction:
                     each()
                 return rest[0]
             case b"queue":
-                raise QueueNotFound(f"there is no queue {rest[0].decode()!r}")
+                raise QueueNotFound.of(rest[0].decode())
             case b"known":
-                id_ = rest[0].decode(errors="replace")
-                raise DuplicateMessage(f"message {id_!r} was stored before; the first one is unchanged")
+                raise DuplicateMessage.of(rest[0].decode(errors="replace"))
             case b"claim":
-                raise ClaimLost(f"message {rest[0].decode(errors='replace')!r} of the store is no longer held here")
+                raise ClaimLost.of(rest[0].decode(errors="replace"))
             case _:
                 raise ClaimLost("the message is no longer held here")
 

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from postdate.backends.redis.errors import QUEUES
 from postdate.backends.redis.facts import check_eviction, server_facts
-from postdate.backends.redis.layout import envelope_parts, why_too_large, written
+from postdate.backends.redis.layout import envelope_parts, written
 from postdate.backends.redis.login import RedisLogin
 from postdate.backends.redis.observation import RedisQueueObserver
 from postdate.backends.redis.opened import OpenRedis
@@ -24,7 +24,7 @@ from postdate.backends.redis.receiver import RedisReceiver
 from postdate.backends.redis.server import RedisServer
 from postdate.backends.redis.transaction import RedisTransaction
 from postdate.errors import PostdateError, QueueNotFound
-from postdate.messages import Envelope
+from postdate.messages import Envelope, check_headers, encode_headers, why_too_large
 from postdate.ports import (
     End,
     Observer,
@@ -87,11 +87,6 @@ class RedisTransport(QueueQuarantine, Transport):
     def __repr__(self) -> str:
         return f"RedisTransport({self._server!r})"
 
-    @property
-    @override
-    def capabilities(self) -> TransportCapabilities:
-        return self._capabilities
-
     @override
     async def create_queues(self, names: Sequence[str]) -> None:
         await check_eviction(self._server)
@@ -109,7 +104,7 @@ class RedisTransport(QueueQuarantine, Transport):
             QueueNotFound: this object has not made that queue.
         """
         if queue not in self._made:
-            raise QueueNotFound(f"there is no queue {queue!r}")
+            raise QueueNotFound.of(queue)
         if await self._make(self._made):
             names = ", ".join(sorted(self._made))
             log.error("%r has lost queues and all that was in them, and they are made again: %s", self, names)
@@ -129,14 +124,13 @@ class RedisTransport(QueueQuarantine, Transport):
         self.add_send(transaction, [envelopes[place] for place in sent], now, strict=bool(work))
         for missing in await transaction.commit(self._server):
             envelope = envelopes[sent[missing]]
-            answers[sent[missing]] = QueueNotFound(
-                f"there is no queue {envelope.destination!r} for message {envelope.message_id!r}"
-            )
+            answers[sent[missing]] = QueueNotFound.of(envelope.destination, envelope.message_id)
         return answers
 
     def why_not(self, envelope: Envelope) -> PostdateError | None:
         """Return why a message cannot be sent whether its queue is there or not, or ``None``."""
-        return why_too_large(envelope, self._capabilities.largest_message_bytes)
+        check_headers(envelope.headers)
+        return why_too_large(envelope, encode_headers(envelope.headers), self._capabilities.largest_message_bytes)
 
     def transaction(self, work: Sequence[Work]) -> RedisTransaction:
         """Return a transaction in which ``work`` is done.

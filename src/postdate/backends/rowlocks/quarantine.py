@@ -42,8 +42,8 @@ _GRANT: Final = "Run the statements of `postdate setup --print-sql` again, grant
 log = logging.getLogger("postdate.stores")
 
 
-class RowQuarantine:
-    """What is set aside of one store. Thread-safe; every method blocks.
+class RowQuarantine(Quarantine):
+    """What is set aside of one store. Thread-safe; what is no coroutine blocks.
 
     Args:
         pool: where connections come from.
@@ -118,12 +118,18 @@ class RowQuarantine:
             self.put_aside(session, bad, self._tables.now(session))
         return len(bad)
 
-    def list(self, limit: int) -> list[Quarantined]:
-        """See :meth:`postdate.ports.Quarantine.quarantined`."""
-        return [_shown(aside) for aside in self._pool.run(lambda session: self._tables.all_aside(session, limit))]
+    @override
+    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
+        found = await self._pool.run_in_thread(lambda session: self._tables.all_aside(session, limit))
+        return [_shown(aside) for aside in found]
 
-    def put_back(self, number: int, mending: Mending, at: int) -> None:
-        """See :meth:`postdate.ports.Quarantine.put_back`."""
+    @override
+    async def quarantined_count(self) -> int:
+        return await self._pool.run_in_thread(self._tables.set_aside_count)
+
+    @override
+    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
+        at = to_microseconds(now)
         if mending.headers is not None:
             check_headers(mending.headers)
 
@@ -133,59 +139,29 @@ class RowQuarantine:
             from_row(row)
             note = RecordNote(at, int(RecordKind.RETURNED))
             if not self._tables.come_back(session, row, note) and not self._tables.insert(session, [row], at):
-                raise DuplicateMessage(
-                    f"message {row.message_id!r} was stored anew since it was set aside; discard this one"
-                )
+                raise DuplicateMessage.of_set_aside(row.message_id)
             self._tables.end_aside(session, aside, None)
 
-        self._pool.transaction(put_back)
-        self._next_due.forget()
+        def put_back_now() -> None:
+            self._pool.transaction(put_back)
+            self._next_due.forget()
 
-    def discard(self, number: int, at: int) -> None:
-        """See :meth:`postdate.ports.Quarantine.discard_quarantined`."""
+        await in_thread(put_back_now)
 
+    @override
+    async def discard_quarantined(self, number: int, now: datetime) -> None:
         def discard(session: Any) -> None:
             aside = self._taken(session, number)
-            note = RecordNote(at, int(RecordKind.DISCARDED), f"unreadable: {aside.reason}")
+            note = RecordNote(to_microseconds(now), int(RecordKind.DISCARDED), f"unreadable: {aside.reason}")
             self._tables.end_aside(session, aside, note)
 
-        self._pool.transaction(discard)
+        await in_thread(self._pool.transaction, discard)
 
     def _taken(self, session: Any, number: int) -> QuarantinedRow:
         found = self._tables.lock_aside(session, number)
         if found is None:
             raise MessageNotFound(f"nothing of number {number} is set aside in this store")
         return found
-
-
-class RowLockQuarantine(Quarantine):
-    """The methods of :class:`postdate.ports.Quarantine`."""
-
-    _pool: Pool
-
-    @property
-    def _shelf(self) -> RowQuarantine:
-        raise NotImplementedError
-
-    @property
-    def _tables(self) -> RowLockTables:
-        raise NotImplementedError
-
-    @override
-    async def quarantined(self, limit: int) -> Sequence[Quarantined]:
-        return await in_thread(self._shelf.list, limit)
-
-    @override
-    async def quarantined_count(self) -> int:
-        return await self._pool.run_in_thread(self._tables.set_aside_count)
-
-    @override
-    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        await in_thread(self._shelf.put_back, number, mending, to_microseconds(now))
-
-    @override
-    async def discard_quarantined(self, number: int, now: datetime) -> None:
-        await in_thread(self._shelf.discard, number, to_microseconds(now))
 
 
 def _mended(row: MessageRow, mending: Mending) -> MessageRow:

@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.rowlocks.claims import Claims, HeldMessage
+from postdate.backends.rowlocks.claims import Claims
 from postdate.backends.rowlocks.database import RowLockSchema
 from postdate.backends.rowlocks.liveness import Liveness
 from postdate.backends.rowlocks.next_due import NextDue
@@ -25,7 +25,7 @@ from postdate.backends.rowlocks.parts import (
     nearest_instant,
 )
 from postdate.backends.rowlocks.pool import Pool
-from postdate.backends.rowlocks.quarantine import RowLockQuarantine, RowQuarantine
+from postdate.backends.rowlocks.quarantine import RowQuarantine
 from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
 from postdate.errors import (
@@ -41,6 +41,7 @@ from postdate.ports import (
     AdministrableStore,
     Claim,
     ClaimingStore,
+    DelegatedQuarantine,
     MessageFilter,
     Outcome,
     Record,
@@ -59,8 +60,6 @@ from postdate.ports import (
 from postdate.runtime.group_commit import Job, do_jobs, group_of
 from postdate.runtime.threads import in_thread
 
-T = TypeVar("T")
-
 _MICROSECOND: Final = timedelta(microseconds=1)
 _CLOSE_WITHIN_SECONDS: Final = 5.0
 _STORED_AT_ONCE: Final = 500
@@ -70,7 +69,7 @@ log = logging.getLogger("postdate.stores")
 _MODES: Final = frozenset(TransactionMode) - {TransactionMode.TRANSACTION_SCOPE}
 
 
-class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, ScannableStore, Scripted):
+class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, ScannableStore, Scripted):
     """Keeps delayed messages in a table of a database server. The queues are elsewhere, so delivery is at least once.
 
     Args:
@@ -117,14 +116,9 @@ class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, Scannab
             liveness.start(claims)
             return liveness.holder()
 
-        shelf = RowQuarantine(self._pool, tables, self._next_due)
-        claims = Claims(self._pool, tables, holder, shelf.left_out)
-        self._parts = (tables, claims, liveness, shelf)
-
-    @property
-    @override
-    def capabilities(self) -> StoreCapabilities:
-        return self._capabilities
+        quarantine = RowQuarantine(self._pool, tables, self._next_due)
+        claims = Claims(self._pool, tables, holder, quarantine.left_out)
+        self._parts = (tables, claims, liveness, quarantine)
 
     @override
     async def initialize(self, endpoint: str, mode: TransactionMode) -> None:
@@ -184,7 +178,8 @@ class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, Scannab
         return self._assembled[0]
 
     @property
-    def _shelf(self) -> RowQuarantine:
+    @override
+    def _quarantine(self) -> RowQuarantine:
         return self._assembled[3]
 
     @property
@@ -208,7 +203,7 @@ class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, Scannab
 
             # Apart: who finds the id there has a lock on it, shared with others who do; each would wait for the rest.
             if not await in_thread(self._pool.transaction, store_again):
-                raise DuplicateMessage(f"message {message.message_id!r} was stored before; the first one is unchanged")
+                raise DuplicateMessage.of(message.message_id)
         self._next_due.heard(row.due)
 
     def _store_jobs(self, jobs: Sequence[Job[tuple[MessageRow, int], bool]]) -> None:
@@ -253,7 +248,7 @@ class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, Scannab
     async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:
         def fetch() -> DelayedMessage | None:
             claims = self._claim(to_microseconds(now), 1)
-            self._claims.lease([claim.token for claim in claims if isinstance(claim.token, HeldMessage)])
+            self._claims.lease(self._claims.held(claims))  # a lock would keep a connection for each message
             return claims[0].message if claims else None
 
         return await in_thread(fetch)
@@ -307,12 +302,12 @@ class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, Scannab
         try:
             while True:
                 session.begin()
-                left_out = self._shelf.left_out()
+                left_out = self._quarantine.left_out()
                 found = self._tables.claim(session, at, limit + len(left_out))
                 messages, bad = decoded((number, row) for number, _, row in found)
                 if bad.keys() <= left_out:
                     break
-                self._shelf.clear_away(session, bad, at)  # for all to see, before anything is held
+                self._quarantine.clear_away(session, bad, at)  # for all to see, before anything is held
             found = [each for each in found if each[0] in messages][:limit]
             if not found:
                 session.rollback()
@@ -437,7 +432,7 @@ class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, Scannab
 
         def count(session: Any) -> StoreStatistics:
             *counts, next_due = self._tables.statistics(session, at)
-            aside = self._shelf.count(session)
+            aside = self._quarantine.count(session)
             return StoreStatistics(*counts, next_due=_instant(next_due), quarantined=aside)
 
         return await in_thread(self._pool.run_patiently, count)
@@ -454,14 +449,14 @@ class LockingStore(RowLockQuarantine, ClaimingStore, AdministrableStore, Scannab
         def look(session: Any) -> Sequence[tuple[int, MessageRow]]:
             return self._tables.list_pending(session, where.destination, first, end, limit)
 
-        return await in_thread(self._shelf.looked_at, look)
+        return await in_thread(self._quarantine.looked_at, look)
 
     @override
     async def get(self, message_id: str) -> DelayedMessage | None:
         def look(session: Any) -> Sequence[tuple[int, MessageRow]]:
             return self._tables.get(session, message_id)
 
-        found = await in_thread(self._shelf.looked_at, look)
+        found = await in_thread(self._quarantine.looked_at, look)
         return found[0] if found else None
 
     @override

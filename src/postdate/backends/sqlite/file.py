@@ -58,7 +58,7 @@ from postdate.runtime.group_commit import Job, group_of
 from postdate.runtime.housekeeping import Chore, Housekeeping
 from postdate.runtime.threads import in_thread
 
-__all__ = ["DUE", "SqliteFile", "Transaction", "queue_topic"]
+__all__ = ["DUE", "OnFile", "SqliteFile", "Transaction", "queue_topic"]
 
 _DEFAULT_RULES = QueueRules()
 _JOBS_IN_ONE_COMMIT = 500
@@ -701,3 +701,16 @@ def _forget(tx: Transaction, claimant: int) -> None:
     for queue_id in {queue_id for (queue_id,) in queues}:
         (name,) = tx.execute("SELECT name FROM queue WHERE queue_id = ?", (queue_id,)).fetchone()
         tx.signal(queue_topic(name))
+
+
+class OnFile:
+    """What is kept in a file, which it gives back once it is closed."""
+
+    file: SqliteFile
+    _closed = False
+
+    async def close(self) -> None:
+        """Give the file back; a second time without effect."""
+        closed, self._closed = self._closed, True
+        if not closed:
+            self.file.close()

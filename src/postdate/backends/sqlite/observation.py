@@ -86,7 +86,7 @@ class FileObserver(Observer):
             lambda c: c.execute("SELECT queue_id FROM queue WHERE name = ?", (queue,)).fetchone()
         )
         if row is None:
-            raise QueueNotFound(f"{self._file.path} has no queue {queue!r}; create it: postdate setup --queue {queue}")
+            raise QueueNotFound.of(queue, place=str(self._file.path))
         sql = f"{_QUEUED} WHERE queue_id = ? ORDER BY m.seq LIMIT ?"
         return await looked_at(self._file, QUEUED, sql, (row[0], limit), _queued)
 

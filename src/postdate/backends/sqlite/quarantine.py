@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, TypeVar
 
 from typing_extensions import override
 
-from postdate.backends.sqlite.file import SqliteFile
+from postdate.backends.sqlite.file import OnFile, SqliteFile
 from postdate.backends.sqlite.recording import FAILED_LAST, INSERT_MESSAGE, INSERT_SCHEDULED, record
 from postdate.backends.sqlite.rows import (
     Row,
@@ -80,10 +80,9 @@ def _set_aside_again(tx: Transaction, shelf: QuarantineTable, suspects: Mapping[
     return len(bad)
 
 
-class FileQuarantine(Quarantine):
+class FileQuarantine(OnFile, Quarantine):
     """The methods of :class:`postdate.ports.Quarantine`, on a file."""
 
-    file: SqliteFile
     _place: ClassVar[str]
     """Which places are this one's, as a condition."""
 
@@ -188,7 +187,7 @@ def _number_of(tx: Transaction, row: _Aside, at: int) -> int:
         return failed[0]
     (seq,) = tx.execute("SELECT coalesce(max(seq), 0) + 1 FROM record").fetchone()
     if not tx.execute(INSERT_SCHEDULED, (seq, row.message_id, at, row.due, row.destination)).rowcount:
-        raise DuplicateMessage(f"message {row.message_id!r} was stored anew since it was set aside; discard this one")
+        raise DuplicateMessage.of_set_aside(row.message_id)
     return seq
 
 
@@ -196,7 +195,7 @@ def _into_queue(tx: Transaction, row: _Aside) -> None:
     envelope_of((0, row.message_id, row.due, row.expires_at, row.failures, row.headers, row.body), row.place)
     found = tx.execute("SELECT queue_id FROM queue WHERE name = ?", (row.place,)).fetchone()
     if found is None:
-        raise QueueNotFound(f"there is no queue {row.place!r} any more; create it: postdate setup --queue {row.place}")
+        raise QueueNotFound.of(row.place, row.message_id)
     tx.execute(
         "INSERT INTO queue_message (queue_id, message_id, due, expires_at, ends_at, dead_letter, failures, content) "
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",

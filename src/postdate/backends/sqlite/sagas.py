@@ -8,13 +8,13 @@ from typing import Any
 
 from typing_extensions import override
 
-from postdate.backends.sqlite.file import SqliteFile, Transaction
+from postdate.backends.sqlite.file import OnFile, SqliteFile, Transaction
 from postdate.backends.sqlite.setup import SAGA_MARKS, bring_up_to_date, steps
 from postdate.persistence.sagas import SqlSagaStore
 from postdate.ports import Recording, SagaChange, SagaStoreCapabilities
 
 
-class SqliteSagaStore(SqlSagaStore):
+class SqliteSagaStore(OnFile, SqlSagaStore):
     """Keeps saga instances in an SQLite file; several processes may use it at once.
 
     Args:
@@ -34,12 +34,7 @@ class SqliteSagaStore(SqlSagaStore):
     ) -> None:
         self.file = SqliteFile.open(path, synchronous=synchronous, recording=recording, create=create)
         super().__init__(str(self.file.path), "saga", "?")
-        self._closed = False
-
-    @property
-    @override
-    def capabilities(self) -> SagaStoreCapabilities:
-        return SagaStoreCapabilities(durable=True, shared=True, database=("sqlite", str(self.file.path)))
+        self._capabilities = SagaStoreCapabilities(durable=True, shared=True, database=("sqlite", str(self.file.path)))
 
     @override
     async def setup(self) -> None:
@@ -61,10 +56,3 @@ class SqliteSagaStore(SqlSagaStore):
     @override
     def _change(transaction: Transaction, statement: str, values: Sequence[Any]) -> int:
         return transaction.execute(statement, values).rowcount
-
-    @override
-    async def close(self) -> None:
-        """Give the file back; a second time without effect."""
-        closed, self._closed = self._closed, True
-        if not closed:
-            self.file.close()

@@ -120,7 +120,6 @@ class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableSto
         self.file = SqliteFile.open(
             path, synchronous=synchronous, recording=recording, create=create, holds_at_most=holds_at_most
         )
-        self._closed = False
         self._claimed = WeakSet[_Claimed]()
         self._capabilities = StoreCapabilities(
             durable=True,
@@ -151,13 +150,6 @@ class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableSto
     @override
     def observer(self) -> FileObserver:
         return FileObserver(self.file)
-
-    @override
-    async def close(self) -> None:
-        """Give the file back; a second time without effect."""
-        closed, self._closed = self._closed, True
-        if not closed:
-            self.file.close()
 
     # --- storing ------------------------------------------------------------------------------------------------
 
@@ -260,7 +252,7 @@ class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableSto
         def finish(tx: Transaction) -> None:
             for claim in claims:
                 if not _finish(tx, claim, OUTCOME_RECORDS[outcome], at, detail):
-                    raise ClaimLost(f"message {claim.message.message_id!r} is no longer held by this process")
+                    raise ClaimLost.of(claim.message.message_id)
 
         return finish
 
@@ -452,7 +444,7 @@ class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableSto
 def _insert_new(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> None:
     report = insert_or_revive(tx, rows, at)
     if report.already_there:
-        raise DuplicateMessage(f"message {report.already_there[0]!r} was stored before; the first one is unchanged")
+        raise DuplicateMessage.of(report.already_there[0])
 
 
 def _end(tx: Transaction, message_id: str, kind: RecordKind, at: int, detail: str) -> bool:

@@ -137,7 +137,6 @@ class LocalTransport(FileQuarantine, Transport):
             path, synchronous=synchronous, recording=recording, create=create, rules=rules, holds_at_most=holds_at_most
         )
         self._rules = rules
-        self._closed = False
         self._capabilities = TransportCapabilities(
             durable=True,
             transaction_modes=frozenset(TransactionMode),
@@ -154,7 +153,7 @@ class LocalTransport(FileQuarantine, Transport):
     @property
     @override
     def capabilities(self) -> TransportCapabilities:
-        return self._capabilities
+        return self._capabilities  # asked for each message: that of the port would be one file more on its way
 
     @override
     async def create_queues(self, names: Sequence[str]) -> None:
@@ -224,13 +223,6 @@ class LocalTransport(FileQuarantine, Transport):
     def observer(self) -> FileObserver:
         return FileObserver(self.file)
 
-    @override
-    async def close(self) -> None:
-        """Give the file back; a second time without effect."""
-        closed, self._closed = self._closed, True
-        if not closed:
-            self.file.close()
-
 
 class LocalReceiver(Receiver):
     """Receives from one queue; see :class:`postdate.ports.Receiver`."""
@@ -269,9 +261,7 @@ class LocalReceiver(Receiver):
         values = {"queue": self._queue, "now": self._file.rules.now()}
         found = connection.execute(_FIRST, values).fetchone()
         if found is None:
-            raise QueueNotFound(
-                f"{self._file.path} has no queue {self._queue!r}; create it: postdate setup --queue {self._queue}"
-            )
+            raise QueueNotFound.of(self._queue, place=str(self._file.path))
         return found[0]
 
     async def _claimed(self, sql: str, **values: object) -> list[Received]:
@@ -324,7 +314,7 @@ class LocalReceiver(Receiver):
         gone = tx.execute(_GONE, (json.dumps(list(numbers)), tx.claimant)).fetchall()
         mine = [seq for seq, _, id_ in gone if numbers[seq].received.envelope.message_id == id_]
         if len(mine) < len(endings):
-            raise ClaimLost(f"of {len(endings)} messages in {self._queue!r} some are no longer held here")
+            raise ClaimLost.of(*(each.received.envelope.message_id for each in endings), queue=self._queue)
         tx.execute(_DROPPED, (json.dumps([content for _, content, _ in gone]),))
         records = [_record_of(tx, *each) for each in endings]
         tx.executemany(_RECORD, [record for record in records if record is not None])
@@ -350,7 +340,7 @@ class LocalReceiver(Receiver):
             ).fetchone()
         )
         if not held:
-            raise ClaimLost(f"message {received.envelope.message_id!r} in {self._queue!r} is no longer held here")
+            raise ClaimLost.of(received.envelope.message_id, queue=self._queue)
         tx.execute("DELETE FROM content WHERE seq = ?", held)
 
     @override
@@ -400,9 +390,7 @@ def _send(tx: Transaction, row: _Row) -> PostdateError | None:
     message_id, due, expires_at, ends_at, dead_letter, headers, body, queue = row
     found = tx.execute("SELECT queue_id FROM queue WHERE name = ?", (queue,)).fetchone()
     if found is None:
-        return QueueNotFound(
-            f"there is no queue {queue!r} for message {message_id!r}; create it: postdate setup --queue {queue}"
-        )
+        return QueueNotFound.of(queue, message_id)
     content = tx.execute("INSERT INTO content (headers, body) VALUES (?, ?)", (headers, body)).lastrowid
     tx.execute(_INSERT, (found[0], message_id, due, expires_at, ends_at, dead_letter, content))
     tx.signal(queue_topic(queue))

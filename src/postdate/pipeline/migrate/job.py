@@ -75,7 +75,7 @@ def migrate(spark: SparkSession, job: MigrateJob) -> MigrateResult:
         runs = [going[name] for name in names if name in going]
         for run in runs:
             same_parameters(run, job.parameters)
-        driver = _Driver(spark, source, job)
+        driver = _MigrationSteps(spark, source, job)
         driver.move_hidden(runs)
         # What is prepared needs no look: nothing more of it will be hidden.
         hiding = [name for name in names if name not in going or going[name].status is MigrationStatus.PREPARING]
@@ -106,7 +106,7 @@ def resume(spark: SparkSession, job: MigrateJob) -> MigrateResult:
     with job.origin.opened() as origin:
         source = origin.source
         runs = going_on(source, job, "to go on with")
-        driver = _Driver(spark, source, job)
+        driver = _MigrationSteps(spark, source, job)
         driver.move_hidden(runs)
         hiding = [run for run in runs if run.status is MigrationStatus.PREPARING]
         for run in hiding:
@@ -144,7 +144,7 @@ def _new_run(job: MigrateJob, endpoint: str) -> MigrationRun:
 
 
 @dataclass(slots=True)
-class _Driver:
+class _MigrationSteps:
     """What the driver does, step by step.
 
     Args:

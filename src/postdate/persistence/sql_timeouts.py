@@ -1,0 +1,276 @@
+"""Timeouts in a table of an SQL database: everything but the SQL, the sessions and the claims.
+
+Source: specification 4.6, 4.7, row 95; ADR 0014.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
+
+from typing_extensions import override
+
+from postdate.errors import ConfigurationError, MessageError, TimeoutConcurrentlyProcessed
+from postdate.persistence.timeouts import (
+    checked,
+    decode,
+    decode_due,
+    encode,
+    in_order,
+    normal_id,
+    normal_saga,
+    read_time,
+    table_name,
+)
+from postdate.ports import Work
+from postdate.ports.timeouts import DueChunk, DueTimeout, Timeout, TimeoutPersister
+
+T = TypeVar("T")
+
+log = logging.getLogger("postdate.timeouts")
+
+_TOLD: Final = 10_000
+"""Unreadable rows that are remembered, so that each is told of once."""
+
+Due = Callable[[datetime, datetime, int | None], Sequence[tuple[Any, ...]]]
+"""``Id`` and ``Time`` of rows after the first instant and until the second, by ``Time``; at most so many, or all."""
+
+First = Callable[[datetime], object]
+"""The earliest ``Time`` after an instant, or ``None``."""
+
+
+class TimeoutStatements(NamedTuple):
+    """Every statement of one table of timeouts; a name in it stands for an id as :meth:`TimeoutTable.key` has it."""
+
+    insert: str
+    """Writes a row, unless its id is there."""
+    peek: str
+    delete: str
+    delete_saga: str
+    due: str
+    first: str
+    claim: str = ""
+
+
+class TimeoutTable(ABC):
+    """The SQL of one table of timeouts, for whatever its database runs statements on. Ids are normal ones.
+
+    Args:
+        sql: its statements.
+    """
+
+    no_limit: ClassVar[int | None] = 2**63 - 1
+
+    def __init__(self, sql: TimeoutStatements) -> None:
+        self.sql = sql
+
+    @abstractmethod
+    def insert(self, session: Any, row: dict[str, Any]) -> bool:
+        """Write a row of :func:`postdate.persistence.timeouts.encode`; ``False``: its id is there already."""
+
+    @abstractmethod
+    def instant(self, instant: datetime) -> object:
+        """Return a time as a bound to compare ``Time`` with: nothing lies between it and ``instant``."""
+
+    def key(self, normal: str) -> Mapping[str, Any]:
+        """Return the parameter that finds the rows of an id, of a timeout or of a saga."""
+        return {"id": normal}
+
+    def rows(self, session: Any, statement: str, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+        """Return the rows of a statement."""
+        return session.execute(statement, values).fetchall()
+
+    def change(self, session: Any, statement: str, values: Mapping[str, Any]) -> int:
+        """Return how many rows a statement has changed."""
+        return session.execute(statement, values).rowcount
+
+    def peek(self, session: Any, timeout_id: str) -> tuple[Any, ...] | None:
+        """Return ``Id``, ``Destination``, ``SagaId``, ``State``, ``Time`` and ``Headers``; waits for nobody."""
+        found = self.rows(session, self.sql.peek, self.key(timeout_id))
+        return found[0] if found else None
+
+    def delete(self, session: Any, timeout_id: str) -> int:
+        """Delete a row; return how many were there."""
+        return self.change(session, self.sql.delete, self.key(timeout_id))
+
+    def delete_saga(self, session: Any, saga_id: str) -> int:
+        """Delete the rows of a saga; return how many were there."""
+        return self.change(session, self.sql.delete_saga, self.key(saga_id))
+
+    def due(self, session: Any, after: datetime, until: datetime, at_most: int | None) -> Sequence[tuple[Any, ...]]:
+        """See :data:`Due`."""
+        limit = self.no_limit if at_most is None else at_most
+        values = {"after": self.instant(after), "until": self.instant(until), "limit": limit}
+        return self.rows(session, self.sql.due, values)
+
+    def first(self, session: Any, after: datetime) -> object:
+        """See :data:`First`."""
+        found = self.rows(session, self.sql.first, {"after": self.instant(after)})
+        return found[0][0] if found else None
+
+
+Table = TypeVar("Table", bound=TimeoutTable)
+
+
+class SqlTimeouts(TimeoutPersister, Generic[Table]):
+    """Keeps timeouts in a table of an SQL database.
+
+    Args:
+        make_table: makes the SQL of a table from its name, which it checks.
+        table_prefix: what the name begins with; ``None``: see :func:`postdate.persistence.timeouts.table_prefix`.
+    """
+
+    def __init__(self, make_table: Callable[[str], Table], table_prefix: str | None) -> None:
+        self._make_table, self._prefix, self._endpoint = make_table, table_prefix, ""
+        self._table = None if table_prefix is None else self._named("")
+
+    def _named(self, endpoint: str) -> Table:
+        return self._make_table(table_name(endpoint, prefix=self._prefix))
+
+    @property
+    def _known(self) -> Table:
+        if self._table is None:
+            raise ConfigurationError(
+                f"{type(self).__name__} does not know its table yet: call initialize(endpoint) first, or give "
+                f"table_prefix="
+            )
+        return self._table
+
+    @abstractmethod
+    async def _run(self, work: Callable[[Any], T]) -> T:
+        """Do ``work``, one statement that may write."""
+
+    async def _look(self, work: Callable[[Any], T]) -> T:
+        """Do ``work``, which only reads."""
+        return await self._run(work)
+
+    def _read(self, row: tuple[Any, ...] | None) -> Timeout | None:
+        return None if row is None else decode(*row, owner=self._endpoint)
+
+    @override
+    async def initialize(self, endpoint: str) -> None:
+        """Settle the name of the table; the database is not asked."""
+        self._endpoint, self._table = endpoint, self._named(endpoint)
+
+    @override
+    async def add(self, timeout: Timeout) -> bool:
+        table, row = self._known, encode(checked(timeout))
+        return await self._run(lambda session: table.insert(session, row))
+
+    @override
+    async def peek(self, timeout_id: str) -> Timeout | None:
+        table, wanted = self._known, normal_id(timeout_id)
+        if wanted is None:
+            return None
+        return self._read(await self._look(lambda session: table.peek(session, wanted)))
+
+    @override
+    async def try_remove(self, timeout_id: str) -> bool:
+        table, wanted = self._known, normal_id(timeout_id)
+        return wanted is not None and await self._run(lambda session: table.delete(session, wanted)) > 0
+
+    @override
+    async def remove_by_saga(self, saga_id: str) -> int:
+        table, saga = self._known, normal_saga(saga_id)
+        return 0 if saga is None else await self._run(lambda session: table.delete_saga(session, saga))
+
+    @override
+    async def next_chunk(self, start: datetime, now: datetime, limit: int) -> DueChunk:
+        table = self._known
+
+        def find(session: Any) -> DueChunk:
+            def due(after: datetime, until: datetime, at_most: int | None) -> Sequence[tuple[Any, ...]]:
+                return table.due(session, after, until, at_most)
+
+            return next_chunk(start, now, limit, due, lambda after: table.first(session, after))
+
+        return await self._look(find)
+
+
+class SharedSqlTimeouts(SqlTimeouts[Table]):
+    """Keeps timeouts where queues may be, too: then their transactions store and remove them."""
+
+    @override
+    def adding(self, timeout: Timeout) -> Work:
+        table, row = self._known, encode(checked(timeout))
+
+        def add(transaction: Any) -> None:
+            table.insert(transaction, row)
+
+        return add
+
+    @override
+    def removing(self, timeout_id: str) -> Work:
+        table, wanted = self._known, normal_id(timeout_id)
+
+        def remove(transaction: Any) -> None:
+            if wanted is None or not table.delete(transaction, wanted):
+                raise TimeoutConcurrentlyProcessed(f"timeout {timeout_id} was removed meanwhile")
+
+        return remove
+
+    @override
+    def removing_by_saga(self, saga_id: str) -> Work:
+        table, saga = self._known, normal_saga(saga_id)
+
+        def remove(transaction: Any) -> None:
+            if saga is not None:
+                table.delete_saga(transaction, saga)
+
+        return remove
+
+
+def next_chunk(start: datetime, now: datetime, limit: int, due: Due, first: First) -> DueChunk:
+    """Return a chunk as :meth:`postdate.ports.timeouts.TimeoutPersister.next_chunk` promises it.
+
+    Rows that cannot be read are logged and passed over: they must not hold up the others.
+    """
+    size = max(limit, 1)
+    while True:
+        rows = due(start, now, size + 1)
+        found = _readable(rows[:size])
+        if len(rows) <= size:
+            return DueChunk(in_order(found), _next_query(now, first(now), None))
+        if found:
+            break
+        size *= 2  # so many unreadable ones that the limit hides what is behind them
+    last = found[-1].due
+    earlier = [each for each in found if each.due < last]
+    # More may be due at the last one's time than the limit let in, and the next chunk starts after that time.
+    tied = _readable(due(earlier[-1].due if earlier else start, last, None))
+    return DueChunk(in_order([*earlier, *tied]), _next_query(now, first(last), now))
+
+
+def _readable(rows: Iterable[tuple[Any, ...]]) -> list[DueTimeout]:
+    found: list[DueTimeout] = []
+    for row in rows:
+        try:
+            found.append(decode_due(*row))
+        except MessageError as error:
+            _tell_once(str(error))
+    return found
+
+
+@lru_cache(maxsize=_TOLD)
+def _tell_once(error: str) -> None:
+    log.error("a row of the timeouts cannot be read and is passed over until it is mended: %s", error)
+
+
+def _next_query(now: datetime, later: object, unreadable: datetime | None) -> datetime | None:
+    """Return when to ask again, given the time of the first timeout after a chunk: at once if that is due.
+
+    Args:
+        now: until when was looked.
+        later: as it is stored; ``None``: there is none.
+        unreadable: what to return if it cannot be read. Behind a chunk that was cut there may be more that is due; else
+            those behind it are found by whoever asks without being told to.
+    """
+    try:
+        return None if later is None else max(read_time(later), now)
+    except MessageError as error:  # what is due must not wait for whoever mends it
+        _tell_once(str(error))
+        return unreadable
