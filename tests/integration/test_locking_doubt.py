@@ -108,7 +108,9 @@ async def test_what_was_not_committed_is_free_and_the_old_claims_do_nothing(
     lose_answer(False)
     with pytest.raises(StoreUnavailable):
         await doubtful.store.finish(claims[:1], Outcome.DELIVERED, NOW)
+    assert not doubtful.store.still_holds(claims[0])
     again = await doubtful.claimed(3)
+    assert all(map(doubtful.store.still_holds, again))
     assert await doubtful.store.finish(claims, Outcome.FAILED, NOW) == 0
     assert not await doubtful.store.retry_later(claims[2], NOW, NOW, "in doubt")
     assert await doubtful.store.finish(again, Outcome.DELIVERED, NOW) == 3

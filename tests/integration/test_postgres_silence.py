@@ -311,12 +311,14 @@ async def test_a_right_that_is_taken_away_holds_up_delivery_and_costs_no_message
     try:
         await store.initialize("service", TransactionMode.TRANSACTION_SCOPE)
         await store.store_many([place.work(n, now() - SECOND) for n in range(2)], now())
-        (claim,) = await store.claim_due(now(), 1)
         place.run(f'REVOKE {right} ON "{table}" FROM {role}')
         with pytest.raises(StoreNotWritable, match="permission denied"):
             await store.move_due(now(), 10)
+        ended, free = await store.claim_due(now(), 2)
+        assert store.still_holds(free)
         with pytest.raises(StoreNotWritable, match="permission denied"):
-            await store.finish([claim], Outcome.DELIVERED, now())
+            await store.finish([ended], Outcome.DELIVERED, now())
+        assert not store.still_holds(free)  # with its transaction, whatever of it failed
         assert (waiting(place), place.length("consumer")) == (2, 0)
         place.run(f'GRANT {right} ON "{table}" TO {role}')
         assert await store.finish(await store.claim_due(now(), 1), Outcome.DELIVERED, now()) == 1

@@ -5,6 +5,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 
+import anyio
 import pytest
 
 from postdate import Envelope, Headers, LocalTransport, MemoryStore, MemoryTransport, SqliteStore
@@ -233,6 +234,29 @@ async def let_claims_go(bench) -> None:
     for entry in bench.memory._entries.values():
         if entry.token is not None:
             entry.attempt_at, entry.token = entry.message.due, None
+
+
+async def test_what_is_on_its_way_when_its_claim_becomes_void_is_not_sent_again_but_removed(bench) -> None:
+    """Found by the fault lab: a part of a batch cannot be removed, and the row locks of all of it are gone."""
+    await bench.keep(bench.message(due_in=-1))
+    send, arrived = bench.queues.send, anyio.Event()
+
+    async def send_slowly(envelopes: Sequence[Envelope], at: datetime, *, work: Sequence[Work] = ()):
+        answers = await send(envelopes, at, work=work)
+        await arrived.wait()
+        return answers
+
+    bench.queues.send = send_slowly
+    async with bench.dispatcher.running():
+        await bench.look()
+        await anyio.wait_all_tasks_blocked()
+        await let_claims_go(bench)
+        await bench.look_for(2 * SECOND)
+        assert bench.ids("billing") == ["m-1"]
+        arrived.set()
+        await bench.look_for(4 * SECOND)
+    assert bench.ids("billing") == ["m-1"]
+    assert await bench.waiting() is None
 
 
 async def test_a_claim_that_cannot_be_given_back_is_given_back_later(bench) -> None:

@@ -242,12 +242,18 @@ class Dispatcher:
             self._wake()
 
     async def _without_those_that_wait(self, claims: Sequence[Claim], seconds: float) -> Sequence[Claim]:
-        """Give back what is meant for destinations that take nothing now; return the rest."""
-        if not self._outages.has_destinations:
+        """Give back what is meant for destinations that take nothing now, or is being sent; return the rest.
+
+        A claim that became void while its message is on its way does not call that back: sent again, it came twice.
+        """
+        being_sent = self._in_flight.among([claim.message.message_id for claim in claims])
+        if not self._outages.has_destinations and not being_sent:
             return claims
         wanted, waiting = list[Claim](), list[GivingBack]()
         for claim in claims:
             wait = self._outages.wait_for(claim.message.destination, seconds)
+            if claim.message.message_id in being_sent:
+                wait = max(wait, retry_delay(0).total_seconds())
             if wait:
                 waiting.append(GivingBack(claim, self._after(wait)))
             else:

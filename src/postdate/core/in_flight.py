@@ -196,6 +196,10 @@ class InFlight:
         """How many bytes the bodies of all batches have that are not done."""
         return sum(batch.bytes for batch in self._batches)
 
+    def among(self, message_ids: Collection[str]) -> set[str]:
+        """Return which of these are held already, by an earlier claim."""
+        return {each for batch in self._batches for each in message_ids if each in batch.held}
+
     def expect(self, body_bytes: float) -> None:
         """Take the next messages to be so large; until then only a few are claimed."""
         self._body_bytes = body_bytes

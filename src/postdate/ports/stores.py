@@ -302,13 +302,14 @@ class ClaimingStore(DelayedMessageStore):
         return _nothing_to_stop
 
     def still_holds(self, claim: Claim) -> bool:
-        """Return whether a claim is in force by our own clock; costs nothing, as no server is asked.
+        """Return whether a claim is in force as far as is known here; costs nothing, as no server is asked.
 
         To be looked at right before anything leaves because of a claim, such as an error copy: in a process that was
-        frozen the lease may be over before anybody said so.
+        frozen the lease may be over before anybody said so, and row locks end with the transaction of their batch.
 
         Guarantees:
-            integration/azure/test_lease.py::test_a_claim_is_void_as_soon_as_its_lease_is_over_by_our_own_clock.
+            integration/azure/test_lease.py::test_a_claim_is_void_as_soon_as_its_lease_is_over_by_our_own_clock;
+            integration/test_postgres_silence.py::test_a_right_that_is_taken_away_holds_up_delivery_and_costs_no_message.
         """
         return True
 

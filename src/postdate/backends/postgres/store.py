@@ -362,6 +362,10 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, DelegatedQ
         return found, bad
 
     @override
+    def still_holds(self, claim: Claim) -> bool:
+        return self._claims.holds(claim)
+
+    @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
         return await in_thread(self._finish, claims, outcome, now, detail)
 

@@ -133,6 +133,11 @@ class Claims:
         with self._lock:
             return {token.holder for token in self._held.values() if token.holder is not None}
 
+    def holds(self, claim: Claim) -> bool:
+        """Return whether a claim is in force: it ends also when another part of its batch cannot be settled."""
+        token = claim.token
+        return isinstance(token, HeldMessage) and self._held.get(token.number) is token
+
     def held(self, claims: Iterable[Claim]) -> Sequence[HeldMessage]:
         """Return what holds those of ``claims`` that are held still."""
         return [token for _, tokens in self._by_batch(claims) for token in tokens]

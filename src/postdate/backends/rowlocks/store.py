@@ -322,6 +322,10 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
         return [Claim(messages[token.number], token) for token in tokens]
 
     @override
+    def still_holds(self, claim: Claim) -> bool:
+        return self._claims.holds(claim)
+
+    @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
         ending = RecordNote(to_microseconds(now), int(OUTCOME_RECORDS[outcome]), detail or None)
 
