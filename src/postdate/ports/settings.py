@@ -307,10 +307,6 @@ LargestMessageBytes = Annotated[
     int | None, Meta(ge=1, description="headers and body together; default: the adapter's own, 16 MiB on most")
 ]
 HowMuchIsRecorded = Annotated[Recording, Meta(description="how much is kept for audits")]
-Checksum = Annotated[
-    bool,
-    Meta(description="true: store one with each message, so that damage to its content is noticed before it is sent"),
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +321,6 @@ class TablesOnServer:
     largest_message_bytes: LargestMessageBytes = None
     holds_at_most: HoldsAtMost = None
     answers_within: AnswersWithin = None
-    checksum: Checksum = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,13 +92,12 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         leases: among how many the messages are divided; at most 64. With one, one process dispatches and the others
             stand by; with more, that many processes can. All processes have the same number.
         polling: how to look for what other processes stored.
-        checksum: store one of headers and body with each message; who reads it checks it, whatever this says.
 
     Raises:
         ConfigurationError: the address, the table or a number cannot be.
     """
 
-    def __init__(  # noqa: PLR0913 - the settings that stand beside an address
+    def __init__(
         self,
         address: str | AzureLogin,
         *,
@@ -107,9 +106,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         largest_message_bytes: int = LARGEST_BODY,
         leases: int = 1,
         polling: Polling | None = None,
-        checksum: bool = False,
     ) -> None:
-        self._checksum = checksum
         self._login = address if isinstance(address, AzureLogin) else parse_login(address)
         for service in ("table", "blob"):
             self._login.endpoint(service)
@@ -225,7 +222,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
             await quarantine.set_aside(entity, error, now)
 
         pages = Pages(table, set_aside)
-        storing = Storing(table, records, pages, checksum=self._checksum)
+        storing = Storing(table, records, pages)
         quarantine = TableQuarantine(table, records, storing)
         clocks = Timekeeping(records.table)
         return _Rooms(table, Rounds(table), records, leases, pages, storing, quarantine, clocks, keeper)
@@ -234,14 +231,14 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
 
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
-        check_size(message, self._capabilities.largest_message_bytes, checksum=self._checksum)
+        check_size(message, self._capabilities.largest_message_bytes)
         self._stored([await self._opened.storing.store(message, now)])
 
     @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
         """See :meth:`postdate.ports.ClaimingStore.store_many`; repeat it when it was interrupted."""
         for message in messages:
-            check_size(message, self._capabilities.largest_message_bytes, checksum=self._checksum)
+            check_size(message, self._capabilities.largest_message_bytes)
         if not messages:
             return StoreReport(0)
         stored = await self._opened.storing.store_many(messages, now)
@@ -324,9 +321,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         """
         rooms = self._opened
         held = await self._holding.still_held(claims, rooms.leases)
-        await rooms.table.each(
-            [Operation("upsert", each.waiting.entity(checksum=self._checksum)) for each in held if each.is_removed]
-        )
+        await rooms.table.each([Operation("upsert", each.waiting.entity()) for each in held if each.is_removed])
         self._holding.let_go(held)
         for each in held:
             if attempt_at is not None:
@@ -380,7 +375,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
     async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
         held = await self._holding.still_held([claim], self._opened.leases)
         for each in held:
-            entity = each.waiting.entity(checksum=self._checksum)
+            entity = each.waiting.entity()
             await self._opened.quarantine.set_aside(entity, InvalidMessage(reason), now)
         self._holding.let_go(held)
         return bool(held)
@@ -390,7 +385,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         new = old.after_failure(attempt_at, old.records + rooms.records.records_of_a_retry)
         await rooms.records.retried(old, new, now, reason)
         if held.is_removed:
-            await rooms.table.atomically([Operation("upsert", new.entity(checksum=self._checksum))])
+            await rooms.table.atomically([Operation("upsert", new.entity())])
             moved = True
         else:
             moved = await self._move(old, new)
@@ -402,9 +397,9 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
     async def _move(self, old: DelayedEntity, new: DelayedEntity) -> bool:
         """Give a message another key: in one transaction, or first there and then here when the hour is another."""
         table = self._opened.table
-        put = Operation("upsert", new.entity(checksum=self._checksum))
+        put = Operation("upsert", new.entity())
         if old.row == new.row:
-            return await table.atomically([Operation("replace", new.entity(checksum=self._checksum), old.etag)])
+            return await table.atomically([Operation("replace", new.entity(), old.etag)])
         if old.partition == new.partition:
             return await table.atomically([_deletion(old), put])
         await table.atomically([put])

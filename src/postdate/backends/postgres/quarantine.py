@@ -19,7 +19,7 @@ from postdate.backends.postgres.errors import AFTER_AN_UPGRADE, is_refused
 from postdate.backends.postgres.names import SchemaNames, array, sql
 from postdate.backends.postgres.rows import Unreadable, only_in_calendar, present
 from postdate.errors import DuplicateMessage, InvalidMessage, MessageNotFound, QueueNotFound
-from postdate.messages import check_headers, opened, resealed
+from postdate.messages import check_headers, decode_headers, encode_headers
 from postdate.ports import Mending, Quarantined, Recording, RecordKind
 
 log = logging.getLogger("postdate.postgres")
@@ -162,13 +162,13 @@ class Aside:
             InvalidMessage, InvalidHeaders: it still cannot be read.
         """
         body = self.body if mending.body is None else mending.body
-        headers = present(resealed(self.headers, mending.headers, mending.body, self.body) or self.headers)
+        headers = present(self.headers if mending.headers is None else encode_headers(mending.headers))
         due = (mending.due or self.due) if self.was_delayed else None
         if due is None and self.was_delayed:
             raise InvalidMessage(f"the due time of message {self.message_id!r} lies outside the years 1 to 9999")
         if body is None:
             raise InvalidMessage(f"the body of message {self.message_id!r} is gone")
-        opened(headers, body)
+        decode_headers(headers)
         destination = mending.destination or self.destination
         if destination is not None and not destination.strip():
             raise InvalidMessage(f"the destination of message {self.message_id!r} is blank")

@@ -52,8 +52,8 @@ from postdate.messages import (
     Envelope,
     Headers,
     check_headers,
+    decode_headers,
     encode_headers,
-    opened,
     why_too_large,
 )
 from postdate.ports import (
@@ -593,7 +593,7 @@ class PostgresReceiver(Receiver):
 def _decoded(row: Row) -> Row:
     """Return a row of a queue with its headers as they are meant."""
     *others, headers, body = row
-    return (*others, opened(present(headers), body), body)
+    return (*others, decode_headers(present(headers)), body)
 
 
 class _Hold:

@@ -12,7 +12,7 @@ from typing_extensions import override
 from postdate.backends.redis.layout import message_parts, pairs, read_envelope, read_instant, read_message, written
 from postdate.backends.redis.server import RedisServer
 from postdate.errors import DuplicateMessage, InvalidMessage, MessageNotFound, QueueNotFound
-from postdate.messages import DelayedMessage, Envelope, resealed
+from postdate.messages import DelayedMessage, Envelope, encode_headers
 from postdate.ports import Mending, Quarantine, Quarantined
 
 _NAMES: Final = {
@@ -69,10 +69,8 @@ class StoreQuarantine(_SetAside):
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
         mended = _with(await self._fields(number), mending)
         message = _checked(mended)
-        parts = list(message_parts(message, checksum=False))
-        parts[3] = mended[b"h"]  # with the checksum that they had, or with a new one of what is mended
         call = (self.place, self._level, written(now), number)
-        match await self._server.run("put_back", *call, *parts, message.number_of_failures):
+        match await self._server.run("put_back", *call, *message_parts(message), message.number_of_failures):
             case 0:
                 raise self._missing(number)
             case 2:
@@ -120,9 +118,8 @@ class QueueQuarantine(_SetAside):
 def _with(fields: Fields, mending: Mending) -> Fields:
     """Return fields with what is mended in place of what was there."""
     mended = dict(fields)
-    headers = resealed(fields.get(b"h"), mending.headers, mending.body, fields.get(b"b"))
-    if headers is not None:
-        mended[b"h"] = headers.encode()
+    if mending.headers is not None:
+        mended[b"h"] = encode_headers(mending.headers).encode()
     if mending.body is not None:
         mended[b"b"] = mending.body
     if mending.destination is not None:

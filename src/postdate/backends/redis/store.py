@@ -28,7 +28,7 @@ from postdate.backends.redis.transaction import RedisTransaction, finish_parts, 
 from postdate.backends.rowlocks.next_due import NextDue
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import ConfigurationError, DuplicateMessage, InvalidHeaders, InvalidMessage, MessageError
-from postdate.messages import DelayedMessage, Headers, decode_headers, encode_headers, rescheduled, sealed
+from postdate.messages import DelayedMessage, Headers, decode_headers, encode_headers, rescheduled
 from postdate.ports import (
     NOTHING_MOVED,
     OUTCOME_RECORDS,
@@ -68,7 +68,6 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
         table: names the store among those with the same prefix; ``None``: ``{endpoint}.timeouts``.
         recording: how much is kept for audits; records stay in the server's memory.
         largest_message_bytes: of headers and body together.
-        checksum: store one of headers and body with each message; who reads it checks it, whatever this says.
         holds_at_most: a process that is not heard for so long loses what it holds; ``None``: 60 s.
         answers_within: after so long a silence a connection is given up; ``None``: 30 s.
 
@@ -76,20 +75,19 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
         ConfigurationError: the address cannot be.
     """
 
-    def __init__(  # noqa: PLR0913 - the settings that stand beside an address
+    def __init__(
         self,
         address: str | RedisLogin | OpenRedis,
         *,
         table: str | None = None,
         recording: Recording = Recording.ALL,
         largest_message_bytes: int = 16 * 1024 * 1024,
-        checksum: bool = False,
         holds_at_most: timedelta | None = None,
         answers_within: timedelta | None = None,
     ) -> None:
         self._opened = OpenRedis.of(address, holds_at_most, answers_within)
         self._server = RedisServer(self._opened.connections, STORE)
-        self._table, self._recording, self._checksum = table, recording, checksum
+        self._table, self._recording = table, recording
         self._capabilities = StoreCapabilities(
             durable=True,
             shared=True,
@@ -179,7 +177,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
     def _parts(self, messages: Sequence[DelayedMessage]) -> list[Part]:
         for message in messages:
             check_size(message, self._capabilities.largest_message_bytes)
-        return [part for message in messages for part in message_parts(message, checksum=self._checksum)]
+        return [part for message in messages for part in message_parts(message)]
 
     # --- in a transaction with the queues -------------------------------------------------------------------------
 
@@ -414,8 +412,6 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
             if expires_at is not None and due > expires_at:
                 raise InvalidMessage(f"message {message_id!r} expires at {expires_at.isoformat()}, before that")
             headers = encode_headers(rescheduled(found.message, due).headers)
-            if found.headers[-1:] != b"}":
-                headers = sealed(headers, found.message.body)
             call = (self.place, self._level, instant(now), message_id, found.member, instant(due), headers)
             if await self._server.run("reschedule", *call):
                 self._next_due.heard(to_microseconds(due.astimezone(UTC)))

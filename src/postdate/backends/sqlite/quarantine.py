@@ -29,7 +29,7 @@ from postdate.backends.sqlite.setting_aside import QuarantineTable, readable, se
 from postdate.backends.sqlite.transaction import DUE, Transaction, queue_topic
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import DuplicateMessage, MessageNotFound, QueueNotFound, StoreError
-from postdate.messages import check_headers, resealed
+from postdate.messages import check_headers, encode_headers
 from postdate.ports import Mending, Quarantine, Quarantined, Recording, RecordKind
 
 T = TypeVar("T")
@@ -146,7 +146,7 @@ class _Aside:
     def mended(self, mending: Mending) -> _Aside:
         """Return it with what ``mending`` puts in place."""
         put: dict[str, Any] = {
-            "headers": resealed(self.headers, mending.headers, mending.body, self.body),
+            "headers": None if mending.headers is None else encode_headers(mending.headers),
             "due": None if mending.due is None else to_microseconds(mending.due),
             "destination": mending.destination,
             "body": mending.body,

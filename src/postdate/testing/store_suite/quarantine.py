@@ -10,8 +10,7 @@ from unittest import mock
 
 from postdate import messages
 from postdate.core.dispatcher import has_lapsed
-from postdate.errors import DuplicateMessage, InvalidMessage
-from postdate.messages import Headers, format_timestamp, rescheduled
+from postdate.errors import DuplicateMessage
 from postdate.ports import (
     Claim,
     ClaimingStore,
@@ -233,32 +232,6 @@ async def what_is_still_unreadable_stays_set_aside(store: ClaimingStore, rows: R
         if operator is not None:
             kinds = [each.kind for each in await operator.history(bad(damage))]
             expect_equal(kinds[-1], RecordKind.DISCARDED, "the last record")
-
-
-@quarantine.given(quarantining)
-async def a_flipped_bit_is_noticed(store: ClaimingStore, rows: Rows) -> None:
-    """With a checksum: what is damaged is not claimed; what was rescheduled is, with the headers that it was given.
-
-    What is damaged is not put back as it is; with a body that is given for it, it has a checksum again.
-    """
-    if Damage.FLIP not in rows.damages:
-        return
-    moved = message("moved", headers={Headers.DELIVER_AT: format_timestamp(NOW), "kind": "check"})
-    await store.store_many([moved, message(bad(Damage.FLIP), NOW - SECOND, body=b"\0body")], NOW)
-    operator = administrable(store)
-    due = NOW if operator is None else NOW + MICROSECOND
-    if operator is not None:
-        expect(await operator.reschedule("moved", due, NOW), "rescheduled")
-    rows.damage(bad(Damage.FLIP), Damage.FLIP)
-    claim = await claim_one(store)
-    expect_equal(claim.message, rescheduled(moved, due), "the message that is whole")
-    await store.finish([claim], Outcome.DELIVERED, NOW)
-    (aside,) = await rows.place.quarantined(10)
-    with expect_error(InvalidMessage, "putting back what is damaged"):
-        await rows.place.put_back(aside.number, Mending(), NOW)
-    await rows.place.put_back(aside.number, Mending(body=b"mended"), NOW)
-    rows.damage(bad(Damage.FLIP), Damage.FLIP)
-    expect_equal(ids(await store.claim_due(NOW + SECOND, 10)), [], "claims of what was mended and damaged again")
 
 
 @quarantine.given(quarantining)
