@@ -257,9 +257,6 @@ STORE_SUBJECTS: dict[str, Callable[[pytest.FixtureRequest], StoreSubject]] = {
     "MariaDbStore": lambda request: MariaDbStoreSubject(request.getfixturevalue("mariadb_url")),
     "RedisStore": lambda request: RedisStoreSubject(request.getfixturevalue("redis_url")),
     "AzureTableStore": lambda request: AzureTableStoreSubject(request.getfixturevalue("azurite_connection")),
-    "AzureTableStore-4-leases": lambda request: AzureTableStoreSubject(
-        request.getfixturevalue("azurite_connection"), leases=4
-    ),
     **{name: lambda _request, url=url: SqlServerStoreSubject(url) for name, url in sqlserver_subjects().items()},
 }
 TRANSPORT_SUBJECTS: dict[str, Callable[[pytest.FixtureRequest], TransportSubject]] = {

@@ -134,6 +134,7 @@ def test_a_value_from_the_environment_is_as_good_as_one_from_the_file(cli, monke
         ("[zzz]", "there are [endpoint], [store], [transport], [delayed_delivery], [timeout_manager]"),
         ("[queues]\nzzz = 1", "there are queues.create"),
         ("[store]\nchecksum = true", "'checksum' in section [store] (postdate.toml:2); leave it out: messages are"),
+        ("[store]\nleases = 4", "'leases' in section [store] (postdate.toml:2); leave it out, once all"),
     ],
 )
 def test_an_unknown_setting_is_an_error_that_says_what_may_have_been_meant(own_folder, text, said):

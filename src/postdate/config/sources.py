@@ -24,6 +24,7 @@ PREFIX: Final = "POSTDATE_"
 _SECTION_END: Final = "__"
 _GONE: Final = {
     "store.checksum": "leave it out: messages are stored without checksums now; those of pages are the database's",
+    "store.leases": "leave it out, once all that dispatched with it are stopped: one process at a time dispatches now",
 }
 """Settings of earlier versions, and what to do about them."""
 

@@ -1,6 +1,6 @@
 """What a setting is: a field of a frozen dataclass whose annotation says what it means. Source: ADR 0023.
 
-``leases: Annotated[int, Meta(ge=1, le=64, description="among so many processes …")] = 1`` is the whole definition. From
+``page_size: Annotated[int, Meta(ge=1, le=1_000, description="claimed at once")] = 50`` is the whole definition. From
 it are made: how it is read from the file and the environment, what is said of a wrong value, ``config show``, the table
 of the documentation, and the check in the constructor. A field without a description is no setting.
 """

@@ -22,14 +22,6 @@ class TableStore(LimitedMessages):
         str | None, Meta(description="of the waiting messages; default: delays and the SHA-1 of {endpoint.name}")
     ] = None
     recording: HowMuchIsRecorded = Recording.ALL
-    leases: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=64,
-            description="of an Azure table: how many processes can share the dispatching, 1 to 64; the same in all",
-        ),
-    ] = 1
     peek_interval: Annotated[
         timedelta,
         Span(),

@@ -39,7 +39,6 @@ _TIME_LENGTH: Final = 14
 _GUID_BEGINS: Final = _TIME_LENGTH + 1
 _MICROSECOND_DIGITS: Final = 5
 _TAIL_DIGITS: Final = 27
-_SHARE_DIGITS: Final = 4
 
 
 def second_key(instant: datetime) -> str:
@@ -66,15 +65,6 @@ def row_key(message_id: str, attempt_at: datetime) -> str:
     """
     microsecond = f"{attempt_at.microsecond:0{_MICROSECOND_DIGITS}x}"
     return f"{second_key(attempt_at)}_{microsecond}{id_hash(message_id)[:_TAIL_DIGITS]}"
-
-
-def share_of(row: str, shares: int) -> int:
-    """Return which of ``shares`` equal ranges of GUIDs a row is in: who leases that range dispatches it."""
-    tail = row[-_SHARE_DIGITS:]
-    try:
-        return int(tail, 16) * shares >> 4 * _SHARE_DIGITS
-    except ValueError:  # a row of another's making
-        return 0
 
 
 def attempt_of(row: str, *, is_ours: bool) -> datetime:

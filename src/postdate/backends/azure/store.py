@@ -21,20 +21,15 @@ from postdate.backends.azure import questions
 from postdate.backends.azure.claims import AzureClaims, ClaimLimit, Held
 from postdate.backends.azure.errors import TABLES, translated
 from postdate.backends.azure.groups import Operation, Rounds, Table, at_once
-from postdate.backends.azure.keeper import Keeper, TableLiveness
-from postdate.backends.azure.layout import (
-    LARGEST_BODY,
-    DelayedEntity,
-    check_size,
-    share_of,
-)
-from postdate.backends.azure.lease import LASTS_SECONDS, ContainerLease, Leases
+from postdate.backends.azure.keeper import Keeper
+from postdate.backends.azure.layout import LARGEST_BODY, DelayedEntity, check_size
+from postdate.backends.azure.lease import LASTS_SECONDS, ContainerLease
 from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS, AzureLogin, parse_login
 from postdate.backends.azure.pages import BackOff, Entity, Pages, Polling
 from postdate.backends.azure.quarantine import TableQuarantine
 from postdate.backends.azure.records import Records
 from postdate.backends.azure.storing import Storing
-from postdate.backends.azure.table_names import checked_table, default_table, lease_container, records_table
+from postdate.backends.azure.table_names import checked_table, default_table, records_table
 from postdate.backends.azure.timekeeping import Timekeeping
 from postdate.backends.rowlocks.next_due import NextDue
 from postdate.clock import from_microseconds, to_microseconds
@@ -71,7 +66,6 @@ if TYPE_CHECKING:
     from azure.storage.blob.aio import BlobServiceClient
 
 _MODES: Final = frozenset({TransactionMode.NONE, TransactionMode.RECEIVE_ONLY})
-_MOST_LEASES: Final = 64
 
 NEAR: Final = timedelta(seconds=5)
 """What is due sooner is changed only by the process that may dispatch it: others' clocks may be a little ahead."""
@@ -89,8 +83,6 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         recording: how much is kept for audits.
         largest_message_bytes: of headers and body together; 64 KiB at most, of which headers may have 32,768
             characters.
-        leases: among how many the messages are divided; at most 64. With one, one process dispatches and the others
-            stand by; with more, that many processes can. All processes have the same number.
         polling: how to look for what other processes stored.
 
     Raises:
@@ -104,7 +96,6 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         table: str | None = None,
         recording: Recording = Recording.ALL,
         largest_message_bytes: int = LARGEST_BODY,
-        leases: int = 1,
         polling: Polling | None = None,
     ) -> None:
         self._login = address if isinstance(address, AzureLogin) else parse_login(address)
@@ -112,14 +103,12 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
             self._login.endpoint(service)
         self._table_name = None if table is None else checked_table(table)
         self._recording, self.polling = recording, polling or Polling()
-        if not 1 <= leases <= _MOST_LEASES:
-            raise ConfigurationError(f"leases must be 1 to {_MOST_LEASES}, not {leases}")
         if largest_message_bytes > LARGEST_BODY:
             raise ConfigurationError(
                 f"largest_message_bytes must be at most {LARGEST_BODY:,}, what a column of an Azure table takes, not "
                 f"{largest_message_bytes:,}"
             )
-        self.leases, self._mode = leases, TransactionMode.RECEIVE_ONLY
+        self._mode = TransactionMode.RECEIVE_ONLY
         self._capabilities = StoreCapabilities(
             durable=True,
             shared=True,
@@ -163,19 +152,18 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
 
     @override
     async def setup(self) -> None:
-        """Create the tables and the containers of the leases; idempotent."""
+        """Create the tables and the container that is leased; idempotent."""
         rooms = self._opened
         await rooms.table.create()
         await rooms.records.table.create()
-        for lease in rooms.leases.all:
-            await lease.create()
+        await rooms.lease.create()
 
     @override
     async def close(self) -> None:
-        """Give up the leases and close every connection; a second time without effect.
+        """Give up the lease and close every connection; a second time without effect.
 
-        What is being written is waited for first: others may dispatch once they have the leases. It has half of the
-        time, so that the leases are given up also where tables do not answer: they are with another service.
+        What is being written is waited for first: others may dispatch once they have the lease. It has half of the
+        time, so that the lease is given up also where tables do not answer: it is with another service.
         """
         rooms, services = self._rooms, self._services
         self._rooms = self._services = None
@@ -210,13 +198,8 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
             keeps_retries=self._recording is Recording.ALL,
             keeps_ends=self._recording is not Recording.NONE,
         )
-
-        def lease(number: int) -> ContainerLease:
-            return ContainerLease(blobs.get_container_client(lease_container(name, number)), blob_place)
-
-        leases = Leases(lease, self.leases, self._lost)
-        attendance = TableLiveness(records.table)
-        keeper = Keeper(leases, attendance, self._next_due.forget, self._holding.is_idle, self._look, self._back_off)
+        lease = ContainerLease(blobs.get_container_client(name), blob_place, self._lost)
+        keeper = Keeper(lease, self._next_due.forget, self._look, self._back_off)
 
         async def set_aside(entity: Entity, error: MessageError, now: datetime) -> None:
             await quarantine.set_aside(entity, error, now)
@@ -225,7 +208,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         storing = Storing(table, records, pages)
         quarantine = TableQuarantine(table, records, storing)
         clocks = Timekeeping(records.table)
-        return _Rooms(table, Rounds(table), records, leases, pages, storing, quarantine, clocks, keeper)
+        return _Rooms(table, Rounds(table), records, lease, pages, storing, quarantine, clocks, keeper)
 
     # --- storing ------------------------------------------------------------------------------------------------
 
@@ -261,30 +244,22 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         """See :meth:`postdate.ports.ClaimingStore.claim_due`; a page at a time, and nothing without a lease."""
         rooms = self._opened
         async with self._claiming:
-            shares = await rooms.leases.hold()
-            if not shares:
+            if not await rooms.lease.hold():
                 return []
             rooms.keeper.start()
-            shares -= set(rooms.leases.surplus())
             room = self._stride.room(len(self._holding), asyncio.get_running_loop().time())
             self._waits_for_room = not room
             limit = min(limit, room)
             if self._holding.end_deferring(now):
                 rooms.pages.forget()
-            found = await rooms.pages.take(now, limit, lambda each: self._is_free(each, shares))
+            found = await rooms.pages.take(now, limit, lambda each: self._is_free(each.message.message_id))
             if found:
                 self._back_off.reset()
-            await rooms.leases.sure(shares)  # reading may have taken long
-            still = rooms.leases.held()
-            return await self._claimed(rooms, [each for each in found if self._share(each.row) in still])
+            await rooms.lease.sure()  # reading may have taken long
+            return await self._claimed(rooms, found if rooms.lease.is_held else [])
 
-    def _is_free(self, waiting: DelayedEntity, shares: set[int]) -> bool:
-        id_ = waiting.message.message_id
-        is_free = id_ not in self._holding and not self._holding.is_deferred(id_)
-        return is_free and self._share(waiting.row) in shares
-
-    def _share(self, row: str) -> int:
-        return share_of(row, self.leases)
+    def _is_free(self, message_id: object) -> bool:
+        return message_id not in self._holding and not self._holding.is_deferred(message_id)
 
     async def _claimed(self, rooms: _Rooms, found: Sequence[DelayedEntity]) -> list[Claim]:
         """Hold messages; in mode ``none`` they leave the table first, so that none is ever sent twice (row 85)."""
@@ -292,18 +267,14 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         if removes:
             gone = await rooms.table.each([_deletion(each) for each in found])
             found = [each for each, is_gone in zip(found, gone, strict=True) if is_gone]
-        claims: list[Claim] = []
         now = asyncio.get_running_loop().time()
-        for each in found:
-            share = self._share(each.row)
-            claims.append(self._holding.hold(Held(each, share, rooms.leases.term(share), removes, now)))
-        return claims
+        return [self._holding.hold(Held(each, rooms.lease.term, removes, now)) for each in found]
 
-    def _lost(self, share: int) -> None:
-        """Forget what was held, and what was read ahead, under a lease that another may have by now."""
+    def _lost(self) -> None:
+        """Forget what was held, and what was read ahead, under the lease that another may have by now."""
         if self._rooms is not None:
             self._rooms.pages.forget()
-        self._holding.lose(share)
+        self._holding.lose()
 
     @override
     def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
@@ -311,7 +282,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
 
     @override
     def still_holds(self, claim: Claim) -> bool:
-        return self._rooms is not None and self._holding.still_holds(claim, self._rooms.leases)
+        return self._rooms is not None and self._holding.still_holds(claim, self._rooms.lease)
 
     @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
@@ -320,7 +291,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         In mode ``none`` the messages are put back into the table.
         """
         rooms = self._opened
-        held = await self._holding.still_held(claims, rooms.leases)
+        held = await self._holding.still_held(claims, rooms.lease)
         await rooms.table.each([Operation("upsert", each.waiting.entity()) for each in held if each.is_removed])
         self._holding.let_go(held)
         for each in held:
@@ -337,7 +308,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
     @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
         """See :meth:`postdate.ports.ClaimingStore.finish`; recorded first, then removed."""
-        held = await self._holding.still_held(claims, self._opened.leases)
+        held = await self._holding.still_held(claims, self._opened.lease)
         done = await self._end([each.waiting for each in held], OUTCOME_RECORDS[outcome], now, detail, held)
         self._holding.let_go(held)
         if held:
@@ -368,12 +339,12 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
     @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
         """See :meth:`postdate.ports.ClaimingStore.retry_later`; the message moves to the key of its next attempt."""
-        held = await self._holding.still_held([claim], self._opened.leases)
+        held = await self._holding.still_held([claim], self._opened.lease)
         return bool(held) and await self._retry(held[0], attempt_at, now, reason)
 
     @override
     async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
-        held = await self._holding.still_held([claim], self._opened.leases)
+        held = await self._holding.still_held([claim], self._opened.lease)
         for each in held:
             entity = each.waiting.entity()
             await self._opened.quarantine.set_aside(entity, InvalidMessage(reason), now)
@@ -410,7 +381,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
 
     @override
     async def next_attempt(self) -> datetime | None:
-        """See :meth:`postdate.ports.ClaimingStore.next_attempt`; ``None`` while others dispatch: a lease wakes us."""
+        """See :meth:`postdate.ports.ClaimingStore.next_attempt`; ``None`` while another has the lease: it wakes us."""
         look = self._next_due.look()
         first = await self._first_attempt()
         again_at = self._next_due.seen(look, None if first is None else to_microseconds(first))
@@ -418,19 +389,13 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
 
     async def _first_attempt(self) -> datetime | None:
         rooms = self._opened
-        shares = rooms.leases.held()
-        if not shares and rooms.leases.others_have_all and rooms.keeper.is_listening:
+        if rooms.lease.was_just_refused and rooms.keeper.is_listening:
             return None
         deferred = self._holding.next_deferred
-        if shares and rooms.pages.next_ahead is not None:
+        if rooms.lease.is_held and rooms.pages.next_ahead is not None:
             return _sooner(rooms.pages.next_ahead, deferred)
-
-        def is_wanted(entity: Entity) -> bool:
-            id_ = entity.get("MessageId")
-            is_free = id_ not in self._holding and not self._holding.is_deferred(id_)
-            return is_free and (not shares or self._share(entity["RowKey"]) in shares)
-
-        return _sooner(await rooms.pages.first(is_wanted), deferred)
+        first = await rooms.pages.first(lambda entity: self._is_free(entity.get("MessageId")))
+        return _sooner(first, deferred)
 
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
@@ -494,8 +459,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         waiting = await self._free(message_id, now)
         if waiting is None:
             return False
-        share = self._share(waiting.row)
-        return await self._retry(Held(waiting, share, self._opened.leases.term(share)), waiting.message.due, now, "")
+        return await self._retry(Held(waiting, self._opened.lease.term), waiting.message.due, now, "")
 
     @override
     async def next_due(self) -> datetime | None:
@@ -511,9 +475,9 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         if waiting.attempt_at > now + NEAR:
             return True
         rooms = self._opened
-        held = await rooms.leases.hold()
+        is_ours = await rooms.lease.hold()
         rooms.keeper.start()
-        return self._share(waiting.row) in held
+        return is_ours
 
     async def _free(self, message_id: str, now: datetime) -> DelayedEntity | None:
         found = await self._opened.storing.find(message_id)
@@ -619,7 +583,7 @@ class _Rooms:
     table: Table
     removals: Rounds
     records: Records
-    leases: Leases
+    lease: ContainerLease
     pages: Pages
     storing: Storing
     quarantine: TableQuarantine
