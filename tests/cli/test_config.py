@@ -158,6 +158,7 @@ def test_variables_that_a_platform_sets_by_itself_are_no_error():
     ("text", "said"),
     [
         ('[store]\nsynchronous = "fulll"', "store.synchronous must be one of full, normal (did you mean 'full'?)"),
+        ('[store]\nrecording = "none"', "store.recording must be one of all, outcomes (did you mean 'outcomes'?), not"),
         ("[endpoint]\nconcurrency = 0", "endpoint.concurrency must be a whole number, 1 or more, not 0"),
         ("[endpoint]\nconcurrency = true", "must be a whole number, 1 or more, not true"),
         ('[endpoint]\nconcurrency = "4"', 'must be a whole number, 1 or more, not "4"'),

@@ -31,7 +31,7 @@ from postdate.errors import (
     StoreUnreachable,
     UnsupportedTransactionMode,
 )
-from postdate.ports import ClaimingStore, MessageFilter, Outcome, Recording, RecordKind, TransactionMode
+from postdate.ports import ClaimingStore, MessageFilter, Outcome, RecordKind, TransactionMode
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -398,19 +398,6 @@ async def test_another_process_cancels_what_is_not_due_for_a_while_and_nothing_t
     assert [await other.cancel(name, NOW) for name in ("soon", "late")] == [False, True]
     assert [await other.reschedule(name, NOW + NEAR * 9, NOW) for name in ("soon", "late")] == [False, False]
     assert await ids_of(store, NOW + 100 * SECOND) == ["soon"]
-
-
-async def test_with_nothing_recorded_a_message_leaves_no_trace(place: TablePlace) -> None:
-    store = await place.open(recording=Recording.NONE)
-    await store.setup()
-    await store.store_many([message("m-1"), message("m-2")], NOW)
-    first, second = await store.claim_due(LATER, 10)
-    await store.retry_later(second, LATER, NOW, "why")
-    await store.finish([first], Outcome.DELIVERED, NOW)
-    (second,) = await store.claim_due(LATER + SECOND, 10)
-    await store.finish([second], Outcome.EXPIRED, NOW)
-    assert place.entities() == []
-    assert place.entities(records_table(place.table)) == []
 
 
 # --- what azure refuses -----------------------------------------------------------------------------------------------

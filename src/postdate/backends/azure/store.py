@@ -193,11 +193,8 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         tables, blobs = self._services = self._login.table_service(), self._login.blob_service()
         place, blob_place = self._login.place("table"), self._login.place("blob")
         table = Table(tables.get_table_client(name), place)
-        records = Records(
-            Table(tables.get_table_client(records_table(name)), place),
-            keeps_retries=self._recording is Recording.ALL,
-            keeps_ends=self._recording is not Recording.NONE,
-        )
+        of_records = Table(tables.get_table_client(records_table(name)), place)
+        records = Records(of_records, keeps_retries=self._recording is Recording.ALL)
         lease = ContainerLease(blobs.get_container_client(name), blob_place, self._lost)
         keeper = Keeper(lease, self._next_due.forget, self._look, self._back_off)
 
@@ -333,7 +330,6 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
         removed = {each.waiting.row for each in held if each.is_removed}
         there = [each for each in messages if each.row not in removed]
         gone = await rooms.removals.each([_deletion(each) for each in there])
-        await rooms.records.forget(messages)
         return len(removed) + sum(gone)
 
     @override
@@ -510,7 +506,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, Quarantine):
             if expires_at is not None and due > expires_at:
                 raise InvalidMessage(f"message {message_id!r} expires at {expires_at.isoformat()}, before that")
             records = self._opened.records
-            new = old.rescheduled(due, known.records + int(records.keeps_ends))
+            new = old.rescheduled(due, known.records + 1)
             record = Record(RecordKind.RESCHEDULED, message_id, now, new.message.due, old.message.destination)
             done = await records.append(known, new, record) and await self._move(old, new)
         if done:

@@ -132,10 +132,9 @@ class PostgresTransport(Transport, Quarantine, Scripted):
         self.database = Access(
             database, schema, recording=recording, answers_within=answers_within, holds_at_most=holds_at_most
         )
-        recording = self.database.recording
         self.sql = QueueStatements(self.database.names)
-        self.aside, self.setting_aside = QuarantineStatements(self.database.names, recording), SettingAside()
-        self.recording = recording
+        self.aside, self.setting_aside = QuarantineStatements(self.database.names), SettingAside()
+        self.recording = self.database.recording
         self._receivers: list[PostgresReceiver] = []
         self._left_some = False
         self._queue_ids: dict[str, int] = {}
@@ -548,7 +547,7 @@ class PostgresReceiver(Receiver):
     def _kind_to_record(self, received: Received, end: End) -> int | None:
         """Return what is recorded; of messages that were never delayed only that they were discarded: it is an end."""
         if end.record is RecordKind.DISCARDED:
-            return None if self._transport.recording is Recording.NONE else int(end.record)
+            return int(end.record)
         wanted = received.envelope.due is not None and self._transport.recording is Recording.ALL
         return int(end.record) if wanted and end.record is not None else None
 

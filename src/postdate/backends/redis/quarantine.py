@@ -60,16 +60,11 @@ class _SetAside(Quarantine):
 class StoreQuarantine(_SetAside):
     """That of a store."""
 
-    @property
-    @abstractmethod
-    def _level(self) -> str:
-        """How much is recorded."""
-
     @override
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
         mended = _with(await self._fields(number), mending)
         message = _checked(mended)
-        call = (self.place, self._level, written(now), number)
+        call = (self.place, written(now), number)
         match await self._server.run("put_back", *call, *message_parts(message), message.number_of_failures):
             case 0:
                 raise self._missing(number)
@@ -82,7 +77,7 @@ class StoreQuarantine(_SetAside):
 
     @override
     async def discard_quarantined(self, number: int, now: datetime) -> None:
-        if not await self._server.run("discard", f"s{self.place}", self._level, written(now), number):
+        if not await self._server.run("discard", f"s{self.place}", written(now), number):
             raise self._missing(number)
 
 
@@ -111,7 +106,7 @@ class QueueQuarantine(_SetAside):
 
     @override
     async def discard_quarantined(self, number: int, now: datetime) -> None:
-        if not await self._server.run("discard", "q", "none", written(now), number):
+        if not await self._server.run("discard", "q", written(now), number):
             raise self._missing(number)
 
 

@@ -148,11 +148,6 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
             )
         return f"{self._server.login.tag}:s:{self._table}"
 
-    @property
-    @override
-    def _level(self) -> str:
-        return self._recording.value
-
     # --- storing ------------------------------------------------------------------------------------------------
 
     @override
@@ -166,7 +161,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
 
     async def _store(self, messages: Sequence[DelayedMessage], now: datetime, *, may_come_back: bool) -> StoreReport:
         parts = self._parts(messages)
-        head = (self.place, self._level, instant(now), int(may_come_back), len(messages))
+        head = (self.place, instant(now), int(may_come_back), len(messages))
         known: list[int] = await self._server.run("store", *head, *parts)
         there = set(known)
         new = [message for place, message in enumerate(messages) if place not in there]
@@ -184,7 +179,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
     @override
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
         parts = self._parts(messages)
-        head: tuple[Part, ...] = ("store", self.place, self._level, instant(now), len(messages))
+        head: tuple[Part, ...] = ("store", self.place, instant(now), len(messages))
 
         def work(transaction: NativeTransaction) -> None:
             self._transaction(transaction).add(*head, *parts, messages=messages)
@@ -194,7 +189,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
     @override
     def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
         kind = OUTCOME_RECORDS[outcome]
-        head: tuple[Part, ...] = ("finish", self.place, self._level, int(kind), instant(now), detail)
+        head: tuple[Part, ...] = ("finish", self.place, int(kind), instant(now), detail)
 
         def work(transaction: NativeTransaction) -> None:
             native = self._transaction(transaction)
@@ -235,14 +230,14 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
     async def _set_aside(self, message_id: bytes, token: str, error: MessageError, now: datetime) -> None:
         place = self.place
         key = f"{place}:m:".encode() + message_id
-        await self._server.run("aside", f"s{place}", self._level, instant(now), key, message_id, token, str(error))
+        await self._server.run("aside", f"s{place}", instant(now), key, message_id, token, str(error))
         text = "message %r of %r cannot be read and was set aside (%s); `postdate errors` shows what is to be done"
         log.error(text, message_id, self, error)
 
     @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
         kind = OUTCOME_RECORDS[outcome]
-        head = (self.place, self._level, int(kind), instant(now), detail)
+        head = (self.place, int(kind), instant(now), detail)
         done: int = await self._server.run("finish", *head, *finish_parts(self._own(claims)))
         self._let_go(claims)
         return done
@@ -257,7 +252,8 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
 
     async def _retry(self, message_id: str, token: str, attempt: str, now: datetime, reason: str) -> bool:
         holder = self._liveness.holder_now
-        call = (self.place, self._level, message_id, token, holder, attempt, instant(now), reason)
+        recorded = int(self._recording is Recording.ALL)
+        call = (self.place, message_id, token, holder, attempt, instant(now), reason, recorded)
         done = bool(await self._server.run("retry", *call))
         if done:
             self._next_due.forget()
@@ -267,7 +263,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
     async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
         message_id, done = claim.message.message_id, 0
         for each in self._own([claim]):
-            call = (f"s{self.place}", self._level, instant(now), f"{self.place}:m:{message_id}", message_id)
+            call = (f"s{self.place}", instant(now), f"{self.place}:m:{message_id}", message_id)
             done = await self._server.run("aside", *call, str(each.token), reason)
         self._let_go([claim])
         return bool(done)
@@ -352,7 +348,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
         """
         look = self._next_due.look()
         names = () if discarding is None else _NAMED_BY_WHAT_MAY_LAPSE
-        head = (self.place, self._level, instant(now), limit, int(listing), len(names), *names)
+        head = (self.place, instant(now), limit, int(listing), len(names), *names)
         judged = list[Part]()
         answer: Sequence[Any] = await self._server.run("move", *head, 0)
         while discarding is not None and isinstance(answer[0], list):
@@ -377,7 +373,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
         claims, holder = self._held_by_id(message_id), self._liveness.holder_now
-        call = (self.place, self._level, int(RecordKind.DELIVERED), instant(now), message_id, holder)
+        call = (self.place, int(RecordKind.DELIVERED), instant(now), message_id, holder)
         done = bool(await self._server.run("remove", *call))
         self._let_go(claims)
         return done
@@ -399,7 +395,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
     @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
         nobody = "-"
-        call = (self.place, self._level, int(RecordKind.CANCELLED), instant(now), message_id, nobody)
+        call = (self.place, int(RecordKind.CANCELLED), instant(now), message_id, nobody)
         return bool(await self._server.run("remove", *call))
 
     @override
@@ -412,7 +408,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
             if expires_at is not None and due > expires_at:
                 raise InvalidMessage(f"message {message_id!r} expires at {expires_at.isoformat()}, before that")
             headers = encode_headers(rescheduled(found.message, due).headers)
-            call = (self.place, self._level, instant(now), message_id, found.member, instant(due), headers)
+            call = (self.place, instant(now), message_id, found.member, instant(due), headers)
             if await self._server.run("reschedule", *call):
                 self._next_due.heard(to_microseconds(due.astimezone(UTC)))
                 return True

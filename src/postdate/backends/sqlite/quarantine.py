@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, TypeVar
 from typing_extensions import override
 
 from postdate.backends.sqlite.file import SqliteFile
-from postdate.backends.sqlite.recording import FAILED_LAST, INSERT_MESSAGE, INSERT_SCHEDULED, record
+from postdate.backends.sqlite.recording import FAILED_LAST, INSERT_MESSAGE, INSERT_SCHEDULED, NEXT_NUMBER, record
 from postdate.backends.sqlite.rows import (
     Row,
     decoded,
@@ -30,7 +30,7 @@ from postdate.backends.sqlite.transaction import DUE, Transaction, queue_topic
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import DuplicateMessage, MessageNotFound, QueueNotFound, StoreError
 from postdate.messages import check_headers, encode_headers
-from postdate.ports import Mending, Quarantine, Quarantined, Recording, RecordKind
+from postdate.ports import Mending, Quarantine, Quarantined, RecordKind
 
 T = TypeVar("T")
 
@@ -108,7 +108,7 @@ class FileQuarantine(Quarantine):
         def discard(tx: Transaction) -> None:
             aside = self._taken(tx, number)
             tx.execute("DELETE FROM quarantine WHERE number = ?", (number,))
-            if isinstance(aside.message_id, str) and tx.recording is not Recording.NONE:
+            if isinstance(aside.message_id, str):
                 record(tx, RecordKind.DISCARDED, aside.recorded(), to_microseconds(now), f"unreadable: {aside.reason}")
 
         await self.file.write(discard)
@@ -168,7 +168,7 @@ def _put_back(tx: Transaction, aside: _Aside, mending: Mending, at: int) -> None
     else:
         _into_store(tx, mended, at)
     tx.execute("DELETE FROM quarantine WHERE number = ?", (aside.number,))
-    if tx.recording is not Recording.NONE and mended.due is not None:
+    if mended.due is not None:
         record(tx, RecordKind.RETURNED, mended.recorded(), at)
 
 
@@ -186,7 +186,7 @@ def _number_of(tx: Transaction, row: _Aside, at: int) -> int:
     failed = tx.execute(FAILED_LAST, {"id": row.message_id}).fetchone()
     if failed is not None:
         return failed[0]
-    (seq,) = tx.execute("SELECT coalesce(max(seq), 0) + 1 FROM record").fetchone()
+    (seq,) = tx.execute(NEXT_NUMBER).fetchone()
     if not tx.execute(INSERT_SCHEDULED, (seq, row.message_id, at, row.due, row.destination)).rowcount:
         raise DuplicateMessage(f"message {row.message_id!r} was stored anew since it was set aside; discard this one")
     return seq

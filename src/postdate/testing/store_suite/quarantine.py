@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from functools import partial
 from unittest import mock
 
 from postdate import messages
@@ -19,7 +18,6 @@ from postdate.ports import (
     MovingStore,
     Outcome,
     Quarantined,
-    Recording,
     RecordKind,
     Transport,
 )
@@ -244,21 +242,6 @@ async def what_came_back_otherwise_is_not_put_back(store: ClaimingStore, rows: R
         await rows.place.put_back(aside.number, MENDED[damage], NOW)
     expect_equal(await rows.place.quarantined_count(), 1, "set aside")
     expect_equal((await claim_one(store)).message.headers, {"kind": "check"}, "headers of what was stored anew")
-
-
-@quarantine.given(partial(quarantining, recording=Recording.NONE))
-async def without_records_its_id_can_be_stored_again(store: ClaimingStore, rows: Rows) -> None:
-    """Where nothing is recorded, nothing stays of what was discarded; and what was stored anew meanwhile stays."""
-    damage = rows.damages[0]
-    _, aside = await _set_aside(store, rows, damage)
-    await rows.place.discard_quarantined(aside.number, NOW)
-    _, aside = await _set_aside(store, rows, damage)
-    await rows.place.put_back(aside.number, MENDED[damage], NOW)
-    expect_equal(await store.finish([await claim_one(store)], Outcome.DELIVERED, NOW), 1, "finished")
-    _, aside = await _set_aside(store, rows, damage)
-    await store.store(message(bad(damage)), NOW)
-    with expect_error(DuplicateMessage, "putting back what was stored anew"):
-        await rows.place.put_back(aside.number, MENDED[damage], NOW)
 
 
 @quarantine

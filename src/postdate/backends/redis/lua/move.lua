@@ -1,9 +1,9 @@
--- store, level, now, messages at most, whether to list them; names that only headers of what may lapse have; members of
+-- store, now, messages at most, whether to list them; names that only headers of what may lapse have; members of
 -- messages with such headers, each with whether it has lapsed: move what is due to its queue, record what has expired.
 -- Whether headers mean that a message has lapsed is for the caller to judge: where some of those that would be moved are
 -- not judged yet, nothing is done, and {member, headers} of each is returned. So all of them keep their order.
 -- Bodies are not touched: the key of a message is renamed.
-local store, level, now, limit, listing = take(), take(), take(), tonumber(take()), take() == '1'
+local store, now, limit, listing = take(), take(), tonumber(take()), take() == '1'
 local names, lapsed = {}, {}
 for place = 1, tonumber(take()) do
   names[place] = take()
@@ -100,10 +100,8 @@ local function finish_page()
   end
   if count > 0 then
     call('SET', tag .. ':q:number', string.format('%.0f', number))
-    if level ~= 'none' then
-      call('HINCRBY', store .. ':counts', DELIVERED, count)
-      call('SET', store .. ':last', now)
-    end
+    call('HINCRBY', store .. ':counts', DELIVERED, count)
+    call('SET', store .. ':last', now)
   end
   gone, dues, ready = {}, {}, {}
 end
@@ -126,14 +124,12 @@ local function deliver(one)
   if is_instant(one.ends) then
     ends_there(queue, moved, place, time + between(now, one.ends))
   end
-  if level ~= 'none' then
-    add_line(store, one.id, line_of(DELIVERED, now, one.due, queue, ''))
-  end
+  add_line(store, one.id, line_of(DELIVERED, now, one.due, queue, ''))
 end
 
 for place, one in ipairs(plan) do
   if one.is_expired then
-    end_one(store, level, EXPIRED, one.id, now, '')
+    end_one(store, EXPIRED, one.id, now, '')
     expired = expired + 1
   else
     deliver(one)
