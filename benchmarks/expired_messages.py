@@ -1,6 +1,6 @@
 """How large a file is whose messages expire in their queue, and how long it takes until it is small again.
 
-    .venv/bin/python benchmarks/expired_messages.py [--n 200000] [--bytes 1000] [--recording all|none]
+    .venv/bin/python benchmarks/expired_messages.py [--n 200000] [--bytes 1000]
 
 Messages with a short time to be received are sent into the file; nobody receives. Printed are the sizes of the file
 (database and log) before, full, when the last message has left it, and when the room was given back, and how long each
@@ -21,7 +21,6 @@ from pathlib import Path
 import anyio
 
 from postdate import Envelope, LocalTransport, SystemClock
-from postdate.ports import Recording
 
 QUEUE = "orders"
 BATCH = 1_000
@@ -82,11 +81,11 @@ def shown_waits(waits: list[float]) -> dict[str, float]:
     return {"sends": len(waits), **{name: round(value, 1) for name, value in found.items()}}
 
 
-async def measure(path: Path, n: int, body: bytes, recording: Recording) -> dict[str, object]:
+async def measure(path: Path, n: int, body: bytes) -> dict[str, object]:
     """Fill, wait, and return what was seen."""
-    transport = LocalTransport(path, recording=recording)
+    transport = LocalTransport(path)
     await transport.create_queues([QUEUE, "others"])
-    found: dict[str, object] = {"n": n, "body_bytes": len(body), "recording": recording.value, "before": size(path)}
+    found: dict[str, object] = {"n": n, "body_bytes": len(body), "before": size(path)}
     quiet = list[float]()
     with anyio.move_on_after(QUIET_SECONDS):
         await send_others(transport, quiet)
@@ -118,11 +117,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--n", type=int, default=200_000)
     parser.add_argument("--bytes", type=int, default=1_000)
-    parser.add_argument("--recording", choices=[each.value for each in Recording], default="all")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "queues.db"
-        found = anyio.run(measure, path, given.n, os.urandom(given.bytes), Recording(given.recording))
+        found = anyio.run(measure, path, given.n, os.urandom(given.bytes))
     print(json.dumps(found))
 
 

@@ -9,10 +9,9 @@ from typing import Any
 from azure.core.exceptions import HttpResponseError, ResourceExistsError, ResourceNotFoundError
 from azure.data.tables import TableClient, TableEntity, TableServiceClient, UpdateMode
 from azure.storage.blob import BlobLeaseClient, BlobServiceClient, ContainerClient
-from tests.damage import flipped
 
 from postdate.backends.azure.store import AzureTableStore
-from postdate.backends.azure.table_names import lease_container, records_table
+from postdate.backends.azure.table_names import records_table
 from postdate.ports import DelayedMessageStore, TransactionMode
 from postdate.testing import Damage, StoreSubject
 
@@ -24,18 +23,16 @@ def fresh_table() -> str:
     return f"h{os.getpid()}t{next(_NUMBERS)}"
 
 
-def drop_table(connection: str, table: str, leases: int = 1) -> None:
-    """Remove what a store made: tables, and containers, leased or not."""
+def drop_table(connection: str, table: str) -> None:
+    """Remove what a store made: tables, and the container, leased or not."""
     with TableServiceClient.from_connection_string(connection) as tables:
         for name in (table, records_table(table)):
             tables.delete_table(name)
     with BlobServiceClient.from_connection_string(connection) as blobs:
-        for number in range(leases):
-            with suppress(ResourceNotFoundError):
-                container = blobs.get_container_client(lease_container(table, number))
-                with suppress(ResourceNotFoundError):
-                    _break_lease(container)
-                container.delete_container()
+        container = blobs.get_container_client(table)
+        with suppress(ResourceNotFoundError):
+            _break_lease(container)
+            container.delete_container()
 
 
 def _break_lease(container: ContainerClient) -> None:
@@ -46,20 +43,20 @@ def _break_lease(container: ContainerClient) -> None:
 class AzureTableStoreSubject(StoreSubject):
     """The store in tables of Azure Storage."""
 
-    def __init__(self, connection: str, leases: int = 1) -> None:
-        self.connection, self.table, self.leases = connection, fresh_table(), leases
+    def __init__(self, connection: str) -> None:
+        self.connection, self.table = connection, fresh_table()
 
     def open(self, **settings) -> AzureTableStore:
         largest = settings.pop("largest_message_bytes", None)
         if largest is not None and largest <= 64 * 1024:
             settings["largest_message_bytes"] = largest
-        return AzureTableStore(self.connection, table=self.table, leases=self.leases, checksum=True, **settings)
+        return AzureTableStore(self.connection, table=self.table, **settings)
 
     def open_elsewhere(self) -> DelayedMessageStore:
-        return AzureTableStore(self.connection, table=self.table, leases=self.leases)
+        return AzureTableStore(self.connection, table=self.table)
 
     def drop(self) -> None:
-        drop_table(self.connection, self.table, self.leases)
+        drop_table(self.connection, self.table)
 
     def damages(self) -> frozenset[Damage]:
         return frozenset(Damage)
@@ -71,10 +68,6 @@ class AzureTableStoreSubject(StoreSubject):
                 del entity["Headers"], entity["Body"]
                 client.update_entity(entity, UpdateMode.REPLACE)
                 return b""
-            if damage is Damage.FLIP:
-                there = flipped(entity["Body"])
-                client.update_entity({**entity, "Body": there}, UpdateMode.REPLACE)
-                return there
             name, there = _DAMAGED[damage]
             client.update_entity({**entity, name: there}, UpdateMode.REPLACE)
             return there.encode()
@@ -88,16 +81,10 @@ _DAMAGED = {
 
 
 class TablePlace:
-    """A table of a test's own, through our store and through the plain SDK.
+    """A table of a test's own, through our store and through the plain SDK."""
 
-    Args:
-        connection: of the account.
-        leases: how many the table is divided into.
-    """
-
-    def __init__(self, connection: str, leases: int = 1) -> None:
-        self.connection, self.leases = connection, leases
-        self.table = fresh_table()
+    def __init__(self, connection: str) -> None:
+        self.connection, self.table = connection, fresh_table()
         self._opened: list[AzureTableStore] = []
         self._blobs = BlobServiceClient.from_connection_string(connection)
 
@@ -105,8 +92,7 @@ class TablePlace:
         self, mode: TransactionMode = TransactionMode.RECEIVE_ONLY, connection: str = "", **settings
     ) -> AzureTableStore:
         """Return a store, as a process of its own has it."""
-        chosen: dict[str, Any] = {"leases": self.leases, **settings}
-        store = AzureTableStore(connection or self.connection, table=self.table, **chosen)
+        store = AzureTableStore(connection or self.connection, table=self.table, **settings)
         await store.initialize("tests", mode)
         self._opened.append(store)
         return store
@@ -115,19 +101,19 @@ class TablePlace:
         for store in self._opened:
             await store.close()
         self._blobs.close()
-        drop_table(self.connection, self.table, 8)
+        drop_table(self.connection, self.table)
 
-    def lease(self, number: int = 0, seconds: int = 60) -> BlobLeaseClient:
-        """Take a lease away from whoever has it, as another process does that waited for its end."""
-        container = self._blobs.get_container_client(lease_container(self.table, number))
+    def lease(self, seconds: int = 60) -> BlobLeaseClient:
+        """Take the lease away from whoever has it, as another process does that waited for its end."""
+        container = self._blobs.get_container_client(self.table)
         with suppress(ResourceExistsError):
             container.create_container()
         _break_lease(container)
         return container.acquire_lease(seconds)
 
-    def ends_by_itself(self, number: int = 0) -> bool:
-        """Tell whether a lease was taken for a time, after which the account ends it."""
-        container = self._blobs.get_container_client(lease_container(self.table, number))
+    def ends_by_itself(self) -> bool:
+        """Tell whether the lease was taken for a time, after which the account ends it."""
+        container = self._blobs.get_container_client(self.table)
         return container.get_container_properties().lease.duration == "fixed"
 
     def entities(self, table: str = "") -> list[TableEntity]:
@@ -135,10 +121,15 @@ class TablePlace:
         with self._client(table) as client:
             return list(client.list_entities())
 
-    def add(self, entity: Mapping[str, Any]) -> None:
-        """Put an entity there as upstream does."""
-        with self._client() as client:
+    def add(self, entity: Mapping[str, Any], table: str = "") -> None:
+        """Put an entity there as upstream does, or an older version."""
+        with self._client(table) as client:
             client.create_entity(entity)
+
+    def remove(self, entity: Mapping[str, Any]) -> None:
+        """Take an entity away as whoever delivered it."""
+        with self._client() as client:
+            client.delete_entity(entity)
 
     def delete_table(self) -> None:
         with self._client() as client:

@@ -19,7 +19,6 @@ import pytest
 from tests import java
 from tests.azure_store_subjects import AzureTableStoreSubject
 from tests.azure_subjects import AzureStorageQueueTransportSubject
-from tests.damage import flipped
 from tests.mariadb_subjects import MariaDbStoreSubject
 from tests.postgres_subjects import PostgresStoreSubject, PostgresTransportSubject
 from tests.rabbitmq_subjects import RabbitMqTransportSubject
@@ -154,7 +153,7 @@ class SqliteStoreSubject(StoreSubject):
 
     def open(self, *, recording: Recording = Recording.ALL, **settings) -> SqliteStore:
         self._recording = recording
-        return SqliteStore(self.path, synchronous="normal", recording=recording, checksum=True, **settings)
+        return SqliteStore(self.path, synchronous="normal", recording=recording, **settings)
 
     def open_elsewhere(self) -> DelayedMessageStore:
         return as_another_process(lambda: SqliteStore(self.path, synchronous="normal"))
@@ -208,7 +207,7 @@ class LocalTransportSubject(TransportSubject):
         return SqliteStore(self.path, synchronous="normal")
 
     def damages(self) -> frozenset[Damage]:
-        return frozenset(Damage) - {Damage.DESTINATION, Damage.FLIP}
+        return frozenset(Damage) - {Damage.DESTINATION}
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         return damage_row(self.path, "queue_message", message_id, damage)
@@ -225,10 +224,6 @@ def damage_row(path: Path, table: str, message_id: str, damage: Damage) -> bytes
         if damage is Damage.HEADERS:
             file.execute("UPDATE content SET headers = ? WHERE seq = ?", (_DAMAGED_HEADERS.decode(), content))
             return _DAMAGED_HEADERS
-        if damage is Damage.FLIP:
-            (body,) = file.execute("SELECT body FROM content WHERE seq = ?", (content,)).fetchone()
-            file.execute("UPDATE content SET body = ? WHERE seq = ?", (flipped(body), content))
-            return flipped(body)
         if damage is Damage.CONTENT:
             file.execute("DELETE FROM content WHERE seq = ?", (content,))
             return b""
@@ -262,9 +257,6 @@ STORE_SUBJECTS: dict[str, Callable[[pytest.FixtureRequest], StoreSubject]] = {
     "MariaDbStore": lambda request: MariaDbStoreSubject(request.getfixturevalue("mariadb_url")),
     "RedisStore": lambda request: RedisStoreSubject(request.getfixturevalue("redis_url")),
     "AzureTableStore": lambda request: AzureTableStoreSubject(request.getfixturevalue("azurite_connection")),
-    "AzureTableStore-4-leases": lambda request: AzureTableStoreSubject(
-        request.getfixturevalue("azurite_connection"), leases=4
-    ),
     **{name: lambda _request, url=url: SqlServerStoreSubject(url) for name, url in sqlserver_subjects().items()},
 }
 TRANSPORT_SUBJECTS: dict[str, Callable[[pytest.FixtureRequest], TransportSubject]] = {

@@ -30,8 +30,6 @@ def drop_schema(url: str, schema: str) -> None:
 _DAMAGES = {
     Damage.HEADERS: """
         UPDATE content SET headers = '{"torn' WHERE number = %(content)s RETURNING convert_to(headers, 'UTF8')""",
-    Damage.FLIP: """
-        UPDATE content SET body = set_bit(body, 0, 1 - get_bit(body, 0)) WHERE number = %(content)s RETURNING body""",
     Damage.CONTENT: "DELETE FROM content WHERE number = %(content)s RETURNING ''::bytea",
 }
 
@@ -64,7 +62,7 @@ class PostgresStoreSubject(StoreSubject):
 
     def open(self, *, recording: Recording = Recording.ALL, **settings) -> PostgresStore:
         self._recording = recording
-        return PostgresStore(self.url, schema=self.schema, recording=recording, checksum=True, **settings)
+        return PostgresStore(self.url, schema=self.schema, recording=recording, **settings)
 
     def open_elsewhere(self) -> DelayedMessageStore:
         return PostgresStore(self.url, schema=self.schema)
@@ -125,7 +123,7 @@ class PostgresTransportSubject(TransportSubject):
         return PostgresTransport(self.url, schema=self.schema)
 
     def damages(self) -> frozenset[Damage]:
-        return frozenset(Damage) - {Damage.DESTINATION, Damage.FLIP}
+        return frozenset(Damage) - {Damage.DESTINATION}
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         find = "SELECT content FROM queue_message WHERE message_id = %s"

@@ -4,7 +4,6 @@ import itertools
 import os
 
 import redis
-from tests.damage import flipped
 
 from postdate.backends.redis.login import RedisLogin, parse_address
 from postdate.backends.redis.store import RedisStore
@@ -38,15 +37,9 @@ class Prefix:
             Damage.HEADERS: ("h", _DAMAGED_HEADERS),
             Damage.DUE: ("d", _BEFORE_THE_CALENDAR),
             Damage.DESTINATION: ("q", b" "),
-            Damage.FLIP: ("b", flipped(self._body(key))),
         }[damage]
         self.client.hset(key, field, value)
         return value
-
-    def _body(self, key: str | bytes) -> bytes:
-        found = self.client.hget(key, "b") or b"\0"
-        assert isinstance(found, bytes)
-        return found
 
     def drop(self) -> None:
         keys = self.all_keys()
@@ -64,7 +57,7 @@ class RedisStoreSubject(StoreSubject):
 
     def open(self, *, recording: Recording = Recording.ALL, **settings) -> RedisStore:
         self._recording = recording
-        return RedisStore(self.prefix.login, recording=recording, checksum=True, **settings)
+        return RedisStore(self.prefix.login, recording=recording, **settings)
 
     def open_elsewhere(self) -> RedisStore:
         return RedisStore(self.prefix.login)
@@ -99,7 +92,7 @@ class RedisTransportSubject(TransportSubject):
         return RedisStore(self.prefix.login, table="conformance")
 
     def damages(self) -> frozenset[Damage]:
-        return frozenset(Damage) - {Damage.DESTINATION, Damage.FLIP}
+        return frozenset(Damage) - {Damage.DESTINATION}
 
     def damage(self, message_id: str, damage: Damage) -> bytes:
         (key,) = [

@@ -222,9 +222,7 @@ def _entities(numbers: range, due: datetime) -> Iterator[dict[str, Any]]:
     for number in numbers:
         message_id = id_of(number, _RUN)
         at = due + timedelta(microseconds=100 * number)
-        yield DelayedEntity.new(DelayedMessage(message_id, at, "bench", headers_of(message_id), BODY)).entity(
-            checksum=False
-        )
+        yield DelayedEntity.new(DelayedMessage(message_id, at, "bench", headers_of(message_id), BODY)).entity()
 
 
 def _text(entity: dict[str, Any]) -> str:

@@ -10,7 +10,6 @@ import os
 import re
 import time
 import uuid
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -264,28 +263,8 @@ def decode_headers(text: str | bytes) -> dict[str, str]:
     return found
 
 
-# The checksum of a row stands behind the JSON object of its headers, as white space: a tab, and its 32 bits as spaces
-# (0) and tabs (1). So it goes wherever the row goes, through any SQL, and whoever else reads the JSON does not see it.
-_SEAL = re.compile(rb"(?<=})\t[ \t]{32}\Z")
-SEAL_LENGTH = 33
-"""Characters by which headers are longer once they are :func:`sealed`."""
-
-_ENDS = ("}", ord("}"))
-_BITS = [format(byte, "08b").replace("0", " ").replace("1", "\t") for byte in range(256)]
-_DELIVER_AT_NAME = f'"{Headers.DELIVER_AT}":"'.encode()
-_DELIVER_AT = re.compile(re.escape(_DELIVER_AT_NAME) + rb'[^"]*"')
-
-
-def sealed(headers: str, body: bytes) -> str:
-    """Return encoded headers with a checksum of them and the body, for a row of a store; see :func:`opened`.
-
-    The header ``DeliverAt`` is not covered: its text is changed when a message is rescheduled; ``encoded_deliver_at``.
-    """
-    return headers + _seal(_checksum(headers.encode(), body))
-
-
-def stored_headers(message: DelayedMessage, largest_message_bytes: int, *, checksum: bool = False) -> str:
-    """Return the headers of a message as a store keeps them, with a checksum of its content if that is wanted.
+def stored_headers(message: DelayedMessage, largest_message_bytes: int) -> str:
+    """Return the headers of a message as a store keeps them.
 
     Raises:
         MessageTooLarge: headers and body have more bytes together than the store takes.
@@ -294,7 +273,7 @@ def stored_headers(message: DelayedMessage, largest_message_bytes: int, *, check
     size = size_in_bytes(headers, message.body)
     if size > largest_message_bytes:
         raise _too_large(message, "", size, "store", largest_message_bytes)
-    return sealed(headers, message.body) if checksum else headers
+    return headers
 
 
 def why_too_large(envelope: Envelope, headers: str, largest_message_bytes: int) -> MessageTooLarge | None:
@@ -313,53 +292,6 @@ def _too_large(message: DelayedMessage | Envelope, where: str, size: int, taker:
         f"message {message.message_id!r}{where} has {size:,} bytes, this {taker} takes {limit:,}; keep large content "
         f"elsewhere and send a reference, or raise largest_message_bytes"
     )
-
-
-def opened(headers: str | bytes, body: bytes) -> dict[str, str]:
-    """Return the headers of a row of a store, or of a queue that it was moved to; of a sealed row once it is checked.
-
-    Raises:
-        InvalidHeaders: not JSON, not an object, or a value that is no text.
-        InvalidMessage: headers or body are not those that were stored.
-    """
-    found = decode_headers(headers)
-    if headers[-1] in _ENDS:
-        return found
-    text = headers if isinstance(headers, bytes) else headers.encode()
-    there = _checksum(text[:-SEAL_LENGTH], body)
-    if not text.endswith(_seal(there).encode()) and _SEAL.search(text):
-        stored = int(text[1 - SEAL_LENGTH :].decode().replace(" ", "0").replace("\t", "1"), 2)
-        raise InvalidMessage(f"its content is damaged: its checksum is {there:08x}, and was {stored:08x} when stored")
-    return found
-
-
-def resealed(was: object, headers: Mapping[str, str] | None, body: bytes | None, own_body: object) -> str | None:
-    """Return the encoded headers of a row that is mended, sealed anew if they were sealed; ``None``: they stay as is.
-
-    Args:
-        was: its encoded headers; may be anything.
-        headers: in place of them; ``None``: they stay.
-        body: in place of its own; ``None``: that stays.
-        own_body: its body; may be anything.
-    """
-    text = was.encode() if isinstance(was, str) else was if isinstance(was, bytes) else b""
-    is_sealed = _SEAL.search(text) is not None
-    if headers is None and (body is None or not is_sealed):
-        return None
-    plain = text[:-SEAL_LENGTH].decode(errors="replace") if headers is None else encode_headers(headers)
-    content = own_body if body is None else body
-    return sealed(plain, content) if is_sealed and isinstance(content, bytes) else plain
-
-
-def _seal(checksum: int) -> str:
-    bits = _BITS
-    return f"\t{bits[checksum >> 24]}{bits[checksum >> 16 & 255]}{bits[checksum >> 8 & 255]}{bits[checksum & 255]}"
-
-
-def _checksum(headers: bytes, body: bytes) -> int:
-    if _DELIVER_AT_NAME in headers:
-        headers = _DELIVER_AT.sub(b"", headers)
-    return zlib.crc32(body, zlib.crc32(headers))
 
 
 _XML_ROOT = "ArrayOfHeaderInfo"

@@ -12,8 +12,6 @@ from tests.azure_store_subjects import drop_table
 
 from postdate.backends.azure.table_names import default_table
 
-LEASES = 2
-
 
 class Site:
     """An endpoint of this test's own in the account, named by settings in the environment."""
@@ -39,7 +37,7 @@ def site(azurite_connection: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[S
     variables = {
         "ENDPOINT__NAME": site.name,
         "STORE__ADDRESS": "azure-table://?connection=env:AZURE_STORAGE_CONNECTION_STRING",
-        "STORE__LEASES": str(LEASES),
+        "STORE__PAGE_SIZE": "20",
         "TRANSPORT__ADDRESS": "azure-queues://?connection=env:AZURE_STORAGE_CONNECTION_STRING",
         "DELAYED_DELIVERY__POISON_QUEUE": site.poison,
         "DELAYED_DELIVERY__ERRORS_RETURN_TO": "destination",
@@ -50,7 +48,7 @@ def site(azurite_connection: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[S
         monkeypatch.setenv(f"POSTDATE_{name}", value)
     yield site
     site.drop()
-    drop_table(azurite_connection, default_table(site.name), LEASES)
+    drop_table(azurite_connection, default_table(site.name))
 
 
 def test_the_service_delivers_from_a_table_and_what_it_cannot_deliver_goes_to_the_poison_queue_and_back_row_86(
@@ -79,7 +77,7 @@ def test_the_service_delivers_from_a_table_and_what_it_cannot_deliver_goes_to_th
     assert site.in_queue(site.poison) == []
 
 
-def test_setting_up_makes_every_queue_the_table_and_each_container_and_the_settings_say_so(
+def test_setting_up_makes_every_queue_and_the_table_and_the_settings_say_so(
     cli, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("POSTDATE_DELAYED_DELIVERY__DRAIN_TIMEOUT_MANAGER", "true")
@@ -89,7 +87,7 @@ def test_setting_up_makes_every_queue_the_table_and_each_container_and_the_setti
     assert made == {name.replace(".", "-") for name in own}
     shown = {row["key"]: row["value"] for row in cli.ok("config", "show", "--json").json["settings"]}
     assert shown["delayed_delivery.drain_timeout_manager"] is True
-    assert shown["store.leases"] == LEASES
+    assert shown["store.page_size"] == 20
 
 
 def test_what_such_queues_do_not_show_is_said(cli, site: Site) -> None:

@@ -44,7 +44,6 @@ def test_yes_and_no_come_from_the_environment_too(text: str, meant: bool) -> Non
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[store]\nleases = 65", "store.leases must be a whole number, 1 to 64, not 65"),
         ("[store]\npage_size = 0", "store.page_size must be a whole number, 1 to 1,000, not 0"),
         ('[store]\nlongest_wait_when_idle = "2m"', "longest_wait_when_idle must be a duration of 100ms to 1m, not"),
         ("[transport]\nhold_for = 1.5", "hold_for must be a duration of 1s to 7d, in steps of 1s, not 1.5"),
@@ -67,7 +66,7 @@ def test_a_value_that_cannot_be_is_refused_with_its_place(own_folder: Path, text
     ("text", "meant"),
     [
         ('[delayed_delivery]\npoison_que = "x"', "delayed_delivery.poison_queue"),
-        ("[store]\nlease = 4", "store.leases"),
+        ("[store]\npage_sise = 4", "store.page_size"),
         ('[transport]\nsanitiser = "legacy"', "transport.sanitizer"),
     ],
 )
@@ -82,7 +81,6 @@ def test_the_defaults_are_those_of_the_adapters() -> None:
     of_transport = signature(AzureStorageQueueTransport).parameters
     for name in ("sanitizer", "concurrent_sends", "hold_for", "peek_interval", "longest_idle_wait"):
         assert getattr(chosen.transport, name) == of_transport[name].default, name
-    assert chosen.store.leases == signature(AzureTableStore).parameters["leases"].default
     for each in fields(Polling):
         assert getattr(chosen.store, each.name) == each.default, each.name
 
@@ -93,7 +91,6 @@ def test_what_is_set_reaches_the_adapters(monkeypatch: pytest.MonkeyPatch) -> No
         None,
         {
             "POSTDATE_STORE__ADDRESS": "azure-table://?connection=env:ACCOUNT",
-            "POSTDATE_STORE__LEASES": "4",
             "POSTDATE_STORE__TABLE": "Billing",
             "POSTDATE_STORE__PAGE_SIZE": "20",
             "POSTDATE_TRANSPORT__ADDRESS": "azure-queues://?connection=env:ACCOUNT",
@@ -104,11 +101,11 @@ def test_what_is_set_reaches_the_adapters(monkeypatch: pytest.MonkeyPatch) -> No
     transport = open_transport(settings.transport.address, **transport_settings(settings))
     assert isinstance(store, AzureTableStore)
     assert isinstance(transport, AzureStorageQueueTransport)
-    assert (store.table_name, store.leases, store.polling) == ("billing", 4, Polling(page_size=20))
+    assert (store.table_name, store.polling) == ("billing", Polling(page_size=20))
     assert "'a-b-c'" in transport.service.what("A..b_c")
 
 
 def test_what_only_azure_has_is_refused_elsewhere() -> None:
-    settings = load_settings(None, {"POSTDATE_STORE__LEASES": "4"})
-    with pytest.raises(ConfigurationError, match=r"store\.leases \(environment .*\) is not for SQLite"):
+    settings = load_settings(None, {"POSTDATE_STORE__PAGE_SIZE": "4"})
+    with pytest.raises(ConfigurationError, match=r"store\.page_size \(environment .*\) is not for SQLite"):
         store_settings(settings)

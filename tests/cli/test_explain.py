@@ -301,19 +301,6 @@ async def test_it_was_never_here():
     assert found.headline == "it was never scheduled in sqlite:///postdate.db"
 
 
-async def test_without_records_that_is_said():
-    async with scene("none") as here:
-        await here.store(due=NOW - MINUTE)
-        await here.sqlite.move_due(NOW, 10)
-        receiver = here.transport.receiver("orders")
-        (received,) = await receiver.receive(1)
-        await receiver.commit(received, NOW)
-        await receiver.close()
-        found = await here.explain()
-    assert found.state is MessageState.UNKNOWN
-    assert "store.recording is 'none': what was delivered leaves no record, either" in found.facts
-
-
 async def test_a_header_that_only_looks_like_the_id_is_another_message():
     async with scene() as here:
         await here.store()

@@ -37,7 +37,7 @@ class LedgerSettings:
     pages_at_once: Annotated[int, Meta(ge=1, le=64, description="of a ledger: pages that are turned at once")] = 8
     ink: Annotated[Literal["blue", "black"], Meta(description="of a ledger: of what is written")] = "blue"
     dries_for: Annotated[timedelta, Span(), Meta(description="of a ledger: drying")] = timedelta(seconds=1)
-    leases: Annotated[Literal["short", "long"], Meta(description="of a ledger: how long it is kept")] = "short"
+    page_size: Annotated[Literal["small", "large"], Meta(description="of a ledger: its format")] = "small"
     seal: Annotated[Secret | None, Meta(description="of a ledger: what closes it")] = None
 
 
@@ -80,7 +80,7 @@ from postdate import LocalTransport, SqliteStore
 
 
 class LedgerStore(SqliteStore):
-    def __init__(self, path, *, pages_at_once=8, ink="blue", dries_for=None, seal=None, leases="short", **settings):
+    def __init__(self, path, *, pages_at_once=8, ink="blue", dries_for=None, seal=None, page_size="small", **settings):
         super().__init__(path, **settings)
         with open(f"{path}.told", "a") as told:
             told.write(f"{pages_at_once} {ink} {dries_for} {seal == 's3cret'}\\n")
@@ -325,12 +325,12 @@ def test_a_wrong_value_of_a_setting_of_its_own_is_said_as_any_other(postdate, mo
 
 
 def test_the_backend_of_the_address_says_what_a_setting_is_that_others_have_too(postdate, monkeypatch):
-    monkeypatch.setenv("POSTDATE_STORE__LEASES", "long")
+    monkeypatch.setenv("POSTDATE_STORE__PAGE_SIZE", "large")
     asked = postdate("config", "show")
-    assert (asked.status, "store.leases must be a whole number, 1 to 64" in asked.err) == (2, True), asked
+    assert (asked.status, "store.page_size must be a whole number, 1 to 1,000" in asked.err) == (2, True), asked
     monkeypatch.setenv("POSTDATE_STORE__ADDRESS", "ledger:///a.ledger")
-    shown = {each["key"]: each for each in postdate.ok("config", "show")["settings"]}["store.leases"]
-    assert (shown["value"], shown["meaning"]) == ("long", "of a ledger: how long it is kept")
+    shown = {each["key"]: each for each in postdate.ok("config", "show")["settings"]}["store.page_size"]
+    assert (shown["value"], shown["meaning"]) == ("large", "of a ledger: its format")
 
 
 def test_a_setting_of_its_own_is_refused_by_the_others(postdate, monkeypatch):

@@ -7,24 +7,9 @@ from tests.conftest import STORE_SUBJECTS
 
 from postdate.testing import Check, StoreSubject, TransportSubject, store_checks, transport_checks
 
-_ONE_LEASE, _MANY_LEASES = "AzureTableStore", "AzureTableStore-4-leases"
-_OF_LEASES = {"administration", "capabilities", "claims"}
-"""Topics in which a store with one lease differs from one with several."""
-
 
 def _checks_of_stores() -> list[Any]:
-    return [
-        pytest.param(name, check, id=f"{name}-{check}", marks=_marks(name, check))
-        for name in STORE_SUBJECTS
-        for check in store_checks()
-    ]
-
-
-def _marks(name: str, check: Check[StoreSubject]) -> list[pytest.MarkDecorator]:
-    if name != _ONE_LEASE or check.topic in _OF_LEASES:
-        return []
-    proof = f"tests/conformance/test_adapters.py::test_store[{_MANY_LEASES}-{check}]"
-    return [pytest.mark.soak("says the same of a store with four leases", part="servers", proven_by=proof)]
+    return [pytest.param(name, check, id=f"{name}-{check}") for name in STORE_SUBJECTS for check in store_checks()]
 
 
 @pytest.mark.parametrize(("store_subject", "check"), _checks_of_stores(), indirect=["store_subject"])

@@ -28,7 +28,6 @@ from postdate.backends.sqlite.observation import FileObserver
 from postdate.backends.sqlite.transport import LocalReceiver
 from postdate.clock import to_microseconds
 from postdate.errors import ClaimLost, ConfigurationError, DuplicateMessage, PostdateError, StoreError
-from postdate.messages import decode_headers
 from postdate.pipeline.columns import INSTANT
 from postdate.pipeline.rows import restored
 from postdate.ports import (
@@ -179,30 +178,6 @@ class KeepsWhatItCannotRead(SqliteStore):
         with mock.patch(
             "postdate.backends.sqlite.setting_aside.decoded", lambda rows, decode: ([decode(row) for row in rows], {})
         ):
-            return await super().claim_due(now, limit)
-
-
-class NeverLooksAtTheChecksum(SqliteStore):
-    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
-        with mock.patch("postdate.backends.sqlite.rows.opened", lambda headers, body: decode_headers(headers)):
-            return await super().claim_due(now, limit)
-
-
-class KeepsTheChecksumOfWhatWasThere(SqliteStore):
-    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        with mock.patch("postdate.backends.sqlite.quarantine.resealed", return_value=None):
-            await super().put_back(number, mending, now)
-
-
-class MendsWithoutAChecksum(SqliteStore):
-    async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
-        await super().put_back(number, replace(mending, headers=mending.headers or {"kind": "check"}), now)
-        await self.file.write(lambda tx: tx.execute("UPDATE content SET headers = rtrim(headers, char(9, 32))"))
-
-
-class ChecksTheDueTime(SqliteStore):
-    async def claim_due(self, now: datetime, limit: int) -> Sequence[Claim]:
-        with mock.patch("postdate.messages._DELIVER_AT_NAME", b"no such header"):
             return await super().claim_due(now, limit)
 
 
@@ -443,10 +418,6 @@ BROKEN_STORES: Broken = {
     "releases what it does not hold": (ReleasesWhatItDoesNotHold, "claims.a_released_claim_is_void"),
     "keeps what it cannot read": (KeepsWhatItCannotRead, "quarantine.an_unreadable_message_holds_up_nothing"),
     "keeps the oldest": (KeepsWhatItCannotRead, "quarantine.the_oldest_that_can_be_read_is_fetched"),
-    "never looks at the checksum": (NeverLooksAtTheChecksum, "quarantine.a_flipped_bit_is_noticed"),
-    "checks the due time": (ChecksTheDueTime, "quarantine.a_flipped_bit_is_noticed"),
-    "keeps the old checksum": (KeepsTheChecksumOfWhatWasThere, "quarantine.a_flipped_bit_is_noticed"),
-    "mends without a checksum": (MendsWithoutAChecksum, "quarantine.a_flipped_bit_is_noticed"),
     "forgets the bytes": (ForgetsTheBytes, "quarantine.an_unreadable_message_is_set_aside_with_its_bytes"),
     "sets nothing aside": (SetsNothingAside, "quarantine.what_no_queue_takes_is_set_aside"),
     "sets aside without a claim": (SetsAsideWithoutAClaim, "quarantine.what_no_queue_takes_is_set_aside"),
@@ -505,7 +476,7 @@ class BrokenStoreSubject(StoreSubject):
 
     def open(self, **settings):
         if self._is_sqlite():
-            return self._store(self._folder / "store.db", synchronous="normal", checksum=True, **settings)
+            return self._store(self._folder / "store.db", synchronous="normal", **settings)
         return self._store(**settings)
 
     def _is_sqlite(self) -> bool:

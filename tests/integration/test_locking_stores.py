@@ -28,7 +28,7 @@ from postdate.errors import (
     UnsupportedTransactionMode,
 )
 from postdate.messages import Headers
-from postdate.ports import Claim, Outcome, Recording, RecordKind
+from postdate.ports import Claim, Outcome, RecordKind
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -252,17 +252,6 @@ async def test_transaction_scope_is_refused(place: LockingPlace) -> None:
         await store.initialize("sales", TransactionMode.TRANSACTION_SCOPE)
     with pytest.raises(ConfigurationError, match="initialize"):
         await store.setup()
-    await store.close()
-
-
-async def test_without_records_nothing_is_left(place: LockingPlace) -> None:
-    store = place.store(recording=Recording.NONE)
-    await store.setup()
-    await store.store_many([message(n) for n in range(3)], NOW)
-    claims = await store.claim_due(NOW + SECOND, 10)
-    await store.finish(claims[:1], Outcome.DELIVERED, NOW)
-    await store.finish(claims[1:], Outcome.FAILED, NOW)
-    assert not await store.record_counts()
     await store.close()
 
 

@@ -11,7 +11,6 @@ from tests.waiting import until
 
 from postdate.backends.postgres.expiring import ExpiryStatements
 from postdate.backends.postgres.queues import QueueStatements
-from postdate.ports import Recording
 
 DAY = timedelta(days=1)
 
@@ -181,7 +180,7 @@ async def test_messages_that_expired_are_found_and_removed_without_a_walk(postgr
         place.run("ALTER TABLE queue_message SET (autovacuum_enabled = off)")
         place.run("ALTER TABLE content SET (autovacuum_enabled = off)")
         sql = QueueStatements(place.store.database.names)
-        removal = ExpiryStatements(place.store.database.names, Recording.ALL)
+        removal = ExpiryStatements(place.store.database.names)
         with place.store.database.connect() as connection:
             row = connection.execute(sql.find, ("done",)).fetchone()
             assert row is not None

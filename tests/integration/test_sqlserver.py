@@ -125,7 +125,7 @@ def test_a_claim_skips_what_others_have_locked() -> None:
 def test_what_is_changed_by_number_is_found_by_its_key() -> None:
     """A scan would wait for the rows that others have locked; a change must lock rows, and never pages."""
     sql = SqlServerStatements(NAMES[0])
-    for name in ("finish", "remove", "forget_scheduled", "lease", "free_some", "retry", "release", "reschedule"):
+    for name in ("finish", "lease", "free_some", "retry", "release", "reschedule"):
         assert "WITH (FORCESEEK, ROWLOCK)" in getattr(sql, name), name
     assert "WITH (FORCESEEK ([attempt] ([attempt_at])), ROWLOCK)" in sql.free
     assert "WITH (FORCESEEK, ROWLOCK)" in SqlServerStatements(NAMES[0]).drop_holders

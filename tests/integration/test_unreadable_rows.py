@@ -25,7 +25,7 @@ from postdate import (
 from postdate.backends.sqlite.observation import FileObserver
 from postdate.backends.sqlite.transport import DEAD_LETTERS
 from postdate.errors import MessageNotFound, StoreError
-from postdate.ports import ExpiryRules, Mending, MessageFilter, Recording, RecordKind, Scan
+from postdate.ports import ExpiryRules, Mending, MessageFilter, RecordKind, Scan
 from postdate.testing import VirtualClock
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -311,15 +311,3 @@ async def test_store_and_queues_of_one_file_put_back_their_own(one_file: OneFile
     kinds = [record.kind for record in await one_file.store.history("m-0")]
     expected = [RecordKind.SCHEDULED, RecordKind.DELIVERED, RecordKind.FAILED, RecordKind.RETURNED, RecordKind.HANDLED]
     assert kinds == expected
-
-
-async def test_where_nothing_is_recorded_a_mended_message_waits_again_all_the_same(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "a.db", recording=Recording.NONE)
-    await store.store_many(messages(1), NOW)
-    with closing(sqlite3.connect(tmp_path / "a.db")) as file, file:
-        file.execute(HEADERS.replace("{}", "1"))
-    assert await store.claim_due(LATER, 10) == []
-    (aside,) = await store.quarantined(10)
-    await store.put_back(aside.number, Mending(headers={}), NOW)
-    assert [claim.message.message_id for claim in await store.claim_due(LATER, 10)] == ["m-0"]
-    await store.close()

@@ -1,8 +1,6 @@
 """Messages and the formats in which they travel (rows 10 to 14)."""
 
-import json
 import uuid
-import zlib
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -19,7 +17,6 @@ from postdate.errors import (
     QueueNotFound,
 )
 from postdate.messages import (
-    SEAL_LENGTH,
     DelayedMessage,
     Envelope,
     Headers,
@@ -28,16 +25,12 @@ from postdate.messages import (
     delay_headers,
     encode_headers,
     encode_headers_xml,
-    encoded_deliver_at,
     format_time_span,
     format_timestamp,
     from_delay_headers,
     new_message_id,
-    opened,
     parse_time_span,
     parse_timestamp,
-    resealed,
-    sealed,
     size_in_bytes,
     stored_headers,
     to_envelope,
@@ -151,64 +144,6 @@ def test_what_is_no_time_span_is_none(text: str) -> None:
 def test_headers_survive_json_row_10() -> None:
     assert decode_headers(encode_headers(HEADERS)) == HEADERS
     assert list(decode_headers(encode_headers(HEADERS))) == list(HEADERS)
-
-
-SEALED = sealed(encode_headers(HEADERS), b"body")
-
-
-def test_sealed_headers_are_the_same_json_to_whoever_parses_it() -> None:
-    assert json.loads(SEALED) == decode_headers(SEALED) == HEADERS
-    assert SEALED[:-SEAL_LENGTH] == encode_headers(HEADERS)
-
-
-@pytest.mark.parametrize("headers", [SEALED, encode_headers(HEADERS), encode_headers(HEADERS) + " " * SEAL_LENGTH])
-def test_headers_are_opened_with_and_without_a_checksum(headers: str) -> None:
-    """Rows of before, rows that others wrote, and columns of a fixed width have none."""
-    assert opened(headers, b"body") == opened(headers.encode(), b"body") == HEADERS
-
-
-def test_whatever_bit_flips_it_is_noticed() -> None:
-    """One of the checksum itself may be told from none only where it stays white space: then the content is whole."""
-    row = SEALED.encode() + b"body"
-    for bit in range(8 * len(row)):
-        flipped = bytearray(row)
-        flipped[bit // 8] ^= 1 << bit % 8
-        headers, body = bytes(flipped[: -len(b"body")]), bytes(flipped[-len(b"body") :])
-        try:
-            found = opened(headers, body)
-        except (InvalidHeaders, InvalidMessage):
-            continue
-        assert (found, body) == (HEADERS, b"body")
-        assert row[bit // 8 : bit // 8 + 1] in b" \t"
-
-
-def test_damage_is_told_by_both_checksums() -> None:
-    here, there = (zlib.crc32(body, zlib.crc32(encode_headers(HEADERS).encode())) for body in (b"body", b"bodz"))
-    said = f"its content is damaged: its checksum is {there:08x}, and was {here:08x} when stored"
-    with pytest.raises(InvalidMessage, match=said):
-        opened(SEALED, b"bodz")
-
-
-def test_a_due_time_that_is_changed_in_the_text_is_no_damage() -> None:
-    """A store reschedules by replacing the one text by the other, wherever it stands."""
-    was, will_be = parse_timestamp("2026-01-31 12:00:05:123456 Z"), parse_timestamp("2027-01-31 12:00:05:000001 Z")
-    headers = {"a": "b", Headers.DELIVER_AT: format_timestamp(was), 'x"' + Headers.DELIVER_AT: format_timestamp(was)}
-    stored = sealed(encode_headers(headers), b"body")
-    moved = stored.replace(encoded_deliver_at(was), encoded_deliver_at(will_be))
-    assert opened(moved, b"body")[Headers.DELIVER_AT] == format_timestamp(will_be)
-    with pytest.raises(InvalidMessage):
-        opened(moved.replace("DeliverAt", "DeliverBt"), b"body")
-
-
-@pytest.mark.parametrize("was", [SEALED, SEALED.encode(), encode_headers(HEADERS), "", None, 7])
-def test_what_is_mended_is_sealed_if_it_was(was: object) -> None:
-    is_sealed = was in (SEALED, SEALED.encode())
-    assert resealed(was, None, None, b"body") is None
-    new = {"mended": "é"}
-    expected = sealed(encode_headers(new), b"own") if is_sealed else encode_headers(new)
-    assert resealed(was, new, None, b"own") == resealed(was, new, b"own", None) == expected
-    assert resealed(was, new, None, "no bytes") == encode_headers(new)
-    assert resealed(was, None, b"mended", None) == (sealed(encode_headers(HEADERS), b"mended") if is_sealed else None)
 
 
 def test_headers_survive_the_xml_blob_row_10() -> None:

@@ -49,7 +49,7 @@ class BenchmarkOptions:
     def __post_init__(self) -> None:
         for option, value, known in (
             ("--synchronous", self.synchronous, ("full", "normal")),
-            ("--recording", self.recording, ("all", "outcomes", "none")),
+            ("--recording", self.recording, ("all", "outcomes")),
             ("--queue-type", self.queue_type, ("quorum", "classic")),
         ):
             if value not in known:

@@ -53,7 +53,7 @@ def _common(
         ),
     ] = "full",
     recording: Annotated[
-        str, typer.Option("--recording", help="How much is recorded for audits: all, outcomes, none.")
+        str, typer.Option("--recording", help="How much is recorded for audits: all, outcomes.")
     ] = "all",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:

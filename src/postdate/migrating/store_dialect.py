@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import InvalidMessage, MessageError, StoreUnavailable
-from postdate.messages import DelayedMessage, opened
+from postdate.messages import DelayedMessage, decode_headers
 from postdate.migrating.dialect import Dialect, Given, Hiding, Session
 from postdate.migrating.names import NUMBER, run_of, staging_table
 from postdate.ports.common import RecordKind
@@ -157,7 +157,7 @@ class StoreDialect(Dialect):
     ) -> DelayedMessage:
         ends = None if expires_at is None else self.instant_of(expires_at)
         try:
-            found = opened(headers, body)
+            found = decode_headers(headers)
         except MessageError as error:
             raise InvalidMessage(f"message {message_id!r} cannot be read: {error}") from error
         return DelayedMessage.restored(message_id, self.instant_of(due), destination, found, body, ends, failures)

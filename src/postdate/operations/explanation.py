@@ -394,9 +394,8 @@ class _Question:
             return self._say(MessageState.DELIVERED, headline, [*self._delivery_facts(), *self._unseen()])
         headline += " and has left it"
         facts = [*self._delivery_facts(), "whoever received it kept no record of handling it"]
-        if self.deployment.settings.store.recording is not Recording.ALL:
-            recording = self.deployment.settings.store.recording.value
-            facts.append(f"store.recording is {recording!r} here: handling is recorded with 'all' only")
+        if self.deployment.settings.store.recording is Recording.OUTCOMES:
+            facts.append("store.recording is 'outcomes' here: handling is recorded with 'all' only")
         return self._say(MessageState.DELIVERED, headline, facts)
 
     async def _unknown(self) -> Explanation:
@@ -414,8 +413,6 @@ class _Question:
             facts, advice = [*facts, *of_intake, *self._unseen()], [*mend, *advice]
         if self.deployment.timeouts:
             facts.append("what a timeout manager keeps is not seen from here: its table has headers and due times")
-        if self.deployment.settings.store.recording is Recording.NONE:
-            facts.append("store.recording is 'none': what was delivered leaves no record, either")
         return self._say(MessageState.UNKNOWN, headline, facts, advice)
 
     async def _unseen_intake(self) -> tuple[list[str], list[str]]:

@@ -37,7 +37,7 @@ _COLUMNS_AT_ONCE = 20_000
 PAGE_ROWS = 5_000
 """Rows fetched and turned into one Arrow batch at a time, where a store has no columns."""
 
-_OF_MANY: Final = ("synchronous", "schema", "table", "recording", "largest_message_bytes", "checksum")
+_OF_MANY: Final = ("synchronous", "schema", "table", "recording", "largest_message_bytes")
 """The settings of stores that are fields of :class:`StoreSpec`."""
 
 _RELATIVE_FILE = re.compile(r"([a-z]+:///)([^/].*)", re.DOTALL)
@@ -65,7 +65,6 @@ class StoreSpec:
         endpoint: whose messages they are.
         recording: how much is kept for audits.
         largest_message_bytes: headers and body together; ``None``: the store's default.
-        checksum: store one with each message; what is stored as columns gets none.
         others: settings that only some stores have, by name, in pairs.
     """
 
@@ -76,7 +75,6 @@ class StoreSpec:
     endpoint: str = "postdate"
     recording: str = Recording.ALL.value
     largest_message_bytes: int | None = None
-    checksum: bool = False
     others: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:

@@ -54,13 +54,11 @@ class Recording(enum.Enum):
     """How much of what happens to delayed messages is kept for audits.
 
     ``ALL`` keeps scheduled, delivered, expired, cancelled, failed, rescheduled, retried and handled; ``OUTCOMES``
-    leaves out retried and handled; ``NONE`` keeps nothing once a message has left the store, so that an id may be used
-    again and nothing can be audited.
+    leaves out retried and handled.
     """
 
     ALL = "all"
     OUTCOMES = "outcomes"
-    NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)

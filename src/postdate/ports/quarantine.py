@@ -1,9 +1,9 @@
 """What cannot be read and is set aside, so that it holds up nothing else and nothing of it is lost.
 
 A row that is damaged (headers that are no JSON, a due time outside the calendar, a blank destination, content that is
-gone or is not that of its checksum) is taken out of the way by whoever meets it first: store or queue, on whatever
-call. It keeps its raw bytes. An operator sees it, mends it, and puts it back where it was. So is a message that no
-queue takes, nor the error queue its copy: see :meth:`postdate.ports.ClaimingStore.set_aside`.
+gone) is taken out of the way by whoever meets it first: store or queue, on whatever call. It keeps its raw bytes. An
+operator sees it, mends it, and puts it back where it was. So is a message that no queue takes, nor the error queue its
+copy: see :meth:`postdate.ports.ClaimingStore.set_aside`.
 
 Source: design.md section 3.4 (an unreadable row never holds up the rest); ADR 0019.
 """
@@ -81,7 +81,7 @@ class Quarantine(ABC):
         quarantine.an_unreadable_message_holds_up_nothing, the_oldest_that_can_be_read_is_fetched,
         an_operator_sees_the_others, an_unreadable_message_is_set_aside_with_its_bytes, a_mended_message_is_put_back,
         what_is_still_unreadable_stays_set_aside, what_came_back_otherwise_is_not_put_back,
-        tightened_limits_refuse_nothing_that_is_stored, a_flipped_bit_is_noticed, what_no_queue_takes_is_set_aside.
+        tightened_limits_refuse_nothing_that_is_stored, what_no_queue_takes_is_set_aside.
     """
 
     @abstractmethod

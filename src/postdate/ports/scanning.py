@@ -63,8 +63,8 @@ class ScannableStore(ABC):
 
     What there is to read:
 
-    - ``pending``: message_id, destination, due, expires_at, headers (JSON text as it is stored; where it has a checksum
-      there is white space behind it, so that it goes with a copy to another store), body, number_of_failures
+    - ``pending``: message_id, destination, due, expires_at, headers (JSON text as it is stored; older versions left
+      white space behind it), body, number_of_failures
     - ``records``: number, kind (number of :class:`RecordKind`), message_id, at, due, destination, detail
     - ``queued``: message_id, queue, due; messages that are in a queue of the same database and not yet handled
     """

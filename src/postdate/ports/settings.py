@@ -1,6 +1,6 @@
 """What a setting is: a field of a frozen dataclass whose annotation says what it means. Source: ADR 0023.
 
-``leases: Annotated[int, Meta(ge=1, le=64, description="among so many processes …")] = 1`` is the whole definition. From
+``page_size: Annotated[int, Meta(ge=1, le=1_000, description="claimed at once")] = 50`` is the whole definition. From
 it are made: how it is read from the file and the environment, what is said of a wrong value, ``config show``, the table
 of the documentation, and the check in the constructor. A field without a description is no setting.
 """
@@ -206,11 +206,13 @@ class Setting:
         return next((each for each in self.meta if isinstance(each, Meta)), Meta())
 
     def _meant(self, value: object) -> str:
-        close = difflib.get_close_matches(str(value), self.choices, n=1)
+        close = difflib.get_close_matches(_FORMER.get(str(value), str(value)), self.choices, n=1)
         return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 _EXAMPLE: Final = '["orders", "invoices"]'
+_FORMER: Final = {"none": "outcomes"}
+"""Values of earlier versions (``recording = "none"``), and what stands in their place."""
 
 
 @lru_cache(maxsize=256)
@@ -307,10 +309,6 @@ LargestMessageBytes = Annotated[
     int | None, Meta(ge=1, description="headers and body together; default: the adapter's own, 16 MiB on most")
 ]
 HowMuchIsRecorded = Annotated[Recording, Meta(description="how much is kept for audits")]
-Checksum = Annotated[
-    bool,
-    Meta(description="true: store one with each message, so that damage to its content is noticed before it is sent"),
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -325,7 +323,6 @@ class TablesOnServer:
     largest_message_bytes: LargestMessageBytes = None
     holds_at_most: HoldsAtMost = None
     answers_within: AnswersWithin = None
-    checksum: Checksum = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -563,8 +563,7 @@ class AdministrableStore(ABC):
         """Return every record of one message in the order of writing.
 
         Guarantees:
-            recording.a_record_says_what_when_and_why, all_keeps_everything, outcomes_leaves_out_retries,
-            none_keeps_nothing_of_what_has_left.
+            recording.a_record_says_what_when_and_why, all_keeps_everything, outcomes_leaves_out_retries.
         """
 
     @abstractmethod

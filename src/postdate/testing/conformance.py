@@ -106,8 +106,6 @@ class Damage(enum.Enum):
     """Headers and body are gone, the rest of the row is there."""
     DESTINATION = "destination"
     """Nothing but spaces; of messages of a store alone."""
-    FLIP = "flip"
-    """One bit of the body is another; noticed by adapters that keep a checksum with what they store."""
 
 
 def expect(holds: bool, promise: str) -> None:

@@ -23,6 +23,7 @@ from postdate.core.simple_store import claiming
 from postdate.errors import ConfigurationError
 from postdate.ports import ClaimingStore, FileFacts, Recording, Transport
 from postdate.ports.backends import ROLES, Adapter, Addresses, Backend, LibraryFacts, Place, Role
+from postdate.ports.settings import HowMuchIsRecorded, Wrong, setting
 from postdate.wiring.databases import Databases, SharedDatabase
 
 
@@ -239,7 +240,7 @@ def open_adapter(
     adapter = loaded(kind)
     chosen = dict(settings)
     if "recording" in chosen:
-        chosen["recording"] = Recording(chosen["recording"])
+        chosen["recording"] = _recording(chosen["recording"])
     match kind.backend.place:
         case Place.MEMORY:
             return adapter(**chosen)
@@ -251,6 +252,15 @@ def open_adapter(
                 return adapter(place, **chosen)
             opened = cast("Callable[..., SharedDatabase]", loaded(replace(kind, adapter=kind.backend.database)))
             return adapter(databases.of(kind.backend, kind.adapter, place, chosen, opened), **chosen)
+
+
+def _recording(value: object) -> Recording:
+    known = setting("recording", HowMuchIsRecorded)
+    assert known is not None
+    try:
+        return known.checked(value)
+    except Wrong as error:
+        raise ConfigurationError(f"recording {error}, not {value!r}") from None
 
 
 def loaded(kind: AdapterRole) -> Callable[..., object]:

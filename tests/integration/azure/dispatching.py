@@ -1,8 +1,8 @@
-"""A service on an Azure table: ``python dispatching.py TABLE FILE LEASES [MARK]``, the connection in the environment.
+"""A service on an Azure table: ``python dispatching.py TABLE FILE [MARK]``, the connection in the environment.
 
 It puts what falls due into the queue ``orders`` of a file that other processes use, too, says ``ready`` when it works,
-logs to the standard output which leases it takes, and ends at SIGTERM, finishing what is in hand. With ``MARK`` it says
-``sending``, and every send to ``orders`` fails once there is such a file; no failure is retried.
+logs to the standard output when it takes the lease, and ends at SIGTERM, finishing what is in hand. With ``MARK`` it
+says ``sending``, and every send to ``orders`` fails once there is such a file; no failure is retried.
 """
 
 import logging
@@ -51,9 +51,9 @@ def say(what: str) -> None:
     sys.stdout.flush()
 
 
-async def serve(table: str, file: str, leases: str, mark: str = "") -> None:
+async def serve(table: str, file: str, mark: str = "") -> None:
     """Run until terminated."""
-    store = AzureTableStore(os.environ["POSTDATE_AZURITE_CONNECTION"], table=table, leases=int(leases))
+    store = AzureTableStore(os.environ["POSTDATE_AZURITE_CONNECTION"], table=table)
     transport = Refusing(file, mark) if mark else LocalTransport(file, synchronous="normal")
     endpoint = Endpoint(
         "service",
@@ -74,8 +74,8 @@ async def serve(table: str, file: str, leases: str, mark: str = "") -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
-    of_leases = logging.getLogger("postdate.azure.lease")
-    of_leases.setLevel(logging.INFO)
-    of_leases.addHandler(logging.StreamHandler(sys.stdout))
-    of_leases.propagate = False
+    of_lease = logging.getLogger("postdate.azure.lease")
+    of_lease.setLevel(logging.INFO)
+    of_lease.addHandler(logging.StreamHandler(sys.stdout))
+    of_lease.propagate = False
     anyio.run(partial(serve, *sys.argv[1:]))

@@ -1,6 +1,5 @@
 """Who has the lease dispatches, nobody else does, and who loses it stops. Source: specification 3.4, rows 79 to 81."""
 
-from collections import Counter
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
@@ -9,7 +8,7 @@ from uuid import uuid4
 
 import anyio
 import pytest
-from azure.storage.blob import BlobServiceClient
+from azure.storage.blob import BlobLeaseClient, BlobServiceClient
 from tests.azure_store_subjects import TablePlace
 from tests.proxy import FaultyLink
 from tests.waiting import until
@@ -19,12 +18,13 @@ from postdate.backends.azure.groups import Rounds
 from postdate.backends.azure.lease import ContainerLease
 from postdate.backends.azure.login import parse_login
 from postdate.backends.azure.store import AzureTableStore
+from postdate.backends.azure.table_names import records_table
 from postdate.core.circuit_breaker import FailureRate, RepeatedFailures
 from postdate.core.dispatcher import Dispatcher, DispatchSettings
 from postdate.core.recoverability import Host
-from postdate.errors import PostdateError, StoreUnavailable, StoreUnreachable
+from postdate.errors import PostdateError, StoreUnreachable
 from postdate.messages import Envelope
-from postdate.ports import Claim, Outcome, TransactionMode
+from postdate.ports import Claim, Outcome, RecordKind, TransactionMode
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -49,16 +49,14 @@ async def filled(place: TablePlace, count: int, **settings) -> AzureTableStore:
     return store
 
 
-def held_by(store: AzureTableStore) -> set[int]:
-    return store._opened.leases.held()
-
-
 @pytest.fixture
-async def leases(azurite_connection: str) -> AsyncGenerator[list[ContainerLease]]:
-    """Two processes and the lease of one container, which does not exist."""
+async def leases(azurite_connection: str, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[list[ContainerLease]]:
+    """Two processes that always ask for the lease of one container, which does not exist."""
+    for name in ("RENEWED_AFTER_SECONDS", "TRIED_AGAIN_AFTER_SECONDS"):
+        monkeypatch.setattr(f"postdate.backends.azure.lease.{name}", 0.0)
     login, name = parse_login(azurite_connection), f"lease{uuid4().hex}"
     services = [login.blob_service(), login.blob_service()]
-    yield [ContainerLease(service.get_container_client(name), login.place("blob")) for service in services]
+    yield [ContainerLease(each.get_container_client(name), login.place("blob"), lambda: None) for each in services]
     for service in services:
         await service.close()
     with BlobServiceClient.from_connection_string(azurite_connection) as blobs:
@@ -69,20 +67,20 @@ async def test_row_79_a_second_process_cannot_have_the_lease_until_the_first_giv
     leases: list[ContainerLease],
 ) -> None:
     first, second = leases
-    assert await first.try_lock_or_renew()
+    assert await first.hold()
     for _ in range(3):
-        assert not await second.try_lock_or_renew()
-        assert await first.try_lock_or_renew()
-    await first.release()
+        assert not await second.hold()
+        assert await first.hold()
+    await first.give_up()
     assert not first.is_held
-    assert await second.try_lock_or_renew()
-    assert not await first.try_lock_or_renew()
-    await second.release()
+    assert await second.hold()
+    assert not await first.hold()
+    await second.give_up()
 
 
 async def test_row_80_a_lease_is_renewed_many_times(leases: list[ContainerLease]) -> None:
-    assert [await leases[0].try_lock_or_renew() for _ in range(11)] == [True] * 11
-    await leases[0].release()
+    assert [await leases[0].hold() for _ in range(11)] == [True] * 11
+    await leases[0].give_up()
 
 
 async def test_row_79_a_process_that_closes_its_store_lets_another_dispatch_at_once(place: TablePlace) -> None:
@@ -104,7 +102,7 @@ async def test_row_81_nothing_more_is_claimed_finished_or_given_back_once_the_le
     before = place.entities()
     thief = place.lease()
     # As after a pause of the whole process, which renews nothing meanwhile.
-    store._opened.leases.all[0]._renewed_at -= 60
+    store._opened.lease._renewed_at -= 60
     assert await store.finish(held[:10], Outcome.DELIVERED, LATER) == 0
     assert not await store.retry_later(held[10], LATER, LATER, "why")
     assert await store.claim_due(LATER, 1_000) == []
@@ -147,8 +145,8 @@ async def test_row_81_what_is_being_sent_is_cut_off_when_the_lease_is_lost(place
         await dispatcher.take(clock.now())
         await transport.is_sending.wait()
         place.lease()
-        store._opened.leases.all[0]._renewed_at -= 60
-        await store._opened.leases.renew()  # as the keeper does
+        store._opened.lease._renewed_at -= 60
+        await store._opened.lease.renew()  # as the keeper does
     assert transport.was_cut_off
     assert transport.sent == ["m-000"]
     assert len(place.entities()) == 10
@@ -162,7 +160,7 @@ async def test_a_claim_is_void_as_soon_as_its_lease_is_over_by_our_own_clock(pla
     assert store.still_holds(first)
     assert await store.finish([first], Outcome.DELIVERED, LATER) == 1
     assert not store.still_holds(first)
-    store._opened.leases.all[0]._renewed_at -= 60
+    store._opened.lease._renewed_at -= 60
     assert not store.still_holds(second)
     assert not store.still_holds(third)
 
@@ -191,10 +189,9 @@ async def test_whoever_sends_is_told_when_the_lease_is_over_by_our_own_clock_and
     store.when_lost(note)
     claims = await store.claim_due(LATER, 10)
     await asked.wait()
-    leases = store._opened.leases
-    leases.all[0]._renewed_at -= 14.5  # half a second before its end, to which the timer is set again
-    leases._alarms.pop(0).cancel()
-    leases._watch(0)
+    lease = store._opened.lease
+    lease._renewed_at -= 14.5  # half a second before its end, to which the timer is set again
+    lease.look()
     await over.wait()
     assert lost == ["m-000", "m-001"]
     assert [store.still_holds(claim) for claim in claims] == [False, False]
@@ -220,7 +217,7 @@ async def test_the_lease_is_renewed_while_a_page_is_dispatched(place: TablePlace
     monkeypatch.setattr("postdate.backends.azure.keeper.ROUND_SECONDS", 0.05)
     store = await filled(place, 1)
     (claim,) = await store.claim_due(LATER, 10)
-    lease = store._opened.leases.all[0]
+    lease = store._opened.lease
     claimed_at = lease._renewed_at
     await until(lambda: lease._renewed_at != claimed_at)
     assert await store.finish([claim], Outcome.DELIVERED, LATER) == 1
@@ -258,7 +255,7 @@ async def test_row_79_the_lease_of_a_process_that_died_goes_with_what_it_had_in_
     monkeypatch.setattr("postdate.backends.azure.keeper.ROUND_SECONDS", 0.05)
     dead = await filled(place, 3)
     assert len(await dead.claim_due(LATER, 10)) == 3
-    monkeypatch.setattr(dead._opened.leases.all[0], "try_lock_or_renew", anyio.sleep_forever)
+    monkeypatch.setattr(dead._opened.lease, "_ask", anyio.sleep_forever)
     assert place.ends_by_itself()
     second = await place.open()
     woken = anyio.Event()
@@ -275,9 +272,9 @@ async def test_row_79_the_lease_of_a_process_that_died_goes_with_what_it_had_in_
 async def test_leaving_waits_for_no_account_that_does_not_answer(
     place: TablePlace, azurite_connection: str, monkeypatch: pytest.MonkeyPatch, silent: list[str]
 ) -> None:
-    """What is being written would be waited for ever longer, and each of four leases; these end by themselves.
+    """What is being written would be waited for ever longer, and the lease; it ends by itself.
 
-    Where only the tables are silent the leases are given up all the same.
+    Where only the tables are silent the lease is given up all the same.
     """
     if "BlobEndpoint" in silent:  # nothing is to be answered then
         monkeypatch.setattr("postdate.backends.azure.store.LEAVES_WITHIN_SECONDS", 0.5)
@@ -291,10 +288,10 @@ async def test_leaving_waits_for_no_account_that_does_not_answer(
             opened[name] = link = links.enter_context(FaultyLink(where.hostname or "", where.port or 0))
             settings[name] = where._replace(netloc=f"127.0.0.1:{link.port}").geturl()
         connection = ";".join(f"{name}={value}" for name, value in settings.items())
-        store = await place.open(leases=4, connection=connection)
+        store = await place.open(connection=connection)
         await store.setup()
         await store.store_many([message(f"m-{n}") for n in range(50)], NOW)
-        claims = [claim for _ in range(4) for claim in await store.claim_due(LATER, 100)]
+        claims = await store.claim_due(LATER, 100)
         assert len(claims) == 50
         for link in opened.values():
             link.stall()
@@ -303,8 +300,8 @@ async def test_leaving_waits_for_no_account_that_does_not_answer(
             await anyio.wait_all_tasks_blocked()
             await store.close()
     if "BlobEndpoint" not in silent:
-        others = await place.open(leases=4)
-        assert await others._opened.leases.hold() == {0, 1, 2, 3}
+        other = await place.open()
+        assert await other._opened.lease.hold()
 
 
 async def test_leaving_gives_up_the_lease_whatever_goes_wrong_before(
@@ -328,71 +325,36 @@ async def _expect_no_answer(store: AzureTableStore, claims: Sequence[Claim]) -> 
         await store.finish(claims, Outcome.DELIVERED, LATER)
 
 
-# --- several leases ---------------------------------------------------------------------------------------------------
+# --- tables of older versions -----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-async def shared(
-    request: pytest.FixtureRequest, azurite_connection: str, monkeypatch: pytest.MonkeyPatch
-) -> AsyncGenerator[TablePlace]:
-    """A table with that number of leases, whose processes look around for each other all the time."""
-    monkeypatch.setattr("postdate.backends.azure.keeper.ROUND_SECONDS", 0.05)
-    monkeypatch.setattr("postdate.backends.azure.keeper._APPEARS_EVERY_SECONDS", 0.05)
-    place = TablePlace(azurite_connection, leases=request.param)
-    yield place
-    await place.close()
+async def test_a_table_that_older_processes_shared_by_ranges_is_dispatched_whole(place: TablePlace) -> None:
+    """Up to 468e06b there could be several leases: their number stood with the first container, each process had a row.
 
-
-@pytest.mark.parametrize("shared", [4], indirect=True)
-async def test_several_processes_share_the_leases_and_each_message_is_claimed_once(shared: TablePlace) -> None:
-    stores = [await filled(shared, 200), await shared.open()]
-    stops = [await store.listen(lambda: None) for store in stores]
-    await until(lambda: [len(held_by(store)) for store in stores] == [2, 2])
-    claimed: Counter[str] = Counter()
-    for _ in range(10):
-        for store in stores:
-            claims = await store.claim_due(LATER, 1_000)
-            claimed.update(claim.message.message_id for claim in claims)
-            assert await store.finish(claims, Outcome.DELIVERED, LATER) == len(claims)
-    assert claimed == Counter(f"m-{n:03}" for n in range(200))
-    assert shared.entities() == []
-    for stop in stops:
-        stop()
-
-
-@pytest.mark.parametrize("shared", [3], indirect=True)
-async def test_what_a_closed_process_had_leased_goes_to_those_that_are_left(shared: TablePlace) -> None:
-    first, second = await filled(shared, 60), await shared.open()
-    for store in (first, second):
-        await store.listen(lambda: None)
-    await until(lambda: held_by(first) | held_by(second) == {0, 1, 2})
-    await first.close()
-    await until(lambda: held_by(second) == {0, 1, 2})
-    claimed = [claim for _ in range(3) for claim in await second.claim_due(LATER, 1_000)]
-    assert len(claimed) == 60
-
-
-async def test_two_numbers_of_leases_are_never_in_force_at_once(place: TablePlace) -> None:
-    one = await filled(place, 50, leases=1)
-    assert len(await one.claim_due(LATER, 10)) == 10
-    four = await place.open(leases=4)
-    with pytest.raises(StoreUnavailable, match="divided into 1 leases by others that run"):
-        await four.claim_due(LATER, 1_000)
-    await one.close()
-    again = await place.open(leases=4)
-    claimed = [claim for _ in range(4) for claim in await again.claim_due(LATER, 1_000)]
-    assert len(claimed) == 50
-    await again._opened.leases.give_up(0)
-    old = await place.open(leases=1)
-    with pytest.raises(StoreUnavailable, match="divided into 4 leases by others that run"):
-        await old.claim_due(LATER, 1_000)
+    One such process still has its lease, and delivers what another has claimed here: that comes twice, and no harm.
+    """
+    store = await filled(place, 200)
+    blobs = BlobServiceClient.from_connection_string(place.connection)
+    blobs.get_container_client(place.table).set_container_metadata({"postdate_leases": "4"})
+    of_theirs = blobs.create_container(f"{place.table}-3")
+    of_theirs.acquire_lease(60)
+    place.add({"PartitionKey": "process", "RowKey": "0" * 32}, records_table(place.table))
+    claims = [claim for _ in range(4) for claim in await store.claim_due(LATER, 1_000)]
+    assert {claim.message.message_id for claim in claims} == {f"m-{n:03}" for n in range(200)}
+    place.remove(place.entities()[17])
+    assert await store.finish(claims, Outcome.DELIVERED, LATER) == 199
+    assert place.entities() == []
+    assert await store.record_counts() == {RecordKind.SCHEDULED: 200, RecordKind.DELIVERED: 200}
+    BlobLeaseClient(of_theirs).break_lease(0)
+    of_theirs.delete_container()
+    blobs.close()
 
 
 async def test_row_85_in_mode_none_a_claim_is_ours_whatever_becomes_of_the_lease(place: TablePlace) -> None:
     store = await filled(place, 2, mode=TransactionMode.NONE)
     first, second = await store.claim_due(LATER, 10)
     place.lease()
-    store._opened.leases.all[0]._renewed_at -= 60
+    store._opened.lease._renewed_at -= 60
     assert await store.claim_due(LATER, 10) == []
     assert await store.finish([first], Outcome.DELIVERED, LATER) == 1
     assert await store.retry_later(second, LATER, LATER, "why")

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -19,8 +19,6 @@ from azure.storage.blob import BlobLeaseClient, BlobServiceClient
 from tests.azure_store_subjects import TablePlace
 
 from postdate import DelayedMessage, LocalTransport, SystemClock
-from postdate.backends.azure.layout import DelayedEntity, share_of
-from postdate.backends.azure.table_names import lease_container
 
 SCRIPT = Path(__file__).with_name("dispatching.py")
 TAKEOVER_WITHIN_SECONDS = 16.0
@@ -35,7 +33,7 @@ class Service:
 
     def __init__(self, place: TablePlace, file: Path, *more: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "error", str(SCRIPT), place.table, str(file), str(place.leases), *more],
+            [sys.executable, "-W", "error", str(SCRIPT), place.table, str(file), *more],
             stdout=subprocess.PIPE,
             env={**os.environ, "POSTDATE_AZURITE_CONNECTION": place.connection},
             text=True,
@@ -54,10 +52,9 @@ class Service:
     def wake(self) -> None:
         self._process.send_signal(signal.SIGCONT)
 
-    def takes(self, leases: int) -> None:
-        """Wait until it has taken so many more leases."""
-        for _ in range(leases):
-            self._says("dispatches under the lease on")
+    def takes(self) -> None:
+        """Wait until it has taken the lease."""
+        self._says("dispatches under the lease on")
 
     def _says(self, what: str) -> None:
         """Wait for a line, whatever it says before: it may have a lease before it is ready, or after."""
@@ -107,11 +104,10 @@ class Site:
         rows = self.queues.file.read_blocking(lambda connection: connection.execute(sql, (queue,)).fetchall())
         return Counter(row[0] for row in rows)
 
-    def shares_that_go_on(self, messages: Sequence[DelayedMessage], since: datetime) -> set[int]:
-        """Return the shares of which something has come that was due after an instant."""
+    def goes_on(self, messages: Sequence[DelayedMessage], since: datetime) -> bool:
+        """Tell whether something has come that was due after an instant."""
         found = self.arrived()
-        fresh = [message for message in messages if message.due > since and message.message_id in found]
-        return {share_of(DelayedEntity.new(message).row, self.place.leases) for message in fresh}
+        return any(message.due > since and message.message_id in found for message in messages)
 
     async def store(self, count: int, over: timedelta) -> list[DelayedMessage]:
         """Store messages that fall due one after the other from now on."""
@@ -123,29 +119,22 @@ class Site:
 
 
 @pytest.fixture
-async def open_site(azurite_connection: str, tmp_path: Path) -> AsyncGenerator[Callable[[int], Awaitable[Site]]]:
-    """Return what makes a site with a number of leases; services that still run at the end are killed."""
-    sites: list[Site] = []
-
-    async def make(leases: int) -> Site:
-        file = tmp_path / f"queues{leases}.db"
-        site = Site(TablePlace(azurite_connection, leases), LocalTransport(file, synchronous="normal"), file)
-        sites.append(site)
-        await site.queues.create_queues(QUEUES)
-        await (await site.place.open()).setup()
-        return site
-
-    yield make
-    for site in sites:
-        for service in site.started:
-            service.kill()
-        await site.queues.close()
-        await site.place.close()
+async def site(azurite_connection: str, tmp_path: Path) -> AsyncGenerator[Site]:
+    """A site, whose services are killed that still run at the end."""
+    file = tmp_path / "queues.db"
+    site = Site(TablePlace(azurite_connection), LocalTransport(file, synchronous="normal"), file)
+    await site.queues.create_queues(QUEUES)
+    await (await site.place.open()).setup()
+    yield site
+    for service in site.started:
+        service.kill()
+    await site.queues.close()
+    await site.place.close()
 
 
 def is_leased(place: TablePlace) -> bool:
     with BlobServiceClient.from_connection_string(place.connection) as blobs:
-        container = blobs.get_container_client(lease_container(place.table, 0))
+        container = blobs.get_container_client(place.table)
         try:
             lease: BlobLeaseClient = container.acquire_lease(15)
         except HttpResponseError:
@@ -158,54 +147,37 @@ _LEASE = "tests/integration/azure/test_lease.py"
 
 
 @pytest.mark.soak(
-    "kills processes, and waits for the end of their leases",
+    "kills a process, and waits for the end of its lease",
     part="kills",
     proven_by=(
         f"{_LEASE}::test_row_79_the_lease_of_a_process_that_died_goes_with_what_it_had_in_hand_to_who_waits",
-        f"{_LEASE}::test_several_processes_share_the_leases_and_each_message_is_claimed_once",
         f"{_LEASE}::test_row_81_nothing_more_is_claimed_finished_or_given_back_once_the_lease_is_stolen",
     ),
 )
-async def test_row_79_whoever_is_killed_while_it_has_leases_is_followed_within_16_s_and_nothing_is_lost(
-    open_site: Callable[[int], Awaitable[Site]], eventually
+async def test_row_79_whoever_is_killed_while_it_has_the_lease_is_followed_within_16_s_and_nothing_is_lost(
+    site: Site, eventually
 ) -> None:
-    """One lease, for which another stands by, and four, of which each of two has two: both killed at once."""
     messages = 1_000
-    sites = [await open_site(leases) for leases in (1, 4)]
-    victims = [site.start() for site in sites]
-    for site, victim in zip(sites, victims, strict=True):
-        victim.takes(site.place.leases)
-    survivors = [site.start() for site in sites]
-    survivors[0].is_ready()
-    survivors[1].takes(2)
-    stored = [await site.store(messages, over=timedelta(seconds=20)) for site in sites]
-    for site in sites:
-        eventually(lambda site=site: site.arrived().total() > messages // 20, "they are in the middle of it")
-    assert is_leased(sites[0].place)
-    for victim in victims:
-        victim.kill()
+    victim = site.start()
+    victim.takes()
+    survivor = site.start()
+    survivor.is_ready()
+    stored = await site.store(messages, over=timedelta(seconds=20))
+    eventually(lambda: site.arrived().total() > messages // 20, "they are in the middle of it")
+    assert is_leased(site.place)
+    victim.kill()
     since = SystemClock().now()
-    takeovers: list[timedelta] = []
-    for site, sent in zip(sites, stored, strict=True):
-        all_shares = set(range(site.place.leases))
-        eventually(
-            lambda site=site, sent=sent, all_shares=all_shares: site.shares_that_go_on(sent, since) == all_shares,
-            "all shares go on",
-            seconds=TAKEOVER_WITHIN_SECONDS + THEN_SENT_WITHIN_SECONDS,
-        )
-        takeovers.append(SystemClock().now() - since)
-    for site, takeover in zip(sites, takeovers, strict=True):
-        eventually(lambda site=site: len(site.arrived()) == messages, "all have come")
-        eventually(lambda site=site: not site.place.entities(), "all are removed")
-        found = site.arrived()
-        doubled = found.total() - len(found)
-        print(  # noqa: T201
-            f"{site.place.leases} leases: takeover {takeover.total_seconds():.1f} s; {len(found):,} of {messages:,} "
-            f"came, {doubled:,} more than once"
-        )
-        assert set(found) == {f"m-{n}" for n in range(messages)}
-        assert doubled <= 4 * 50, "no more than was in hand"
-    assert [survivor.stop() for survivor in survivors] == [0, 0]
+    followed_within = TAKEOVER_WITHIN_SECONDS + THEN_SENT_WITHIN_SECONDS
+    eventually(lambda: site.goes_on(stored, since), "the other goes on", seconds=followed_within)
+    takeover = SystemClock().now() - since
+    eventually(lambda: len(site.arrived()) == messages, "all have come")
+    eventually(lambda: not site.place.entities(), "all are removed")
+    found = site.arrived()
+    doubled = found.total() - len(found)
+    print(f"takeover {takeover.total_seconds():.1f} s; {doubled:,} of {messages:,} more than once")  # noqa: T201
+    assert set(found) == {f"m-{n}" for n in range(messages)}
+    assert doubled <= 4 * 50, "no more than was in hand"
+    assert survivor.stop() == 0
 
 
 @pytest.mark.soak(
@@ -214,14 +186,13 @@ async def test_row_79_whoever_is_killed_while_it_has_leases_is_followed_within_1
     proven_by=f"{_LEASE}::test_row_79_a_process_that_closes_its_store_lets_another_dispatch_at_once",
 )
 async def test_row_79_a_service_that_stops_gives_the_lease_up_and_the_other_goes_on_at_once(
-    open_site: Callable[[int], Awaitable[Site]], eventually
+    site: Site, eventually
 ) -> None:
     """Upstream's lease only ends by itself, up to 15 s later."""
     messages = 300
-    site = await open_site(1)
     first = site.start()
     first.is_ready()
-    first.takes(1)
+    first.takes()
     second = site.start()
     second.is_ready()
     await site.store(messages, over=timedelta(seconds=10))
@@ -231,7 +202,7 @@ async def test_row_79_a_service_that_stops_gives_the_lease_up_and_the_other_goes
     assert first.stop() == 0
     assert not is_leased(site.place), "nobody has to wait for its end"
     second.wake()
-    second.takes(1)
+    second.takes()
     eventually(lambda: len(site.arrived()) == messages, "all have come")
     assert set(site.arrived().values()) == {1}, "a stop doubles nothing"
     assert second.stop() == 0
@@ -246,11 +217,10 @@ async def test_row_79_a_service_that_stops_gives_the_lease_up_and_the_other_goes
     ),
 )
 async def test_a_process_that_was_frozen_puts_nothing_into_the_error_queue_on_waking(
-    open_site: Callable[[int], Awaitable[Site]], eventually, tmp_path: Path
+    site: Site, eventually, tmp_path: Path
 ) -> None:
     """Another has taken its lease and delivered everything: all that is left to say of its own sends is a duplicate."""
     messages, mark = 100, tmp_path / "mark"
-    site = await open_site(1)
     frozen = site.start(str(mark))
     frozen.is_ready()
     await site.store(messages, over=timedelta(seconds=0))

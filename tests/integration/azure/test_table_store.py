@@ -17,11 +17,11 @@ from tests.azure_store_subjects import TablePlace, drop_table
 from tests.integration.azure.gateway import Gateway
 
 from postdate import DelayedMessage, SystemClock
-from postdate.backends.azure.layout import LARGEST_BODY, LARGEST_TEXT, attempt_of, row_key, second_key, share_of
+from postdate.backends.azure.layout import LARGEST_BODY, LARGEST_TEXT, attempt_of, row_key, second_key
 from postdate.backends.azure.pages import BackOff, Entity, Polling
 from postdate.backends.azure.records import keys_of
 from postdate.backends.azure.store import NEAR, AzureTableStore
-from postdate.backends.azure.table_names import checked_table, default_table, lease_container, records_table
+from postdate.backends.azure.table_names import checked_table, default_table, records_table
 from postdate.errors import (
     ConfigurationError,
     DuplicateMessage,
@@ -31,7 +31,7 @@ from postdate.errors import (
     StoreUnreachable,
     UnsupportedTransactionMode,
 )
-from postdate.ports import ClaimingStore, MessageFilter, Outcome, Recording, RecordKind, TransactionMode
+from postdate.ports import ClaimingStore, MessageFilter, Outcome, RecordKind, TransactionMode
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -80,14 +80,13 @@ async def ids_of(store: AzureTableStore, now: datetime = LATER) -> list[str]:
 def test_row_76_the_default_name_is_the_sha1_of_the_endpoint() -> None:
     name = default_table("The quick brown fox jumps over the lazy dog")
     assert name == "delays2fd4e1c67a2d28fced849ee1bb76e7391b93eb12"
-    assert (lease_container(name, 0), records_table(name)) == (name, f"{name}records")
+    assert records_table(name) == f"{name}records"
 
 
 def test_row_77_a_name_of_ones_own_is_lower_cased() -> None:
     assert checked_table("Delays2Go") == "delays2go"
     assert checked_table("a" * 63) == "a" * 63
     assert len(records_table("a" * 63)) <= 63
-    assert len(lease_container("a" * 63, 12)) <= 63
 
 
 @pytest.mark.parametrize("name", ["1abc", "ab", "a" * 64, "a-b", "", "délai", "abc\n"])
@@ -170,14 +169,12 @@ async def test_two_messages_of_upstream_with_one_id_are_dispatched_one_after_the
     assert bodies == [b"0", b"1"]
 
 
-def test_keys_sort_as_times_do_and_shares_cover_everything() -> None:
+def test_keys_sort_as_times_do() -> None:
     times = [NOW.replace(year=year, microsecond=at) for year in (1, 1900, 2026, 9999) for at in (0, 1, 16, 999_999)]
     keys = [row_key("m-1", at) for at in times]
     assert keys == sorted(keys)
     assert [attempt_of(key, is_ours=True) for key in keys] == times
     assert second_key(times[0]) == "00010131120005"
-    shares = {share_of(row_key(f"m-{n}", NOW), 5) for n in range(200)}
-    assert shares == set(range(5))
 
 
 @pytest.mark.parametrize("row", ["", "abc", "20261331000000_x", "2026013112000", "\uff12026013112000"])
@@ -401,19 +398,6 @@ async def test_another_process_cancels_what_is_not_due_for_a_while_and_nothing_t
     assert [await other.cancel(name, NOW) for name in ("soon", "late")] == [False, True]
     assert [await other.reschedule(name, NOW + NEAR * 9, NOW) for name in ("soon", "late")] == [False, False]
     assert await ids_of(store, NOW + 100 * SECOND) == ["soon"]
-
-
-async def test_with_nothing_recorded_a_message_leaves_no_trace(place: TablePlace) -> None:
-    store = await place.open(recording=Recording.NONE)
-    await store.setup()
-    await store.store_many([message("m-1"), message("m-2")], NOW)
-    first, second = await store.claim_due(LATER, 10)
-    await store.retry_later(second, LATER, NOW, "why")
-    await store.finish([first], Outcome.DELIVERED, NOW)
-    (second,) = await store.claim_due(LATER + SECOND, 10)
-    await store.finish([second], Outcome.EXPIRED, NOW)
-    assert place.entities() == []
-    assert place.entities(records_table(place.table)) == []
 
 
 # --- what azure refuses -----------------------------------------------------------------------------------------------

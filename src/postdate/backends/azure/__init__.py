@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from postdate.ports.backends import Adapter, Addresses, Backend, Place
 from postdate.ports.common import Recording
-from postdate.ports.settings import Checksum, HowMuchIsRecorded, LimitedMessages, Span
+from postdate.ports.settings import HowMuchIsRecorded, LimitedMessages, Span
 
 _SECOND: Final = timedelta(seconds=1)
 _PEEK_INTERVAL: Final = timedelta(milliseconds=125)
@@ -22,15 +22,6 @@ class TableStore(LimitedMessages):
         str | None, Meta(description="of the waiting messages; default: delays and the SHA-1 of {endpoint.name}")
     ] = None
     recording: HowMuchIsRecorded = Recording.ALL
-    checksum: Checksum = False
-    leases: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=64,
-            description="of an Azure table: how many processes can share the dispatching, 1 to 64; the same in all",
-        ),
-    ] = 1
     peek_interval: Annotated[
         timedelta,
         Span(),

@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from postdate.backends.azure.login import CONNECTS_WITHIN_SECONDS, AzureLogin, parse_login
 from postdate.backends.azure.queue_names import queue_name, sanitizer_of
-from postdate.backends.azure.table_names import lease_container, records_table
+from postdate.backends.azure.table_names import records_table
 from postdate.errors import StoreUnavailable
 from postdate.ports.benchmarks import BenchmarkRun, BenchmarkTarget
 
@@ -83,7 +83,7 @@ class AzureTarget(BenchmarkTarget):
                     tables.delete_table(table)
         if "blob" in self.login.endpoints:
             with BlobServiceClient(self.login.endpoint("blob"), self.login.credential, **_AT_ONCE) as blobs:
-                _delete_container(blobs, lease_container(self.table, 0))
+                _delete_container(blobs, self.table)
 
 
 def _delete_container(blobs: BlobServiceClient, name: str) -> None:

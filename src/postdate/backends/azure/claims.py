@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Final
 
 from postdate.backends.azure.layout import DelayedEntity
-from postdate.backends.azure.lease import Leases
+from postdate.backends.azure.lease import ContainerLease
 from postdate.ports import Claim
 
 _SLOW_SECONDS: Final = 0.8
@@ -64,14 +64,12 @@ class Held:
 
     Args:
         waiting: what is held.
-        share: number of the lease it was claimed under.
-        term: since when that lease is ours; see :meth:`postdate.backends.azure.lease.Leases.term`.
+        term: of the lease under which it was claimed.
         is_removed: whether it is out of the table already, and so ours whatever becomes of the lease (mode ``none``).
         since: when it was claimed, by the clock of the event loop.
     """
 
     waiting: DelayedEntity
-    share: int
     term: int
     is_removed: bool = False
     since: float = 0.0
@@ -135,42 +133,39 @@ class AzureClaims:
     def __len__(self) -> int:
         return len(self._held)
 
-    def is_idle(self, share: int) -> bool:
-        """Return whether nothing is held under a lease."""
-        return not any(held.share == share for held in self._held.values())
-
-    def lose(self, share: int) -> None:
-        """Hold nothing more that another may have by now, because a lease is gone; tell who sends it."""
-        ids = [id_ for id_, held in self._held.items() if held.share == share and not held.is_removed]
+    def lose(self) -> None:
+        """Hold nothing more that another may have by now, because the lease is gone; tell who sends it."""
+        ids = [id_ for id_, held in self._held.items() if not held.is_removed]
         for id_ in ids:
             del self._held[id_]
         for lost in list(self._when_lost) if ids else ():
             lost(ids)
 
-    def still_holds(self, claim: Claim, leases: Leases) -> bool:
+    def still_holds(self, claim: Claim, lease: ContainerLease) -> bool:
         """See :meth:`postdate.ports.ClaimingStore.still_holds`."""
-        return bool(self._ours([claim], leases))
+        return bool(self._ours([claim], lease))
 
     def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
         """See :meth:`postdate.ports.ClaimingStore.when_lost`."""
         self._when_lost.append(lost)
         return lambda: self._when_lost.remove(lost)
 
-    async def still_held(self, claims: Sequence[Claim], leases: Leases) -> list[Held]:
-        """Return what is ours beyond doubt; a lease that may have ended is asked about first.
+    async def still_held(self, claims: Sequence[Claim], lease: ContainerLease) -> list[Held]:
+        """Return what is ours beyond doubt; a lease that may have ended is asked for first.
 
         Raises:
-            StoreUnavailable: whether a lease is still ours cannot be found out now.
+            StoreUnavailable: whether the lease is still ours cannot be found out now.
         """
-        await leases.sure({held.share for held in self._ours(claims, leases) if not held.is_removed})
-        return self._ours(claims, leases)
+        if any(not held.is_removed for held in self._ours(claims, lease)):
+            await lease.sure()
+        return self._ours(claims, lease)
 
-    def _ours(self, claims: Sequence[Claim], leases: Leases) -> list[Held]:
+    def _ours(self, claims: Sequence[Claim], lease: ContainerLease) -> list[Held]:
         ours: list[Held] = []
         for claim in claims:
             held = self._held.get(claim.message.message_id)
             if held is None or held is not claim.token:
                 continue
-            if held.is_removed or leases.is_held_since(held.share, held.term):
+            if held.is_removed or lease.is_held_since(held.term):
                 ours.append(held)
         return ours

@@ -16,12 +16,10 @@ from typing import Any, Final
 from postdate.clock import from_microseconds, later, to_microseconds
 from postdate.errors import InvalidMessage, MessageError, MessageTooLarge
 from postdate.messages import (
-    SEAL_LENGTH,
     DelayedMessage,
+    decode_headers,
     encode_headers,
-    opened,
     rescheduled,
-    sealed,
     size_in_bytes,
     with_failures,
 )
@@ -41,7 +39,6 @@ _TIME_LENGTH: Final = 14
 _GUID_BEGINS: Final = _TIME_LENGTH + 1
 _MICROSECOND_DIGITS: Final = 5
 _TAIL_DIGITS: Final = 27
-_SHARE_DIGITS: Final = 4
 
 
 def second_key(instant: datetime) -> str:
@@ -68,15 +65,6 @@ def row_key(message_id: str, attempt_at: datetime) -> str:
     """
     microsecond = f"{attempt_at.microsecond:0{_MICROSECOND_DIGITS}x}"
     return f"{second_key(attempt_at)}_{microsecond}{id_hash(message_id)[:_TAIL_DIGITS]}"
-
-
-def share_of(row: str, shares: int) -> int:
-    """Return which of ``shares`` equal ranges of GUIDs a row is in: who leases that range dispatches it."""
-    tail = row[-_SHARE_DIGITS:]
-    try:
-        return int(tail, 16) * shares >> 4 * _SHARE_DIGITS
-    except ValueError:  # a row of another's making
-        return 0
 
 
 def attempt_of(row: str, *, is_ours: bool) -> datetime:
@@ -144,16 +132,15 @@ class DelayedEntity:
         moved = rescheduled(self.message, due)
         return DelayedEntity(moved, row_key(moved.message_id, moved.due), moved.due, records)
 
-    def entity(self, *, checksum: bool) -> dict[str, Any]:
-        """Return what is stored, with a checksum of its content if that is wanted."""
+    def entity(self) -> dict[str, Any]:
+        """Return what is stored."""
         message = self.message
-        headers = encode_headers(message.headers)
         entity: dict[str, Any] = {
             **self.keys,
             "Destination": message.destination,
             "Body": message.body,
             "MessageId": message.message_id,
-            "Headers": sealed(headers, message.body) if checksum else headers,
+            "Headers": encode_headers(message.headers),
             "Due": text_of(message.due),
         }
         if message.expires_at is not None:
@@ -179,13 +166,12 @@ def read_entity(entity: Mapping[str, Any]) -> DelayedEntity:
         headers, body = entity.get("Headers"), entity.get("Body")
         if is_ours and (headers is None or body is None):
             raise InvalidMessage("the content is gone")
-        content = _bytes(body or b"")
         message = DelayedMessage.restored(
             _text(entity, "MessageId"),
             instant_of(due_text) if due_text is not None else attempt_at,
             _text(entity, "Destination"),
-            opened(headers or "{}", content),
-            content,
+            decode_headers(headers or "{}"),
+            _bytes(body or b""),
             None if expires_at is None else instant_of(expires_at),
             int(entity.get("Failures") or 0),
         )
@@ -238,7 +224,7 @@ def instant_of(text: str) -> datetime:
     return datetime.fromisoformat(text).astimezone(UTC)
 
 
-def check_size(message: DelayedMessage, largest_message_bytes: int, *, checksum: bool) -> None:
+def check_size(message: DelayedMessage, largest_message_bytes: int) -> None:
     """Refuse a message that does not fit, before anything of it is stored.
 
     Raises:
@@ -249,7 +235,7 @@ def check_size(message: DelayedMessage, largest_message_bytes: int, *, checksum:
     for size, limit, what in (
         (size_in_bytes(headers, message.body), largest_message_bytes, "bytes, this store takes"),
         (len(message.body), LARGEST_BODY, "bytes in its body, a column of an Azure table takes"),
-        (units + SEAL_LENGTH * checksum, LARGEST_TEXT, "characters in its headers, a column of an Azure table takes"),
+        (units, LARGEST_TEXT, "characters in its headers, a column of an Azure table takes"),
     ):
         if size > limit:
             raise MessageTooLarge(

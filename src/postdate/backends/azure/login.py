@@ -44,7 +44,7 @@ ANSWERS_WITHIN_SECONDS: Final = 20.0
 """Longer than Azure works on any request of ours, and shorter than a message stays invisible."""
 
 LEAVES_WITHIN_SECONDS: Final = 5.0
-"""Whoever leaves waits no longer for answers: leases, and what is hidden from others, end by themselves."""
+"""Whoever leaves waits no longer for answers: the lease, and what is hidden from others, end by themselves."""
 
 _PUBLIC_SUFFIX: Final = "core.windows.net"
 _EMULATOR: Final = "UseDevelopmentStorage"
@@ -123,7 +123,7 @@ class AzureLogin:
         return TableServiceClient(endpoint=self.endpoint("table"), credential=self.credential, **_client_settings())
 
     def blob_service(self) -> BlobServiceClient:
-        """Return a client of the blobs, for leases; see :meth:`queue_service`."""
+        """Return a client of the blobs, for the lease; see :meth:`queue_service`."""
         from azure.storage.blob.aio import BlobServiceClient
 
         return BlobServiceClient(self.endpoint("blob"), self.credential, **_client_settings())

@@ -23,7 +23,7 @@ from postdate.backends.azure.pages import Entity
 from postdate.backends.azure.records import Records
 from postdate.backends.azure.storing import Storing
 from postdate.errors import InvalidMessage, MessageError, MessageNotFound, StoreError
-from postdate.messages import MESSAGE_ID_LIMIT, DelayedMessage, check_text, resealed
+from postdate.messages import MESSAGE_ID_LIMIT, DelayedMessage, check_text, encode_headers
 from postdate.ports import Mending, Quarantine, Quarantined
 
 _PARTITION: Final = "malformed"
@@ -128,9 +128,8 @@ def mended(entity: Entity, mending: Mending) -> DelayedEntity:
         InvalidMessage, InvalidHeaders: it still cannot be read, or what is put there cannot be.
     """
     columns: dict[str, Any] = dict(entity)
-    headers = resealed(columns.get("Headers"), mending.headers, mending.body, columns.get("Body"))
-    if headers is not None:
-        columns["Headers"] = headers
+    if mending.headers is not None:
+        columns["Headers"] = encode_headers(mending.headers)
     if mending.body is not None:
         columns["Body"] = mending.body
     if mending.destination is not None:

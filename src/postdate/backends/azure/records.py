@@ -55,7 +55,7 @@ class Known:
         return [place for name in ("Location", "Former") if (place := self._row.get(name))]
 
     def scheduled(self) -> list[Record]:
-        """Return the record of scheduling; none of a message that others put into the table."""
+        """Return the record of scheduling; none of a message that others put into the table, or older versions."""
         at = self._row.get("ScheduledAt")
         return [] if at is None else [self._record(RecordKind.SCHEDULED, at, self._row["ScheduledDue"], "")]
 
@@ -75,11 +75,10 @@ class Records:
     Args:
         table: of the ids and records.
         keeps_retries: whether a retry is recorded.
-        keeps_ends: whether anything is kept of a message that has left.
     """
 
-    def __init__(self, table: Table, *, keeps_retries: bool, keeps_ends: bool) -> None:
-        self.table, self._keeps_retries, self.keeps_ends = table, keeps_retries, keeps_ends
+    def __init__(self, table: Table, *, keeps_retries: bool) -> None:
+        self.table, self._keeps_retries = table, keeps_retries
         self.rounds = Rounds(table)
         """What becomes of messages that leave is written down in these."""
 
@@ -90,10 +89,8 @@ class Records:
         return await self.table.each([Operation("create", self._entry(each, now)) for each in messages])
 
     def _entry(self, waiting: DelayedEntity, now: datetime) -> dict[str, Any]:
-        entry = {**self._base(waiting), "Location": waiting.row}
-        if self.keeps_ends:
-            entry |= {"ScheduledAt": text_of(now), "ScheduledDue": text_of(waiting.message.due)}
-        return entry
+        scheduled = {"ScheduledAt": text_of(now), "ScheduledDue": text_of(waiting.message.due)}
+        return {**self._base(waiting), "Location": waiting.row, **scheduled}
 
     @staticmethod
     def _base(waiting: DelayedEntity) -> dict[str, Any]:
@@ -126,13 +123,11 @@ class Records:
     async def append(self, known: Known, waiting: DelayedEntity, record: Record) -> bool:
         """Write a record behind those that there are, an end among them, and where the message waits now.
 
-        Where nothing is kept of messages that have left, only the latter.
-
         Returns:
             Whether the row was as it was read; otherwise nothing was done.
         """
         message = waiting.message
-        added = [*known.ended(), record] if self.keeps_ends else []
+        added = [*known.ended(), record]
         operations = [
             Operation("create", _row(each, message.destination, known.records + number))
             for number, each in enumerate(added, 1)
@@ -166,25 +161,15 @@ class Records:
 
     async def end(self, messages: Sequence[DelayedEntity], kind: RecordKind, now: datetime, detail: str = "") -> None:
         """Write down how messages end; before they are removed, so that none is ever gone without a record."""
-        if self.keeps_ends:
-            end = {"Ended": int(kind), "EndedAt": text_of(now), "Detail": detail[:_LONGEST_DETAIL]}
-            await self.rounds.each([Operation("merge", {**self._base(each), **end}) for each in messages])
+        end = {"Ended": int(kind), "EndedAt": text_of(now), "Detail": detail[:_LONGEST_DETAIL]}
+        await self.rounds.each([Operation("merge", {**self._base(each), **end}) for each in messages])
 
     async def not_ended(self, messages: Sequence[DelayedEntity]) -> None:
         """Take back an end that did not come about."""
-        if self.keeps_ends:
-            await self.table.each([Operation("merge", {**self._base(each), "Ended": 0}) for each in messages])
-
-    async def forget(self, messages: Sequence[DelayedEntity]) -> None:
-        """Free the ids of messages that have left, where nothing is kept of these."""
-        if not self.keeps_ends:
-            await self.rounds.each([Operation("delete", keys_of(each.message.message_id)) for each in messages])
+        await self.table.each([Operation("merge", {**self._base(each), "Ended": 0}) for each in messages])
 
     async def end_unread(self, message_id: str, destination: str, now: datetime, detail: str) -> None:
         """Write down that a message failed which cannot be read: all that is known of it may be its id."""
-        if not self.keeps_ends:
-            await self.table.atomically([Operation("delete", keys_of(message_id))])
-            return
         end = {"Ended": int(RecordKind.FAILED), "EndedAt": text_of(now), "Detail": detail[:_LONGEST_DETAIL]}
         entry = {**keys_of(message_id), "MessageId": message_id, **end}
         if not await self.table.atomically([Operation("change", entry)]):
@@ -194,7 +179,7 @@ class Records:
     async def discard_failed(self, message_id: str, now: datetime) -> None:
         """Write down that a message that had failed was discarded; not of one that waits again, or is not known."""
         known = await self.find(message_id)
-        if known is None or known.end is not RecordKind.FAILED or not self.keeps_ends:
+        if known is None or known.end is not RecordKind.FAILED:
             return
         (failed,) = known.ended()
         number = known.records + 1

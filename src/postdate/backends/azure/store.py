@@ -21,20 +21,15 @@ from postdate.backends.azure import questions
 from postdate.backends.azure.claims import AzureClaims, ClaimLimit, Held
 from postdate.backends.azure.errors import TABLES, translated
 from postdate.backends.azure.groups import Operation, Rounds, Table, at_once
-from postdate.backends.azure.keeper import Keeper, TableLiveness
-from postdate.backends.azure.layout import (
-    LARGEST_BODY,
-    DelayedEntity,
-    check_size,
-    share_of,
-)
-from postdate.backends.azure.lease import LASTS_SECONDS, ContainerLease, Leases
+from postdate.backends.azure.keeper import Keeper
+from postdate.backends.azure.layout import LARGEST_BODY, DelayedEntity, check_size
+from postdate.backends.azure.lease import LASTS_SECONDS, ContainerLease
 from postdate.backends.azure.login import LEAVES_WITHIN_SECONDS, AzureLogin, parse_login
 from postdate.backends.azure.pages import BackOff, Entity, Pages, Polling
 from postdate.backends.azure.quarantine import TableQuarantine
 from postdate.backends.azure.records import Records
 from postdate.backends.azure.storing import Storing
-from postdate.backends.azure.table_names import checked_table, default_table, lease_container, records_table
+from postdate.backends.azure.table_names import checked_table, default_table, records_table
 from postdate.backends.azure.timekeeping import Timekeeping
 from postdate.backends.rowlocks.next_due import NextDue
 from postdate.clock import from_microseconds, to_microseconds
@@ -69,7 +64,6 @@ if TYPE_CHECKING:
     from azure.storage.blob.aio import BlobServiceClient
 
 _MODES: Final = frozenset({TransactionMode.NONE, TransactionMode.RECEIVE_ONLY})
-_MOST_LEASES: Final = 64
 
 NEAR: Final = timedelta(seconds=5)
 """What is due sooner is changed only by the process that may dispatch it: others' clocks may be a little ahead."""
@@ -87,40 +81,32 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         recording: how much is kept for audits.
         largest_message_bytes: of headers and body together; 64 KiB at most, of which headers may have 32,768
             characters.
-        leases: among how many the messages are divided; at most 64. With one, one process dispatches and the others
-            stand by; with more, that many processes can. All processes have the same number.
         polling: how to look for what other processes stored.
-        checksum: store one of headers and body with each message; who reads it checks it, whatever this says.
 
     Raises:
         ConfigurationError: the address, the table or a number cannot be.
     """
 
-    def __init__(  # noqa: PLR0913 - the settings that stand beside an address
+    def __init__(
         self,
         address: str | AzureLogin,
         *,
         table: str | None = None,
         recording: Recording = Recording.ALL,
         largest_message_bytes: int = LARGEST_BODY,
-        leases: int = 1,
         polling: Polling | None = None,
-        checksum: bool = False,
     ) -> None:
-        self._checksum = checksum
         self._login = address if isinstance(address, AzureLogin) else parse_login(address)
         for service in ("table", "blob"):
             self._login.endpoint(service)
         self._table_name = None if table is None else checked_table(table)
         self._recording, self.polling = recording, polling or Polling()
-        if not 1 <= leases <= _MOST_LEASES:
-            raise ConfigurationError(f"leases must be 1 to {_MOST_LEASES}, not {leases}")
         if largest_message_bytes > LARGEST_BODY:
             raise ConfigurationError(
                 f"largest_message_bytes must be at most {LARGEST_BODY:,}, what a column of an Azure table takes, not "
                 f"{largest_message_bytes:,}"
             )
-        self.leases, self._mode = leases, TransactionMode.RECEIVE_ONLY
+        self._mode = TransactionMode.RECEIVE_ONLY
         self._capabilities = StoreCapabilities(
             durable=True,
             shared=True,
@@ -159,19 +145,18 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     @override
     async def setup(self) -> None:
-        """Create the tables and the containers of the leases; idempotent."""
+        """Create the tables and the container that is leased; idempotent."""
         rooms = self._opened
         await rooms.table.create()
         await rooms.records.table.create()
-        for lease in rooms.leases.all:
-            await lease.create()
+        await rooms.lease.create()
 
     @override
     async def close(self) -> None:
-        """Give up the leases and close every connection; a second time without effect.
+        """Give up the lease and close every connection; a second time without effect.
 
-        What is being written is waited for first: others may dispatch once they have the leases. It has half of the
-        time, so that the leases are given up also where tables do not answer: they are with another service.
+        What is being written is waited for first: others may dispatch once they have the lease. It has half of the
+        time, so that the lease is given up also where tables do not answer: it is with another service.
         """
         rooms, services = self._rooms, self._services
         self._rooms = self._services = None
@@ -201,40 +186,32 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         tables, blobs = self._services = self._login.table_service(), self._login.blob_service()
         place, blob_place = self._login.place("table"), self._login.place("blob")
         table = Table(tables.get_table_client(name), place)
-        records = Records(
-            Table(tables.get_table_client(records_table(name)), place),
-            keeps_retries=self._recording is Recording.ALL,
-            keeps_ends=self._recording is not Recording.NONE,
-        )
-
-        def lease(number: int) -> ContainerLease:
-            return ContainerLease(blobs.get_container_client(lease_container(name, number)), blob_place)
-
-        leases = Leases(lease, self.leases, self._lost)
-        attendance = TableLiveness(records.table)
-        keeper = Keeper(leases, attendance, self._next_due.forget, self._holding.is_idle, self._look, self._back_off)
+        of_records = Table(tables.get_table_client(records_table(name)), place)
+        records = Records(of_records, keeps_retries=self._recording is Recording.ALL)
+        lease = ContainerLease(blobs.get_container_client(name), blob_place, self._lost)
+        keeper = Keeper(lease, self._next_due.forget, self._look, self._back_off)
 
         async def set_aside(entity: Entity, error: MessageError, now: datetime) -> None:
             await quarantine.set_aside(entity, error, now)
 
         pages = Pages(table, set_aside)
-        storing = Storing(table, records, pages, checksum=self._checksum)
+        storing = Storing(table, records, pages)
         quarantine = TableQuarantine(table, records, storing, self._returned)
         clocks = Timekeeping(records.table)
-        return _Rooms(table, Rounds(table), records, leases, pages, storing, quarantine, clocks, keeper)
+        return _Rooms(table, Rounds(table), records, lease, pages, storing, quarantine, clocks, keeper)
 
     # --- storing ------------------------------------------------------------------------------------------------
 
     @override
     async def store(self, message: DelayedMessage, now: datetime) -> None:
-        check_size(message, self._capabilities.largest_message_bytes, checksum=self._checksum)
+        check_size(message, self._capabilities.largest_message_bytes)
         self._stored([await self._opened.storing.store(message, now)])
 
     @override
     async def store_many(self, messages: Sequence[DelayedMessage], now: datetime) -> StoreReport:
         """See :meth:`postdate.ports.ClaimingStore.store_many`; repeat it when it was interrupted."""
         for message in messages:
-            check_size(message, self._capabilities.largest_message_bytes, checksum=self._checksum)
+            check_size(message, self._capabilities.largest_message_bytes)
         if not messages:
             return StoreReport(0)
         stored = await self._opened.storing.store_many(messages, now)
@@ -257,30 +234,22 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         """See :meth:`postdate.ports.ClaimingStore.claim_due`; a page at a time, and nothing without a lease."""
         rooms = self._opened
         async with self._claiming:
-            shares = await rooms.leases.hold()
-            if not shares:
+            if not await rooms.lease.hold():
                 return []
             rooms.keeper.start()
-            shares -= set(rooms.leases.surplus())
             room = self._stride.room(len(self._holding), asyncio.get_running_loop().time())
             self._waits_for_room = not room
             limit = min(limit, room)
             if self._holding.end_deferring(now):
                 rooms.pages.forget()
-            found = await rooms.pages.take(now, limit, lambda each: self._is_free(each, shares))
+            found = await rooms.pages.take(now, limit, lambda each: self._is_free(each.message.message_id))
             if found:
                 self._back_off.reset()
-            await rooms.leases.sure(shares)  # reading may have taken long
-            still = rooms.leases.held()
-            return await self._claimed(rooms, [each for each in found if self._share(each.row) in still])
+            await rooms.lease.sure()  # reading may have taken long
+            return await self._claimed(rooms, found if rooms.lease.is_held else [])
 
-    def _is_free(self, waiting: DelayedEntity, shares: set[int]) -> bool:
-        id_ = waiting.message.message_id
-        is_free = id_ not in self._holding and not self._holding.is_deferred(id_)
-        return is_free and self._share(waiting.row) in shares
-
-    def _share(self, row: str) -> int:
-        return share_of(row, self.leases)
+    def _is_free(self, message_id: object) -> bool:
+        return message_id not in self._holding and not self._holding.is_deferred(message_id)
 
     async def _claimed(self, rooms: _Rooms, found: Sequence[DelayedEntity]) -> list[Claim]:
         """Hold messages; in mode ``none`` they leave the table first, so that none is ever sent twice (row 85)."""
@@ -288,18 +257,14 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         if removes:
             gone = await rooms.table.each([_deletion(each) for each in found])
             found = [each for each, is_gone in zip(found, gone, strict=True) if is_gone]
-        claims: list[Claim] = []
         now = asyncio.get_running_loop().time()
-        for each in found:
-            share = self._share(each.row)
-            claims.append(self._holding.hold(Held(each, share, rooms.leases.term(share), removes, now)))
-        return claims
+        return [self._holding.hold(Held(each, rooms.lease.term, removes, now)) for each in found]
 
-    def _lost(self, share: int) -> None:
-        """Forget what was held, and what was read ahead, under a lease that another may have by now."""
+    def _lost(self) -> None:
+        """Forget what was held, and what was read ahead, under the lease that another may have by now."""
         if self._rooms is not None:
             self._rooms.pages.forget()
-        self._holding.lose(share)
+        self._holding.lose()
 
     @override
     def when_lost(self, lost: Callable[[Collection[str]], None]) -> Callable[[], None]:
@@ -307,7 +272,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     @override
     def still_holds(self, claim: Claim) -> bool:
-        return self._rooms is not None and self._holding.still_holds(claim, self._rooms.leases)
+        return self._rooms is not None and self._holding.still_holds(claim, self._rooms.lease)
 
     @override
     async def release(self, claims: Sequence[Claim], attempt_at: datetime | None) -> int:
@@ -316,10 +281,8 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         In mode ``none`` the messages are put back into the table.
         """
         rooms = self._opened
-        held = await self._holding.still_held(claims, rooms.leases)
-        await rooms.table.each(
-            [Operation("upsert", each.waiting.entity(checksum=self._checksum)) for each in held if each.is_removed]
-        )
+        held = await self._holding.still_held(claims, rooms.lease)
+        await rooms.table.each([Operation("upsert", each.waiting.entity()) for each in held if each.is_removed])
         self._holding.let_go(held)
         for each in held:
             if attempt_at is not None:
@@ -335,7 +298,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
     @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
         """See :meth:`postdate.ports.ClaimingStore.finish`; recorded first, then removed."""
-        held = await self._holding.still_held(claims, self._opened.leases)
+        held = await self._holding.still_held(claims, self._opened.lease)
         done = await self._end([each.waiting for each in held], OUTCOME_RECORDS[outcome], now, detail, held)
         self._holding.let_go(held)
         if held:
@@ -360,20 +323,19 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         removed = {each.waiting.row for each in held if each.is_removed}
         there = [each for each in messages if each.row not in removed]
         gone = await rooms.removals.each([_deletion(each) for each in there])
-        await rooms.records.forget(messages)
         return len(removed) + sum(gone)
 
     @override
     async def retry_later(self, claim: Claim, attempt_at: datetime, now: datetime, reason: str) -> bool:
         """See :meth:`postdate.ports.ClaimingStore.retry_later`; the message moves to the key of its next attempt."""
-        held = await self._holding.still_held([claim], self._opened.leases)
+        held = await self._holding.still_held([claim], self._opened.lease)
         return bool(held) and await self._retry(held[0], attempt_at, now, reason)
 
     @override
     async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
-        held = await self._holding.still_held([claim], self._opened.leases)
+        held = await self._holding.still_held([claim], self._opened.lease)
         for each in held:
-            entity = each.waiting.entity(checksum=self._checksum)
+            entity = each.waiting.entity()
             await self._opened.quarantine.set_aside(entity, InvalidMessage(reason), now)
         self._holding.let_go(held)
         return bool(held)
@@ -383,7 +345,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         new = old.after_failure(attempt_at, old.records + rooms.records.records_of_a_retry)
         await rooms.records.retried(old, new, now, reason)
         if held.is_removed:
-            await rooms.table.atomically([Operation("upsert", new.entity(checksum=self._checksum))])
+            await rooms.table.atomically([Operation("upsert", new.entity())])
             moved = True
         else:
             moved = await self._move(old, new)
@@ -395,9 +357,9 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
     async def _move(self, old: DelayedEntity, new: DelayedEntity) -> bool:
         """Give a message another key: in one transaction, or first there and then here when the hour is another."""
         table = self._opened.table
-        put = Operation("upsert", new.entity(checksum=self._checksum))
+        put = Operation("upsert", new.entity())
         if old.row == new.row:
-            return await table.atomically([Operation("replace", new.entity(checksum=self._checksum), old.etag)])
+            return await table.atomically([Operation("replace", new.entity(), old.etag)])
         if old.partition == new.partition:
             return await table.atomically([_deletion(old), put])
         await table.atomically([put])
@@ -408,7 +370,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     @override
     async def next_attempt(self) -> datetime | None:
-        """See :meth:`postdate.ports.ClaimingStore.next_attempt`; ``None`` while others dispatch: a lease wakes us."""
+        """See :meth:`postdate.ports.ClaimingStore.next_attempt`; ``None`` while another has the lease: it wakes us."""
         look = self._next_due.look()
         first = await self._first_attempt()
         again_at = self._next_due.seen(look, None if first is None else to_microseconds(first))
@@ -416,19 +378,13 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
 
     async def _first_attempt(self) -> datetime | None:
         rooms = self._opened
-        shares = rooms.leases.held()
-        if not shares and rooms.leases.others_have_all and rooms.keeper.is_listening:
+        if rooms.lease.was_just_refused and rooms.keeper.is_listening:
             return None
         deferred = self._holding.next_deferred
-        if shares and rooms.pages.next_ahead is not None:
+        if rooms.lease.is_held and rooms.pages.next_ahead is not None:
             return _sooner(rooms.pages.next_ahead, deferred)
-
-        def is_wanted(entity: Entity) -> bool:
-            id_ = entity.get("MessageId")
-            is_free = id_ not in self._holding and not self._holding.is_deferred(id_)
-            return is_free and (not shares or self._share(entity["RowKey"]) in shares)
-
-        return _sooner(await rooms.pages.first(is_wanted), deferred)
+        first = await rooms.pages.first(lambda entity: self._is_free(entity.get("MessageId")))
+        return _sooner(first, deferred)
 
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
@@ -482,8 +438,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         waiting = await self._free(message_id, now)
         if waiting is None:
             return False
-        share = self._share(waiting.row)
-        return await self._retry(Held(waiting, share, self._opened.leases.term(share)), waiting.message.due, now, "")
+        return await self._retry(Held(waiting, self._opened.lease.term), waiting.message.due, now, "")
 
     @override
     async def next_due(self) -> datetime | None:
@@ -499,9 +454,9 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
         if waiting.attempt_at > now + NEAR:
             return True
         rooms = self._opened
-        held = await rooms.leases.hold()
+        is_ours = await rooms.lease.hold()
         rooms.keeper.start()
-        return self._share(waiting.row) in held
+        return is_ours
 
     async def _free(self, message_id: str, now: datetime) -> DelayedEntity | None:
         found = await self._opened.storing.find(message_id)
@@ -534,7 +489,7 @@ class AzureTableStore(ClaimingStore, AdministrableStore, DelegatedQuarantine):
             if expires_at is not None and due > expires_at:
                 raise InvalidMessage(f"message {message_id!r} expires at {expires_at.isoformat()}, before that")
             records = self._opened.records
-            new = old.rescheduled(due, known.records + int(records.keeps_ends))
+            new = old.rescheduled(due, known.records + 1)
             record = Record(RecordKind.RESCHEDULED, message_id, now, new.message.due, old.message.destination)
             done = await records.append(known, new, record) and await self._move(old, new)
         if done:
@@ -607,7 +562,7 @@ class _Rooms:
     table: Table
     removals: Rounds
     records: Records
-    leases: Leases
+    lease: ContainerLease
     pages: Pages
     storing: Storing
     quarantine: TableQuarantine

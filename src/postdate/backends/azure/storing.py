@@ -22,11 +22,9 @@ class Storing:
         table: of the messages.
         records: of the ids.
         pages: of the same table.
-        checksum: store one with each message.
     """
 
-    def __init__(self, table: Table, records: Records, pages: Pages, *, checksum: bool) -> None:
-        self._checksum = checksum
+    def __init__(self, table: Table, records: Records, pages: Pages) -> None:
         self._table, self._records, self._pages = table, records, pages
 
     async def store(self, message: DelayedMessage, now: datetime) -> DelayedEntity:
@@ -50,7 +48,7 @@ class Storing:
         waiting = [DelayedEntity.new(message) for message in reversed(unique.values())]  # the first of each, in order
         entered = await self._records.enter(waiting, now)
         fresh = [each for each, is_new in zip(waiting, entered, strict=True) if is_new]
-        put = await self._table.each([Operation("create", each.entity(checksum=self._checksum)) for each in fresh])
+        put = await self._table.each([Operation("create", each.entity()) for each in fresh])
         stored = [each for each, is_put in zip(fresh, put, strict=True) if is_put]
         for each in (each for each, is_new in zip(waiting, entered, strict=True) if not is_new):
             try:
@@ -90,7 +88,7 @@ class Storing:
         return waiting
 
     async def _put(self, waiting: DelayedEntity) -> bool:
-        return await self._table.atomically([Operation("create", waiting.entity(checksum=self._checksum))])
+        return await self._table.atomically([Operation("create", waiting.entity())])
 
     async def find(self, message_id: str) -> tuple[Known, DelayedEntity] | None:
         """Return a message that waits, and what is known of its id; ``None`` when it does not wait."""

@@ -1,4 +1,4 @@
-"""Names of the table, of its records, and of the containers that are leased. Source: specification 3.1; ADR 0013."""
+"""Names of the table, whose container is leased, and of its records. Source: specification 3.1; ADR 0013."""
 
 from __future__ import annotations
 
@@ -36,14 +36,6 @@ def records_table(table: str) -> str:
     """Return the name of the table that holds the ids and the records of what waits in ``table``."""
     name = f"{table}records"
     return name if len(name) <= LONGEST_NAME else f"records{_hash(table)}"
-
-
-def lease_container(table: str, number: int) -> str:
-    """Return the container whose lease is that of share ``number``; the first is the one that upstream leases."""
-    if number == 0:
-        return table
-    name = f"{table}-{number}"
-    return name if len(name) <= LONGEST_NAME else f"{_hash(table)}-{number}"
 
 
 def _hash(text: str) -> str:

@@ -46,9 +46,7 @@ class MariaDbStatements(RowLockStatements):
         "SELECT p.number, p.attempt_at, {row} FROM {attempt} WHERE {due_first} LIMIT %(limit)s FOR UPDATE SKIP LOCKED"
     )
     record_held = "{into_record} {as_record} {by_holder} ORDER BY number FOR UPDATE"
-    find_held = "SELECT number FROM {by_holder} ORDER BY number FOR UPDATE"
     delete_held = "DELETE FROM {pending} USING {by_holder}"
-    forget_scheduled = "DELETE FROM {record} WHERE number IN %(numbers)s"
     lease = "UPDATE {by_number} SET holder = %(holder)s, attempt_at = NULL WHERE number IN %(numbers)s"
     keep_holder = "SELECT holder FROM {holder} WHERE holder = %(holder)s LOCK IN SHARE MODE"
     find_leased = "SELECT number FROM {attempt} WHERE attempt_at IS NULL AND holder IN %(holders)s ORDER BY number"

@@ -40,7 +40,6 @@ class MariaDbStore(LockingStore, ArchivableStore):
             server ends its connections. Whole seconds, 1 at least; ``None``: 60 s.
         answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: 30 s. What
             reads or changes whole tables may take 10 minutes.
-        checksum: store one of headers and body with each message; who reads it checks it, whatever this says.
 
     Raises:
         ConfigurationError: the address, the schema or the table cannot be.
@@ -56,13 +55,10 @@ class MariaDbStore(LockingStore, ArchivableStore):
         largest_message_bytes: int = 7 * 1024 * 1024,
         holds_at_most: timedelta | None = None,
         answers_within: timedelta | None = None,
-        checksum: bool = False,
     ) -> None:
         database = MariaDbSchema.of(url, schema, holds_at_most, answers_within)
         self._schema, self._recording = database.schema, recording
-        super().__init__(
-            database, self._tables_of, table, largest_message_bytes, database.holds_at_most, checksum=checksum
-        )
+        super().__init__(database, self._tables_of, table, largest_message_bytes, database.holds_at_most)
 
     def _tables_of(self, table: str) -> MariaDbTables:
         return MariaDbTables(MariaDbNames(self._schema, table), self._recording)

@@ -106,11 +106,6 @@ class MariaDbTables(RowLockTables):
         session.change(self._mariadb.record_held, {**held, **note})
         return session.change(self._mariadb.delete_held, held)
 
-    def _remove(self, session: Any, held: Mapping[str, Any]) -> list[int]:
-        found = [number for (number,) in session.rows(self._mariadb.find_held, held)]
-        session.change(self._mariadb.delete_held, held)
-        return found
-
     @override
     def free(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
         """Give back what the holders hold, or those of ``numbers``, some thousands a statement."""

@@ -239,7 +239,4 @@ class MemoryStore(ClaimingStore, AdministrableStore):
         return True
 
     def _record(self, kind: RecordKind, message: DelayedMessage, now: datetime, detail: str = "") -> None:
-        if self._recording is not Recording.NONE:
-            self._records.append(Record(kind, message.message_id, now, message.due, message.destination, detail))
-        elif message.message_id not in self._entries:
-            self._known.discard(message.message_id)
+        self._records.append(Record(kind, message.message_id, now, message.due, message.destination, detail))

@@ -66,7 +66,7 @@ class OpenDatabase:
         self.names, self.pool = SchemaNames(schema), PostgresPool(url)
         self.recording, self.answers_within, self.holds_at_most = recording, answers_within, holds_at_most
         self._life = Life(mark(), holds_at_most)
-        self._reaper = Reaper(self.names, self.identity, recording)
+        self._reaper = Reaper(self.names, self.identity)
         self._answers = Answers(answers_within, self.pool.given_up)
         self._lock = threading.Lock()
         self._accesses = 0
@@ -204,7 +204,7 @@ class Access:
         self.recording, self.holds_at_most = recording or database.recording, database.holds_at_most
         self.identity = (*database.pool.address.identity, self.names.schema)
         self.where = f"{database.pool.address.shown}, schema {self.names.schema}"
-        self.reaper = Reaper(self.names, self.identity, self.recording)
+        self.reaper = Reaper(self.names, self.identity)
         within = database.answers_within if answers_within is None else answers_within
         self._answers = Answers(within, database.pool.given_up)
         self._closed = False

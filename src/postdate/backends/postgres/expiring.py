@@ -15,7 +15,7 @@ from typing import Any, Final
 import psycopg
 
 from postdate.backends.postgres.names import SchemaNames, sql
-from postdate.ports import Recording, RecordKind
+from postdate.ports import RecordKind
 
 Connection = psycopg.Connection[Any]
 
@@ -61,12 +61,11 @@ class Reaper:
     Args:
         names: of the schema.
         identity: of the database and the schema; those of one process take turns there.
-        recording: whether it is recorded.
     """
 
-    def __init__(self, names: SchemaNames, identity: Hashable, recording: Recording) -> None:
+    def __init__(self, names: SchemaNames, identity: Hashable) -> None:
         self._identity = identity
-        self._statements = ExpiryStatements(names, recording)
+        self._statements = ExpiryStatements(names)
 
     def reap_in_turn(self, connection: Connection) -> bool:
         """Remove a batch if it is time for it; one look into an index when there is nothing.
@@ -107,10 +106,9 @@ class ExpiryStatements:
 
     Args:
         names: of the schema.
-        recording: whether it is recorded.
     """
 
-    def __init__(self, names: SchemaNames, recording: Recording) -> None:
+    def __init__(self, names: SchemaNames) -> None:
         queue_message, content = names.of("queue_message"), names.of("content")
         removed = "RETURNING queue_id, content, message_id, due, store_id"
         # The server's clock has said that it is over, so it is the one that says when.
@@ -120,8 +118,8 @@ class ExpiryStatements:
                 (SELECT name FROM {names.of("queue")} AS q WHERE q.queue_id = gone.queue_id), '{EXPIRED_IN_QUEUE}'
             FROM gone"""
         ending = f"""
-            dropped AS (DELETE FROM {content} WHERE number = ANY (ARRAY(SELECT content FROM gone)))
-            {"" if recording is Recording.NONE else f", recorded AS ({recorded})"}
+            dropped AS (DELETE FROM {content} WHERE number = ANY (ARRAY(SELECT content FROM gone))),
+            recorded AS ({recorded})
             SELECT count(*)::integer FROM gone"""
         # What a crash of the server undoes is done again by the next look, so its commit waits for no disk.
         hurried = "(SELECT set_config('synchronous_commit', 'off', true)) IS NOT NULL"

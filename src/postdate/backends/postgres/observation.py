@@ -21,7 +21,7 @@ from postdate.backends.postgres.names import sql
 from postdate.backends.postgres.queues import lengths_query
 from postdate.backends.postgres.rows import read
 from postdate.errors import QueueNotFound
-from postdate.messages import DelayedMessage, Envelope, Headers, opened
+from postdate.messages import DelayedMessage, Envelope, Headers, decode_headers
 from postdate.persistence.migrations import migrations
 from postdate.ports import Observer, OldSnapshot, Process, Queued, ServerFacts, Standing
 
@@ -293,8 +293,7 @@ def _joined(one: Process, other: Process) -> Process:
 def _standing(row: Sequence[Any]) -> Standing:
     _, message_id, due, destination, headers, body, expires_at, failures, attempt_at, leased_by, locked_by = row
     due, expires_at = due.astimezone(UTC), _utc(expires_at)
-    found = opened(headers, body)
-    message = DelayedMessage.restored(message_id, due, destination, found, body, expires_at, failures)
+    message = DelayedMessage.restored(message_id, due, destination, decode_headers(headers), body, expires_at, failures)
     if locked_by is not None:
         return Standing(message, None, _pid_of(locked_by))
     if attempt_at is None:
@@ -304,7 +303,7 @@ def _standing(row: Sequence[Any]) -> Standing:
 
 def _queued(row: Sequence[Any]) -> Queued:
     _, queue, message_id, headers, body, expires_at, due, failures, pid = row
-    envelope = Envelope.restored(queue, message_id, opened(headers, body), body, _utc(expires_at), _utc(due))
+    envelope = Envelope.restored(queue, message_id, decode_headers(headers), body, _utc(expires_at), _utc(due))
     return Queued(queue, envelope, failures, pid)
 
 

@@ -21,8 +21,8 @@ from postdate.backends.postgres.errors import AFTER_AN_UPGRADE, is_refused
 from postdate.backends.postgres.names import SchemaNames, array, sql
 from postdate.backends.postgres.rows import Unreadable, only_in_calendar, present
 from postdate.errors import DuplicateMessage, InvalidMessage, MessageNotFound, QueueNotFound
-from postdate.messages import check_headers, opened, resealed
-from postdate.ports import Mending, Quarantine, Quarantined, Recording, RecordKind
+from postdate.messages import check_headers, decode_headers, encode_headers
+from postdate.ports import Mending, Quarantine, Quarantined, RecordKind
 
 log = logging.getLogger("postdate.postgres")
 
@@ -35,11 +35,10 @@ class QuarantineStatements:
 
     Args:
         names: of the schema.
-        recording: whether it is recorded what is set aside.
     """
 
-    def __init__(self, names: SchemaNames, recording: Recording) -> None:
-        self.recording, self._names = recording, names
+    def __init__(self, names: SchemaNames) -> None:
+        self._names = names
         quarantine, content, record = names.of("quarantine"), names.of("content"), names.of("record")
         queue, queue_message = names.of("queue"), names.of("queue_message")
         self.quarantine, self.queue, self.content, self.record = quarantine, queue, content, record
@@ -96,13 +95,12 @@ class QuarantineStatements:
             VALUES (%(now)s, %(due)s, %(store)s, 1, %(id)s, %(destination)s) RETURNING number""")
 
     def _noted(self, at: str, store: str, destination: str) -> str:
-        """Return what records the rows ``gone``, if that is wanted, of messages of a store: expressions of a row."""
-        wanted = f"{store} IS NOT NULL" if self.recording is not Recording.NONE else "false"
+        """Return what records the rows ``gone``, of messages of a store: expressions of a row."""
         return f"""
             INSERT INTO {self.record} (at, due, store_id, kind, message_id, destination, detail)
             SELECT {at}, {only_in_calendar("g.due")}, {store}, {int(RecordKind.FAILED)}, g.message_id, {destination},
                 '{_UNREADABLE}' || e.reason
-            FROM gone AS g JOIN {self._given} USING (number) WHERE {wanted}"""
+            FROM gone AS g JOIN {self._given} USING (number) WHERE {store} IS NOT NULL"""
 
     def from_store(self, table: str) -> bytes:
         """Return what sets waiting messages aside that the transaction has locked, or a holder has leased."""
@@ -116,17 +114,8 @@ class QuarantineStatements:
                     g.expires_at, g.failures, c.headers, c.body
                 FROM gone AS g JOIN {self._given} USING (number) LEFT JOIN {self.content} AS c ON c.number = g.number),
             dropped AS (DELETE FROM {self.content} AS c USING gone AS g WHERE c.number = g.number),
-            noted AS ({self._left("g.destination")})
+            noted AS ({self._noted("%(now)s", "%(store)s::smallint", "g.destination")})
             SELECT count(*) FROM gone""")
-
-    def _left(self, destination: str) -> str:
-        """Return what records that the rows ``gone`` left the store; without records, its id may be stored again."""
-        if self.recording is not Recording.NONE:
-            return self._noted("%(now)s", "%(store)s::smallint", destination)
-        return (
-            f"DELETE FROM {self.record} AS r USING gone AS g "
-            f"WHERE r.message_id = g.message_id AND r.store_id = %(store)s AND r.kind = {int(RecordKind.SCHEDULED)}"
-        )
 
     def into_store(self, table: str) -> bytes:
         """Return what puts a message back among those that wait, under a number of its own."""
@@ -164,13 +153,13 @@ class Aside:
             InvalidMessage, InvalidHeaders: it still cannot be read.
         """
         body = self.body if mending.body is None else mending.body
-        headers = present(resealed(self.headers, mending.headers, mending.body, self.body) or self.headers)
+        headers = present(self.headers if mending.headers is None else encode_headers(mending.headers))
         due = (mending.due or self.due) if self.was_delayed else None
         if due is None and self.was_delayed:
             raise InvalidMessage(f"the due time of message {self.message_id!r} lies outside the years 1 to 9999")
         if body is None:
             raise InvalidMessage(f"the body of message {self.message_id!r} is gone")
-        opened(headers, body)
+        decode_headers(headers)
         destination = mending.destination or self.destination
         if destination is not None and not destination.strip():
             raise InvalidMessage(f"the destination of message {self.message_id!r} is blank")
@@ -305,7 +294,7 @@ class PostgresQuarantine(Quarantine):
 
     def _record(self, connection: Connection, values: dict[str, Any], kind: RecordKind, detail: str | None) -> None:
         """Record what became of a message of a store; of messages in queues that were never delayed nothing is."""
-        if self._sql.recording is Recording.NONE or values["store"] is None:
+        if values["store"] is None:
             return
         if values["destination"] is None:
             row = connection.execute(self._sql.find_queue, values).fetchone()

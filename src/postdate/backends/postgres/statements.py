@@ -28,25 +28,13 @@ class Statements:
         columns = "p.message_id, p.due, p.destination, p.expires_at, p.failures, c.headers, c.body"
         ours = "(r.store_id = %(store)s OR r.store_id IS NULL)"
         scheduled = "r.message_id = %(id)s AND r.store_id = %(store)s AND r.kind = 1"
-        keeps = recording is not Recording.NONE
+        of_retries = "" if recording is Recording.ALL else " WHERE false"
 
-        def ended(of: str, kind: str, detail: str) -> str:
-            """What is recorded when messages leave the store."""
-            if keeps:
-                return (
-                    f"INSERT INTO {record} {_RECORD_INTO} SELECT %(now)s, due, %(store)s::smallint, {kind}, "
-                    f"message_id, destination, {detail} FROM {of}"
-                )
-            return (
-                f"DELETE FROM {record} AS r USING {of} AS e "
-                f"WHERE r.message_id = e.message_id AND r.store_id = %(store)s AND r.kind = 1"
-            )
-
-        def noted(of: str, kind: int, detail: str, *, wanted: bool) -> str:
-            """What is recorded of messages that stay; a statement that does nothing when it is not wanted."""
+        def noted(of: str, kind: str, detail: str) -> str:
+            """What is recorded of messages that leave the store, or stay."""
             return (
                 f"INSERT INTO {record} {_RECORD_INTO} SELECT %(now)s, due, %(store)s::smallint, {kind}, message_id, "
-                f"destination, {detail} FROM {of}{'' if wanted else ' WHERE false'}"
+                f"destination, {detail} FROM {of}"
             )
 
         def announced(of: str) -> str:
@@ -54,7 +42,7 @@ class Statements:
             notified = f"pg_notify('{names.channel}', %(notice)s::text)"
             return f"SELECT number, CASE WHEN %(notice)s::text IS NOT NULL THEN {notified} END FROM {of}"
 
-        self.aside = QuarantineStatements(names, recording)
+        self.aside = QuarantineStatements(names)
         self.set_aside, self.put_back = self.aside.from_store(table), self.aside.into_store(table)
         self.find_store = sql(f"SELECT store_id FROM {names.of('store')} WHERE name = %s")
         self.notify_due = sql(f"SELECT pg_notify('{names.channel}', %s)")
@@ -104,7 +92,7 @@ class Statements:
                 INSERT INTO {pending} (number, due, attempt_at, expires_at, message_id, destination)
                 SELECT number, %(due)s, %(due)s, %(expires_at)s::timestamptz, %(id)s, %(destination)s FROM kept
                 RETURNING number, message_id, due, destination),
-            recorded AS ({noted("stored", 8, "'came back from the error queue'", wanted=keeps)})
+            recorded AS ({noted("stored", "8", "'came back from the error queue'")})
             {announced("stored")}""")
 
         # --- claims. The lower bound spares a walk over what was delivered while an old snapshot keeps it (ADR 0007).
@@ -118,7 +106,7 @@ class Statements:
         self.finish = sql(f"""
             WITH gone AS (DELETE FROM {pending} WHERE {held} RETURNING number, message_id, due, destination),
             dropped AS (DELETE FROM {content} AS c USING gone WHERE c.number = gone.number),
-            recorded AS ({ended("gone", "%(kind)s::smallint", "%(detail)s::text")})
+            recorded AS ({noted("gone", "%(kind)s::smallint", "%(detail)s::text")})
             SELECT count(*)::integer FROM gone""")
         self.lease = sql(
             f"UPDATE {pending} SET holder = %(holder)s, attempt_at = NULL WHERE number = ANY(%(numbers)s::bigint[])"
@@ -141,7 +129,7 @@ class Statements:
             WITH counted AS (
                 UPDATE {pending} SET failures = failures + 1, holder = NULL, attempt_at = %(attempt_at)s WHERE {held}
                 RETURNING number, message_id, due, destination),
-            recorded AS ({noted("counted", 4, "%(reason)s::text", wanted=recording is Recording.ALL)})
+            recorded AS ({noted("counted", "4", "%(reason)s::text")}{of_retries})
             SELECT number FROM counted""")
         has_queue = f"EXISTS (SELECT 1 FROM {queue} AS q WHERE q.name = p.destination)"
         free = f"p.attempt_at >= {since} AND p.number <> ALL(%(held)s::bigint[])"
@@ -175,7 +163,7 @@ class Statements:
                 FROM batch WHERE NOT expired
                 RETURNING queue_id, number),
             dropped AS (DELETE FROM {content} AS c USING batch AS b WHERE b.expired AND c.number = b.number),
-            recorded AS ({ended("batch", "CASE WHEN expired THEN 5 ELSE 2 END", "NULL")})
+            recorded AS ({noted("batch", "CASE WHEN expired THEN 5 ELSE 2 END", "NULL")})
             SELECT done.*, next.* FROM (
                 SELECT count(*) FILTER (WHERE NOT expired)::integer, count(*) FILTER (WHERE expired)::integer,
                     (SELECT count(pg_notify('{names.channel}', 'queue ' || queue_id || ' ' || first))
@@ -205,14 +193,14 @@ class Statements:
                 DELETE FROM {pending} AS p USING target WHERE p.number = target.number
                 RETURNING p.number, message_id, due, destination),
             dropped AS (DELETE FROM {content} AS c USING gone WHERE c.number = gone.number),
-            recorded AS ({ended("gone", "%(kind)s::smallint", "%(detail)s::text")})
+            recorded AS ({noted("gone", "%(kind)s::smallint", "%(detail)s::text")})
             SELECT number FROM gone""")
         self.count_failure_by_id = sql(f"""
             WITH {target},
             counted AS (
                 UPDATE {pending} AS p SET failures = failures + 1, holder = NULL, attempt_at = due FROM target
                 WHERE p.number = target.number RETURNING p.number, message_id, due, destination),
-            recorded AS ({noted("counted", 4, "NULL", wanted=recording is Recording.ALL)})
+            recorded AS ({noted("counted", "4", "NULL")}{of_retries})
             SELECT number, pg_notify('{names.channel}', 'lost 0 0') FROM counted""")
 
         def said(due: str) -> str:
@@ -231,7 +219,7 @@ class Statements:
             retimed AS (
                 UPDATE {content} AS c SET headers = replace(c.headers, {said("target.due")}, {said("%(due)s")})
                 FROM target WHERE c.number = target.number AND strpos(c.headers, {said("target.due")}) > 0),
-            recorded AS ({noted("moved", 8, "NULL", wanted=keeps)})
+            recorded AS ({noted("moved", "8", "NULL")})
             SELECT number FROM moved""")
         self.get = sql(f"""
             SELECT p.number, {columns} FROM {record} AS r JOIN {pending} AS p ON p.number = r.number

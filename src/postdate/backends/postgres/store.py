@@ -102,8 +102,6 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, DelegatedQ
         holds_at_most: when this process shows no life for so long, others that use the schema end its sessions, which
             frees what it holds; above 0. They need the same role, or one that is a member of it. ``None``: as the
             database says, or a minute.
-        checksum: store one of headers and body with each message; who reads it checks it, whatever this says. What is
-            stored as columns gets none.
 
     Raises:
         ConfigurationError: the address, the schema, the table or a duration cannot be.
@@ -119,9 +117,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, DelegatedQ
         largest_message_bytes: int = 16 * 1024 * 1024,
         answers_within: timedelta | None = None,
         holds_at_most: timedelta | None = None,
-        checksum: bool = False,
     ) -> None:
-        self._checksum = checksum
         self.database = Access(
             database, schema, recording=recording, answers_within=answers_within, holds_at_most=holds_at_most
         )
@@ -257,7 +253,7 @@ class PostgresStore(MovingStore, AdministrableStore, ArchivableStore, DelegatedQ
         return lambda connection: self._insert_new_or_revive(connection, rows, now)
 
     def _row(self, message: DelayedMessage) -> Row:
-        headers = stored_headers(message, self._capabilities.largest_message_bytes, checksum=self._checksum)
+        headers = stored_headers(message, self._capabilities.largest_message_bytes)
         return (message.message_id, message.due, message.destination, message.expires_at, headers, message.body)
 
     def _insert(self, connection: Connection, rows: Sequence[Row], now: datetime) -> StoreReport:

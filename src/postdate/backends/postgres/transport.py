@@ -52,8 +52,8 @@ from postdate.messages import (
     Envelope,
     Headers,
     check_headers,
+    decode_headers,
     encode_headers,
-    opened,
     why_too_large,
 )
 from postdate.ports import (
@@ -131,10 +131,9 @@ class PostgresTransport(Transport, DelegatedQuarantine, Scripted):
         self.database = Access(
             database, schema, recording=recording, answers_within=answers_within, holds_at_most=holds_at_most
         )
-        recording = self.database.recording
         self.sql = QueueStatements(self.database.names)
-        self.aside, self.setting_aside = QuarantineStatements(self.database.names, recording), SettingAside()
-        self.recording = recording
+        self.aside, self.setting_aside = QuarantineStatements(self.database.names), SettingAside()
+        self.recording = self.database.recording
         self._receivers: list[PostgresReceiver] = []
         self._left_some = False
         self._queue_ids: dict[str, int] = {}
@@ -508,7 +507,7 @@ class PostgresReceiver(Receiver):
     def _kind_to_record(self, received: Received, end: End) -> int | None:
         """Return what is recorded; of messages that were never delayed only that they were discarded: it is an end."""
         if end.record is RecordKind.DISCARDED:
-            return None if self._transport.recording is Recording.NONE else int(end.record)
+            return int(end.record)
         wanted = received.envelope.due is not None and self._transport.recording is Recording.ALL
         return int(end.record) if wanted and end.record is not None else None
 
@@ -553,7 +552,7 @@ class PostgresReceiver(Receiver):
 def _decoded(row: Row) -> Row:
     """Return a row of a queue with its headers as they are meant."""
     *others, headers, body = row
-    return (*others, opened(present(headers), body), body)
+    return (*others, decode_headers(present(headers)), body)
 
 
 class _Hold:

@@ -12,7 +12,7 @@ from postdate.backends.postgres.access import Connection
 from postdate.backends.postgres.errors import is_refused
 from postdate.backends.postgres.rows import Row, present, read
 from postdate.backends.postgres.statements import Statements
-from postdate.messages import DelayedMessage, opened
+from postdate.messages import DelayedMessage, decode_headers
 from postdate.ports import MessageFilter, Record, RecordKind, StoreStatistics
 
 
@@ -20,7 +20,7 @@ def message_of(  # noqa: PLR0913 - the columns
     message_id: str, due: Any, destination: str, expires_at: Any, failures: int, headers: str | None, body: bytes
 ) -> DelayedMessage:
     """Return a row of the table as a message."""
-    found = opened(present(headers), body)
+    found = decode_headers(present(headers))
     return DelayedMessage.restored(message_id, due, destination, found, body, expires_at, failures)
 
 

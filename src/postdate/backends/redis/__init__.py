@@ -7,7 +7,7 @@ from msgspec import Meta
 
 from postdate.ports.backends import Adapter, Addresses, Backend, Place
 from postdate.ports.common import Recording
-from postdate.ports.settings import AnswersWithin, Checksum, HoldsAtMost, HowMuchIsRecorded, LimitedMessages
+from postdate.ports.settings import AnswersWithin, HoldsAtMost, HowMuchIsRecorded, LimitedMessages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,6 @@ class StoreUnderPrefix(LimitedMessages):
         str | None, Meta(description="in Redis, names the store under its prefix; default: {endpoint.name}.timeouts")
     ] = None
     recording: HowMuchIsRecorded = Recording.ALL
-    checksum: Checksum = False
     holds_at_most: HoldsAtMost = None
     answers_within: AnswersWithin = None
 

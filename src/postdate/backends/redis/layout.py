@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from postdate.clock import EARLIEST, from_microseconds, to_microseconds
 from postdate.errors import InvalidMessage
-from postdate.messages import DelayedMessage, Envelope, encode_headers, opened, sealed, size_in_bytes
+from postdate.messages import DelayedMessage, Envelope, decode_headers, encode_headers, size_in_bytes
 from postdate.ports import Record, RecordKind
 
 Part = bytes | str | int
@@ -64,7 +64,7 @@ def _read_text(raw: bytes | None, what: str) -> str:
 def _read_content(headers: bytes | None, body: bytes | None) -> tuple[dict[str, str], bytes]:
     if not headers or body is None:
         raise InvalidMessage("its content is gone: there are no headers, or there is no body")
-    return opened(headers, body), body
+    return decode_headers(headers), body
 
 
 def _read_failures(count: bytes | None) -> int:
@@ -78,14 +78,13 @@ def _read_failures(count: bytes | None) -> int:
 # --- messages of a store ------------------------------------------------------------------------------------------
 
 
-def message_parts(message: DelayedMessage, *, checksum: bool) -> tuple[Part, ...]:
+def message_parts(message: DelayedMessage) -> tuple[Part, ...]:
     """Return what the scripts take for a message, in the order of ``taken_message``."""
-    headers = encode_headers(message.headers)
     return (
         message.message_id,
         written(message.due),
         message.destination,
-        sealed(headers, message.body) if checksum else headers,
+        encode_headers(message.headers),
         message.body,
         "" if message.expires_at is None else written(message.expires_at),
     )

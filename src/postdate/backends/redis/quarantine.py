@@ -12,7 +12,7 @@ from typing_extensions import override
 from postdate.backends.redis.layout import message_parts, pairs, read_envelope, read_instant, read_message, written
 from postdate.backends.redis.server import RedisServer
 from postdate.errors import DuplicateMessage, InvalidMessage, MessageNotFound, QueueNotFound
-from postdate.messages import DelayedMessage, Envelope, resealed
+from postdate.messages import DelayedMessage, Envelope, encode_headers
 from postdate.ports import Mending, Quarantine, Quarantined
 
 _NAMES: Final = {
@@ -60,19 +60,12 @@ class _SetAside(Quarantine):
 class StoreQuarantine(_SetAside):
     """That of a store."""
 
-    @property
-    @abstractmethod
-    def _level(self) -> str:
-        """How much is recorded."""
-
     @override
     async def put_back(self, number: int, mending: Mending, now: datetime) -> None:
         mended = _with(await self._fields(number), mending)
         message = _checked(mended)
-        parts = list(message_parts(message, checksum=False))
-        parts[3] = mended[b"h"]  # with the checksum that they had, or with a new one of what is mended
-        call = (self.place, self._level, written(now), number)
-        match await self._server.run("put_back", *call, *parts, message.number_of_failures):
+        call = (self.place, written(now), number)
+        match await self._server.run("put_back", *call, *message_parts(message), message.number_of_failures):
             case 0:
                 raise self._missing(number)
             case 2:
@@ -82,7 +75,7 @@ class StoreQuarantine(_SetAside):
 
     @override
     async def discard_quarantined(self, number: int, now: datetime) -> None:
-        if not await self._server.run("discard", f"s{self.place}", self._level, written(now), number):
+        if not await self._server.run("discard", f"s{self.place}", written(now), number):
             raise self._missing(number)
 
 
@@ -111,16 +104,15 @@ class QueueQuarantine(_SetAside):
 
     @override
     async def discard_quarantined(self, number: int, now: datetime) -> None:
-        if not await self._server.run("discard", "q", "none", written(now), number):
+        if not await self._server.run("discard", "q", written(now), number):
             raise self._missing(number)
 
 
 def _with(fields: Fields, mending: Mending) -> Fields:
     """Return fields with what is mended in place of what was there."""
     mended = dict(fields)
-    headers = resealed(fields.get(b"h"), mending.headers, mending.body, fields.get(b"b"))
-    if headers is not None:
-        mended[b"h"] = headers.encode()
+    if mending.headers is not None:
+        mended[b"h"] = encode_headers(mending.headers).encode()
     if mending.body is not None:
         mended[b"b"] = mending.body
     if mending.destination is not None:

@@ -28,13 +28,11 @@ class WaitingMessage:
 
     Args:
         message: what waits.
-        headers: as they are stored.
         member: its member among those that can be claimed; begins with the instant of its next attempt.
         is_held: whether a process holds it.
     """
 
     message: DelayedMessage
-    headers: bytes
     member: bytes
     is_held: bool
 
@@ -115,7 +113,7 @@ def _row(message_id: bytes, fields: Sequence[Any]) -> WaitingMessage | None:
     if member is None:
         return None
     try:
-        return WaitingMessage(read_message(message_id, fields), fields[2], member, fields[7] is not None)
+        return WaitingMessage(read_message(message_id, fields), member, fields[7] is not None)
     except MessageError as error:
         log.debug("message %r cannot be read, and is set aside when it is due: %s", message_id, error)
         return None

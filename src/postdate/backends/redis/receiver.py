@@ -139,7 +139,7 @@ class RedisReceiver(Receiver):
     async def _set_aside(self, number: bytes, token: str, error: MessageError) -> None:
         key = f"{self._server.login.tag}:qm:".encode() + number
         at = written(await server_now(self._server))
-        await self._server.run("aside", "q", "none", at, key, "", token, str(error))
+        await self._server.run("aside", "q", at, key, "", token, str(error))
         text = "a message of queue %r cannot be read and was set aside (%s); `postdate errors` shows what is to be done"
         log.error(text, self.queue, error)
 

@@ -28,7 +28,7 @@ from postdate.backends.redis.transaction import RedisTransaction, finish_parts, 
 from postdate.backends.rowlocks.next_due import NextDue
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import ConfigurationError, DuplicateMessage, InvalidMessage, MessageError
-from postdate.messages import DelayedMessage, encode_headers, rescheduled, sealed, stored_headers
+from postdate.messages import DelayedMessage, encode_headers, rescheduled, stored_headers
 from postdate.ports import (
     NOTHING_MOVED,
     OUTCOME_RECORDS,
@@ -64,7 +64,6 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
         table: names the store among those with the same prefix; ``None``: ``{endpoint}.timeouts``.
         recording: how much is kept for audits; records stay in the server's memory.
         largest_message_bytes: of headers and body together.
-        checksum: store one of headers and body with each message; who reads it checks it, whatever this says.
         holds_at_most: a process that is not heard for so long loses what it holds; ``None``: 60 s.
         answers_within: after so long a silence a connection is given up; ``None``: 30 s.
 
@@ -72,20 +71,19 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
         ConfigurationError: the address cannot be.
     """
 
-    def __init__(  # noqa: PLR0913 - the settings that stand beside an address
+    def __init__(
         self,
         address: str | RedisLogin | OpenRedis,
         *,
         table: str | None = None,
         recording: Recording = Recording.ALL,
         largest_message_bytes: int = 16 * 1024 * 1024,
-        checksum: bool = False,
         holds_at_most: timedelta | None = None,
         answers_within: timedelta | None = None,
     ) -> None:
         self._opened = OpenRedis.of(address, holds_at_most, answers_within)
         self._server = RedisServer(self._opened.connections, STORE)
-        self._table, self._recording, self._checksum = table, recording, checksum
+        self._table, self._recording = table, recording
         self._capabilities = StoreCapabilities(
             durable=True,
             shared=True,
@@ -141,11 +139,6 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
             )
         return f"{self._server.login.tag}:s:{self._table}"
 
-    @property
-    @override
-    def _level(self) -> str:
-        return self._recording.value
-
     # --- storing ------------------------------------------------------------------------------------------------
 
     @override
@@ -159,7 +152,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
 
     async def _store(self, messages: Sequence[DelayedMessage], now: datetime, *, may_come_back: bool) -> StoreReport:
         parts = self._parts(messages)
-        head = (self.place, self._level, instant(now), int(may_come_back), len(messages))
+        head = (self.place, instant(now), int(may_come_back), len(messages))
         known: list[int] = await self._server.run("store", *head, *parts)
         there = set(known)
         new = [message for place, message in enumerate(messages) if place not in there]
@@ -170,14 +163,14 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
     def _parts(self, messages: Sequence[DelayedMessage]) -> list[Part]:
         for message in messages:
             stored_headers(message, self._capabilities.largest_message_bytes)
-        return [part for message in messages for part in message_parts(message, checksum=self._checksum)]
+        return [part for message in messages for part in message_parts(message)]
 
     # --- in a transaction with the queues -------------------------------------------------------------------------
 
     @override
     def storing(self, messages: Sequence[DelayedMessage], now: datetime) -> Work:
         parts = self._parts(messages)
-        head: tuple[Part, ...] = ("store", self.place, self._level, instant(now), len(messages))
+        head: tuple[Part, ...] = ("store", self.place, instant(now), len(messages))
 
         def work(transaction: NativeTransaction) -> None:
             self._transaction(transaction).add(*head, *parts, messages=messages)
@@ -187,7 +180,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
     @override
     def finishing(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> Work:
         kind = OUTCOME_RECORDS[outcome]
-        head: tuple[Part, ...] = ("finish", self.place, self._level, int(kind), instant(now), detail)
+        head: tuple[Part, ...] = ("finish", self.place, int(kind), instant(now), detail)
 
         def work(transaction: NativeTransaction) -> None:
             native = self._transaction(transaction)
@@ -228,14 +221,14 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
     async def _set_aside(self, message_id: bytes, token: str, error: MessageError, now: datetime) -> None:
         place = self.place
         key = f"{place}:m:".encode() + message_id
-        await self._server.run("aside", f"s{place}", self._level, instant(now), key, message_id, token, str(error))
+        await self._server.run("aside", f"s{place}", instant(now), key, message_id, token, str(error))
         text = "message %r of %r cannot be read and was set aside (%s); `postdate errors` shows what is to be done"
         log.error(text, message_id, self, error)
 
     @override
     async def finish(self, claims: Sequence[Claim], outcome: Outcome, now: datetime, detail: str = "") -> int:
         kind = OUTCOME_RECORDS[outcome]
-        head = (self.place, self._level, int(kind), instant(now), detail)
+        head = (self.place, int(kind), instant(now), detail)
         done: int = await self._server.run("finish", *head, *finish_parts(self._own(claims)))
         self._let_go(claims)
         return done
@@ -250,7 +243,8 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
 
     async def _retry(self, message_id: str, token: str, attempt: str, now: datetime, reason: str) -> bool:
         holder = self._liveness.holder_now
-        call = (self.place, self._level, message_id, token, holder, attempt, instant(now), reason)
+        recorded = int(self._recording is Recording.ALL)
+        call = (self.place, message_id, token, holder, attempt, instant(now), reason, recorded)
         done = bool(await self._server.run("retry", *call))
         if done:
             self._next_due.forget()
@@ -260,7 +254,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
     async def set_aside(self, claim: Claim, reason: str, now: datetime) -> bool:
         message_id, done = claim.message.message_id, 0
         for each in self._own([claim]):
-            call = (f"s{self.place}", self._level, instant(now), f"{self.place}:m:{message_id}", message_id)
+            call = (f"s{self.place}", instant(now), f"{self.place}:m:{message_id}", message_id)
             done = await self._server.run("aside", *call, str(each.token), reason)
         self._let_go([claim])
         return bool(done)
@@ -337,7 +331,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
     @override
     async def move_due(self, now: datetime, limit: int, *, listing: bool = False) -> MoveReport:
         look = self._next_due.look()
-        call = (self.place, self._level, instant(now), limit, int(listing))
+        call = (self.place, instant(now), limit, int(listing))
         delivered, expired, left_behind, first, rows = await self._server.run("move", *call)
         next_attempt = self._seen(look, first or None)
         return MoveReport(delivered, expired, bool(left_behind), next_attempt, _moved(rows) if listing else None)
@@ -351,7 +345,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
     @override
     async def remove(self, message_id: str, now: datetime) -> bool:
         claims, holder = self._held_by_id(message_id), self._liveness.holder_now
-        call = (self.place, self._level, int(RecordKind.DELIVERED), instant(now), message_id, holder)
+        call = (self.place, int(RecordKind.DELIVERED), instant(now), message_id, holder)
         done = bool(await self._server.run("remove", *call))
         self._let_go(claims)
         return done
@@ -373,7 +367,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
     @override
     async def cancel(self, message_id: str, now: datetime) -> bool:
         nobody = "-"
-        call = (self.place, self._level, int(RecordKind.CANCELLED), instant(now), message_id, nobody)
+        call = (self.place, int(RecordKind.CANCELLED), instant(now), message_id, nobody)
         return bool(await self._server.run("remove", *call))
 
     @override
@@ -386,9 +380,7 @@ class RedisStore(StoreQuarantine, Questions, MovingStore):
             if expires_at is not None and due > expires_at:
                 raise InvalidMessage(f"message {message_id!r} expires at {expires_at.isoformat()}, before that")
             headers = encode_headers(rescheduled(found.message, due).headers)
-            if found.headers[-1:] != b"}":
-                headers = sealed(headers, found.message.body)
-            call = (self.place, self._level, instant(now), message_id, found.member, instant(due), headers)
+            call = (self.place, instant(now), message_id, found.member, instant(due), headers)
             if await self._server.run("reschedule", *call):
                 self._next_due.heard(to_microseconds(due.astimezone(UTC)))
                 return True

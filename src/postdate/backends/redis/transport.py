@@ -30,6 +30,7 @@ from postdate.ports import (
     Observer,
     Receiver,
     Recording,
+    RecordKind,
     ServerFacts,
     TransactionMode,
     Transport,
@@ -157,9 +158,10 @@ class RedisTransport(QueueQuarantine, Transport):
             if refused is not None:
                 raise refused
         transaction = self.transaction(end.work)
-        kind = "" if end.record is None else int(end.record)
+        is_recorded = end.record is not RecordKind.HANDLED or self._recording is Recording.ALL
+        kind = "" if end.record is None or not is_recorded else int(end.record)
         transaction.ended.append(envelope)
-        transaction.add("hold", number, token, self._recording.value, kind, end.detail, written(now))
+        transaction.add("hold", number, token, kind, end.detail, written(now))
         if end.outgoing:
             self.add_send(transaction, end.outgoing, now, strict=True)
         await transaction.commit(self._server)

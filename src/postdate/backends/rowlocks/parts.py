@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from postdate.clock import from_microseconds, later, to_microseconds
 from postdate.errors import InvalidHeaders, InvalidMessage, PipelineError, StoreTroubled
-from postdate.messages import DelayedMessage, encoded_deliver_at, opened
+from postdate.messages import DelayedMessage, decode_headers, encoded_deliver_at
 from postdate.ports import ScanFilter
 
 
@@ -165,13 +165,12 @@ def from_row(row: MessageRow) -> DelayedMessage:
     Raises:
         InvalidMessage, InvalidHeaders: it cannot be read; the error says why.
     """
-    body = bytes(row.body)
     return DelayedMessage.restored(
         row.message_id,
         _instant(row.due, "the due time"),
         row.destination,
-        opened(row.headers, body),
-        body,
+        decode_headers(row.headers),
+        bytes(row.body),
         None if row.expires_at is None else _instant(row.expires_at, "the expiry"),
         row.failures,
     )

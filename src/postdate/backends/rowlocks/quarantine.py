@@ -29,7 +29,7 @@ from postdate.backends.rowlocks.pool import Pool
 from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import DuplicateMessage, MessageNotFound, StoreError, StoreNotSetUp, StoreNotWritable
-from postdate.messages import DelayedMessage, check_headers, resealed
+from postdate.messages import DelayedMessage, check_headers, encode_headers
 from postdate.ports import Mending, Quarantine, Quarantined, RecordKind
 from postdate.runtime.threads import in_thread
 
@@ -166,7 +166,7 @@ class RowQuarantine(Quarantine):
 
 def _mended(row: MessageRow, mending: Mending) -> MessageRow:
     put = {
-        "headers": resealed(row.headers, mending.headers, mending.body, bytes(row.body)),
+        "headers": None if mending.headers is None else encode_headers(mending.headers),
         "due": None if mending.due is None else to_microseconds(mending.due),
         "destination": mending.destination,
         "body": mending.body,

@@ -54,7 +54,6 @@ class RowLockStatements:
     # --- claims
     claim: str
     """Locks the oldest that may be attempted and that nobody has locked; gives number, ``attempt_at`` and row."""
-    forget_scheduled: str
     lease: str
     keep_holder: str
     """Has a number not be buried before the end of the transaction; gives nothing if it is buried."""

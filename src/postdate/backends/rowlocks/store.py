@@ -78,7 +78,6 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
         table: its name; ``None``: ``{endpoint}.timeouts``.
         largest_message_bytes: of headers and body together.
         holds_at_most: the server ends the connections of a process that is silent for so long; ``None``: it does not.
-        checksum: store one of headers and body with each message; who reads it checks it, whatever this says.
     """
 
     def __init__(
@@ -88,10 +87,7 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
         table: str | None,
         largest_message_bytes: int,
         holds_at_most: timedelta | None = None,
-        *,
-        checksum: bool = False,
     ) -> None:
-        self._checksum = checksum
         self.server, self._make_tables, self._table = database.server, tables, table
         self._holds_at_most = holds_at_most
         self._pool, self._next_due = Pool(database.connections), NextDue[int]()
@@ -237,7 +233,7 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
         return StoreReport.of((row.message_id for row in rows), fresh)
 
     def _row(self, message: DelayedMessage) -> MessageRow:
-        headers = stored_headers(message, self._capabilities.largest_message_bytes, checksum=self._checksum)
+        headers = stored_headers(message, self._capabilities.largest_message_bytes)
         expires_at = None if message.expires_at is None else to_microseconds(message.expires_at)
         due = to_microseconds(message.due)
         return MessageRow(message.message_id, due, message.destination, expires_at, 0, headers, message.body)

@@ -54,11 +54,6 @@ class RowLockTables(ABC):
         self._store_id: int | None = None
         self._own_lock = ""
 
-    @property
-    def recording(self) -> Recording:
-        """What is recorded."""
-        return self._recording
-
     def _store(self, session: Any) -> int:
         if self._store_id is None:
             missing = (
@@ -93,13 +88,12 @@ class RowLockTables(ABC):
         if not last or last[0][0] not in {RecordKind.FAILED, RecordKind.RETURNED}:
             return False
         self._insert_messages(session, [(number, row)])
-        self._record_one(session, number, note, Recording.OUTCOMES)
+        self._record_one(session, number, note)
         return True
 
-    def _record_one(self, session: Any, number: int, note: RecordNote, from_level: Recording) -> None:
-        """Record what happens to a message that stays, if so much is recorded."""
-        if self._recording is Recording.ALL or self._recording is from_level:
-            session.change(self._sql.record_one, {"number": number, **self._note(session, note)})
+    def _record_one(self, session: Any, number: int, note: RecordNote) -> None:
+        """Record what happens to a message that stays."""
+        session.change(self._sql.record_one, {"number": number, **self._note(session, note)})
 
     def _note(self, session: Any, note: RecordNote) -> dict[str, Any]:
         return {"store": self._store(session), "at": note.at, "kind": note.kind, "detail": note.detail}
@@ -121,12 +115,7 @@ class RowLockTables(ABC):
     def finish(self, session: Any, numbers: Sequence[int], holder: int | None, ending: RecordNote) -> int:
         """Remove and record those of ``numbers`` (ascending) that ``holder`` holds; return how many."""
         held = {"numbers": self._listed(numbers), "holder": holder}
-        if self._recording is not Recording.NONE:
-            return self._remove_recorded(session, held, self._note(session, ending))
-        removed = self._remove(session, held)
-        if removed:
-            session.change(self._sql.forget_scheduled, {"numbers": self._listed(removed)})
-        return len(removed)
+        return self._remove_recorded(session, held, self._note(session, ending))
 
     def lease(self, session: Any, numbers: Sequence[int], holder: int) -> None:
         """Have ``holder`` hold messages that this transaction has locked beyond its end.
@@ -151,7 +140,8 @@ class RowLockTables(ABC):
         """Count a failure of what ``holder`` holds and give it back; ``attempt_at`` ``None``: at its due time."""
         if not session.change(self._sql.retry, {"number": number, "holder": holder, "attempt_at": attempt_at}):
             return False
-        self._record_one(session, number, note, Recording.ALL)
+        if self._recording is Recording.ALL:
+            self._record_one(session, number, note)
         return True
 
     def lock(self, session: Any, message_id: str) -> WaitingRow | None:
@@ -162,7 +152,7 @@ class RowLockTables(ABC):
     def reschedule(self, session: Any, found: WaitingRow, due: int, at: int) -> None:
         """Give a locked message another due time, also in the header that says it."""
         session.change(self._sql.reschedule, {"number": found.number, "due": due, **headers_retimed(found.due, due)})
-        self._record_one(session, found.number, RecordNote(at, int(RecordKind.RESCHEDULED)), Recording.OUTCOMES)
+        self._record_one(session, found.number, RecordNote(at, int(RecordKind.RESCHEDULED)))
 
     # --- what cannot be read ------------------------------------------------------------------------------------
 
@@ -184,12 +174,8 @@ class RowLockTables(ABC):
             assert found is not None
             self._record_aside(session, found, RecordNote(at, int(RecordKind.FAILED), f"unreadable: {reason}"))
             session.change(self._sql.remove_one, {"number": number})
-            if self._recording is Recording.NONE:
-                session.change(self._sql.forget_scheduled, {"numbers": self._listed([number])})
 
     def _record_aside(self, session: Any, aside: QuarantinedRow, note: RecordNote) -> None:
-        if self._recording is Recording.NONE:
-            return
         of_message = {"id": aside.row.message_id, "due": readable_due(aside.row), "destination": aside.row.destination}
         session.change(self._sql.record_aside, {**of_message, **self._note(session, note)})
 
@@ -340,10 +326,6 @@ class RowLockTables(ABC):
     @abstractmethod
     def _remove_recorded(self, session: Any, held: Mapping[str, Any], note: Mapping[str, Any]) -> int:
         """Remove those of ``numbers`` that ``holder`` holds, with a record of each; return how many."""
-
-    @abstractmethod
-    def _remove(self, session: Any, held: Mapping[str, Any]) -> list[int]:
-        """Remove those of ``numbers`` that ``holder`` holds; return which."""
 
     @abstractmethod
     def _put_aside(self, session: Any, values: Mapping[str, Any]) -> int:

@@ -8,7 +8,6 @@ from msgspec import Meta
 from postdate.ports.backends import Adapter, Addresses, Backend, Place
 from postdate.ports.common import Recording
 from postdate.ports.settings import (
-    Checksum,
     HoldsAtMost,
     HowMuchIsRecorded,
     LargestMessageBytes,
@@ -31,7 +30,6 @@ class StoreInFile:
     recording: HowMuchIsRecorded = Recording.ALL
     largest_message_bytes: LargestMessageBytes = None
     holds_at_most: HoldsAtMost = None
-    checksum: Checksum = False
 
 
 BACKEND: Final = Backend(

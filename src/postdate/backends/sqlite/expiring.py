@@ -14,7 +14,7 @@ from postdate.backends.sqlite.transaction import Transaction, queue_topic
 from postdate.clock import EARLIEST
 from postdate.errors import InvalidHeaders, InvalidMessage
 from postdate.messages import encode_headers, format_timestamp
-from postdate.ports import Recording, RecordKind
+from postdate.ports import RecordKind
 
 DEAD_LETTERS: Final = "postdate.dead-letters"
 """The queue of a file where expired messages are kept that are not to vanish; created with the first of them."""
@@ -99,8 +99,6 @@ def take_out_expired(tx: Transaction, now: int, limit: int = BATCH) -> Expired:
 
 
 def _record(tx: Transaction, found: Sequence[_Message], now: int) -> None:
-    if tx.recording is Recording.NONE:
-        return
     rows: list[tuple[Any, ...]] = [
         (int(RecordKind.DISCARDED), each.message_id, now, each.due, each.queue, each.detail()) for each in found
     ]

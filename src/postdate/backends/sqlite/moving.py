@@ -8,7 +8,7 @@ from postdate.backends.sqlite.file import Transaction, queue_topic
 from postdate.backends.sqlite.rows import nearest_instant, read_rows, shown
 from postdate.backends.sqlite.waiting import next_attempt
 from postdate.clock import LATEST
-from postdate.ports import NOTHING_MOVED, Moved, MoveReport, Recording
+from postdate.ports import NOTHING_MOVED, Moved, MoveReport
 
 # The batch is written down first: every later statement works on exactly these rows, whatever the planner does. An
 # expiry that is no number ends nothing, here and in the queue: whoever receives the message sets it aside.
@@ -36,9 +36,6 @@ _DROP_EXPIRED_CONTENT: Final = """
         SELECT d.content FROM temp.batch AS b CROSS JOIN delayed_message AS d ON d.seq = b.seq WHERE b.expired)"""
 _REMOVE_BATCH: Final = """
     DELETE FROM delayed_message WHERE seq IN (SELECT seq FROM temp.batch)"""
-_FORGET_BATCH: Final = """
-    DELETE FROM record WHERE kind = 1 AND message_id IN (
-        SELECT message_id FROM delayed_message WHERE seq IN (SELECT seq FROM temp.batch))"""
 _HEAD_HAS_NO_QUEUE: Final = """
     SELECT NOT EXISTS (SELECT 1 FROM queue AS q WHERE q.name = d.destination)
     FROM delayed_message AS d INDEXED BY delayed_message_attempt
@@ -83,10 +80,7 @@ def _move_batch(tx: Transaction, now: int) -> tuple[int, int]:
     # A queue ends messages by the clock of the machine, whatever clock the mover lives by.
     values = {"ahead": tx.rules.now() - now, "dead_letter": int(tx.rules.keeps_expired)}
     delivered = tx.execute(_SEND_BATCH, values).rowcount
-    if tx.recording is Recording.NONE:
-        tx.execute(_FORGET_BATCH)
-    else:
-        tx.execute(_RECORD_BATCH, {"now": now})
+    tx.execute(_RECORD_BATCH, {"now": now})
     tx.execute(_DROP_EXPIRED_CONTENT)
     removed = tx.execute(_REMOVE_BATCH).rowcount
     for (name,) in tx.execute(

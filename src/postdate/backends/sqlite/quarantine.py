@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Final, TypeVar
 from typing_extensions import override
 
 from postdate.backends.sqlite.file import OnFile, SqliteFile
-from postdate.backends.sqlite.recording import FAILED_LAST, INSERT_MESSAGE, INSERT_SCHEDULED, record
+from postdate.backends.sqlite.recording import FAILED_LAST, INSERT_MESSAGE, INSERT_SCHEDULED, NEXT_NUMBER, record
 from postdate.backends.sqlite.rows import (
     Row,
     decoded,
@@ -29,8 +29,8 @@ from postdate.backends.sqlite.setting_aside import QuarantineTable, readable, se
 from postdate.backends.sqlite.transaction import DUE, Transaction, queue_topic
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import DuplicateMessage, MessageNotFound, QueueNotFound, StoreError
-from postdate.messages import check_headers, resealed
-from postdate.ports import Mending, Quarantine, Quarantined, Recording, RecordKind
+from postdate.messages import check_headers, encode_headers
+from postdate.ports import Mending, Quarantine, Quarantined, RecordKind
 
 T = TypeVar("T")
 
@@ -107,7 +107,7 @@ class FileQuarantine(OnFile, Quarantine):
         def discard(tx: Transaction) -> None:
             aside = self._taken(tx, number)
             tx.execute("DELETE FROM quarantine WHERE number = ?", (number,))
-            if isinstance(aside.message_id, str) and tx.recording is not Recording.NONE:
+            if isinstance(aside.message_id, str):
                 record(tx, RecordKind.DISCARDED, aside.recorded(), to_microseconds(now), f"unreadable: {aside.reason}")
 
         await self.file.write(discard)
@@ -145,7 +145,7 @@ class _Aside:
     def mended(self, mending: Mending) -> _Aside:
         """Return it with what ``mending`` puts in place."""
         put: dict[str, Any] = {
-            "headers": resealed(self.headers, mending.headers, mending.body, self.body),
+            "headers": None if mending.headers is None else encode_headers(mending.headers),
             "due": None if mending.due is None else to_microseconds(mending.due),
             "destination": mending.destination,
             "body": mending.body,
@@ -167,7 +167,7 @@ def _put_back(tx: Transaction, aside: _Aside, mending: Mending, at: int) -> None
     else:
         _into_store(tx, mended, at)
     tx.execute("DELETE FROM quarantine WHERE number = ?", (aside.number,))
-    if tx.recording is not Recording.NONE and mended.due is not None:
+    if mended.due is not None:
         record(tx, RecordKind.RETURNED, mended.recorded(), at)
 
 
@@ -185,7 +185,7 @@ def _number_of(tx: Transaction, row: _Aside, at: int) -> int:
     failed = tx.execute(FAILED_LAST, {"id": row.message_id}).fetchone()
     if failed is not None:
         return failed[0]
-    (seq,) = tx.execute("SELECT coalesce(max(seq), 0) + 1 FROM record").fetchone()
+    (seq,) = tx.execute(NEXT_NUMBER).fetchone()
     if not tx.execute(INSERT_SCHEDULED, (seq, row.message_id, at, row.due, row.destination)).rowcount:
         raise DuplicateMessage.of_set_aside(row.message_id)
     return seq

@@ -21,7 +21,7 @@ class SqliteRecordStream(RecordStreamStore):
     Args:
         path: of the file.
         synchronous: as whoever else in this process has the file open.
-        recording: likewise. A store that records nothing forgets its numbers, and cannot be followed.
+        recording: likewise.
     """
 
     def __init__(self, path: str | Path, *, synchronous: str = "full", recording: Recording = Recording.ALL) -> None:

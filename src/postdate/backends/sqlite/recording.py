@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from postdate.backends.sqlite.transaction import DUE, Transaction
-from postdate.ports import Recording, RecordKind, StoreReport
+from postdate.ports import RecordKind, StoreReport
 
 INSERT_SCHEDULED: Final = """
     INSERT INTO record (seq, kind, message_id, at, due, destination) VALUES (?, 1, ?, ?, ?, ?)
@@ -24,12 +24,16 @@ FAILED_LAST: Final = """
         AND EXISTS (SELECT 1 FROM record AS f WHERE f.kind = 7 AND f.message_id = :id)"""
 """The number of a message that does not wait, and failed last: only that may come back."""
 
+NEXT_NUMBER: Final = """
+    SELECT max(coalesce((SELECT max(seq) FROM record), 0), coalesce((SELECT max(seq) FROM delayed_message), 0)) + 1"""
+"""Above those of all that waits, too: in files in which older versions recorded nothing it may have no record."""
+
 
 def insert(tx: Transaction, rows: Sequence[tuple[Any, ...]], at: int) -> StoreReport:
     """Insert messages that are not known: id, due time, due time, destination, expiry, headers, body of each."""
     if not rows:
         return StoreReport(0)
-    (base,) = tx.execute("SELECT coalesce(max(seq), 0) + 1 FROM record").fetchone()
+    (base,) = tx.execute(NEXT_NUMBER).fetchone()
     numbered = [(base + offset, *row) for offset, row in enumerate(rows)]
     records = [(seq, id_, at, due, destination) for seq, id_, due, _, destination, *_ in numbered]
     new, duplicates = numbered, tuple[str, ...]()
@@ -80,9 +84,6 @@ def record(
     tx: Transaction, kind: RecordKind, of: tuple[str, int | None, str | None], at: int, detail: str = ""
 ) -> None:
     """Record what happened to the message given as id, due time and destination."""
-    if tx.recording is Recording.NONE:
-        tx.execute("DELETE FROM record WHERE kind = 1 AND message_id = ?", of[:1])
-        return
     tx.execute(
         "INSERT INTO record (kind, at, detail, message_id, due, destination) VALUES (?, ?, ?, ?, ?, ?)",
         (int(kind), at, detail or None, *of),

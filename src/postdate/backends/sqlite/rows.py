@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from postdate.clock import from_microseconds, later
 from postdate.errors import InvalidHeaders, InvalidMessage
-from postdate.messages import DelayedMessage, Envelope, decode_headers, opened
+from postdate.messages import DelayedMessage, Envelope, decode_headers
 
 WAITING_COLUMNS: Final = (
     "seq, message_id, due, destination, expires_at, failures, "
@@ -95,13 +95,13 @@ def nearest_instant(value: object) -> datetime | None:
 
 
 def content_of(headers: object, body: object) -> tuple[Mapping[str, str], bytes]:
-    """Return the headers and the body of their columns; checked where they have a checksum."""
+    """Return the headers and the body of their columns."""
     if not isinstance(headers, bytes | str):
         shown = f"the headers are no text: {_short(headers)}"
         raise InvalidHeaders("the headers are gone" if headers is None else shown)
+    found = decode_headers(headers)
     if type(body) is bytes:
-        return opened(headers, body), body
-    decode_headers(headers)
+        return found, body
     raise InvalidMessage("the content is gone" if body is None else f"the body is no bytes: {_short(body)}")
 
 

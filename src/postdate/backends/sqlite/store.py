@@ -100,12 +100,11 @@ class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableSto
         create: create the file and its tables when they are missing.
         holds_at_most: a process that is frozen for so long loses what it holds to others, and is fenced off; at least
             3 s. By default what the transport on this file has, or 60 s.
-        checksum: store one of headers and body with each message; who reads it checks it, whatever this says.
     """
 
     _place = "place = ''"
 
-    def __init__(  # noqa: PLR0913 - the settings that stand beside a path
+    def __init__(
         self,
         path: str | Path,
         *,
@@ -114,9 +113,7 @@ class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableSto
         largest_message_bytes: int = 16 * 1024 * 1024,
         create: bool = True,
         holds_at_most: timedelta | None = None,
-        checksum: bool = False,
     ) -> None:
-        self._checksum = checksum
         self.file = SqliteFile.open(
             path, synchronous=synchronous, recording=recording, create=create, holds_at_most=holds_at_most
         )
@@ -180,7 +177,7 @@ class SqliteStore(FileQuarantine, MovingStore, AdministrableStore, ArchivableSto
 
     def _row(self, message: DelayedMessage) -> tuple[Any, ...]:
         due = to_microseconds(message.due)
-        headers = stored_headers(message, self._capabilities.largest_message_bytes, checksum=self._checksum)
+        headers = stored_headers(message, self._capabilities.largest_message_bytes)
         expires_at = None if message.expires_at is None else to_microseconds(message.expires_at)
         return (message.message_id, due, due, message.destination, expires_at, headers, message.body)
 

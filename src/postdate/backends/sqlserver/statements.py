@@ -77,8 +77,6 @@ class SqlServerStatements(RowLockStatements):
         "DELETE p OUTPUT %(at)s, deleted.due, %(store)s, %(kind)s, deleted.message_id, deleted.destination, %(detail)s "
         "INTO {record_columns} {held}"
     )
-    remove = "DELETE p OUTPUT deleted.number {held}"
-    forget_scheduled = "DELETE r FROM {record} AS r WITH (FORCESEEK, ROWLOCK) WHERE r.number IN {numbers}"
     lease = "UPDATE p SET holder = %(holder)s, attempt_at = NULL {by_number} WHERE p.number IN {numbers}"
     keep_holder = "SELECT holder FROM {holder} WITH (REPEATABLEREAD, ROWLOCK) WHERE holder = %(holder)s"
     free = "{freed} FROM {pending} AS p WITH (FORCESEEK ([attempt] ([attempt_at])), ROWLOCK) WHERE {leased}"

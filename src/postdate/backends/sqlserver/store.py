@@ -37,7 +37,6 @@ class SqlServerStore(LockingStore):
             ends them, so without these rights it keeps what it holds, and that is logged. ``None``: 60 s.
         answers_within: after so long a silence of the server a connection is given up; above 0. ``None``: 30 s. What
             reads or changes whole tables may take 10 minutes.
-        checksum: store one of headers and body with each message; who reads it checks it, whatever this says.
 
     Raises:
         ConfigurationError: the address, the schema or the table cannot be.
@@ -53,12 +52,11 @@ class SqlServerStore(LockingStore):
         largest_message_bytes: int = 16 * 1024 * 1024,
         holds_at_most: timedelta | None = None,
         answers_within: timedelta | None = None,
-        checksum: bool = False,
     ) -> None:
         database = SqlServerSchema.of(url, schema, holds_at_most, answers_within)
         self._schema, self._recording = database.schema, recording
         self._holds_at_most_with_rights = database.holds_at_most
-        super().__init__(database, self._tables_of, table, largest_message_bytes, checksum=checksum)
+        super().__init__(database, self._tables_of, table, largest_message_bytes)
 
     def _tables_of(self, table: str) -> SqlServerTables:
         return SqlServerTables(SqlServerNames(self._schema, table), self._recording, self._holds_at_most_with_rights)

@@ -74,9 +74,6 @@ class SqlServerTables(RowLockTables):
     def _remove_recorded(self, session: Any, held: Mapping[str, Any], note: Mapping[str, Any]) -> int:
         return session.change(self._sqlserver.finish, {**held, **note})
 
-    def _remove(self, session: Any, held: Mapping[str, Any]) -> list[int]:
-        return [number for (number,) in session.rows(self._sqlserver.remove, held)]
-
     @override
     def free(self, session: Any, holders: Sequence[int], numbers: Sequence[int] | None = None) -> int:
         """Give back what the holders hold, or those of ``numbers``; may be attempted at their due times."""

@@ -17,7 +17,6 @@ from postdate.pipeline.migrate.origin import OriginSpec
 from postdate.pipeline.migrate.results import EndpointPreview, PreviewResult, RunStatus, StatusResult
 from postdate.pipeline.migrate.target import opened_target
 from postdate.pipeline.stores import StoreSpec
-from postdate.ports import Recording
 from postdate.ports.migrating import MigrationPreview, MigrationRun, MigrationStatus
 
 EVERYTHING: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -189,25 +188,18 @@ def look(source: MigrationSource, job: MigrateJob, names: Sequence[str], now: da
     between = between_stores(source, job.target, names, job.cutoff)
     found = (source.preview(name, job.cutoff) for name in names)
     previews = tuple(
-        _previewed(each, (*_in_the_way(each, job.target, largest), *between.get(each.endpoint, ())), now, job.margin)
+        _previewed(each, (*_in_the_way(each, largest), *between.get(each.endpoint, ())), now, job.margin)
         for each in found
     )
     return PreviewResult(job.origin.shown, job.target.shown, previews)
 
 
-def _in_the_way(found: MigrationPreview, target: StoreSpec, largest_bytes: int) -> tuple[str, ...]:
+def _in_the_way(found: MigrationPreview, largest_bytes: int) -> tuple[str, ...]:
     """Return why the target does not take what there is."""
-    problems = list[str]()
-    if target.recording == Recording.NONE.value and found.count:
-        problems.append(
-            "the target keeps no records (store.recording): it would store again what it has delivered already"
-        )
-    if found.largest_bytes > largest_bytes:
-        problems.append(
-            f"{found.largest_id} has {found.largest_bytes:,} bytes of headers and body, and the target takes "
-            f"{largest_bytes:,}; let it take larger messages, or move this one by hand"
-        )
-    return tuple(problems)
+    if found.largest_bytes <= largest_bytes:
+        return ()
+    larger = f"{found.largest_id} has {found.largest_bytes:,} bytes of headers and body, and the target takes "
+    return (f"{larger}{largest_bytes:,}; let it take larger messages, or move this one by hand",)
 
 
 def _previewed(

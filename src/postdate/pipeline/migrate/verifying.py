@@ -77,7 +77,7 @@ def checksums(batch: pa.RecordBatch) -> Checksums:
         batch: with :data:`postdate.pipeline.rows.MESSAGE_COLUMNS`.
     """
     times = [batch.column(name).cast(pa.int64()).cast(pa.string()) for name in ("due", "expires_at")]
-    headers = pc.utf8_rtrim(batch.column("headers").cast(pa.string()), characters=" \t")  # without a store's checksum
+    headers = pc.utf8_rtrim(batch.column("headers").cast(pa.string()), characters=" \t")  # older versions left blanks
     texts = [batch.column("message_id"), batch.column("destination"), headers, batch.column("body")]
     others = [column.cast(pa.binary()) for column in texts]
     columns = [*(pc.fill_null(time, "").cast(pa.binary()) for time in times), *others]

@@ -186,16 +186,6 @@ async def outcomes_leaves_out_retries(subject: StoreSubject) -> None:
             expect_equal(kinds, [RecordKind.SCHEDULED, *end], f"history of {name}")
 
 
-@recording
-async def none_keeps_nothing_of_what_has_left(subject: StoreSubject) -> None:
-    """Nothing is left of a message that has left the store."""
-    histories = await _live_one_life_of_each_kind(subject, Recording.NONE)
-    if histories is not None:
-        for name, kinds in histories.items():
-            if name != "failing":
-                expect_equal(kinds, [], f"history of {name}")
-
-
 @recording.given(operated)
 async def a_record_says_what_when_and_why(store: ClaimingStore, operator: AdministrableStore) -> None:
     """A record has its kind, id, time, due time, destination and detail; the counts of the kinds agree with them."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from functools import partial
 from unittest import mock
 
 from postdate import messages
-from postdate.errors import DuplicateMessage, InvalidMessage
-from postdate.messages import Headers, format_timestamp, rescheduled
+from postdate.errors import DuplicateMessage
 from postdate.ports import (
     Claim,
     ClaimingStore,
@@ -18,7 +16,6 @@ from postdate.ports import (
     MovingStore,
     Outcome,
     Quarantined,
-    Recording,
     RecordKind,
     Transport,
 )
@@ -218,32 +215,6 @@ async def what_is_still_unreadable_stays_set_aside(store: ClaimingStore, rows: R
 
 
 @quarantine.given(quarantining)
-async def a_flipped_bit_is_noticed(store: ClaimingStore, rows: Rows) -> None:
-    """With a checksum: what is damaged is not claimed; what was rescheduled is, with the headers that it was given.
-
-    What is damaged is not put back as it is; with a body that is given for it, it has a checksum again.
-    """
-    if Damage.FLIP not in rows.damages:
-        return
-    moved = message("moved", headers={Headers.DELIVER_AT: format_timestamp(NOW), "kind": "check"})
-    await store.store_many([moved, message(bad(Damage.FLIP), NOW - SECOND, body=b"\0body")], NOW)
-    operator = administrable(store)
-    due = NOW if operator is None else NOW + MICROSECOND
-    if operator is not None:
-        expect(await operator.reschedule("moved", due, NOW), "rescheduled")
-    rows.damage(bad(Damage.FLIP), Damage.FLIP)
-    claim = await claim_one(store)
-    expect_equal(claim.message, rescheduled(moved, due), "the message that is whole")
-    await store.finish([claim], Outcome.DELIVERED, NOW)
-    (aside,) = await rows.place.quarantined(10)
-    with expect_error(InvalidMessage, "putting back what is damaged"):
-        await rows.place.put_back(aside.number, Mending(), NOW)
-    await rows.place.put_back(aside.number, Mending(body=b"mended"), NOW)
-    rows.damage(bad(Damage.FLIP), Damage.FLIP)
-    expect_equal(ids(await store.claim_due(NOW + SECOND, 10)), [], "claims of what was mended and damaged again")
-
-
-@quarantine.given(quarantining)
 async def what_came_back_otherwise_is_not_put_back(store: ClaimingStore, rows: Rows) -> None:
     """Stored anew under its id, as what failed may be, it is there already: DuplicateMessage, and nothing changes."""
     damage = rows.damages[0]
@@ -253,21 +224,6 @@ async def what_came_back_otherwise_is_not_put_back(store: ClaimingStore, rows: R
         await rows.place.put_back(aside.number, MENDED[damage], NOW)
     expect_equal(await rows.place.quarantined_count(), 1, "set aside")
     expect_equal((await claim_one(store)).message.headers, {"kind": "check"}, "headers of what was stored anew")
-
-
-@quarantine.given(partial(quarantining, recording=Recording.NONE))
-async def without_records_its_id_can_be_stored_again(store: ClaimingStore, rows: Rows) -> None:
-    """Where nothing is recorded, nothing stays of what was discarded; and what was stored anew meanwhile stays."""
-    damage = rows.damages[0]
-    _, aside = await _set_aside(store, rows, damage)
-    await rows.place.discard_quarantined(aside.number, NOW)
-    _, aside = await _set_aside(store, rows, damage)
-    await rows.place.put_back(aside.number, MENDED[damage], NOW)
-    expect_equal(await store.finish([await claim_one(store)], Outcome.DELIVERED, NOW), 1, "finished")
-    _, aside = await _set_aside(store, rows, damage)
-    await store.store(message(bad(damage)), NOW)
-    with expect_error(DuplicateMessage, "putting back what was stored anew"):
-        await rows.place.put_back(aside.number, MENDED[damage], NOW)
 
 
 @quarantine

@@ -11,7 +11,7 @@ from anyio import to_thread
 from postdate.core.repetitions import is_stored
 from postdate.errors import DuplicateMessage, MessageTooLarge, PostdateError
 from postdate.messages import DelayedMessage, Headers, encode_headers, format_timestamp
-from postdate.ports import ClaimingStore, Outcome, Recording, RecordKind, capabilities_of
+from postdate.ports import ClaimingStore, Outcome, RecordKind, capabilities_of
 from postdate.ports.scanning import ScannableStore
 from postdate.testing.conformance import ConformanceFailure, Topic, expect, expect_equal, expect_error
 from postdate.testing.store_suite.subject import (
@@ -185,17 +185,6 @@ async def a_repetition_is_told_from_another_message(subject: StoreSubject) -> No
 
 def _again(since: datetime) -> DelayedMessage:
     return message(due=NOW + SECOND, headers={Headers.MAY_REPEAT_SINCE: format_timestamp(since)})
-
-
-@storing.given(partial(a_store, recording=Recording.NONE))
-async def an_id_is_free_again_without_records(store: ClaimingStore) -> None:
-    """With recording ``none`` nothing is kept of a message that has left: its id may be used again."""
-    await store.store(message(), NOW)
-    with expect_error(DuplicateMessage, "storing an id twice while it waits"):
-        await store.store(message(), NOW)
-    await store.finish([await claim_one(store)], Outcome.DELIVERED, NOW)
-    await store.store(message(), NOW)
-    await claim_one(store)
 
 
 @storing.given(a_store)

@@ -53,10 +53,7 @@ class StoreSubject(ABC):
         raise NotImplementedError(f"{type(self).__name__} must define transport(): its store names a database")
 
     def damages(self) -> frozenset[Damage]:
-        """Return in which ways :meth:`damage` can damage what is stored; none: the store has no rows.
-
-        With :attr:`Damage.FLIP` for a store that keeps a checksum, opened so that it does.
-        """
+        """Return in which ways :meth:`damage` can damage what is stored; none: the store has no rows."""
         return frozenset()
 
     def damage(self, message_id: str, damage: Damage) -> bytes:

@@ -1,5 +1,5 @@
--- place ('s' and the store, or 'q'), level, now, key, id, token, reason: set a held message aside
-local place, level, now, key, id, token, reason = take(), take(), take(), take(), take(), take(), take()
+-- place ('s' and the store, or 'q'), now, key, id, token, reason: set a held message aside
+local place, now, key, id, token, reason = take(), take(), take(), take(), take(), take()
 if fields_of(key, 't')[1] ~= token then
   return 0
 end
@@ -9,7 +9,7 @@ if string.sub(place, 1, 1) == 's' then
   unlist(store, key, id)
   call('HSETNX', key, 'i', id)
   set_aside(store, key, reason, now)
-  record(store, level, FAILED, id, now, found[1], found[2], 'unreadable: ' .. reason)
+  record(store, FAILED, id, now, found[1], found[2], 'unreadable: ' .. reason)
 else
   unhold(key, token)
   set_aside(tag .. ':q', key, reason, now)

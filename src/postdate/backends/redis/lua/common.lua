@@ -106,7 +106,7 @@ end
 
 -- records ------------------------------------------------------------------------------------------------------------
 
-local SCHEDULED, DELIVERED, HANDLED, RETRIED, EXPIRED, FAILED = '1', '2', '3', '4', '5', '7'
+local SCHEDULED, DELIVERED, RETRIED, EXPIRED, FAILED = '1', '2', '4', '5', '7'
 local RESCHEDULED, DISCARDED, RETURNED = '8', '9', '10'
 
 local function line_of(kind, at, due, destination, detail)
@@ -125,10 +125,7 @@ local function add_line(store, id, line)
   end
 end
 
-local function record(store, level, kind, id, at, due, destination, detail)
-  if level == 'none' or (level ~= 'all' and (kind == RETRIED or kind == HANDLED)) then
-    return
-  end
+local function record(store, kind, id, at, due, destination, detail)
   add_line(store, id, line_of(kind, at, due, destination, detail))
   call('HINCRBY', store .. ':counts', kind, 1)
   if kind == DELIVERED then
@@ -157,23 +154,23 @@ end
 
 -- Return what storing a message is recorded as: it is new, or comes back after it went to the error queue last, where that
 -- is allowed; nil: its id is known.
-local function storing_of(store, level, id, may_come_back)
+local function storing_of(store, id, may_come_back)
   if call('EXISTS', store .. ':m:' .. id) == 1 then
     return nil
   end
-  local last = level ~= 'none' and last_line(store, id)
+  local last = last_line(store, id)
   if not last then
     return SCHEDULED
   end
   return may_come_back and string.sub(last, 1, 2) == FAILED .. '\0' and RESCHEDULED or nil
 end
 
-local function store_one(store, level, now, message, may_come_back)
-  local kind = message.kind or storing_of(store, level, message.i, may_come_back)
+local function store_one(store, now, message, may_come_back)
+  local kind = message.kind or storing_of(store, message.i, may_come_back)
   if kind then
     insert(store, message)
     local detail = kind == RESCHEDULED and 'came back from the error queue' or ''
-    record(store, level, kind, message.i, now, message.d, message.q, detail)
+    record(store, kind, message.i, now, message.d, message.q, detail)
   end
   return kind
 end
@@ -198,12 +195,12 @@ local function unlist(store, key, id)
   unhold(key, found[3])
 end
 
-local function end_one(store, level, kind, id, now, detail)
+local function end_one(store, kind, id, now, detail)
   local key = store .. ':m:' .. id
   local found = fields_of(key, 'd', 'q')
   unlist(store, key, id)
   call('DEL', key)
-  record(store, level, kind, id, now, found[1], found[2], detail)
+  record(store, kind, id, now, found[1], found[2], detail)
 end
 
 -- Give a message of a store back, to be attempted after an instant; '' means after the one it had.

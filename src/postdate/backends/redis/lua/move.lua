@@ -1,6 +1,6 @@
--- store, level, now, messages at most, whether to list them: move what is due to its queue, record what has expired.
+-- store, now, messages at most, whether to list them: move what is due to its queue, record what has expired.
 -- Bodies are not touched: the key of a message is renamed.
-local store, level, now, limit, listing = take(), take(), take(), tonumber(take()), take() == '1'
+local store, now, limit, listing = take(), take(), tonumber(take()), take() == '1'
 local free, exists = store .. ':free', {}
 local PAGE = 500
 
@@ -64,10 +64,8 @@ local function finish_page()
   end
   if count > 0 then
     call('SET', tag .. ':q:number', string.format('%.0f', number))
-    if level ~= 'none' then
-      call('HINCRBY', store .. ':counts', DELIVERED, count)
-      call('SET', store .. ':last', now)
-    end
+    call('HINCRBY', store .. ':counts', DELIVERED, count)
+    call('SET', store .. ':last', now)
   end
   gone, dues, ready = {}, {}, {}
 end
@@ -90,14 +88,12 @@ local function deliver(one)
   if is_instant(one.ends) then
     ends_there(queue, moved, place, time + between(now, one.ends))
   end
-  if level ~= 'none' then
-    add_line(store, one.id, line_of(DELIVERED, now, one.due, queue, ''))
-  end
+  add_line(store, one.id, line_of(DELIVERED, now, one.due, queue, ''))
 end
 
 for place, one in ipairs(plan) do
   if one.is_expired then
-    end_one(store, level, EXPIRED, one.id, now, '')
+    end_one(store, EXPIRED, one.id, now, '')
     expired = expired + 1
   else
     deliver(one)

@@ -1,5 +1,5 @@
--- store, level, now, number, message, its failures: 0: nothing of that number; 1: done; 2: the id waits already
-local store, level, now, number = take(), take(), take(), take()
+-- store, now, number, message, its failures: 0: nothing of that number; 1: done; 2: the id waits already
+local store, now, number = take(), take(), take()
 local message, failures = taken_message(), take()
 local aside = store .. ':x:' .. number
 if call('EXISTS', aside) == 0 then
@@ -20,6 +20,6 @@ if failures ~= '0' then
 end
 call('DEL', aside)
 call('ZREM', store .. ':xs', number)
-record(store, level, RETURNED, message.i, now, message.d, message.q, '')
+record(store, RETURNED, message.i, now, message.d, message.q, '')
 wake_if_earlier(store, before)
 return 1

@@ -1,5 +1,5 @@
--- store, level, now, id, its member in :free as it was read, due, headers: 0 when another was faster
-local store, level, now, id, was, due, headers = take(), take(), take(), take(), take(), take(), take()
+-- store, now, id, its member in :free as it was read, due, headers: 0 when another was faster
+local store, now, id, was, due, headers = take(), take(), take(), take(), take(), take()
 local key = store .. ':m:' .. id
 local found = fields_of(key, 'A', 't', 'D', 'q')
 if found[1] ~= was or found[2] then
@@ -11,6 +11,6 @@ call('ZREM', store .. ':free', was)
 call('HSET', key, 'd', due, 'h', headers, 'D', member, 'A', member)
 call('ZADD', store .. ':due', 0, member)
 call('ZADD', store .. ':free', 0, member)
-record(store, level, RESCHEDULED, id, now, due, found[4], '')
+record(store, RESCHEDULED, id, now, due, found[4], '')
 wake_if_earlier(store, before)
 return 1

@@ -1,5 +1,5 @@
--- store, level, id, token or '' with the holder that may, attempt or '' for its due time, now, reason
-local store, level, id, token, holder, attempt, now, reason = take(), take(), take(), take(), take(), take(), take(), take()
+-- store, id, token or '' with the holder that may, attempt or '' for its due time, now, reason, whether to record it
+local store, id, token, holder, attempt, now, reason, recorded = take(), take(), take(), take(), take(), take(), take(), take()
 local key = store .. ':m:' .. id
 local found = fields_of(key, 'd', 'q', 't', 'D')
 if not found[4] then
@@ -18,6 +18,8 @@ end
 call('HINCRBY', key, 'f', 1)
 call('SADD', store .. ':failing', id)
 free_one(store, id, attempt)
-record(store, level, RETRIED, id, now, found[1], found[2], reason)
+if recorded == '1' then
+  record(store, RETRIED, id, now, found[1], found[2], reason)
+end
 wake_if_earlier(store, before)
 return 1

@@ -1,15 +1,15 @@
 -- A sequence of parts, all of which are done or none: everything that can fail is looked at before anything is changed.
---   hold number token level kind detail now     take a held message off its queue
+--   hold number token kind detail now           take a held message off its queue
 --   send strict now count (queue id headers body expiry due time-to-be-received)...
---   store store level now count (message)...
---   finish store level kind now detail count (id token)...
+--   store store now count (message)...
+--   finish store kind now detail count (id token)...
 -- Return {'done', places of messages whose queue is missing} or what was in the way: {'lost'}, {'queue', name},
 -- {'claim', id}, {'known', id}.
 local parts, seen = {}, {}
 while argument < #ARGV do
   local part = { what = take() }
   if part.what == 'hold' then
-    part.number, part.token, part.level, part.kind, part.detail, part.now = take(), take(), take(), take(), take(), take()
+    part.number, part.token, part.kind, part.detail, part.now = take(), take(), take(), take(), take()
     if fields_of(tag .. ':qm:' .. part.number, 't')[1] ~= part.token then
       return { 'lost' }
     end
@@ -24,17 +24,17 @@ while argument < #ARGV do
       part[place] = sent
     end
   elseif part.what == 'store' then
-    part.store, part.level, part.now = take(), take(), take()
+    part.store, part.now = take(), take()
     for place = 1, tonumber(take()) do
       local message = taken_message()
-      message.kind = not seen[message.i] and storing_of(part.store, part.level, message.i, true)
+      message.kind = not seen[message.i] and storing_of(part.store, message.i, true)
       if not message.kind then
         return { 'known', message.i }
       end
       seen[message.i], part[place] = true, message
     end
   else
-    part.store, part.level, part.kind, part.now, part.detail = take(), take(), take(), take(), take()
+    part.store, part.kind, part.now, part.detail = take(), take(), take(), take()
     for place = 1, tonumber(take()) do
       part[place] = { id = take(), token = take() }
       if not is_held(part.store, part[place].id, part[place].token) then
@@ -72,7 +72,7 @@ for _, part in ipairs(parts) do
     unhold(key, part.token)
     call('DEL', key)
     if found[4] and part.kind ~= '' then
-      record(found[4], part.level, part.kind, found[1] or '', part.now, found[2], found[3], part.detail)
+      record(found[4], part.kind, found[1] or '', part.now, found[2], found[3], part.detail)
     end
   elseif part.what == 'send' then
     for place, sent in ipairs(part) do
@@ -85,12 +85,12 @@ for _, part in ipairs(parts) do
   elseif part.what == 'store' then
     local before = first_free(part.store)
     for _, message in ipairs(part) do
-      store_one(part.store, part.level, part.now, message, true)
+      store_one(part.store, part.now, message, true)
     end
     wake_if_earlier(part.store, before)
   else
     for _, claim in ipairs(part) do
-      end_one(part.store, part.level, part.kind, claim.id, part.now, part.detail)
+      end_one(part.store, part.kind, claim.id, part.now, part.detail)
     end
   end
 end

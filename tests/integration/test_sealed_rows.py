@@ -1,0 +1,164 @@
+"""Rows as versions up to 468e06b wrote them with ``store.checksum``: blanks stand behind the JSON of their headers.
+
+They were a CRC-32 of headers and body: a tab, then its bits, as spaces and tabs. Nobody looks at them any more.
+"""
+
+import json
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pytest
+from azure.data.tables import TableClient, UpdateMode
+from tests.azure_store_subjects import AzureTableStoreSubject
+from tests.conftest import SqliteStoreSubject
+from tests.integration.migration_places import LONG_AGO, NEXT_YEAR
+from tests.mariadb_subjects import MariaDbStoreSubject
+from tests.postgres_subjects import PostgresStoreSubject
+from tests.redis_subjects import RedisStoreSubject
+
+from postdate.backends.mariadb.connection import MariaDbServer
+from postdate.backends.mariadb.names import MariaDbNames
+from postdate.messages import Headers, format_timestamp
+from postdate.pipeline.migrate.verifying import checksums
+from postdate.pipeline.stores import StoreSpec
+from postdate.ports import MessageFilter, Outcome, Scan, ScannableStore
+from postdate.ports.migrating import MigrationRun, MigrationStatus
+from postdate.testing import Damage, StoreSubject
+from postdate.testing.damaged import MENDED
+from postdate.testing.store_suite.columns import message_batch
+from postdate.testing.store_suite.subject import (
+    NOW,
+    QUEUE,
+    SECOND,
+    administrable,
+    beside_queues,
+    claiming,
+    ids,
+    message,
+    quarantining,
+)
+from postdate.wiring.migration_sources import store_source
+
+SEAL = "\t" + format(0x1B2EF91C, "032b").replace("0", " ").replace("1", "\t")
+"""A checksum of other content: who looked at it would take each of the rows for damaged."""
+
+SEALING = ["SqliteStore", "PostgresStore", "MariaDbStore", "RedisStore", "AzureTableStore"]
+
+
+def seal(subject: StoreSubject) -> None:
+    """Put a checksum behind the headers of all that is stored, by hand."""
+    match subject:
+        case SqliteStoreSubject():
+            with closing(sqlite3.connect(subject.path)) as file, file:
+                file.execute("UPDATE content SET headers = headers || ?", (SEAL,))
+        case PostgresStoreSubject():
+            with psycopg.connect(subject.url) as connection:
+                connection.execute("SELECT set_config('search_path', quote_ident(%s), false)", (subject.schema,))
+                connection.execute("UPDATE content SET headers = headers || %s", (SEAL,))
+        case MariaDbStoreSubject():
+            with closing(MariaDbServer(subject.url).connect()) as session:
+                ((table,),) = session.rows(f"SELECT name FROM {MariaDbNames(subject.schema, 'any').of('store')}")
+                pending = MariaDbNames(subject.schema, table).pending
+                session.change(f"UPDATE {pending} SET headers = CONCAT(headers, %(seal)s)", {"seal": SEAL})
+        case RedisStoreSubject():
+            client = subject.prefix.client
+            for key in subject.prefix.all_keys():
+                if b":m:" in key:
+                    client.hset(key, "h", client.hget(key, "h") + SEAL.encode())  # type: ignore[operator]
+        case AzureTableStoreSubject():
+            with TableClient.from_connection_string(subject.connection, subject.table) as client:
+                for entity in client.list_entities():
+                    client.update_entity({**entity, "Headers": entity["Headers"] + SEAL}, UpdateMode.REPLACE)
+        case _:
+            raise NotImplementedError(subject)
+
+
+@pytest.mark.parametrize("store_subject", SEALING, indirect=True)
+async def test_they_are_read_moved_in_time_tried_again_and_finished_as_any_other(store_subject: StoreSubject) -> None:
+    of_its_own = {Headers.DELIVER_AT: format_timestamp(NOW), "kind": "é"}
+    later = NOW + SECOND
+    async with claiming(store_subject) as store:
+        await store.store_many([message("m-1", headers=of_its_own), message("m-2", later)], NOW)
+        seal(store_subject)
+        operator = administrable(store)
+        assert operator is not None
+        assert ids(await operator.list_pending(MessageFilter(), 10)) == ["m-1", "m-2"]
+        assert await operator.get("m-2") == message("m-2", later)
+        assert await operator.reschedule("m-1", later, NOW)
+        moved = message("m-1", later, headers={**of_its_own, Headers.DELIVER_AT: format_timestamp(later)})
+        claims = await store.claim_due(later + SECOND, 10)
+        found = {claim.message.message_id: claim for claim in claims}
+        assert [found[id_].message for id_ in ("m-1", "m-2")] == [moved, message("m-2", later)]
+        assert await store.retry_later(found["m-2"], later + SECOND, later, "it did not work")
+        assert await store.finish([found["m-1"]], Outcome.DELIVERED, later) == 1
+        (claim,) = await store.claim_due(later + 2 * SECOND, 10)
+        assert claim.message == replace(message("m-2", later), number_of_failures=1)
+        assert await store.finish([claim], Outcome.DELIVERED, later) == 1
+
+
+@pytest.mark.parametrize("store_subject", SEALING, indirect=True)
+async def test_one_that_is_damaged_is_put_back_once_it_is_mended(store_subject: StoreSubject) -> None:
+    """What is put in place of its body takes its headers along as they are."""
+    async with quarantining(store_subject) as opened:
+        assert opened is not None
+        store, rows = opened
+        await store.store(message(), NOW)
+        seal(store_subject)
+        store_subject.damage("m-1", Damage.DUE)
+        assert await store.claim_due(NOW + SECOND, 10) == []
+        (aside,) = await rows.place.quarantined(10)
+        await rows.place.put_back(aside.number, replace(MENDED[Damage.DUE], body=b"mended"), NOW)
+        (claim,) = await store.claim_due(NOW + SECOND, 10)
+        assert claim.message == message(body=b"mended")
+        await store.finish([claim], Outcome.DELIVERED, NOW)
+
+
+@pytest.mark.parametrize("store_subject", ["SqliteStore", "PostgresStore", "RedisStore"], indirect=True)
+async def test_they_are_received_from_the_queue_that_they_were_moved_to(store_subject: StoreSubject) -> None:
+    async with beside_queues(store_subject) as opened:
+        assert opened is not None
+        store, transport = opened
+        await store.store(message(), NOW)
+        seal(store_subject)
+        assert (await store.move_due(NOW + SECOND, 10)).delivered == 1
+        receiver = transport.receiver(QUEUE)
+        (received,) = await receiver.receive(10)
+        assert (received.envelope.headers, received.envelope.body) == ({"kind": "check"}, b"body")
+        await receiver.close()
+
+
+@pytest.mark.parametrize("store_subject", ["SqliteStore", "PostgresStore", "MariaDbStore"], indirect=True)
+async def test_scans_see_the_json_of_their_headers(store_subject: StoreSubject) -> None:
+    async with claiming(store_subject) as store:
+        await store.store(message(), NOW)
+        seal(store_subject)
+        assert isinstance(store, ScannableStore)
+        (part,) = store.scan_parts("pending", 1)
+        ((headers,),) = [row for page in store.scan(Scan("pending", ("headers",)), part, 10) for row in page]
+        assert json.loads(headers) == {"kind": "check"}
+
+
+async def test_a_migration_moves_them(tmp_path: Path) -> None:
+    subject = SqliteStoreSubject(tmp_path)
+    spec = StoreSpec(f"sqlite:///{subject.path}")
+    async with claiming(subject) as store:
+        await store.store(message(due=NEXT_YEAR), NOW)
+    seal(subject)
+    source = store_source(spec.address)
+    (name,) = source.endpoints()
+    run = MigrationRun("0" * 32, name, MigrationStatus.PREPARING, {"target": "x"}, LONG_AGO, NOW)
+    source.begin(run)
+    (batch,) = source.hide(run, 10, 1, 60 * SECOND)
+    assert source.read(run, batch.number) == [message(due=NEXT_YEAR)]
+    source.close()
+
+
+def test_a_copy_without_the_blanks_is_the_same_message() -> None:
+    plain = message_batch([message()])
+    place = plain.schema.get_field_index("headers")
+    sealed = pa.array([f"{text}{SEAL}" for text in plain.column("headers").to_pylist()], pa.string())
+    assert checksums(plain.set_column(place, "headers", sealed)).tolist() == checksums(plain).tolist()
