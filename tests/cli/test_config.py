@@ -150,6 +150,18 @@ def test_an_unknown_variable_is_an_error(variable):
         load_settings(None, {variable: "x"})
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("POSTDATE_STORE__CHECKSUM", "true", "leave it out: messages are stored without checksums now"),
+        ("POSTDATE_STORE__LEASES", "4", "leave it out, once all that dispatched with it are stopped"),
+    ],
+)
+def test_a_variable_of_an_earlier_version_is_an_error_that_says_what_to_do(variable, value, said):
+    with pytest.raises(UnknownSetting, match=f"no variable {variable} .*; {said}"):
+        load_settings(None, {variable: value})
+
+
 def test_variables_that_a_platform_sets_by_itself_are_no_error():
     load_settings(None, {"POSTDATE_SERVICE_HOST": "10.0.0.1", "POSTDATE_PORT": "tcp://10.0.0.1:80"})
 

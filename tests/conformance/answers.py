@@ -168,7 +168,7 @@ ANSWERS: Mapping[str, Mapping[str, Answer]] = {
     },
     "Azure Storage": {
         "beats": Answer(
-            "a task of the event loop, which renews leases of 15 s, and hides what was received anew",
+            "a task of the event loop, which renews a lease of 15 s, and hides what was received anew",
             (
                 _DIES,
                 f"{_IN}/azure/test_lease.py::test_row_80_a_lease_is_renewed_many_times",

@@ -4,24 +4,15 @@ They were a CRC-32 of headers and body: a tab, then its bits, as spaces and tabs
 """
 
 import json
-import sqlite3
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-import psycopg
 import pyarrow as pa
 import pytest
-from azure.data.tables import TableClient, UpdateMode
-from tests.azure_store_subjects import AzureTableStoreSubject
 from tests.conftest import SqliteStoreSubject
 from tests.integration.migration_places import LONG_AGO, NEXT_YEAR
-from tests.mariadb_subjects import MariaDbStoreSubject
-from tests.postgres_subjects import PostgresStoreSubject
-from tests.redis_subjects import RedisStoreSubject
+from tests.integration.stored_headers import BESIDE_QUEUES, WITH_ROWS, rewrite_headers
 
-from postdate.backends.mariadb.connection import MariaDbServer
-from postdate.backends.mariadb.names import MariaDbNames
 from postdate.messages import Headers, format_timestamp
 from postdate.pipeline.migrate.verifying import checksums
 from postdate.pipeline.stores import StoreSpec
@@ -46,38 +37,13 @@ from postdate.wiring.migration_sources import store_source
 SEAL = "\t" + format(0x1B2EF91C, "032b").replace("0", " ").replace("1", "\t")
 """A checksum of other content: who looked at it would take each of the rows for damaged."""
 
-SEALING = ["SqliteStore", "PostgresStore", "MariaDbStore", "RedisStore", "AzureTableStore"]
-
 
 def seal(subject: StoreSubject) -> None:
     """Put a checksum behind the headers of all that is stored, by hand."""
-    match subject:
-        case SqliteStoreSubject():
-            with closing(sqlite3.connect(subject.path)) as file, file:
-                file.execute("UPDATE content SET headers = headers || ?", (SEAL,))
-        case PostgresStoreSubject():
-            with psycopg.connect(subject.url) as connection:
-                connection.execute("SELECT set_config('search_path', quote_ident(%s), false)", (subject.schema,))
-                connection.execute("UPDATE content SET headers = headers || %s", (SEAL,))
-        case MariaDbStoreSubject():
-            with closing(MariaDbServer(subject.url).connect()) as session:
-                ((table,),) = session.rows(f"SELECT name FROM {MariaDbNames(subject.schema, 'any').of('store')}")
-                pending = MariaDbNames(subject.schema, table).pending
-                session.change(f"UPDATE {pending} SET headers = CONCAT(headers, %(seal)s)", {"seal": SEAL})
-        case RedisStoreSubject():
-            client = subject.prefix.client
-            for key in subject.prefix.all_keys():
-                if b":m:" in key:
-                    client.hset(key, "h", client.hget(key, "h") + SEAL.encode())  # type: ignore[operator]
-        case AzureTableStoreSubject():
-            with TableClient.from_connection_string(subject.connection, subject.table) as client:
-                for entity in client.list_entities():
-                    client.update_entity({**entity, "Headers": entity["Headers"] + SEAL}, UpdateMode.REPLACE)
-        case _:
-            raise NotImplementedError(subject)
+    rewrite_headers(subject, lambda headers: headers + SEAL)
 
 
-@pytest.mark.parametrize("store_subject", SEALING, indirect=True)
+@pytest.mark.parametrize("store_subject", WITH_ROWS, indirect=True)
 async def test_they_are_read_moved_in_time_tried_again_and_finished_as_any_other(store_subject: StoreSubject) -> None:
     of_its_own = {Headers.DELIVER_AT: format_timestamp(NOW), "kind": "é"}
     later = NOW + SECOND
@@ -100,7 +66,7 @@ async def test_they_are_read_moved_in_time_tried_again_and_finished_as_any_other
         assert await store.finish([claim], Outcome.DELIVERED, later) == 1
 
 
-@pytest.mark.parametrize("store_subject", SEALING, indirect=True)
+@pytest.mark.parametrize("store_subject", WITH_ROWS, indirect=True)
 async def test_one_that_is_damaged_is_put_back_once_it_is_mended(store_subject: StoreSubject) -> None:
     """What is put in place of its body takes its headers along as they are."""
     async with quarantining(store_subject) as opened:
@@ -117,7 +83,7 @@ async def test_one_that_is_damaged_is_put_back_once_it_is_mended(store_subject: 
         await store.finish([claim], Outcome.DELIVERED, NOW)
 
 
-@pytest.mark.parametrize("store_subject", ["SqliteStore", "PostgresStore", "RedisStore"], indirect=True)
+@pytest.mark.parametrize("store_subject", BESIDE_QUEUES, indirect=True)
 async def test_they_are_received_from_the_queue_that_they_were_moved_to(store_subject: StoreSubject) -> None:
     async with beside_queues(store_subject) as opened:
         assert opened is not None
