@@ -10,12 +10,20 @@ from typing import Any, cast
 import anyio
 import pytest
 
-from postdate import DelayedDelivery, Endpoint, Headers, MemoryStore, MemoryTransport, TransactionMode
+from postdate import (
+    DelayedDelivery,
+    Endpoint,
+    Headers,
+    MemorySagaStore,
+    MemoryStore,
+    MemoryTransport,
+    TransactionMode,
+)
 from postdate.core import simple_store
 from postdate.core.simple_store import SimpleStore
 from postdate.errors import ConfigurationError, StoreUnavailable, TransportUnavailable, UnsupportedTransactionMode
 from postdate.messages import DelayedMessage
-from postdate.ports import ClaimingStore, Outcome, capabilities_of
+from postdate.ports import ClaimingStore, DelegatedQuarantine, Outcome, SagaStore, Transport, capabilities_of
 from postdate.testing import Check, Fault, FaultyTransport, StoreSubject, VirtualClock, contract_checks, store_checks
 
 SECOND = timedelta(seconds=1)
@@ -432,6 +440,28 @@ def test_a_store_that_claims_in_batches_and_cannot_release_is_no_class() -> None
     with pytest.raises(TypeError, match=r"abstract method .?release"):
         half()
     assert type("Whole", (ClaimingStore,), whole)
+
+
+def test_an_adapter_that_does_not_say_what_it_can_do_is_refused_by_the_endpoint_that_is_given_it() -> None:
+    def silent(role: Any, kind: type[Any]) -> Any:
+        return type("Mine", (role,), {name: getattr(kind, name) for name in role.__abstractmethods__})()
+
+    store, transport = silent(ClaimingStore, MemoryStore), silent(Transport, MemoryTransport)
+    sagas = silent(SagaStore, MemorySagaStore)
+    said = "Mine does not say what it can do: set _capabilities, or override capabilities"
+    with pytest.raises(ConfigurationError, match=said):
+        capabilities_of(store)
+    with pytest.raises(ConfigurationError, match=said):
+        Endpoint("sales", transport=MemoryTransport(), delayed_delivery=DelayedDelivery(store))
+    with pytest.raises(ConfigurationError, match=said):
+        Endpoint("sales", transport=MemoryTransport(), sagas=sagas)
+    with pytest.raises(ConfigurationError, match=said):
+        Endpoint("sales", transport=transport)
+
+
+def test_who_leaves_its_quarantine_to_nobody_is_no_class() -> None:
+    with pytest.raises(TypeError, match=r"abstract method .?_quarantine"):
+        type("Half", (DelegatedQuarantine,), {})()
 
 
 def test_without_capabilities_of_its_own_it_is_taken_for_a_simple_one(clock: VirtualClock) -> None:

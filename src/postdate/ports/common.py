@@ -6,7 +6,11 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+from postdate.errors import ConfigurationError
+
+C = TypeVar("C")
 
 
 class TransactionMode(enum.Enum):
@@ -90,3 +94,22 @@ Work = Callable[[NativeTransaction], None]
 
 Wake = Callable[[], None]
 """Called from any thread to say: look again now. Never blocks."""
+
+
+class Capable(Generic[C]):
+    """A store or a transport that says what it can do."""
+
+    _capabilities: C
+
+    @property
+    def capabilities(self) -> C:
+        """What it can do; constant. The field ``_capabilities``, unless this is overridden.
+
+        Raises:
+            ConfigurationError: there is neither.
+        """
+        try:
+            return self._capabilities
+        except AttributeError:
+            said = f"{type(self).__name__} does not say what it can do: set _capabilities, or override capabilities"
+            raise ConfigurationError(said) from None

@@ -116,8 +116,9 @@ class DelegatedQuarantine(Quarantine):
     """A store, or queues, that leave what is set aside to an object of its own."""
 
     @property
+    @abstractmethod
     def _quarantine(self) -> Quarantine:
-        raise NotImplementedError
+        """What is set aside."""
 
     @override
     async def quarantined(self, limit: int) -> Sequence[Quarantined]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from postdate.errors import NotSupported
-from postdate.ports.common import Work
+from postdate.ports.common import Capable, Work
 
 CORRELATION_LIMIT: Final = 200
 """Characters of a correlation value: what every index holds."""
@@ -92,18 +92,11 @@ class SagaChange:
     record: SagaRecord
 
 
-class SagaStore(ABC):
+class SagaStore(Capable[SagaStoreCapabilities], ABC):
     """Where saga instances are kept. Every method may be called by several processes at once.
 
     Nothing is locked between loading and applying: who changes a version that is not there any more is told.
     """
-
-    _capabilities: SagaStoreCapabilities
-
-    @property
-    def capabilities(self) -> SagaStoreCapabilities:
-        """What this store can do; constant. The field ``_capabilities``, unless this is overridden."""
-        return self._capabilities
 
     @abstractmethod
     async def setup(self) -> None:

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from postdate.errors import ConfigurationError, NotSupported
 from postdate.messages import DelayedMessage
-from postdate.ports.common import NativeTransaction, Outcome, Record, RecordKind, TransactionMode, Wake, Work
+from postdate.ports.common import Capable, NativeTransaction, Outcome, Record, RecordKind, TransactionMode, Wake, Work
 from postdate.ports.observation import Observer, OldSnapshot, ServerFacts
 
 
@@ -170,15 +170,8 @@ class Claim:
     token: object
 
 
-class ClaimingStore(DelayedMessageStore):
+class ClaimingStore(DelayedMessageStore, Capable[StoreCapabilities]):
     """A store that works in batches. Every built-in store is one."""
-
-    _capabilities: StoreCapabilities
-
-    @property
-    def capabilities(self) -> StoreCapabilities:
-        """What this store can do; constant. The field ``_capabilities``, unless this is overridden."""
-        return self._capabilities
 
     @override
     async def fetch_next_due(self, now: datetime) -> DelayedMessage | None:

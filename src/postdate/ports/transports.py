@@ -13,7 +13,7 @@ import anyio
 
 from postdate.errors import NotSupported, PostdateError, TransportUnreachable
 from postdate.messages import Envelope
-from postdate.ports.common import RecordKind, TransactionMode, Work
+from postdate.ports.common import Capable, RecordKind, TransactionMode, Work
 from postdate.ports.observation import Observer, ServerFacts
 
 
@@ -217,15 +217,8 @@ class Receiver(ABC):
         raise NotSupported(f"{type(self).__name__} receives messages in their order only")
 
 
-class Transport(ABC):
+class Transport(Capable[TransportCapabilities], ABC):
     """Queues."""
-
-    _capabilities: TransportCapabilities
-
-    @property
-    def capabilities(self) -> TransportCapabilities:
-        """What this transport can do; constant. The field ``_capabilities``, unless this is overridden."""
-        return self._capabilities
 
     @abstractmethod
     async def create_queues(self, names: Sequence[str]) -> None:

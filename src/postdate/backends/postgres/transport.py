@@ -93,7 +93,6 @@ _SENT_AT_ONCE: Final = _IN_ONE_STATEMENT // _FEW
 
 Row = tuple[Any, ...]
 _Rows = Sequence[Row | MessageTooLarge]
-
 T = TypeVar("T")
 
 
