@@ -25,7 +25,7 @@ from postdate.backends.msmq.content import (
 )
 from postdate.backends.msmq.queues import Desk
 from postdate.errors import InvalidHeaders, MessageTooLarge, TimeToBeReceivedInTransaction
-from postdate.messages import Envelope, Headers
+from postdate.messages import Envelope, Headers, format_timestamp
 from postdate.ports import ExpiryRules
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)
@@ -252,6 +252,13 @@ def test_a_message_at_the_limit_is_taken_with_what_is_said_about_its_failure(des
     body = b"x" * (LARGEST_MESSAGE_BYTES - 1_000)
     assert desk.send([prepared(Envelope("orders", "id-1", headers, body))], True) == [None]
     assert len(taken(desk).body) == len(body)
+
+
+def test_in_a_transaction_what_was_stored_under_wider_limits_is_sent():
+    stored = Envelope.restored("orders", "x" * 300, {"kind": "check"}, b"", NOW + SECOND, NOW)
+    message = prepared(stored, in_transaction=True)
+    assert message is not None
+    assert format_timestamp(NOW + SECOND).encode() in message.extension
 
 
 def test_headers_that_xml_cannot_carry_are_refused():

@@ -118,18 +118,19 @@ def outgoing(
     Raises:
         TimeToBeReceivedInTransaction, MessageTooLarge, InvalidHeaders: it cannot be sent.
     """
-    check_headers(envelope.headers)
+    headers: Mapping[str, str] = envelope.headers
+    check_headers(headers)
     if in_transaction and rules.expiry.one_per_transaction:
-        envelope = replace(envelope, headers=headers_with_expiry(envelope.headers, envelope.expires_at))
+        headers = headers_with_expiry(headers, envelope.expires_at)
     else:
         envelope = _with_relative_expiry(envelope, now)
     native = rules.expiry.native(envelope, in_transaction=in_transaction, address=shown)
     if _is_over(native):
         log.debug("message %s to %s is past its expiry: not sent", envelope.message_id, shown)
         return None
-    if refused := why_too_large(envelope, encode_headers(envelope.headers), rules.largest_message_bytes):
+    if refused := why_too_large(envelope, encode_headers(headers), rules.largest_message_bytes):
         raise refused
-    extension = encode_headers_xml({**_apart(envelope.headers), **_carried(envelope)})
+    extension = encode_headers_xml({**_apart(headers), **_carried(envelope)})
     size = len(extension) + len(envelope.body)
     if size > LARGEST_NATIVE_BYTES:
         raise MessageTooLarge(
@@ -143,7 +144,7 @@ def outgoing(
         envelope.body,
         _seconds(native.time_to_be_received),
         (MQMSG_DEADLETTER if native.dead_letter else 0) | (MQMSG_JOURNAL if rules.use_journal_queue else 0),
-        to_native_id(envelope.headers.get(Headers.CORRELATION_ID, "")),
+        to_native_id(headers.get(Headers.CORRELATION_ID, "")),
     )
 
 
