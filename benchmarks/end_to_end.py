@@ -6,7 +6,7 @@
 All messages are stored beforehand, by the application, and are due at one instant, at which both processes have been
 running and idle for a while; with ``--rate`` they are due one after the other. The time ends when the last was handled
 and the queue of the endpoint is empty. With ``--tree`` another checkout of Postdate, with its own environment, takes
-turns with this one. ``--queues`` is ``postgres``, ``sqlite`` or ``rabbitmq`` (whose messages wait in a file of SQLite).
+turns with this one. With ``--queues rabbitmq`` the messages wait in a file of SQLite.
 
 Prints a line a round, and medians: messages a second; processor time a message of service, endpoint and server in µs;
 how late the handler was called, in ms; and how many messages were lost, handled twice, or early.
@@ -32,6 +32,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
+import redis
 
 from benchmarks.end_to_end_worker import HANDLERS
 from postdate.bench.system import cpu_seconds, family_cpu_seconds, listening_pid
@@ -72,6 +73,16 @@ def place(kind: str) -> Generator[Place]:
                 yield Place(urlsplit(url)._replace(path=f"/{name}").geturl(), "", listening_pid(port))
             finally:
                 connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+        return
+    if kind == "redis":
+        url = _server("POSTDATE_REDIS_URL")
+        prefix = f"postdate-e2e-{secrets.token_hex(6)}"
+        try:
+            yield Place(f"{url}?prefix={prefix}", "", listening_pid(urlsplit(url).port or 6379))
+        finally:
+            with redis.Redis.from_url(url) as connection:
+                for key in connection.scan_iter(f"{prefix}*", count=1_000):
+                    connection.unlink(key)
         return
     with tempfile.TemporaryDirectory(dir=HERE / "build") as folder:
         file = f"sqlite:///{folder}/messages.db"
@@ -155,7 +166,7 @@ def _wait(tally: SharedCount, n: int, endpoint: subprocess.Popen[str]) -> float:
 def main() -> int:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--queues", choices=["postgres", "sqlite", "rabbitmq"], default="postgres")
+    parser.add_argument("--queues", choices=["postgres", "sqlite", "redis", "rabbitmq"], default="postgres")
     parser.add_argument("--handler", choices=sorted(HANDLERS), default="empty")
     parser.add_argument("--n", type=int, default=20_000)
     parser.add_argument("--rate", type=float, default=0.0, help="messages a second; 0: all are due at once")

@@ -1,11 +1,14 @@
 """Waiting, in real time, for what others do, which tells the test nothing. Nothing else in the tests waits for time."""
 
 import inspect
+import os
+import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -35,6 +38,24 @@ class Eventually:
         while not condition():
             assert time.monotonic() < deadline, f"not within {seconds:g} s: {what}"
             pause.wait(0.002)
+
+
+def freeze_processes(*pids: int) -> None:
+    """Stop processes, and return when none of their threads runs any more: one of them must meet the signal first."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    for pid in pids:
+        Eventually()(lambda pid=pid: _stands_still(pid), f"process {pid} is stopped")
+
+
+def _stands_still(pid: int) -> bool:
+    states = set[str]()
+    for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
+        try:
+            states.add(thread.read_text().rpartition(")")[2].split()[0])
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
+            continue
+    return states <= {"T", "t", "Z", "X"}
 
 
 async def until(

@@ -30,7 +30,7 @@ from tests.machine import until
 from tests.proxy import FaultyLink
 from tests.rabbitmq_subjects import channel_of
 from tests.servers import Server
-from tests.waiting import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS, freeze_processes
 
 Where = str
 """``store`` or ``queues``: whose server or link."""
@@ -141,14 +141,11 @@ class FrozenServer:
     where: Where
 
     def begin(self, lab: Lab) -> None:
-        self._send(lab, signal.SIGSTOP)
+        freeze_processes(*(daemon.pid for daemon in server_of(lab.deployment, self.where).processes()))
 
     def end(self, lab: Lab) -> None:
-        self._send(lab, signal.SIGCONT)
-
-    def _send(self, lab: Lab, number: signal.Signals) -> None:
         for daemon in server_of(lab.deployment, self.where).processes():
-            daemon.send(number)
+            daemon.send(signal.SIGCONT)
 
 
 @dataclass

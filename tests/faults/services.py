@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.faults.clocks import SetClock
 from tests.machine import until
-from tests.waiting import PATIENCE_SECONDS, READY
+from tests.waiting import PATIENCE_SECONDS, READY, freeze_processes
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -80,7 +80,8 @@ class Service:
 
     def freeze(self) -> None:
         """Stop it in the middle of whatever it does."""
-        self.signal(signal.SIGSTOP)
+        assert self._process is not None
+        freeze_processes(self._process.pid)
 
     def thaw(self) -> None:
         """Let it go on."""

@@ -15,7 +15,7 @@ import pytest
 from tests.locking_places import LockingPlace, locking_place, locking_places
 from tests.redis_subjects import Prefix
 from tests.servers import Redis, started
-from tests.waiting import PATIENCE_SECONDS
+from tests.waiting import PATIENCE_SECONDS, freeze_processes
 
 SCRIPT = Path(__file__).with_name("processes.py")
 
@@ -64,7 +64,7 @@ class Process:
 
     def freeze(self) -> None:
         """Let it do nothing, and end nothing either, until it is thawed or killed."""
-        self._process.send_signal(signal.SIGSTOP)
+        freeze_processes(self._process.pid)
 
     def thaw(self) -> None:
         self._process.send_signal(signal.SIGCONT)

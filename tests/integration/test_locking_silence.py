@@ -18,7 +18,7 @@ import pytest
 from tests.mariadb_subjects import drop_schema, fresh_schema
 from tests.proxy import FaultyLink
 from tests.servers import MariaDB
-from tests.waiting import until
+from tests.waiting import freeze_processes, until
 
 from postdate import DelayedMessage
 from postdate.backends.mariadb.connection import MariaDbServer, MariaDbSession
@@ -222,7 +222,7 @@ async def test_a_frozen_server_is_an_outage(server_folder: Path) -> None:
         await store.store_many(messages(3), NOW)
         claims = await store.claim_due(NOW + SECOND, 1)
         assert server.pid is not None
-        os.kill(server.pid, signal.SIGSTOP)
+        freeze_processes(server.pid)
         try:
             for call in (store.claim_due(NOW + SECOND, 1), store.finish(claims, Outcome.DELIVERED, NOW)):
                 with answers_within(0.5, store), pytest.raises(StoreUnreachable, match="did not answer within"):
@@ -305,7 +305,7 @@ async def test_a_frozen_process_loses_what_it_holds_and_can_do_nothing_to_it(
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == b"10\n"
-        process.send_signal(signal.SIGSTOP)
+        freeze_processes(process.pid)
         found = await claimed(store, 10 - finished)
         assert await store.finish(found[:1], Outcome.DELIVERED, NOW) == 1
         process.send_signal(signal.SIGCONT)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import anyio
 import pytest
 from tests.integration.postgres_place import SECOND, TABLE, Place, now, placed
-from tests.waiting import claimed, received, until
+from tests.waiting import claimed, freeze_processes, received, until
 
 from postdate import TransactionMode
 from postdate.backends.postgres.listening import Watched
@@ -96,6 +96,9 @@ class Holder:
     def signal(self, number: int) -> None:
         os.kill(self._process.pid, number)
 
+    def freeze(self) -> None:
+        freeze_processes(self._process.pid)
+
     def end(self) -> None:
         self._process.kill()
         self._process.communicate()
@@ -138,7 +141,7 @@ async def test_what_a_frozen_process_holds_is_free_after_a_while_and_it_does_no_
     transport = PostgresTransport(place.url, schema=place.schema)
     receiver = transport.receiver("consumer")
     await watcher.listen(lambda: None)
-    holder.signal(signal.SIGSTOP)
+    holder.freeze()
     claims, taken = await claimed(store, 5, now()), await received(receiver, 2)
     assert sorted(claim.message.message_id for claim in claims) == ["m-0", "m-1", "m-2", "m-4", "m-5"]
     assert "has shown no life for 2 s" in caplog.text
@@ -241,7 +244,7 @@ async def test_whoever_may_not_end_the_sessions_says_so_once(
         store = PostgresStore(url, schema=place.schema, table=TABLE, holds_at_most=6 * SECOND)
         await store.initialize("service", TransactionMode.RECEIVE_ONLY)
         stop = await store.listen(lambda: None)
-        holder.signal(signal.SIGSTOP)
+        holder.freeze()
         refused = "cannot be ended; that needs its role"
         await until(lambda: caplog.text.count(refused) >= 2)
         assert caplog.text.count("has shown no life") == 2  # of its store, and of its queues

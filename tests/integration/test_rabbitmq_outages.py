@@ -13,7 +13,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 from tests.machine import folder_for_servers
 from tests.rabbitmq_subjects import channel_of, transport_at
 from tests.servers import RabbitMQ, started
-from tests.waiting import until
+from tests.waiting import freeze_processes, until
 
 from postdate import DelayedDelivery, DelayedMessage, Endpoint, Envelope, MemoryStore, SqliteStore, SystemClock
 from postdate.backends.rabbitmq.transport import RabbitMqTransport
@@ -41,8 +41,7 @@ def envelopes(queue: str, count: int) -> list[Envelope]:
 def frozen(server: RabbitMQ) -> Generator[None]:
     """Stop every process of a broker: its connections stay, and nothing answers."""
     processes = server.processes()
-    for process in processes:
-        process.send(signal.SIGSTOP)
+    freeze_processes(*(process.pid for process in processes))
     try:
         yield
     finally:

@@ -11,7 +11,7 @@ import pytest
 from redis.exceptions import AuthenticationError, BusyLoadingError, MovedError, ReadOnlyError, ResponseError
 from tests.redis_subjects import Prefix
 from tests.servers import Redis
-from tests.waiting import Eventually, until
+from tests.waiting import Eventually, freeze_processes, until
 
 from postdate import DelayedMessage, Envelope, TransactionMode
 from postdate.backends.redis.errors import QUEUES, STORE, translate
@@ -185,7 +185,7 @@ async def test_a_server_that_hangs_is_given_up_in_time_and_found_again(redis_ser
         await store.store(message(), NOW)
         await hasty.initialize("service", TransactionMode.TRANSACTION_SCOPE)
         await until(lambda: hasty.get("m-1"), despite=StoreUnreachable)
-        os.kill(redis_server.pid, signal.SIGSTOP)
+        freeze_processes(redis_server.pid)
         with pytest.raises(StoreUnreachable):
             await hasty.store(message("m-2"), NOW)
         os.kill(redis_server.pid, signal.SIGCONT)

@@ -198,7 +198,7 @@ def test_services_come_up_once_are_mended_and_go_down_without_remains(checkout: 
     checkout.services("status")
     assert checkout.services("env") == exported, "a server that came back has another port"
 
-    assert checkout.services("down") == "stopped: PostgreSQL, MariaDB, RabbitMQ, Redis, Azurite\n"
+    assert checkout.services("down") == "stopped: PostgreSQL, pgbouncer, MariaDB, RabbitMQ, Redis, Azurite\n"
     assert not checkout.left()
     assert checkout.services("down") == "stopped: nothing was running\n"
 

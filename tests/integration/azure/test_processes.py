@@ -17,6 +17,7 @@ import pytest
 from azure.core.exceptions import HttpResponseError
 from azure.storage.blob import BlobLeaseClient, BlobServiceClient
 from tests.azure_store_subjects import TablePlace
+from tests.waiting import freeze_processes
 
 from postdate import DelayedMessage, LocalTransport, SystemClock
 
@@ -47,7 +48,7 @@ class Service:
         self._says("sending")
 
     def freeze(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
+        freeze_processes(self._process.pid)
 
     def wake(self) -> None:
         self._process.send_signal(signal.SIGCONT)

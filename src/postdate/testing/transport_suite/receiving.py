@@ -242,7 +242,7 @@ async def nothing_more_comes_to_a_stopped_receiver(subject: TransportSubject) ->
 async def a_lost_hold_is_noticed(transport: Transport, receiver: Receiver) -> None:
     """Committing what was committed or given back before raises ClaimLost, received again meanwhile or not."""
     await transport.send([envelope("committed"), envelope("given-back")], NOW)
-    committed, given_back = await receive(receiver)
+    committed, given_back = await receive_all(receiver, 2)
     await receiver.commit(committed, NOW)
     await receiver.roll_back(given_back)
     for received in (committed, given_back):
