@@ -15,9 +15,9 @@ from tests.postgres_subjects import drop_schema, fresh_schema
 from tests.waiting import patience
 
 from postdate import DelayedMessage, Envelope, PostgresOutbox, SqliteOutbox
+from postdate.backends.sql.operations import decode_operations
 from postdate.core.recoverability import is_outage
 from postdate.errors import StoreError, StoreFromNewerVersion, StoreNotSetUp, StoreUnavailable, StoreUnreachable
-from postdate.persistence.outbox import decode_operations
 from postdate.ports import OutboxRecord, OutboxStore
 
 NOW = datetime(2026, 1, 31, 12, 0, 5, 123_456, tzinfo=UTC)

@@ -10,7 +10,6 @@ import pytest
 from postdate.backends.rowlocks import Conflict, Pool
 from postdate.backends.rowlocks.claims import Claims
 from postdate.backends.rowlocks.liveness import Liveness
-from postdate.backends.rowlocks.next_due import NextDue
 from postdate.backends.rowlocks.pool import Connections
 from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.errors import (
@@ -21,6 +20,7 @@ from postdate.errors import (
     StoreTroubled,
     StoreUnavailable,
 )
+from postdate.runtime.next_due import NextDue
 
 
 class Session:

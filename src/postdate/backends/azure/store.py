@@ -36,7 +36,6 @@ from postdate.backends.azure.records import Records
 from postdate.backends.azure.storing import Storing
 from postdate.backends.azure.table_names import checked_table, default_table, lease_container, records_table
 from postdate.backends.azure.timekeeping import Timekeeping
-from postdate.backends.rowlocks.next_due import NextDue
 from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import (
     ConfigurationError,
@@ -63,6 +62,7 @@ from postdate.ports import (
     TransactionMode,
     Wake,
 )
+from postdate.runtime.next_due import NextDue
 
 if TYPE_CHECKING:
     from azure.data.tables.aio import TableServiceClient

@@ -16,8 +16,8 @@ from postdate.backends.mariadb.connection import literal
 from postdate.backends.mariadb.names import check_name, quoted
 from postdate.backends.mariadb.schema import MariaDbSchema
 from postdate.backends.rowlocks.timeouts import RowLockTimeoutTable, ServerTimeouts
+from postdate.backends.sql.timeouts import TimeoutStatements
 from postdate.errors import MessageTooLarge, StoreError, StoreNotSetUp
-from postdate.persistence.sql_timeouts import TimeoutStatements
 from postdate.persistence.timeouts import HEADERS, ID, STATE, TIME, rounded_up, spellings, text_time
 
 _WHAT: Final = "the table of timeouts (table_prefix=...)"

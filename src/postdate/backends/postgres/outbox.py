@@ -24,8 +24,8 @@ from postdate.backends.postgres.errors import is_conflict, translate
 from postdate.backends.postgres.names import part_steps, sql
 from postdate.backends.postgres.pool import as_opened
 from postdate.backends.postgres.scripts import part_script
+from postdate.backends.sql.operations import decode_operations, encode_operations, storable
 from postdate.errors import ConfigurationError, StoreError, StoreUnavailable, StoreUnreachable
-from postdate.persistence.outbox import decode_operations, encode_operations, storable
 from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Scripted, Work
 from postdate.ports.outbox import Operation, OutboxRecord
 from postdate.runtime.group_commit import Job, do_jobs, group_of

@@ -11,7 +11,7 @@ from typing_extensions import override
 from postdate.backends.postgres.access import Access, Connection, OpenDatabase
 from postdate.backends.postgres.names import part_steps, sql
 from postdate.backends.postgres.scripts import part_script
-from postdate.persistence.sagas import SqlSagaStore
+from postdate.backends.sql.sagas import SqlSagaStore
 from postdate.ports import SagaChange, SagaStoreCapabilities, Scripted
 from postdate.runtime.threads import in_thread
 

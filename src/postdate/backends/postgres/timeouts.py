@@ -19,8 +19,8 @@ from postdate.backends.postgres.answering import BoundedConnection
 from postdate.backends.postgres.listening import HOLDS_AT_MOST
 from postdate.backends.postgres.names import SchemaNames, check_name, literal, quoted, sql
 from postdate.backends.postgres.scripts import own_table_script
+from postdate.backends.sql.timeouts import SharedSqlTimeouts, TimeoutStatements, TimeoutTable
 from postdate.errors import StoreNotSetUp
-from postdate.persistence.sql_timeouts import SharedSqlTimeouts, TimeoutStatements, TimeoutTable
 from postdate.persistence.timeouts import TIME, normal_id, rounded_up, table_name
 from postdate.ports import Scripted
 from postdate.ports.timeouts import Timeout, TimeoutClaim

@@ -23,7 +23,6 @@ from typing import Any, Final
 
 from typing_extensions import override
 
-from postdate.backends.rowlocks.next_due import NextDue
 from postdate.backends.rowlocks.parts import MessageRow, QuarantinedRow, RecordNote, decoded, from_row
 from postdate.backends.rowlocks.pool import Pool
 from postdate.backends.rowlocks.tables import RowLockTables
@@ -31,6 +30,7 @@ from postdate.clock import from_microseconds, to_microseconds
 from postdate.errors import DuplicateMessage, MessageNotFound, StoreError, StoreNotSetUp, StoreNotWritable
 from postdate.messages import DelayedMessage, check_headers, resealed
 from postdate.ports import Mending, Quarantine, Quarantined, RecordKind
+from postdate.runtime.next_due import NextDue
 from postdate.runtime.threads import in_thread
 
 _NAMES: Final = ("message_id", "due", "destination", "expires_at", "failures", "headers", "body")

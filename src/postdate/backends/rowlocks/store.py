@@ -15,7 +15,6 @@ from typing_extensions import override
 from postdate.backends.rowlocks.claims import Claims
 from postdate.backends.rowlocks.database import RowLockSchema
 from postdate.backends.rowlocks.liveness import Liveness
-from postdate.backends.rowlocks.next_due import NextDue
 from postdate.backends.rowlocks.parts import (
     MessageRow,
     RecordNote,
@@ -58,6 +57,7 @@ from postdate.ports import (
     Wake,
 )
 from postdate.runtime.group_commit import Job, do_jobs, group_of
+from postdate.runtime.next_due import NextDue
 from postdate.runtime.threads import in_thread
 
 _MICROSECOND: Final = timedelta(microseconds=1)

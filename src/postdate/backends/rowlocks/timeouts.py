@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from postdate.backends.rowlocks.database import RowLockSchema
 from postdate.backends.rowlocks.pool import Pool
-from postdate.persistence.sql_timeouts import SqlTimeouts, TimeoutStatements, TimeoutTable
+from postdate.backends.sql.timeouts import SqlTimeouts, TimeoutStatements, TimeoutTable
 from postdate.persistence.timeouts import normal_id
 from postdate.ports import Scripted
 from postdate.ports.timeouts import Timeout, TimeoutClaim

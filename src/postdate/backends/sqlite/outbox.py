@@ -17,13 +17,13 @@ from typing import Any, Final, TypeVar
 import anyio
 from typing_extensions import override
 
+from postdate.backends.sql.operations import decode_operations, encode_operations, storable
 from postdate.backends.sqlite.connection import connect, patiently
 from postdate.backends.sqlite.errors import translated
 from postdate.backends.sqlite.setup import OUTBOX_MARKS, bring_up_to_date, steps
 from postdate.backends.sqlite.transaction import QueueRules, Transaction
 from postdate.clock import to_microseconds
 from postdate.errors import ConfigurationError, StoreError, StoreNotSetUp
-from postdate.persistence.outbox import decode_operations, encode_operations, storable
 from postdate.ports import NativeTransaction, OutboxStore, OutboxTransaction, Recording, Work
 from postdate.ports.outbox import Operation, OutboxRecord
 from postdate.runtime.threads import in_thread

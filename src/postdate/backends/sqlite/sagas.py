@@ -8,9 +8,9 @@ from typing import Any
 
 from typing_extensions import override
 
+from postdate.backends.sql.sagas import SqlSagaStore
 from postdate.backends.sqlite.file import OnFile, SqliteFile, Transaction
 from postdate.backends.sqlite.setup import SAGA_MARKS, bring_up_to_date, steps
-from postdate.persistence.sagas import SqlSagaStore
 from postdate.ports import Recording, SagaChange, SagaStoreCapabilities
 
 

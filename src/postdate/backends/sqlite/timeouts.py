@@ -13,11 +13,11 @@ from typing import Any, Final, TypeVar
 
 from typing_extensions import override
 
+from postdate.backends.sql.timeouts import SharedSqlTimeouts, TimeoutStatements, TimeoutTable
 from postdate.backends.sqlite.file import OnFile, SqliteFile, Transaction
 from postdate.backends.sqlite.liveness import presence_folder
 from postdate.backends.sqlite.locked_files import LockedFile, try_to_hold
 from postdate.errors import ConfigurationError
-from postdate.persistence.sql_timeouts import SharedSqlTimeouts, TimeoutStatements, TimeoutTable
 from postdate.persistence.timeouts import TIME, normal_id, table_name, text_time
 from postdate.ports import Recording
 from postdate.ports.timeouts import Timeout, TimeoutClaim

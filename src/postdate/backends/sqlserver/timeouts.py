@@ -14,12 +14,12 @@ from typing import Any, Final
 from typing_extensions import override
 
 from postdate.backends.rowlocks.timeouts import RowLockTimeoutTable, ServerTimeouts
+from postdate.backends.sql.timeouts import TimeoutStatements
 from postdate.backends.sqlserver.names import SqlServerNames, check_name, literal, quoted
 from postdate.backends.sqlserver.schema import SqlServerSchema
 from postdate.backends.sqlserver.setup import creating_schema, wait_for_our_turn
 from postdate.errors import InvalidMessage
 from postdate.messages import DESTINATION_LIMIT
-from postdate.persistence.sql_timeouts import TimeoutStatements
 from postdate.persistence.timeouts import DESTINATION, ID, STATE, TIME, rounded_up
 
 _WHAT: Final = "the table of timeouts (table_prefix=...)"

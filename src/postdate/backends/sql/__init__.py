@@ -1,0 +1,1 @@
+"""What SQL databases keep in the same tables by the same steps, written once: timeouts, sagas, outboxes."""
