@@ -6,7 +6,13 @@ statistics made while it was small must not turn a claim into a scan of millions
 
 from __future__ import annotations
 
-from postdate.backends.rowlocks.statements import RowLockStatements
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from typing_extensions import override
+
+from postdate.backends.rowlocks.parts import DuplicateKey
+from postdate.backends.rowlocks.statements import RowLockStatements, ServerSqlDialect
 
 
 class MariaDbStatements(RowLockStatements):
@@ -123,3 +129,28 @@ class MariaDbStatements(RowLockStatements):
             "AND store_id = %(store)s AND once = 1)"
         ),
     }
+
+
+class MariaDbSqlDialect(ServerSqlDialect):
+    """How MariaDB takes the statements that all SQL databases have."""
+
+    @override
+    def value(self, column: str) -> str:
+        return "UNHEX(%(operations)s)" if column == "operations" else super().value(column)
+
+    @override
+    def insert(self, table: str, columns: Iterable[str], key: Sequence[str]) -> str:
+        """Return the statement; not INSERT IGNORE, which would cut off what is too long."""
+        names = list(columns)
+        return f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join(map(self.value, names))})"
+
+    @override
+    def insert_new(self, session: Any, statement: str, values: Mapping[str, Any]) -> bool:
+        try:
+            return session.change(statement, values) == 1
+        except DuplicateKey:  # the server undoes the statement alone
+            return False
+
+    @override
+    def delete_first(self, table: str, where: str, order: str) -> str:
+        return f"DELETE FROM {table} WHERE {where} ORDER BY {order} LIMIT %(limit)s"

@@ -14,6 +14,7 @@ from postdate.backends.mariadb.errors import LockedTooLong
 from postdate.backends.mariadb.names import MariaDbNames
 from postdate.backends.mariadb.statements import MariaDbStatements
 from postdate.backends.rowlocks import MessageRow, WaitingRow
+from postdate.backends.rowlocks.setup import steps_of
 from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.errors import MessageTooLarge, StoreNotWritable
 from postdate.ports import OldSnapshot, Recording
@@ -54,7 +55,7 @@ class MariaDbTables(RowLockTables):
     @override
     def setup(self, session: Any) -> None:
         """Create what is missing, under a lock that the whole server knows."""
-        setup.setup(session, self.names)
+        setup.setup(session, self.names, steps_of(self.names))
 
     def _insert_records(self, session: Any, rows: Sequence[MessageRow], at: int) -> Mapping[str, int]:
         store = self._store(session)

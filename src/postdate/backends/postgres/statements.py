@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from typing_extensions import override
+
+from postdate.backends.postgres.access import Connection
 from postdate.backends.postgres.names import SchemaNames, sql
 from postdate.backends.postgres.quarantine import QuarantineStatements
 from postdate.backends.postgres.rows import in_calendar
+from postdate.backends.sql.dialect import SqlDialect
 from postdate.messages import Headers
 from postdate.ports import Recording
 
@@ -269,3 +277,29 @@ class Statements:
                 (SELECT count(*) FROM {pending} WHERE failures > 0), ({first_due})"""
         aside = f"SELECT count(*) FROM {names.of('quarantine')} WHERE queue_id IS NULL AND store_id = %(store)s"
         self.statistics, self.statistics_of_waiting = sql(f"{counted}, ({aside})"), sql(f"{counted}, 0")
+
+
+class PostgresSqlDialect(SqlDialect):
+    """How PostgreSQL takes the statements that all SQL databases have: prepared, and times are times there."""
+
+    @override
+    def spelled(self, template: str) -> bytes:
+        return sql(template)
+
+    @override
+    def rows(self, session: Connection, statement: bytes, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+        return session.execute(statement, values, prepare=True).fetchall()
+
+    @override
+    def change(self, session: Connection, statement: bytes, values: Mapping[str, Any]) -> int:
+        return session.execute(statement, values, prepare=True).rowcount
+
+    @override
+    def delete_first(self, table: str, where: str, order: str) -> str:
+        """Return the statement; it skips what others delete just now: two that clean up do not wait for each other."""
+        first = f"SELECT ctid FROM {table} WHERE {where} ORDER BY {order} LIMIT %(limit)s FOR UPDATE SKIP LOCKED"
+        return f"DELETE FROM {table} WHERE ctid = ANY (ARRAY({first}))"
+
+    @override
+    def time(self, instant: datetime) -> datetime:
+        return instant

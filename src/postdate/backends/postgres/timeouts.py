@@ -6,10 +6,9 @@ Source: specification 4.6; ADR 0007, ADR 0014.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import psycopg
 from typing_extensions import override
@@ -25,8 +24,6 @@ from postdate.persistence.timeouts import TIME, normal_id, rounded_up, table_nam
 from postdate.ports import Scripted
 from postdate.ports.timeouts import Timeout, TimeoutClaim
 from postdate.runtime.threads import in_thread
-
-T = TypeVar("T")
 
 _WHAT: Final = "the table of timeouts (table_prefix=...)"
 _BOUND: Final = f"SET LOCAL idle_in_transaction_session_timeout = {HOLDS_AT_MOST // timedelta(milliseconds=1)}"
@@ -83,14 +80,10 @@ class PostgresTimeouts(SharedSqlTimeouts["_PostgresTable"], Scripted):
     ) -> None:
         self._schema = check_name(schema, "schema")
         self._connections = Access(database, schema, answers_within=answers_within)
-        super().__init__(self._table_of, table_prefix)
+        super().__init__(self._connections, self._table_of, table_prefix)
 
     def _table_of(self, name: str) -> _PostgresTable:
         return _PostgresTable(self._schema, check_name(name, _WHAT), self._connections.where)
-
-    @override
-    async def _run(self, work: Callable[[Any], T]) -> T:
-        return await self._connections.run(work)
 
     @property
     @override

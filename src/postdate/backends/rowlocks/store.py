@@ -202,7 +202,7 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
                 return self._tables.come_back(session, row, back)
 
             # Apart: who finds the id there has a lock on it, shared with others who do; each would wait for the rest.
-            if not await in_thread(self._pool.transaction, store_again):
+            if not await self._pool.transaction(store_again):
                 raise DuplicateMessage.of(message.message_id)
         self._next_due.heard(row.due)
 
@@ -213,7 +213,9 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
         """Insert messages in one transaction; return whether each is new."""
         unique = {row.message_id: row for row, _ in reversed(works)}
         at = max(at for _, at in works)
-        fresh = set(self._pool.transaction(lambda session: self._tables.insert(session, list(unique.values()), at)))
+        fresh = set(
+            self._pool.transaction_blocking(lambda session: self._tables.insert(session, list(unique.values()), at))
+        )
         found = list[bool]()
         for row, _ in works:
             found.append(row.message_id in fresh)
@@ -231,7 +233,7 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
             return StoreReport(0)
         unique = {row.message_id: row for row in reversed(rows)}
         wanted = list(reversed(unique.values()))  # the first of each id, in the order given
-        fresh = set(self._pool.transaction(lambda session: self._tables.insert(session, wanted, at)))
+        fresh = set(self._pool.transaction_blocking(lambda session: self._tables.insert(session, wanted, at)))
         if fresh:
             self._next_due.heard(min(row.due for row in wanted if row.message_id in fresh))
         return StoreReport.of((row.message_id for row in rows), fresh)
@@ -282,14 +284,14 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
         return found.holder is None or found.holder in self._claims.holders()
 
     async def _ended(self, change: Callable[[Any], int | None]) -> bool:
-        number = await self._pool.transaction_in_thread(change)
+        number = await self._pool.transaction(change)
         if number is not None:
             self._claims.forget(number)
         return number is not None
 
     @override
     async def next_due(self) -> datetime | None:
-        return _instant(await self._pool.run_in_thread(self._tables.next_due))
+        return _instant(await self._pool.run(self._tables.next_due))
 
     # --- claims -------------------------------------------------------------------------------------------------
 
@@ -382,7 +384,7 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
             look_number = self._next_due.look()
             return self._next_due.seen(look_number, self._tables.next_attempt(session, self._claims.locked()))
 
-        return _instant(await self._pool.run_in_thread(look))
+        return _instant(await self._pool.run(look))
 
     @override
     async def listen(self, wake: Wake) -> Callable[[], None]:
@@ -409,7 +411,7 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
                 and bool(self._tables.finish(session, [found.number], None, ending))
             )
 
-        return await self._pool.transaction_in_thread(cancel)
+        return await self._pool.transaction(cancel)
 
     @override
     async def reschedule(self, message_id: str, due: datetime, now: datetime) -> bool:
@@ -425,7 +427,7 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
             self._tables.reschedule(session, found, new_due, at)
             return True
 
-        done = await self._pool.transaction_in_thread(reschedule)
+        done = await self._pool.transaction(reschedule)
         if done:
             self._next_due.heard(new_due)
         return done
@@ -439,11 +441,11 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
             aside = self._quarantine.count(session)
             return StoreStatistics(*counts, next_due=_instant(next_due), quarantined=aside)
 
-        return await in_thread(self._pool.run_patiently, count)
+        return await self._pool.run(count, patiently=True)
 
     @override
     async def record_counts(self) -> Mapping[RecordKind, int]:
-        counts = await in_thread(self._pool.run_patiently, self._tables.record_counts)
+        counts = await self._pool.run(self._tables.record_counts, patiently=True)
         return {RecordKind(kind): count for kind, count in counts.items()}
 
     @override
@@ -465,7 +467,7 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
 
     @override
     async def history(self, message_id: str) -> Sequence[Record]:
-        rows = await self._pool.run_in_thread(lambda session: self._tables.history(session, message_id))
+        rows = await self._pool.run(lambda session: self._tables.history(session, message_id))
         return [
             Record(RecordKind(kind), id_, nearest_instant(at), _instant(due), destination, detail or "")
             for kind, id_, at, due, destination, detail in rows
@@ -473,7 +475,7 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
 
     @override
     async def server_facts(self) -> ServerFacts:
-        return await self._pool.run_in_thread(self._tables.facts)
+        return await self._pool.run(self._tables.facts)
 
     # --- the clock of the server --------------------------------------------------------------------------------
 
@@ -482,7 +484,7 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
         def ask(session: Any) -> tuple[datetime, float]:
             return from_microseconds(self._tables.now(session)), time.monotonic()
 
-        return brought_up_to_date(*await self._pool.run_in_thread(ask))
+        return brought_up_to_date(*await self._pool.run(ask))
 
     @override
     async def report_clock(self, ahead: timedelta) -> None:
@@ -491,13 +493,13 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
         def report() -> None:
             self._liveness.start(self._claims)
             holder = self._liveness.holder()
-            self._pool.run(lambda session: self._tables.report_clock(session, holder, ahead // _MICROSECOND))
+            self._pool.run_blocking(lambda session: self._tables.report_clock(session, holder, ahead // _MICROSECOND))
 
         await in_thread(report)
 
     @override
     async def reported_clocks(self) -> Mapping[str, timedelta]:
-        found = await self._pool.run_in_thread(self._tables.reported_clocks)
+        found = await self._pool.run(self._tables.reported_clocks)
         return {f"{machine}:{pid}": ahead * _MICROSECOND for machine, pid, ahead in found}
 
     # --- scans --------------------------------------------------------------------------------------------------
@@ -508,7 +510,7 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
         check_columns(what)
         if what == "queued":
             return []
-        first, end = self._pool.run_patiently(lambda session: self._tables.bounds(session, what))
+        first, end = self._pool.run_blocking(lambda session: self._tables.bounds(session, what), patiently=True)
         step = max(-(-(end - first) // max(parts, 1)), 1)
         return [ScanPart(start, min(start + step, end)) for start in range(first, end, step)]
 

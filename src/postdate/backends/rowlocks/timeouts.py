@@ -9,7 +9,7 @@ import textwrap
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from typing_extensions import override
 
@@ -20,8 +20,6 @@ from postdate.persistence.timeouts import normal_id
 from postdate.ports import Scripted
 from postdate.ports.timeouts import Timeout, TimeoutClaim
 from postdate.runtime.threads import in_thread
-
-T = TypeVar("T")
 
 
 class RowLockTimeoutTable(TimeoutTable):
@@ -75,13 +73,9 @@ class ServerTimeouts(SqlTimeouts[RowLockTimeoutTable], Scripted):
     def __init__(
         self, database: RowLockSchema, make_table: Callable[[str], RowLockTimeoutTable], table_prefix: str | None
     ) -> None:
-        super().__init__(make_table, table_prefix)
         self.server, self._pool = database.server, Pool(database.connections)
+        super().__init__(self._pool, make_table, table_prefix)
         self._claims = set[_SessionClaim]()
-
-    @override
-    async def _run(self, work: Callable[[Any], T]) -> T:
-        return await self._pool.run_in_thread(work)
 
     @override
     def setup_statements(self, endpoint: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from typing_extensions import override
 
+from postdate.backends.sql.dialect import Sessions
 from postdate.errors import ConfigurationError, MessageError, TimeoutConcurrentlyProcessed
 from postdate.persistence.timeouts import (
     checked,
@@ -28,8 +29,6 @@ from postdate.persistence.timeouts import (
 )
 from postdate.ports import Work
 from postdate.ports.timeouts import DueChunk, DueTimeout, Timeout, TimeoutPersister
-
-T = TypeVar("T")
 
 log = logging.getLogger("postdate.timeouts")
 
@@ -120,12 +119,13 @@ class SqlTimeouts(TimeoutPersister, Generic[Table]):
     """Keeps timeouts in a table of an SQL database.
 
     Args:
+        sessions: where it is.
         make_table: makes the SQL of a table from its name, which it checks.
         table_prefix: what the name begins with; ``None``: see :func:`postdate.persistence.timeouts.table_prefix`.
     """
 
-    def __init__(self, make_table: Callable[[str], Table], table_prefix: str | None) -> None:
-        self._make_table, self._prefix, self._endpoint = make_table, table_prefix, ""
+    def __init__(self, sessions: Sessions, make_table: Callable[[str], Table], table_prefix: str | None) -> None:
+        self._sessions, self._make_table, self._prefix, self._endpoint = sessions, make_table, table_prefix, ""
         self._table = None if table_prefix is None else self._named("")
 
     def _named(self, endpoint: str) -> Table:
@@ -140,14 +140,6 @@ class SqlTimeouts(TimeoutPersister, Generic[Table]):
             )
         return self._table
 
-    @abstractmethod
-    async def _run(self, work: Callable[[Any], T]) -> T:
-        """Do ``work``, one statement that may write."""
-
-    async def _look(self, work: Callable[[Any], T]) -> T:
-        """Do ``work``, which only reads."""
-        return await self._run(work)
-
     def _read(self, row: tuple[Any, ...] | None) -> Timeout | None:
         return None if row is None else decode(*row, owner=self._endpoint)
 
@@ -159,24 +151,24 @@ class SqlTimeouts(TimeoutPersister, Generic[Table]):
     @override
     async def add(self, timeout: Timeout) -> bool:
         table, row = self._known, encode(checked(timeout))
-        return await self._run(lambda session: table.insert(session, row))
+        return await self._sessions.run(lambda session: table.insert(session, row))
 
     @override
     async def peek(self, timeout_id: str) -> Timeout | None:
         table, wanted = self._known, normal_id(timeout_id)
         if wanted is None:
             return None
-        return self._read(await self._look(lambda session: table.peek(session, wanted)))
+        return self._read(await self._sessions.look(lambda session: table.peek(session, wanted)))
 
     @override
     async def try_remove(self, timeout_id: str) -> bool:
         table, wanted = self._known, normal_id(timeout_id)
-        return wanted is not None and await self._run(lambda session: table.delete(session, wanted)) > 0
+        return wanted is not None and await self._sessions.run(lambda session: table.delete(session, wanted)) > 0
 
     @override
     async def remove_by_saga(self, saga_id: str) -> int:
         table, saga = self._known, normal_saga(saga_id)
-        return 0 if saga is None else await self._run(lambda session: table.delete_saga(session, saga))
+        return 0 if saga is None else await self._sessions.run(lambda session: table.delete_saga(session, saga))
 
     @override
     async def next_chunk(self, start: datetime, now: datetime, limit: int) -> DueChunk:
@@ -188,7 +180,7 @@ class SqlTimeouts(TimeoutPersister, Generic[Table]):
 
             return next_chunk(start, now, limit, due, lambda after: table.first(session, after))
 
-        return await self._look(find)
+        return await self._sessions.look(find)
 
 
 class SharedSqlTimeouts(SqlTimeouts[Table]):

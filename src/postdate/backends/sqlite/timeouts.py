@@ -6,10 +6,9 @@ queues. Source: specification 4.6; ADR 0003, ADR 0014.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from typing_extensions import override
 
@@ -22,8 +21,6 @@ from postdate.persistence.timeouts import TIME, normal_id, table_name, text_time
 from postdate.ports import Recording
 from postdate.ports.timeouts import Timeout, TimeoutClaim
 from postdate.runtime.threads import in_thread
-
-T = TypeVar("T")
 
 _RESERVED: Final = "sqlite_"
 
@@ -53,22 +50,16 @@ class SqliteTimeouts(OnFile, SharedSqlTimeouts["_SqliteTable"]):
         synchronous: str = "full",
         recording: Recording = Recording.ALL,
     ) -> None:
-        super().__init__(_SqliteTable, table_prefix)
+        if table_prefix is not None:
+            _checked_name(table_name("", prefix=table_prefix))  # before the file is open
         self.file = SqliteFile.open(path, synchronous=synchronous, recording=recording)
+        super().__init__(self.file, _SqliteTable, table_prefix)
 
     @property
     @override
     def database(self) -> object:
         """See :class:`postdate.ports.timeouts.TimeoutPersister`; that of a local transport on the same file."""
         return ("sqlite", str(self.file.path))
-
-    @override
-    async def _run(self, work: Callable[[Any], T]) -> T:
-        return await self.file.write(work)
-
-    @override
-    async def _look(self, work: Callable[[Any], T]) -> T:
-        return await self.file.read(work)
 
     @override
     async def setup(self) -> None:

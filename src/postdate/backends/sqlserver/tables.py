@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from postdate.backends.rowlocks import MessageRow
 from postdate.backends.rowlocks.database import HOLDS_AT_MOST
+from postdate.backends.rowlocks.setup import steps_of
 from postdate.backends.rowlocks.tables import RowLockTables
 from postdate.backends.sqlserver import setup
 from postdate.backends.sqlserver.names import SqlServerNames
@@ -48,7 +49,7 @@ class SqlServerTables(RowLockTables):
     @override
     def setup(self, session: Any) -> None:
         """Create what is missing, in one transaction."""
-        setup.setup(session, self.names)
+        setup.setup(session, self.names, steps_of(self.names))
 
     def _listed(self, values: Sequence[Any]) -> str:
         return json.dumps(list(values))
