@@ -92,8 +92,8 @@ class MariaDbStatements(RowLockStatements):
     list_pending = (
         "SELECT p.number, {row} FROM {pending} AS p FORCE INDEX (due) "
         "WHERE (%(destination)s IS NULL OR p.destination = %(destination)s) "
-        "AND p.due >= %(due_from)s AND (%(due_to)s IS NULL OR p.due < %(due_to)s) "
-        "ORDER BY p.due, p.number LIMIT %(limit)s"
+        "AND p.due >= COALESCE(%(due_from)s, -9223372036854775807) "
+        "AND p.due < COALESCE(%(due_to)s, 9223372036854775807) ORDER BY p.due, p.number LIMIT %(limit)s"
     )
     get = "SELECT p.number, {row} {known} WHERE {scheduled}"
     now = "SELECT {time}"

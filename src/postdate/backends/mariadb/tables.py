@@ -58,7 +58,7 @@ class MariaDbTables(RowLockTables):
         setup.setup(session, self.names, steps_of(self.names))
 
     def _insert_records(self, session: Any, rows: Sequence[MessageRow], at: int) -> Mapping[str, int]:
-        store = self._store(session)
+        store = self.store_id(session)
         records = [
             b"(%d,%d,%d,1,1,%b,%b)" % (at, row.due, store, literal(row.message_id), literal(row.destination))
             for row in rows
@@ -123,7 +123,7 @@ class MariaDbTables(RowLockTables):
     @override
     def lock(self, session: Any, message_id: str) -> WaitingRow | None:
         """Lock a waiting message; waits a second, as a look may lock a row for a moment."""
-        found = session.rows(self._mariadb.find, {"id": message_id, "store": self._store(session)})
+        found = session.rows(self._mariadb.find, {"id": message_id, "store": self.store_id(session)})
         if not found:
             return None
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from typing_extensions import override
@@ -160,7 +160,7 @@ class Statements:
             (SELECT min(due) FROM {pending} WHERE failures > 0),
             (SELECT min(due) FROM {pending} WHERE holder IS NOT NULL))"""
         first_due = f"SELECT {in_calendar('first.due')} FROM (SELECT {earliest} AS due) AS first"
-        self.first_due = sql(first_due)
+        self.next_due = sql(first_due)
 
         # --- moving: one statement. The batch is written down first, so that every part works on exactly these rows.
         # A row that was changed while the statement ran is locked in its new version, which the removal cannot see:
@@ -246,11 +246,11 @@ class Statements:
             JOIN {content} AS c ON c.number = r.number WHERE {scheduled}""")
 
         # --- what an operator asks
-        self.list = sql(f"""
+        self.list_pending = sql(f"""
             SELECT p.number, {columns} FROM {pending} AS p JOIN {content} AS c USING (number)
             WHERE (%(destination)s::text IS NULL OR p.destination = %(destination)s)
-                AND p.due >= coalesce(%(from)s::timestamptz, '-infinity')
-                AND p.due < coalesce(%(to)s::timestamptz, 'infinity')
+                AND p.due >= coalesce(%(due_from)s::timestamptz, '-infinity')
+                AND p.due < coalesce(%(due_to)s::timestamptz, 'infinity')
             ORDER BY p.due, p.number LIMIT %(limit)s""")
         self.history = sql(f"""
             WITH known AS MATERIALIZED (
@@ -270,10 +270,10 @@ class Statements:
         )
         counted = f"""
             SELECT (SELECT count(*) FROM {pending}),
-                (SELECT count(*) FROM {pending} AS p WHERE attempt_at < %(now)s AND NOT {locked})
-                    + (SELECT count(*) FROM {pending} WHERE failures > 0 AND attempt_at >= %(now)s AND due < %(now)s),
+                (SELECT count(*) FROM {pending} AS p WHERE attempt_at < %(at)s AND NOT {locked})
+                    + (SELECT count(*) FROM {pending} WHERE failures > 0 AND attempt_at >= %(at)s AND due < %(at)s),
                 (SELECT count(*) FROM {pending} WHERE holder IS NOT NULL)
-                    + (SELECT count(*) FROM {pending} AS p WHERE attempt_at < %(now)s AND {locked}),
+                    + (SELECT count(*) FROM {pending} AS p WHERE attempt_at < %(at)s AND {locked}),
                 (SELECT count(*) FROM {pending} WHERE failures > 0), ({first_due})"""
         aside = f"SELECT count(*) FROM {names.of('quarantine')} WHERE queue_id IS NULL AND store_id = %(store)s"
         self.statistics, self.statistics_of_waiting = sql(f"{counted}, ({aside})"), sql(f"{counted}, 0")
@@ -303,3 +303,7 @@ class PostgresSqlDialect(SqlDialect):
     @override
     def time(self, instant: datetime) -> datetime:
         return instant
+
+    @override
+    def instant(self, value: datetime | None) -> datetime | None:
+        return None if value is None else value.astimezone(UTC)

@@ -25,7 +25,9 @@ from postdate.backends.rowlocks.parts import (
 )
 from postdate.backends.rowlocks.pool import Pool
 from postdate.backends.rowlocks.quarantine import RowQuarantine
-from postdate.backends.rowlocks.tables import RowLockTables
+from postdate.backends.rowlocks.statements import RowLockStatements
+from postdate.backends.rowlocks.tables import RowLockTables, numbered
+from postdate.backends.sql.questions import SqlQuestions
 from postdate.clock import brought_up_to_date, from_microseconds, to_microseconds
 from postdate.errors import (
     ConfigurationError,
@@ -37,13 +39,10 @@ from postdate.errors import (
 from postdate.messages import DelayedMessage, stored_headers
 from postdate.ports import (
     OUTCOME_RECORDS,
-    AdministrableStore,
     Claim,
     ClaimingStore,
     DelegatedQuarantine,
-    MessageFilter,
     Outcome,
-    Record,
     RecordKind,
     Scan,
     ScannableStore,
@@ -52,7 +51,6 @@ from postdate.ports import (
     ServerFacts,
     StoreCapabilities,
     StoreReport,
-    StoreStatistics,
     TransactionMode,
     Wake,
 )
@@ -69,7 +67,7 @@ log = logging.getLogger("postdate.stores")
 _MODES: Final = frozenset(TransactionMode) - {TransactionMode.TRANSACTION_SCOPE}
 
 
-class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, ScannableStore, Scripted):
+class LockingStore(SqlQuestions, DelegatedQuarantine, ClaimingStore, ScannableStore, Scripted):
     """Keeps delayed messages in a table of a database server. The queues are elsewhere, so delivery is at least once.
 
     Args:
@@ -94,6 +92,7 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
         self._checksum = checksum
         self.server, self._make_tables, self._table = database.server, tables, table
         self._holds_at_most = holds_at_most
+        self._dialect = database.dialect
         self._pool, self._next_due = Pool(database.connections), NextDue[int]()
         self._parts: tuple[RowLockTables, Claims, Liveness, RowQuarantine] | None = None
         self._capabilities = StoreCapabilities(
@@ -289,10 +288,6 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
             self._claims.forget(number)
         return number is not None
 
-    @override
-    async def next_due(self) -> datetime | None:
-        return _instant(await self._pool.run(self._tables.next_due))
-
     # --- claims -------------------------------------------------------------------------------------------------
 
     @override
@@ -432,46 +427,30 @@ class LockingStore(DelegatedQuarantine, ClaimingStore, AdministrableStore, Scann
             self._next_due.heard(new_due)
         return done
 
+    @property
     @override
-    async def statistics(self, now: datetime) -> StoreStatistics:
-        at = to_microseconds(now)
+    def _sessions(self) -> Pool:
+        return self._pool
 
-        def count(session: Any) -> StoreStatistics:
-            *counts, next_due = self._tables.statistics(session, at)
-            aside = self._quarantine.count(session)
-            return StoreStatistics(*counts, next_due=_instant(next_due), quarantined=aside)
-
-        return await self._pool.run(count, patiently=True)
-
+    @property
     @override
-    async def record_counts(self) -> Mapping[RecordKind, int]:
-        counts = await self._pool.run(self._tables.record_counts, patiently=True)
-        return {RecordKind(kind): count for kind, count in counts.items()}
+    def _questions(self) -> RowLockStatements:
+        return self._tables.sql
 
     @override
-    async def list_pending(self, where: MessageFilter, limit: int) -> Sequence[DelayedMessage]:
-        first, end = _microseconds(where.due_from), _microseconds(where.due_to)
+    def _of_store(self, session: Any) -> Mapping[str, int]:
+        return {"store": self._tables.store_id(session)}
 
+    @override
+    def _counted(self, session: Any, at: int) -> Sequence[Any]:
+        return (*self._tables.statistics(session, at), self._quarantine.count(session))
+
+    @override
+    async def _messages(self, statement: str, values: Mapping[str, Any]) -> list[DelayedMessage]:
         def look(session: Any) -> Sequence[tuple[int, MessageRow]]:
-            return self._tables.list_pending(session, where.destination, first, end, limit)
+            return numbered(self._asked(session, statement, values))
 
         return await in_thread(self._quarantine.looked_at, look)
-
-    @override
-    async def get(self, message_id: str) -> DelayedMessage | None:
-        def look(session: Any) -> Sequence[tuple[int, MessageRow]]:
-            return self._tables.get(session, message_id)
-
-        found = await in_thread(self._quarantine.looked_at, look)
-        return found[0] if found else None
-
-    @override
-    async def history(self, message_id: str) -> Sequence[Record]:
-        rows = await self._pool.run(lambda session: self._tables.history(session, message_id))
-        return [
-            Record(RecordKind(kind), id_, nearest_instant(at), _instant(due), destination, detail or "")
-            for kind, id_, at, due, destination, detail in rows
-        ]
 
     @override
     async def server_facts(self) -> ServerFacts:

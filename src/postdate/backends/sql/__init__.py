@@ -1,1 +1,1 @@
-"""What SQL databases keep in the same tables by the same steps, written once: timeouts, sagas, outboxes. ADR 0030."""
+"""What SQL databases keep alike, written once: timeouts, sagas, outboxes, and what an operator asks. ADR 0030."""

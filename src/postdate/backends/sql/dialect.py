@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from datetime import datetime, timedelta
+from typing import Any, Final, Protocol, TypeVar
 
-from postdate.clock import to_microseconds
+from postdate.clock import from_microseconds, later, to_microseconds
 
 T = TypeVar("T")
+
+_EPOCH: Final = from_microseconds(0)
 
 
 class Sessions(Protocol):
@@ -23,8 +25,8 @@ class Sessions(Protocol):
         """The database in words, without secrets."""
         ...
 
-    def look(self, work: Callable[[Any], T], /) -> Awaitable[T]:
-        """Do ``work``, which reads; in no transaction."""
+    def look(self, work: Callable[[Any], T], /, *, patiently: bool = False) -> Awaitable[T]:
+        """Do ``work``, which reads; ``patiently``: whole tables, which may take minutes."""
         ...
 
     def run(self, work: Callable[[Any], T], /) -> Awaitable[T]:
@@ -82,6 +84,10 @@ class SqlDialect(ABC):
     def time(self, instant: datetime) -> Any:
         """Return an instant as columns have it: whole microseconds since 1970-01-01 UTC."""
         return to_microseconds(instant)
+
+    def instant(self, value: Any) -> datetime | None:
+        """Return the time of a column, or the end of the calendar that is nearest; ``None``: it has none."""
+        return later(_EPOCH, timedelta(microseconds=value)) if type(value) is int else None
 
     def content(self, content: bytes | None) -> Any:
         """Return bytes as a value."""

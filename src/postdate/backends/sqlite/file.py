@@ -374,7 +374,7 @@ class SqliteFile:
         """Return what ``work`` reads from one consistent snapshot."""
         return await in_thread(self.read_blocking, work)
 
-    async def look(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def look(self, work: Callable[[sqlite3.Connection], T], *, patiently: bool = False) -> T:
         """Do the same as :meth:`read`; see :class:`postdate.backends.sql.dialect.Sessions`."""
         return await self.read(work)
 

@@ -122,7 +122,8 @@ class SqlServerStatements(RowLockStatements):
     )
     list_pending = (
         "SELECT TOP (%(limit)s) p.number, {row} FROM {pending} AS p WITH (INDEX ([due])) "
-        "WHERE p.due >= %(due_from)s AND p.due < %(due_to)s AND (%(destination)s IS NULL OR "
+        "WHERE p.due >= COALESCE(CAST(%(due_from)s AS bigint), -9223372036854775807) "
+        "AND p.due < COALESCE(CAST(%(due_to)s AS bigint), 9223372036854775807) AND (%(destination)s IS NULL OR "
         "(p.destination = {to} AND DATALENGTH(p.destination) = DATALENGTH({to}))) ORDER BY p.due, p.number"
     )
     get = "SELECT p.number, {row} FROM {pending} AS p WHERE p.number = {known}"

@@ -38,7 +38,6 @@ class SqlServerTables(RowLockTables):
     """
 
     product = "SQL Server"
-    latest = 2**63 - 1
 
     def __init__(self, names: SqlServerNames, recording: Recording, holds_at_most: timedelta = HOLDS_AT_MOST) -> None:
         self._sqlserver = SqlServerStatements(names)
@@ -55,7 +54,7 @@ class SqlServerTables(RowLockTables):
         return json.dumps(list(values))
 
     def _insert_records(self, session: Any, rows: Sequence[MessageRow], at: int) -> Mapping[str, int]:
-        values = {"at": at, "store": self._store(session)}
+        values = {"at": at, "store": self.store_id(session)}
         keys = [
             {"position": position, "message_id": row.message_id, "due": row.due, "destination": row.destination}
             for position, row in enumerate(rows)
