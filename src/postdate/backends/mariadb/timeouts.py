@@ -15,6 +15,7 @@ from typing_extensions import override
 from postdate.backends.mariadb.connection import literal
 from postdate.backends.mariadb.names import check_name, quoted
 from postdate.backends.mariadb.schema import MariaDbSchema
+from postdate.backends.mariadb.statements import MariaDbSqlDialect
 from postdate.backends.rowlocks.parts import DuplicateKey
 from postdate.backends.rowlocks.timeouts import RowLockTimeoutTable, ServerTimeouts
 from postdate.backends.sql.timeouts import TimeoutStatements
@@ -62,6 +63,8 @@ class MariaDbTable(RowLockTimeoutTable):
     Raises:
         ConfigurationError: MariaDB cannot have such a name.
     """
+
+    dialect = MariaDbSqlDialect()
 
     def __init__(self, schema: str, name: str) -> None:
         self._values = {"schema": schema, "table": check_name(name, _WHAT)}

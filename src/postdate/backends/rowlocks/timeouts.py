@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from typing_extensions import override
@@ -47,18 +47,9 @@ class RowLockTimeoutTable(TimeoutTable):
     def setup(self, session: Any) -> None:
         """Create what is missing; several processes may do it at once."""
 
-    @override
-    def rows(self, session: Any, statement: str, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        return session.rows(statement, values)
-
-    @override
-    def change(self, session: Any, statement: str, values: Mapping[str, Any]) -> int:
-        return session.change(statement, values)
-
     def claim(self, session: Any, timeout_id: str) -> tuple[Any, ...] | None:
         """Return what :meth:`peek` does, with its row locked; ``None`` also while somebody else has it locked."""
-        found = self.rows(session, self.sql.claim, self.key(timeout_id))
-        return found[0] if found else None
+        return self.dialect.row(session, self.sql.claim, self.key(timeout_id))
 
 
 class ServerTimeouts(SqlTimeouts[RowLockTimeoutTable], Scripted):

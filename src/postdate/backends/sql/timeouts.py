@@ -14,9 +14,10 @@ from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
 from typing_extensions import override
 
-from postdate.backends.sql.dialect import Sessions
+from postdate.backends.sql.dialect import Sessions, SqlDialect
 from postdate.errors import ConfigurationError, MessageError, TimeoutConcurrentlyProcessed
 from postdate.persistence.timeouts import (
+    COLUMNS,
     checked,
     decode,
     decode_due,
@@ -35,6 +36,9 @@ log = logging.getLogger("postdate.timeouts")
 _TOLD: Final = 10_000
 """Unreadable rows that are remembered, so that each is told of once."""
 
+CONTENT: Final = '"Id", "Destination", "SagaId", "State", "Time"'
+LATER: Final = '"Time" > %(after)s'
+
 Due = Callable[[datetime, datetime, int | None], Sequence[tuple[Any, ...]]]
 """``Id`` and ``Time`` of rows after the first instant and until the second, by ``Time``; at most so many, or all."""
 
@@ -45,27 +49,47 @@ First = Callable[[datetime], object]
 class TimeoutStatements(NamedTuple):
     """Every statement of one table of timeouts; a name in it stands for an id as :meth:`TimeoutTable.key` has it."""
 
-    insert: str
+    insert: Any
     """Writes a row, unless its id is there."""
-    peek: str
-    delete: str
-    delete_saga: str
-    due: str
-    first: str
-    claim: str = ""
+    peek: Any
+    delete: Any
+    delete_saga: Any
+    due: Any
+    first: Any
+    claim: Any = ""
+
+
+def standard_statements(table: str, headers: str, first: str) -> TimeoutStatements:
+    """Return the statements of databases that quote names as the standard of SQL does.
+
+    Args:
+        table: its name in statements.
+        headers: the column of the headers, as text.
+        first: the statement for the earliest time after an instant.
+    """
+    columns, values = ", ".join(f'"{name}"' for name in COLUMNS), ", ".join(f"%({name})s" for name in COLUMNS)
+    return TimeoutStatements(
+        insert=f'INSERT INTO {table} ({columns}) VALUES ({values}) ON CONFLICT ("Id") DO NOTHING',
+        peek=f'SELECT {CONTENT}, {headers} FROM {table} WHERE "Id" = %(id)s',
+        delete=f'DELETE FROM {table} WHERE "Id" = %(id)s',
+        delete_saga=f'DELETE FROM {table} WHERE "SagaId" = %(id)s',
+        due=(f'SELECT "Id", "Time" FROM {table} WHERE {LATER} AND "Time" <= %(until)s ORDER BY "Time" LIMIT %(limit)s'),
+        first=first,
+    )
 
 
 class TimeoutTable(ABC):
     """The SQL of one table of timeouts, for whatever its database runs statements on. Ids are normal ones.
 
     Args:
-        sql: its statements.
+        sql: its statements, as templates.
     """
 
+    dialect: ClassVar[SqlDialect]
     no_limit: ClassVar[int | None] = 2**63 - 1
 
     def __init__(self, sql: TimeoutStatements) -> None:
-        self.sql = sql
+        self.sql = TimeoutStatements(*map(self.dialect.spelled, sql))
 
     @abstractmethod
     def insert(self, session: Any, row: dict[str, Any]) -> bool:
@@ -79,37 +103,28 @@ class TimeoutTable(ABC):
         """Return the parameter that finds the rows of an id, of a timeout or of a saga."""
         return {"id": normal}
 
-    def rows(self, session: Any, statement: str, values: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        """Return the rows of a statement."""
-        return session.execute(statement, values).fetchall()
-
-    def change(self, session: Any, statement: str, values: Mapping[str, Any]) -> int:
-        """Return how many rows a statement has changed."""
-        return session.execute(statement, values).rowcount
-
     def peek(self, session: Any, timeout_id: str) -> tuple[Any, ...] | None:
         """Return ``Id``, ``Destination``, ``SagaId``, ``State``, ``Time`` and ``Headers``; waits for nobody."""
-        found = self.rows(session, self.sql.peek, self.key(timeout_id))
-        return found[0] if found else None
+        return self.dialect.row(session, self.sql.peek, self.key(timeout_id))
 
     def delete(self, session: Any, timeout_id: str) -> int:
         """Delete a row; return how many were there."""
-        return self.change(session, self.sql.delete, self.key(timeout_id))
+        return self.dialect.change(session, self.sql.delete, self.key(timeout_id))
 
     def delete_saga(self, session: Any, saga_id: str) -> int:
         """Delete the rows of a saga; return how many were there."""
-        return self.change(session, self.sql.delete_saga, self.key(saga_id))
+        return self.dialect.change(session, self.sql.delete_saga, self.key(saga_id))
 
     def due(self, session: Any, after: datetime, until: datetime, at_most: int | None) -> Sequence[tuple[Any, ...]]:
         """See :data:`Due`."""
         limit = self.no_limit if at_most is None else at_most
         values = {"after": self.instant(after), "until": self.instant(until), "limit": limit}
-        return self.rows(session, self.sql.due, values)
+        return self.dialect.rows(session, self.sql.due, values)
 
     def first(self, session: Any, after: datetime) -> object:
         """See :data:`First`."""
-        found = self.rows(session, self.sql.first, {"after": self.instant(after)})
-        return found[0][0] if found else None
+        found = self.dialect.row(session, self.sql.first, {"after": self.instant(after)})
+        return None if found is None else found[0]
 
 
 Table = TypeVar("Table", bound=TimeoutTable)

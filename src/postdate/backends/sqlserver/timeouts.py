@@ -18,6 +18,7 @@ from postdate.backends.sql.timeouts import TimeoutStatements
 from postdate.backends.sqlserver.names import SqlServerNames, check_name, literal, quoted
 from postdate.backends.sqlserver.schema import SqlServerSchema
 from postdate.backends.sqlserver.setup import creating_schema, wait_for_our_turn
+from postdate.backends.sqlserver.statements import SqlServerSqlDialect
 from postdate.errors import InvalidMessage
 from postdate.messages import DESTINATION_LIMIT
 from postdate.persistence.timeouts import DESTINATION, ID, STATE, TIME, rounded_up
@@ -74,6 +75,8 @@ class SqlServerTable(RowLockTimeoutTable):
     Raises:
         ConfigurationError: SQL Server cannot have such a name.
     """
+
+    dialect = SqlServerSqlDialect()
 
     def __init__(self, schema: str, name: str) -> None:
         plain = f"{quoted(schema)}.{quoted(check_name(name, _WHAT))}"
